@@ -138,6 +138,7 @@ struct ListenerValues {
     counts: [u64; Counter::ALL.len()],
     open: usize,
     refusals: Vec<(&'static str, u64)>,
+    not_spliced: Vec<(&'static str, u64)>,
     times: [Times; Timing::ALL.len()],
 }
 
@@ -164,6 +165,7 @@ impl ListenerValues {
             counts: Counter::ALL.map(|counter| counters.of(view.id, counter)),
             open: counters.open(view.id),
             refusals: counters.refusals_of(view.id).into_iter().collect(),
+            not_spliced: counters.stays_of(view.id).into_iter().collect(),
             times: Timing::ALL.map(|timing| counters.times(view.id, timing)),
         }
     }
@@ -193,7 +195,9 @@ impl Collector for Snapshot {
             }
         }
         let is_in_a_family = |counter: &Counter| {
-            FAMILIES.iter().any(|family| family.counters.iter().any(|(one, _)| one == counter))
+            // Those that stayed have their reason.
+            *counter == Counter::NotSpliced
+                || FAMILIES.iter().any(|family| family.counters.iter().any(|(one, _)| one == counter))
         };
         for counter in Counter::ALL.iter().filter(|counter| !is_in_a_family(counter)) {
             let mut metric = encoder.encode_descriptor(
@@ -210,6 +214,18 @@ impl Collector for Snapshot {
         let mut metric = encoder.encode_descriptor("refusals", help, None, MetricType::Counter)?;
         for listener in &self.listeners {
             for (reason, value) in &listener.refusals {
+                count(&mut metric, &listener.with("reason", reason), *value)?;
+            }
+        }
+        let not_spliced = Counter::NotSpliced;
+        let mut metric = encoder.encode_descriptor(
+            not_spliced.name(),
+            "Sessions that were to leave user space (--splice auto) and stayed, by reason.",
+            None,
+            MetricType::Counter,
+        )?;
+        for listener in &self.listeners {
+            for (reason, value) in &listener.not_spliced {
                 count(&mut metric, &listener.with("reason", reason), *value)?;
             }
         }

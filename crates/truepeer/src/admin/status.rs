@@ -41,6 +41,9 @@ pub(crate) struct ListenerDoc {
     pub(crate) counters: BTreeMap<String, u64>,
     /// Refused connections, datagrams and requests since the start, by reason.
     pub(crate) refusals: BTreeMap<String, u64>,
+    /// Sessions that were to leave user space and stay, by reason (`--splice auto`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) not_spliced: BTreeMap<String, u64>,
 }
 
 /// One attachment.
@@ -100,7 +103,9 @@ impl ListenerDoc {
     fn of(running: &dyn Running, view: &ListenerView) -> Self {
         let counters = running.counters();
         let named = |counter: &Counter| (counter.name().to_owned(), counters.of(view.id, *counter));
-        let refusals = counters.refusals_of(view.id);
+        let by_name = |counts: BTreeMap<&str, u64>| {
+            counts.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect()
+        };
         Self {
             entry: view.entry.to_owned(),
             protocol: view.protocol,
@@ -108,7 +113,8 @@ impl ListenerDoc {
             listening: view.is_open,
             open: counters.open(view.id),
             counters: Counter::ALL.iter().map(named).collect(),
-            refusals: refusals.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect(),
+            refusals: by_name(counters.refusals_of(view.id)),
+            not_spliced: by_name(counters.stays_of(view.id)),
         }
     }
 }

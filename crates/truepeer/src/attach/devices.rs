@@ -3,21 +3,25 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
+use netlink_packet_route::link::{
+    InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
 use truepeer_bpf::Device;
 
 use crate::routes::netlink::Netlink;
 
 /// Returns the devices with these names. `all` selects every device that is up and has an address, because
-/// packets for this host end there. The ports of a bridge or bond have no address; attaching to them would
-/// process their packets twice.
+/// packets for this host end there. Not the ports of a bridge or bond, even with an address of their own (fe80::…): their packets
+/// would be processed twice.
 pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
     let mut netlink = Netlink::open()?;
     let with_address: BTreeSet<u32> =
         netlink.addresses()?.iter().map(|address| address.header.index).collect();
     let links = netlink.links()?;
     let is_all = |link: &LinkMessage| {
-        link.header.flags.contains(LinkFlags::Up) && with_address.contains(&link.header.index)
+        link.header.flags.contains(LinkFlags::Up)
+            && with_address.contains(&link.header.index)
+            && !is_port(link)
     };
     let mut devices = BTreeSet::new();
     for name in names {
@@ -32,6 +36,15 @@ pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
     }
     ensure!(!devices.is_empty(), "no device here has an address; name one with --dev");
     Ok(devices.into_iter().collect())
+}
+
+/// Whether a bridge, bond or team receives what comes in here. A VRF does not: its devices keep their packets.
+fn is_port(link: &LinkMessage) -> bool {
+    let infos = link.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    });
+    infos.flatten().any(|info| matches!(info, LinkInfo::PortKind(kind) if *kind != InfoPortKind::Vrf))
 }
 
 fn name_of(link: &LinkMessage) -> Option<&String> {

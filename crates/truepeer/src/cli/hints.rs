@@ -105,7 +105,11 @@ fn of_engine(hint: &Hint) -> &'static [&'static str] {
         Hint::OriginAuthority => &["--origin-ca names the authorities of backends"],
         Hint::Suites => &["--tls-suite chooses them"],
         Hint::MinVersion => &["--tls-min names the oldest"],
-        Hint::OriginProtocols => &["--origin-alpn names them"],
+        Hint::OriginProtocols => {
+            &["--origin-alpn names them", "--origin-protocol auto offers HTTP/2 and HTTP/1.1"]
+        }
+        Hint::OriginHttp2 => &["--origin-protocol auto speaks HTTP/1.1 with it"],
+        Hint::OriginHttp1 => &["--origin-protocol h2 speaks HTTP/2 with it, but WebSockets need HTTP/1.1"],
     }
 }
 
@@ -152,6 +156,8 @@ mod tests {
             Hint::Suites,
             Hint::MinVersion,
             Hint::OriginProtocols,
+            Hint::OriginHttp2,
+            Hint::OriginHttp1,
         ];
         refusals.map(Hint::Refusal).into_iter().chain(engines).collect()
     }

@@ -21,6 +21,14 @@ const PAGE: Page = Page {
             "truepeer https -l :8443 --tls-cert site.pem --tls-key site.key \\\n  --origin http://127.0.0.1:8080 --allow 10.0.0.7 --header require \\\n  --client-address transparent",
         ),
         example(
+            "Two applications: one for a host, one for a path of every other host; each is checked every 5 s",
+            "truepeer https --tls-cert site.pem --tls-key site.key --origin http://127.0.0.1:8080 \\\n  --origin api.example=http://127.0.0.1:9000 --origin /static=http://127.0.0.1:7000 \\\n  --origin-health connect --origin-health api.example=/ready",
+        ),
+        example(
+            "Browsers that ask by http:// are sent to https://",
+            "truepeer https -l :443 --listen-http :80 --tls-cert site.pem --tls-key site.key \\\n  --origin http://127.0.0.1:8080",
+        ),
+        example(
             "Read only (403 for every method but GET and HEAD)",
             "truepeer https --tls-cert site.pem --tls-key site.key \\\n  --origin http://127.0.0.1:8080 --methods GET",
         ),

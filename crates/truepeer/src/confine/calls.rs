@@ -71,6 +71,8 @@ pub(super) fn restrict(splices: bool) -> Result<usize> {
     let mut rules = rules()?;
     if splices {
         rules.insert(libc::SYS_bpf, tables()?);
+        // Of the tables, which an upgrade hands over.
+        rules.insert(libc::SYS_flock, Vec::new());
     }
     let count = rules.len();
     let program = compile(rules)?;
@@ -102,8 +104,9 @@ fn rules() -> Result<Rules> {
 
 /// bpf(2) on tables that are open already.
 fn tables() -> Result<Vec<SeccompRule>> {
-    /// linux/bpf.h: BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY.
-    const COMMANDS: [u64; 4] = [1, 2, 3, 4];
+    /// linux/bpf.h: BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY,
+    /// BPF_MAP_LOOKUP_AND_DELETE_ELEM.
+    const COMMANDS: [u64; 5] = [1, 2, 3, 4, 21];
     COMMANDS.iter().map(|command| rule(&[(0, SeccompCmpOp::Eq, *command)])).collect()
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Job {
     needs: Vec<&'static Need>,
     /// It may add and remove rules.
     pub(super) routes: bool,
-    /// Its sessions may leave user space.
+    /// It uses the tables of spliced sessions.
     pub(super) splices: bool,
     /// It has attachments.
     pub(super) attaches: bool,
@@ -58,8 +58,15 @@ impl Job {
         for listener in &config.listeners {
             let needs = of_listener(listener, manages);
             self.routes |= needs.contains(&&ROUTES);
-            self.splices |= needs.contains(&&SPLICE_NET);
             self.needs.extend(needs);
+        }
+    }
+
+    /// What is known once they were to be opened.
+    pub(super) fn has_splice_tables(&mut self, has: bool) {
+        self.splices = has;
+        if !has {
+            self.needs.retain(|need| ![&SPLICE_BPF, &SPLICE_PERFMON, &SPLICE_NET].contains(need));
         }
     }
 

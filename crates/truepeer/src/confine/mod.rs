@@ -82,6 +82,11 @@ impl<'a> Plan<'a> {
         self.process.admin.listen.iter().filter(is_ahead).collect()
     }
 
+    /// Whether it has the tables of spliced sessions. Without them it needs nothing for them.
+    pub(crate) fn has_splice_tables(&mut self, has: bool) {
+        self.job.has_splice_tables(has);
+    }
+
     /// Gives it up. What is not possible here is left out, and [`Confined::announce`] names it.
     pub(crate) fn enter(self) -> anyhow::Result<Confined> {
         let Self { files, job, user, is_on, mut confined, .. } = self;

@@ -1,5 +1,6 @@
 //! `truepeer status`.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Context as _;
@@ -61,9 +62,19 @@ fn write_listener(listener: &ListenerDoc, out: &mut dyn Write) -> anyhow::Result
         Bytes(listener.count("bytes_up")),
         Bytes(listener.count("bytes_down")),
     )?;
-    let mut refusals: Vec<_> = listener.refusals.iter().collect();
-    refusals.sort_by_key(|(reason, times)| (std::cmp::Reverse(**times), (*reason).clone()));
-    for (reason, times) in refusals {
+    write_reasons(&listener.refusals, out)?;
+    let spliced = listener.count("sessions_spliced");
+    if spliced > 0 || !listener.not_spliced.is_empty() {
+        writeln!(out, "  {} sessions left user space; others stayed:", Count(spliced))?;
+        write_reasons(&listener.not_spliced, out)?;
+    }
+    Ok(())
+}
+
+fn write_reasons(reasons: &BTreeMap<String, u64>, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut reasons: Vec<_> = reasons.iter().collect();
+    reasons.sort_by_key(|(reason, times)| (std::cmp::Reverse(**times), (*reason).clone()));
+    for (reason, times) in reasons {
         writeln!(out, "  {:>10}  {reason}", Count(*times))?;
     }
     Ok(())
@@ -76,8 +87,8 @@ mod tests {
     #[test]
     fn a_status_is_a_few_lines() {
         let json = r#"{"version":"0.1.0","pid":7,"state":"serving","listeners":[{"entry":"proxy","protocol":"tcp",
-            "addresses":["127.0.0.1:8443"],"listening":true,"open":2,"counters":{"connections_accepted":1234,"bytes_up":2048},
-            "refusals":{"a":1,"sender_not_allowed":12}}],"attachments":[{"netns":"","attached":true,"ports":[
+            "addresses":["127.0.0.1:8443"],"listening":true,"open":2,"counters":{"connections_accepted":1234,"bytes_up":2048,"sessions_spliced":5},
+            "refusals":{"a":1,"sender_not_allowed":12},"not_spliced":{"segment_sizes":3}}],"attachments":[{"netns":"","attached":true,"ports":[
             {"port":443,"protocol":"tcp","draining":false,"open":3,"counters":{}}]}]}"#;
         let mut text = Vec::new();
         write(&serde_json::from_str(json).unwrap(), &mut text).unwrap();
@@ -86,6 +97,8 @@ truepeer 0.1.0, process 7: serving
 proxy tcp 127.0.0.1:8443: 2 open of 1,234 accepted, 2.0 KiB up, 0 B down
           12  sender_not_allowed
            1  a
+  5 sessions left user space; others stayed:
+           3  segment_sizes
 attach 443/tcp: 3 open
 ";
         assert_eq!(String::from_utf8(text).unwrap(), expected);

@@ -1,8 +1,7 @@
 //! `truepeer attach`: the rules of the kernel programs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use ipnet::IpNet;
 use truepeer_bpf::{Gate, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
@@ -10,7 +9,7 @@ use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders;
 use super::senders::{ClaimsConfig, SendersConfig};
-use crate::spec::{AttachSpec, Port, SenderRule, defaults};
+use crate::spec::{AttachSpec, Port, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.
 pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problem> {
@@ -29,7 +28,7 @@ pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Pr
         udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),
         senders: allow,
         header: senders.header,
-        exceptions: exceptions(&senders),
+        exceptions: senders.exceptions(),
         // The kernel programs get this host's addresses when they are attached.
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
         own_addresses: BTreeSet::new(),
@@ -56,12 +55,6 @@ fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, Gate)> {
         Port::Tcp(_) => None,
         Port::Udp { from, backend } => Some((from, Gate { backend_port: backend, dialect })),
     }
-}
-
-/// The rule of each prefix. A later one replaces an earlier one, as in the policy.
-fn exceptions(senders: &SendersConfig) -> BTreeMap<IpNet, HeaderRule> {
-    let each = |rule: &SenderRule| -> Vec<_> { rule.senders.iter().map(|net| (net, rule.rule)).collect() };
-    senders.rules.iter().flat_map(each).collect()
 }
 
 /// The kernel programs have nothing to do for senders without headers.

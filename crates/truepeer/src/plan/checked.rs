@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use truepeer_https::tls::ServerTls;
 use truepeer_https::tunnel::OriginTls;
-use truepeer_policy::{BackendAddr, Policy};
+use truepeer_policy::{BackendAddr, Backends, Policy};
 
 use super::Config;
 use super::key::ListenerKey;
 use super::listener::ListenerConfig;
 use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
-use super::read::Read;
+use super::read::{Read, origin_digest};
 use super::tls::{OriginTlsConfig, TlsConfig};
 use crate::spec::{Family, Protocol, SendProxy};
 
@@ -30,7 +30,33 @@ pub(crate) struct CheckedListener {
     pub(crate) read: Read,
     pub(crate) policy: Arc<Policy>,
     pub(crate) tls: Option<Arc<ServerTls>>,
-    pub(crate) origin: Option<OriginTls>,
+    /// The backends, or the default origin.
+    pub(crate) origin: CheckedOrigin,
+    /// The origins that get some requests only.
+    pub(crate) origins: Vec<CheckedOrigin>,
+}
+
+/// What was read for an origin.
+#[derive(Debug, Clone)]
+pub(crate) struct CheckedOrigin {
+    pub(crate) backends: Backends,
+    pub(crate) tls: Option<OriginTls>,
+    /// A digest of its TLS options and their files.
+    pub(crate) tls_digest: u64,
+}
+
+impl CheckedOrigin {
+    /// Takes the addresses when everything has been read, so that all that is wrong is told at once.
+    fn read(
+        tls: Option<&OriginTlsConfig>,
+        with_http: bool,
+    ) -> Result<impl FnOnce(Backends) -> Self + use<>, Problem> {
+        // Digested first: a file that changes meanwhile then differs at the next reload.
+        let tls_digest = origin_digest(tls);
+        let tls =
+            tls.map(OriginTlsConfig::read).transpose().map_err(|error| Problem::tls(error, with_http))?;
+        Ok(move |backends| Self { backends, tls, tls_digest })
+    }
 }
 
 /// The listeners of one process.
@@ -88,8 +114,17 @@ impl ListenerConfig {
         let read = self.read(problems);
         let fail = |error| Problem::tls(error, self.http.is_some());
         let tls = problems.note(self.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail));
-        let origin = self.origin_tls.as_ref().map(OriginTlsConfig::read).transpose().map_err(fail);
-        let (origin, tls, read) = (problems.note(origin)?, tls?, read?);
+        let read_origin = |tls| CheckedOrigin::read(tls, self.http.is_some());
+        let origin = problems.note(read_origin(self.origin_tls.as_ref()));
+        let (origin, tls, read) = (origin?, tls?, read?);
+        let origin = origin(read.backends);
+        let mut origins = Vec::new();
+        for (other, backends) in self.origins().zip(&read.origins) {
+            origins.push(problems.note(read_origin(other.tls.as_ref()))?(*backends));
+            for backend in [backends.ipv4, backends.ipv6].into_iter().flatten() {
+                problems.note(refuse_loop(ProblemPlace::Option("origin"), backend, self.bind));
+            }
+        }
         let policy = Arc::new(problems.note(self.policy(&read, &beside.binds))?);
         for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)] {
             if let Some(backend) = backend {
@@ -97,7 +132,7 @@ impl ListenerConfig {
             }
         }
         let config = self.clone();
-        Some(Arc::new(CheckedListener { key, config, read, policy, tls, origin }))
+        Some(Arc::new(CheckedListener { key, config, read, policy, tls, origin, origins }))
     }
 
     fn refuse_contradictions(&self) -> Result<(), Problem> {

@@ -79,7 +79,7 @@ impl CheckedListener {
     fn has_same_sockets(&self, other: &Self) -> bool {
         let shape = |listener: &Self| {
             let config = &listener.config;
-            (config.sockets, config.transparent, config.udp.dialect, config.speaks_tls())
+            (config.sockets, config.transparent, config.udp.dialect, config.needs_https())
         };
         shape(self) == shape(other)
     }
@@ -89,7 +89,7 @@ impl CheckedListener {
         [
             (Part::Options, self.config != other.config),
             (Part::Lists, (&read.allow, &read.deny) != (&others.allow, &others.deny)),
-            (Part::Backends, read.backends != others.backends),
+            (Part::Backends, (&read.backends, &read.origins) != (&others.backends, &others.origins)),
             (Part::Certificates, read.certificates != others.certificates),
         ]
         .into_iter()

@@ -1,14 +1,17 @@
 //! The HTTP part of a listener's plan.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_http1::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
-use truepeer_https::origin::OriginProtocol;
+use truepeer_https::origin::{HealthTable, OriginHealth, OriginProtocol};
 use truepeer_policy::PrefixSet;
 
+use super::checked::CheckedOrigin;
+use super::origins::{HealthConfig, OriginConfig};
 use crate::spec::{ClientAddressConfig, HttpsSpec, OriginProtocolConfig, defaults, text};
 
 /// How requests are passed on.
@@ -28,6 +31,12 @@ pub(crate) struct HttpConfig {
     /// In bytes a second; 0: no limit.
     pub(crate) min_rate: u64,
     pub(crate) access_log: bool,
+    /// How the default origin is checked.
+    pub(crate) health: Option<HealthConfig>,
+    /// Those for some hosts and paths.
+    pub(crate) origins: Vec<OriginConfig>,
+    /// Without TLS: requests are sent on to https on this port.
+    pub(crate) redirect: Option<u16>,
     pub(crate) origin_protocol: OriginProtocolConfig,
     /// Idle connections to the origin, for each worker.
     pub(crate) origin_keepalive: usize,
@@ -62,6 +71,9 @@ impl Default for HttpConfig {
             max_head: HttpLimits::default().head_bytes,
             min_rate: HttpSettings::default().min_rate,
             access_log: false,
+            health: None,
+            origins: Vec::new(),
+            redirect: None,
             origin_protocol: OriginProtocolConfig::default(),
             origin_keepalive: defaults::ORIGIN_KEEPALIVE,
             origin_idle: defaults::ORIGIN_IDLE,
@@ -89,6 +101,9 @@ impl HttpConfig {
             max_head: spec.max_head.unwrap_or(usual.max_head),
             min_rate: spec.min_rate.unwrap_or(usual.min_rate),
             access_log: spec.access_log,
+            health: None,
+            origins: Vec::new(),
+            redirect: None,
             origin_protocol: spec.origin_protocol.unwrap_or(usual.origin_protocol),
             origin_keepalive: spec.origin_keepalive.unwrap_or(usual.origin_keepalive),
             origin_idle: spec.origin_idle.unwrap_or(usual.origin_idle),
@@ -102,8 +117,14 @@ impl HttpConfig {
         }
     }
 
-    /// The form for the workers.
-    pub(crate) fn options(&self) -> HttpOptions {
+    /// The form for the workers, with what was read for the default origin and for each of `origins`.
+    pub(crate) fn options(
+        &self,
+        default: &CheckedOrigin,
+        others: &[CheckedOrigin],
+        mark: u32,
+        table: &HealthTable,
+    ) -> HttpOptions {
         let limits = HttpLimits {
             head_bytes: self.max_head,
             target_bytes: HttpLimits::default().target_bytes.min(self.max_head),
@@ -130,6 +151,7 @@ impl HttpConfig {
                 min_rate: self.min_rate,
                 trusted: self.trusted.clone(),
                 access_log: self.access_log,
+                redirect: self.redirect,
                 ..HttpSettings::default()
             },
             client_address: match self.client_address {
@@ -145,6 +167,31 @@ impl HttpConfig {
             origin_keepalive: self.origin_keepalive,
             origin_idle: self.origin_idle,
             origin_retry_timeout: self.origin_retry_timeout,
+            health: self.health_of(self.health.as_ref(), default, mark, table),
+            others: self
+                .origins
+                .iter()
+                .zip(others)
+                .map(|(origin, read)| {
+                    let health = self.health_of(origin.health.as_ref(), read, mark, table);
+                    origin.other(read, health)
+                })
+                .collect(),
         }
+    }
+
+    /// A listener that only redirects asks no origin.
+    fn health_of(
+        &self,
+        rule: Option<&HealthConfig>,
+        read: &CheckedOrigin,
+        mark: u32,
+        table: &HealthTable,
+    ) -> OriginHealth {
+        let Some(rule) = rule.filter(|_| self.redirect.is_none()) else { return OriginHealth::default() };
+        let mut hasher = DefaultHasher::new();
+        let sends_header = self.client_address == ClientAddressConfig::Proxy;
+        (read.tls_digest, self.origin_protocol, sends_header, mark).hash(&mut hasher);
+        rule.health(read.backends, hasher.finish(), table)
     }
 }

@@ -1,5 +1,6 @@
 //! `truepeer https`: from the command line to a plan.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 
 use truepeer_policy::{HeaderRule, PrefixSet};
@@ -7,13 +8,14 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 use super::confine::ConfineConfig;
 use super::http::HttpConfig;
 use super::listener::{BackendsConfig, HeaderLimits, ListenerConfig, Timeouts};
+use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
 use super::senders::{ClaimsConfig, SendersConfig};
-use super::tls::{OriginTlsConfig, TlsConfig, certificate};
-use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
+use super::tls::TlsConfig;
+use super::{AdminConfig, Config, LogConfig, RoutesConfig, origins, resolve};
 use crate::spec::{
-    ClientAddressConfig, ConfineMode, HeaderOption, HttpsSpec, ListenAddr, RoutesMode, SendProxy, Stack,
-    defaults,
+    ClientAddressConfig, ClientCert, ConfineMode, HeaderOption, HttpsSpec, ListenAddr, OnHttp, RoutesMode,
+    SendProxy, Stack, defaults,
 };
 
 impl Config {
@@ -25,7 +27,10 @@ impl Config {
         let usual = [ListenAddr::new(host, port)];
         let listen = if spec.listen.is_empty() { &usual[..] } else { &spec.listen[..] };
         let binds = listen.iter().filter_map(|addr| problems.note(resolve::own_listener(addr)));
-        let listeners = binds.map(|bind| ListenerConfig { bind, ..template.clone() }).collect();
+        let binds: Vec<_> = binds.collect();
+        let mut listeners: Vec<_> =
+            binds.iter().map(|&bind| ListenerConfig { bind, ..template.clone() }).collect();
+        listeners.extend(without_tls(spec, &template, binds.first().map(SocketAddr::port), &mut problems));
         let routes = problems.note(routes(spec)).unwrap_or_default();
         let confine = problems.note(confine(spec)).unwrap_or_default();
         let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
@@ -41,6 +46,43 @@ impl Config {
             log,
         })
     }
+}
+
+/// The listeners of `--listen-http`. Those that redirect send clients to the named port, or to that of the first `--listen`: `https`.
+fn without_tls(
+    spec: &HttpsSpec,
+    template: &ListenerConfig,
+    https: Option<u16>,
+    problems: &mut Problems,
+) -> Vec<ListenerConfig> {
+    let place = ProblemPlace::Option("listen-http");
+    // The default may be written anywhere.
+    if spec.listen_http.is_empty() && spec.on_http.is_some_and(|wanted| wanted != OnHttp::default()) {
+        problems.add(Problem::needs("on-http", "listen-http", "[ADDR]:PORT"));
+    }
+    let redirect = match spec.on_http.unwrap_or_default() {
+        OnHttp::Redirect(port) => port.or(https),
+        OnHttp::Serve => None,
+    };
+    let demands_certificates =
+        |tls: &TlsConfig| tls.client_ca.is_some() && tls.client_cert == ClientCert::Required;
+    let serves = !spec.listen_http.is_empty() && spec.on_http == Some(OnHttp::Serve);
+    if serves && template.tls.as_ref().is_some_and(demands_certificates) {
+        problems.add(Problem::at(
+            "on-http serve",
+            "with --client-ca each client has to show a certificate, which it can't without TLS; expected --on-http redirect, or \
+             --client-cert optional",
+        ));
+    }
+    if !spec.listen_http.is_empty() && redirect == Some(0) {
+        let expected = "it redirects to the port of --listen, which must be known; expected a port other than 0 there, or --on-http \
+                        redirect:PORT";
+        problems.add(Problem::Value { place, value: String::new(), expected: expected.to_owned() });
+    }
+    let binds =
+        spec.listen_http.iter().filter_map(|addr| problems.note(resolve::own_listener_of(addr, place)));
+    let http = template.http.clone().map(|http| HttpConfig { redirect, ..http });
+    binds.map(|bind| ListenerConfig { bind, tls: None, http: http.clone(), ..template.clone() }).collect()
 }
 
 /// One on VPP's stack by default: the gain of several threads there has not been measured.
@@ -79,7 +121,12 @@ fn routes(spec: &HttpsSpec) -> Result<RoutesConfig, Problem> {
 fn listener(spec: &HttpsSpec, problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
     let client_address = spec.client_address.unwrap_or_default();
-    let origin = Some(spec.origin.host.clone());
+    problems.note(origins::refuse_idle_tls(spec));
+    let written = origins::origins(spec, problems);
+    let origin = written.as_ref().map(|written| written.default.host.clone());
+    let origin_tls = written.as_ref().and_then(|written| origins::tls(spec, &written.default));
+    let mut http = HttpConfig::of(spec, client_address);
+    (http.health, http.origins) = written.map(|written| (written.health, written.others)).unwrap_or_default();
     ListenerConfig {
         mark: spec.upstream.mark.unwrap_or_default(),
         backends: BackendsConfig { ipv4: origin.clone(), ipv6: origin },
@@ -94,8 +141,8 @@ fn listener(spec: &HttpsSpec, problems: &mut Problems) -> ListenerConfig {
         },
         max_per_client: spec.tls.max_per_client,
         tls: problems.note(tls(spec)),
-        origin_tls: problems.note(origin_tls(spec)).flatten(),
-        http: Some(HttpConfig::of(spec, client_address)),
+        origin_tls,
+        http: Some(http),
         ..common
     }
 }
@@ -119,21 +166,4 @@ fn tls(spec: &HttpsSpec) -> Result<TlsConfig, Problem> {
     let alpn: Vec<_> = offered.iter().map(|&protocol| protocol.to_owned()).collect();
     TlsConfig::of(&spec.tls, &alpn)?
         .ok_or_else(|| Problem::at("tls-cert FILE", "expected: clients of truepeer https speak TLS"))
-}
-
-fn origin_tls(spec: &HttpsSpec) -> Result<Option<OriginTlsConfig>, Problem> {
-    let origin = &spec.origin_tls;
-    if !spec.origin.is_https {
-        let given = origin.first_given();
-        return given
-            .map_or(Ok(None), |option| Err(Problem::at(option, "expected --origin https://… with it")));
-    }
-    origin.refuse_contradictions()?;
-    Ok(Some(OriginTlsConfig {
-        name: origin.origin_name.clone().unwrap_or_else(|| spec.origin.host.host().to_owned()),
-        ca: origin.origin_ca.clone(),
-        insecure: origin.origin_insecure,
-        alpn: vec!["http/1.1".to_owned()],
-        cert: certificate(origin.origin_cert.as_ref(), origin.origin_key.as_ref()),
-    }))
 }

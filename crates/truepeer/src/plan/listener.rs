@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    Backends, Delivery, Destinations, Dialect, Dynamic, HeaderTimes, Nat64Prefix, OnConflict, Policy, Source,
+    BackendAddr, Backends, Delivery, Destinations, Dialect, Dynamic, HeaderTimes, Nat64Prefix, OnConflict,
+    Policy, Source,
 };
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::{self, UdpSettings};
 
 use super::http::HttpConfig;
+use super::origins::OriginConfig;
 use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
 use super::read::{Read, certificates};
@@ -20,8 +22,8 @@ use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig};
 use super::{resolve, senders};
 use crate::spec::{
-    ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, SpliceAfter, SpliceMode,
-    defaults, text,
+    ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, SpliceAfter, SpliceLinger,
+    SpliceMode, defaults, text,
 };
 
 /// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for opening the sockets.
@@ -88,6 +90,7 @@ pub(crate) struct SpliceConfig {
     pub(crate) mode: SpliceMode,
     #[serde(with = "text::one")]
     pub(crate) after: SpliceAfter,
+    pub(crate) linger: SpliceLinger,
 }
 
 /// The UDP part of a listener.
@@ -203,17 +206,38 @@ impl ListenerConfig {
         })
     }
 
-    /// When sessions leave user space; `None`: never. TLS is truepeer's, and datagrams have no sessions.
+    /// When sessions leave user space; `None`: never. TLS is truepeer's, and datagrams have no sessions. Segments that are translated are
+    /// routed without a mark.
     pub(crate) fn splice_after(&self) -> Option<settings::SpliceAfter> {
         let may =
-            self.splice.mode == SpliceMode::Auto && self.protocol == Protocol::Tcp && !self.speaks_tls();
+            self.wants_splice() && self.protocol == Protocol::Tcp && !self.needs_https() && self.mark == 0;
         let SpliceAfter { bytes, age } = self.splice.after;
         may.then_some(settings::SpliceAfter { bytes, age })
     }
 
-    /// Whether TLS is used with clients or backends.
-    pub(crate) fn speaks_tls(&self) -> bool {
-        self.tls.is_some() || self.origin_tls.is_some()
+    /// Whether `--splice auto` or `full` was given.
+    pub(crate) fn wants_splice(&self) -> bool {
+        self.splice.mode != SpliceMode::Off
+    }
+
+    /// Whether the kernel may make sessions by itself, or what is in the way; `None`: it is not asked to.
+    pub(crate) fn splice_full(&self) -> Option<Result<(), &'static str>> {
+        if self.splice.mode != SpliceMode::Full || self.protocol != Protocol::Tcp {
+            return None;
+        }
+        let obstacles = [
+            (self.needs_https(), "TLS is truepeer's own"),
+            (self.transparent, "--listen-transparent: the listener takes other hosts' addresses"),
+            (self.dynamic.is_some(), "--dynamic-destination: each header names its backend"),
+            (self.send_proxy.is_some(), "--send-proxy: backends get a header of truepeer's"),
+            (self.mark != 0, "--mark: the kernel's programs send without a mark"),
+        ];
+        Some(obstacles.into_iter().find(|(is_there, _)| *is_there).map_or(Ok(()), |(_, what)| Err(what)))
+    }
+
+    /// Whether the engine for TLS and HTTP serves it.
+    pub(crate) fn needs_https(&self) -> bool {
+        self.tls.is_some() || self.origin_tls.is_some() || self.http.is_some()
     }
 
     /// How long a TLS handshake may take.
@@ -244,7 +268,7 @@ impl ListenerConfig {
         let lists = self.senders.allow_files.iter().map(|file| file.path.as_path());
         let lists = lists.chain(self.claims.deny_files.iter().map(PathBuf::as_path));
         let tls = self.tls.iter().flat_map(TlsConfig::files);
-        lists.chain(tls).chain(self.origin_tls.iter().flat_map(OriginTlsConfig::files))
+        lists.chain(tls).chain(self.all_origin_tls().flat_map(OriginTlsConfig::files))
     }
 
     /// Reads files and resolves names now. `None`: something is wrong, which is noted.
@@ -252,8 +276,18 @@ impl ListenerConfig {
         let allow = problems.note(self.senders.allowed());
         let deny = problems.note(self.claims.denied());
         let backends = problems.note(self.resolve_backends());
-        let certificates = certificates(self.tls.as_ref(), self.origin_tls.as_ref());
-        Some(Read { allow: allow?, deny: deny?, backends: backends?, certificates })
+        let origins = self.origins().filter_map(|origin| problems.note(resolve_origin(origin))).collect();
+        let certificates = certificates(self.tls.as_ref(), self.all_origin_tls());
+        Some(Read { allow: allow?, deny: deny?, backends: backends?, origins, certificates })
+    }
+
+    /// The origins that get some requests only.
+    pub(super) fn origins(&self) -> impl Iterator<Item = &OriginConfig> + Clone {
+        self.http.iter().flat_map(|http| &http.origins)
+    }
+
+    fn all_origin_tls(&self) -> impl Iterator<Item = &OriginTlsConfig> + Clone {
+        self.origin_tls.iter().chain(self.origins().filter_map(|origin| origin.tls.as_ref()))
     }
 
     /// Resolves the names.
@@ -266,6 +300,38 @@ impl ListenerConfig {
             ipv4: resolve(&self.backends.ipv4, Family::Ipv4)?,
             ipv6: resolve(&self.backends.ipv6, Family::Ipv6)?,
         })
+    }
+
+    /// Origins that lack the family of some clients, from whose addresses they would have to be dialled.
+    fn missing_families(&self, read: &Read) -> Vec<String> {
+        if self.http.is_none() || self.source() != Source::Client {
+            return Vec::new();
+        }
+        let default =
+            self.backends.ipv4.iter().map(|backend| (String::new(), backend.to_string(), read.backends));
+        let others = self.origins().zip(&read.origins);
+        let others = others.map(|(origin, read)| (origin.serves(), origin.backend.to_string(), *read));
+        let mut warnings = Vec::new();
+        for (serves, origin, backends) in default.chain(others) {
+            let is_other = |backend: Option<BackendAddr>, is_ipv4| {
+                backend.is_some_and(|backend| backend.ip().is_ipv4() != is_ipv4)
+            };
+            let family = match (is_other(backends.ipv4, true), is_other(backends.ipv6, false)) {
+                (true, _) => "IPv4",
+                (_, true) => "IPv6",
+                _ => continue,
+            };
+            let (who, origin) = if serves.is_empty() {
+                (format!("{family} clients are refused"), origin)
+            } else {
+                (format!("{family} clients get 502 for {serves}"), format!("{serves}={origin}"))
+            };
+            warnings.push(format!(
+                "{who}: --origin {origin} has no {family} address, and --client-address transparent can't show them to the other \
+                 family; give it one, or use --client-address forwarded or proxy"
+            ));
+        }
+        warnings
     }
 
     pub(super) fn warnings(&self, read: &Read) -> Vec<String> {
@@ -281,13 +347,17 @@ impl ListenerConfig {
             }
         }
         let is_ipv4 = |backend: &HostPort| resolve::address(backend).is_some_and(|ip| ip.is_ipv4());
-        let may_map = self.pseudo_ipv4 || self.source() == Source::Any;
+        let may_map = self.pseudo_ipv4 || self.source() == Source::Any || self.http.is_some();
         if let Some(backend) = self.backends.ipv6.as_ref().filter(|backend| is_ipv4(backend) && !may_map) {
             warnings.push(format!(
                 "IPv6 clients are refused: -6 {backend} is an IPv4 address; give them an IPv6 backend, or add --pseudo-ipv4"
             ));
         }
-        if self.origin_tls.as_ref().is_some_and(|origin| origin.insecure) {
+        warnings.extend(self.missing_families(read));
+        if let Some(Err(what)) = self.splice_full() {
+            warnings.push(format!("--splice full: as auto at {}: {what}", self.bind));
+        }
+        if self.all_origin_tls().any(|origin| origin.insecure) {
             warnings.push(
                 "--origin-insecure: the backends' certificates are not verified: whoever stands in between can read and change everything"
                     .to_owned(),
@@ -295,6 +365,13 @@ impl ListenerConfig {
         }
         warnings
     }
+}
+
+/// The addresses of an origin, by the client's family.
+fn resolve_origin(origin: &OriginConfig) -> Result<Backends, Problem> {
+    let place = ProblemPlace::Option("origin");
+    let of = |family| resolve::backend(&origin.backend, place, family);
+    Ok(Backends::both(of(Family::Ipv4)?, of(Family::Ipv6)?))
 }
 
 impl HeaderLimits {

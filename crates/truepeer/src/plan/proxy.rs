@@ -122,6 +122,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
         splice: SpliceConfig {
             mode: spec.splice.unwrap_or_default(),
             after: spec.splice_after.unwrap_or_default(),
+            linger: spec.splice_linger.unwrap_or_default(),
         },
         udp: UdpConfig { dialect: spec.udp_dialect.unwrap_or_default(), close_after: spec.close_after },
         max_per_client: spec.tls.max_per_client,

@@ -16,19 +16,31 @@ pub(crate) struct Read {
     pub(crate) deny: PrefixSet,
     /// The addresses of host names.
     pub(crate) backends: Backends,
+    /// The same for the origins that get some requests only.
+    pub(crate) origins: Vec<Backends>,
     /// The contents of certificates, keys and authorities; only compared.
     pub(super) certificates: u64,
 }
 
+/// A digest of an origin's TLS options and their files.
+pub(super) fn origin_digest(tls: Option<&OriginTlsConfig>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (tls, certificates(None, tls.into_iter())).hash(&mut hasher);
+    hasher.finish()
+}
+
 /// A file that can't be read counts as empty here: building the TLS configuration reports it.
-pub(super) fn certificates(tls: Option<&TlsConfig>, origin_tls: Option<&OriginTlsConfig>) -> u64 {
+pub(super) fn certificates<'a>(
+    tls: Option<&'a TlsConfig>,
+    origin_tls: impl Iterator<Item = &'a OriginTlsConfig> + Clone,
+) -> u64 {
     let mut hasher = DefaultHasher::new();
     let tls = tls.into_iter().flat_map(TlsConfig::files);
-    let origin = origin_tls.into_iter().flat_map(OriginTlsConfig::files);
+    let origin = origin_tls.clone().flat_map(OriginTlsConfig::files);
     for path in tls.chain(origin) {
         std::fs::read(path).unwrap_or_default().hash(&mut hasher);
     }
-    if origin_tls.is_some_and(OriginTlsConfig::trusts_system) {
+    if origin_tls.into_iter().any(OriginTlsConfig::trusts_system) {
         truepeer_https::tls::system_authorities().hash(&mut hasher);
     }
     hasher.finish()

@@ -27,15 +27,23 @@ pub(super) fn backend(
 
 /// The address of a listener that this program opens or is passed.
 pub(super) fn own_listener(written: &ListenAddr) -> Result<SocketAddr, Problem> {
+    own_listener_of(written, ProblemPlace::Option("listen"))
+}
+
+/// The same for another option.
+pub(super) fn own_listener_of(written: &ListenAddr, place: ProblemPlace) -> Result<SocketAddr, Problem> {
     match written {
         ListenAddr::Passed(name) => passed::address(name),
-        ListenAddr::Address(_) => listen(written),
+        ListenAddr::Address(_) => listen_at(written, place),
     }
 }
 
 /// The address of a listener.
 pub(super) fn listen(written: &ListenAddr) -> Result<SocketAddr, Problem> {
-    let place = ProblemPlace::Option("listen");
+    listen_at(written, ProblemPlace::Option("listen"))
+}
+
+fn listen_at(written: &ListenAddr, place: ProblemPlace) -> Result<SocketAddr, Problem> {
     let ListenAddr::Address(host_port) = written else {
         let value = format!(" {written}");
         return Err(Problem::Value { place, value, expected: "expected [ADDR]:PORT".to_owned() });

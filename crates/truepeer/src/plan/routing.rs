@@ -39,7 +39,8 @@ pub(crate) fn setup_of(config: &Config, checked: &Checked) -> SetupOptions {
             // upstream sockets have our own address: replies come back by themselves
             continue;
         }
-        let backends = [delivery.backends.ipv4, delivery.backends.ipv6].into_iter().flatten();
+        let all = [delivery.backends].into_iter().chain(listener.read.origins.iter().copied());
+        let backends = all.flat_map(|backends| [backends.ipv4, backends.ipv6]).flatten();
         options.backends.extend(backends.map(|backend| (backend.get(), transport)));
         let dynamic = delivery.dynamic.iter().flat_map(|dynamic| dynamic.allow.iter());
         options.dynamic.extend(dynamic.map(|(prefix, ports)| (prefix, ports, transport)));

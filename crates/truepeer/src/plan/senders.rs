@@ -1,7 +1,9 @@
 //! Which senders are admitted, and which clients they may name: shared by all commands that receive headers.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
 
@@ -85,6 +87,13 @@ impl SendersConfig {
         }
         let (rule, rules) = header_rules(&spec.header)?;
         Ok(Self { allow, allow_files, header: rule.unwrap_or(usual.1), rules })
+    }
+
+    /// The rule of each prefix. A later one replaces an earlier one, as in the policy.
+    pub(crate) fn exceptions(&self) -> BTreeMap<IpNet, HeaderRule> {
+        let each =
+            |rule: &SenderRule| -> Vec<_> { rule.senders.iter().map(|net| (net, rule.rule)).collect() };
+        self.rules.iter().flat_map(each).collect()
     }
 
     fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {

@@ -134,3 +134,19 @@ fn what_is_dangerous_is_said_once() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].contains("127.0.0.0/8 ::1/128") && warnings[1].contains("every host may connect"));
 }
+
+/// Replies of each origin have to come back.
+#[test]
+fn rules_are_made_for_all_origins() {
+    let config = listening(&["127.0.0.1:8443"]);
+    let mut checked = config.check().unwrap();
+    let other: SocketAddr = "192.0.2.7:80".parse().unwrap();
+    let mut listener = std::sync::Arc::into_inner(checked.listeners.remove(0)).unwrap();
+    listener.read.origins = vec![truepeer_policy::Backends {
+        ipv4: Some(truepeer_policy::BackendAddr::new(other)),
+        ..listener.read.backends
+    }];
+    checked.listeners.push(listener.into());
+    let backends = setup_of(&config, &checked).backends;
+    assert!(backends.iter().any(|(address, _)| *address == other), "{backends:?}");
+}

@@ -36,7 +36,7 @@ pub(crate) struct TlsConfig {
 }
 
 /// A certificate and its key.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CertConfig {
     pub(crate) cert: PathBuf,
@@ -46,7 +46,7 @@ pub(crate) struct CertConfig {
 }
 
 /// TLS with backends.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct OriginTlsConfig {
     /// The name that backends' certificates must have.

@@ -97,6 +97,13 @@ pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result
     Ok(outcome)
 }
 
+/// Whether nothing of the plan is missing. Changes nothing.
+pub(crate) fn is_in_place(netlink: &mut Netlink, plan: &RoutePlan) -> Result<bool, NetlinkError> {
+    let kernel = KernelRoutes::read(netlink, table_of(plan))?;
+    let is_there = |item: &Item| void(&item.need).is_some() || kernel.satisfied_by(&item.need).is_some();
+    Ok(plan.items.iter().all(is_there))
+}
+
 /// The table whose routes the plan is about.
 pub(crate) fn table_of(plan: &RoutePlan) -> u32 {
     let table = |item: &Item| match &item.need {

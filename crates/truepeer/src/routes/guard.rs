@@ -1,6 +1,7 @@
 //! Adds the rules that a process needs when it starts. The last process that needs a rule removes it.
 
 use std::error::Error;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +32,16 @@ pub(crate) enum RoutesMode {
 pub(crate) struct RoutesGuard {
     owner: Option<Owner>,
     upstream_mark: Option<u32>,
+    /// What is in place, and is put back if another program removes it.
+    kept: Option<RoutePlan>,
+    /// When a warning was last logged of putting back.
+    warned: Option<Instant>,
+    /// The last look found something missing, and the lock held by another process.
+    has_met_lock: bool,
 }
+
+/// At most one warning in so long: another program may remove a rule again and again.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 impl RoutesGuard {
     /// Adds the rules that replies need, as far as the mode and the privileges allow. Logs each failure with the
@@ -41,22 +51,81 @@ impl RoutesGuard {
     /// Only with [`RoutesMode::Auto`]: something that is needed could not be added.
     pub(crate) fn establish(mode: RoutesMode, setup: &Setup) -> anyhow::Result<Self> {
         if mode == RoutesMode::Manual {
-            return Ok(Self { owner: None, upstream_mark: setup.mark });
+            return Ok(Self {
+                owner: None,
+                upstream_mark: setup.mark,
+                kept: None,
+                warned: None,
+                has_met_lock: false,
+            });
         }
-        let plan = RoutePlan::for_setup(setup);
+        let mut plan = RoutePlan::for_setup(setup);
         let (owner, outcome) = bring_about(&plan);
         let holds = match outcome {
-            Ok(outcome) => report(&outcome, setup),
+            Ok(outcome) => {
+                let has_failed =
+                    |item: &Item| outcome.failed.iter().any(|(failed, _)| failed.need == item.need);
+                plan.items.retain(|item| !has_failed(item));
+                report(&outcome, setup)
+            }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "routes: the kernel's rules can't be read");
+                plan.items.clear();
                 false
             }
         };
         // Without its rule the mark is useless, and another program's rule may match it.
         let upstream_mark = setup.mark.or(plan.upstream_mark.filter(|_| holds));
-        let guard = Self { owner, upstream_mark };
+        // Who isn't counted removes nothing at the end, and so adds nothing meanwhile.
+        let kept = (owner.is_some() && !plan.items.is_empty()).then_some(plan);
+        let guard = Self { owner, upstream_mark, kept, warned: None, has_met_lock: false };
         anyhow::ensure!(holds || mode != RoutesMode::Auto, "--routes auto: not all routes could be made");
         Ok(guard)
+    }
+
+    /// Whether [`Self::restore`] has anything to look after.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Adds again what another program has removed. It never waits for the [`RulesLock`], which any local user can hold: if another
+    /// process holds it, that may be a truepeer that is adding the same, so only the next look goes on without it.
+    pub(crate) fn restore(&mut self, now: Instant) {
+        let Some(plan) = &self.kept else { return };
+        let looked = Netlink::open().and_then(|mut netlink| apply::is_in_place(&mut netlink, plan));
+        if looked.as_ref().is_ok_and(|is_in_place| *is_in_place) {
+            self.has_met_lock = false;
+            return;
+        }
+        let lock = RulesLock::try_acquire();
+        if lock.is_none() && !self.has_met_lock {
+            self.has_met_lock = true;
+            return;
+        }
+        let restored = Netlink::open().and_then(|mut netlink| apply::apply(&mut netlink, plan, Tag::Owned));
+        drop(lock);
+        let is_due = self.warned.is_none_or(|warned| now >= warned + WARN_EVERY);
+        if !is_due
+            || restored.as_ref().is_ok_and(|outcome| outcome.added.is_empty() && outcome.failed.is_empty())
+        {
+            return;
+        }
+        self.warned = Some(now);
+        match restored {
+            Err(error) => tracing::warn!(error = chain(&error), "routes: the kernel's rules can't be read"),
+            Ok(ApplyOutcome { added, failed, .. }) => match failed.first() {
+                None => tracing::warn!(
+                    added = added.len(),
+                    "routes: another program had removed them, and they are in place again; systemd-networkd does so when it starts, \
+                     unless networkd.conf has ManageForeignRoutingPolicyRules=no"
+                ),
+                Some((_, error)) => tracing::warn!(
+                    added = added.len(),
+                    error = chain(error),
+                    "routes: another program has removed them, and they can't be put back: replies of backends won't come back"
+                ),
+            },
+        }
     }
 
     /// The mark for upstream sockets: `--mark`, or the one that the added rules match.

@@ -24,3 +24,4 @@ pub(crate) mod plan;
 pub(crate) mod print;
 pub(crate) mod show;
 pub(crate) mod sysctl;
+pub(crate) mod watch;

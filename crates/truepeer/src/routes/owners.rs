@@ -221,6 +221,11 @@ pub(crate) struct RulesLock {
 }
 
 impl RulesLock {
+    /// Takes it if it is free.
+    pub(crate) fn try_acquire() -> Option<Self> {
+        lock().ok().map(|name| Self { _name: Some(name) })
+    }
+
     /// Waits for it at most [`LOCK_TIMEOUT`], then goes on without: every change is idempotent, and an
     /// outage would be worse than two instances that race.
     pub(crate) fn acquire() -> Self {

@@ -166,6 +166,15 @@ pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()>
             "left in place: what process {owners:?} needs; the last of them removes it (or --force)"
         )?;
     }
+    if options.force {
+        let owners = Living::read().map(|living| living.processes()).unwrap_or_default();
+        if !owners.is_empty() {
+            writeln!(
+                out,
+                "process {owners:?} puts back what it needs within a second or so: end it first, or start it with --routes manual"
+            )?;
+        }
+    }
     Ok(())
 }
 

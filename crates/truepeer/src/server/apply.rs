@@ -7,17 +7,19 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use tracing::{error, info};
-use truepeer_bpf::Splices;
 use truepeer_https::Https;
+use truepeer_https::origin::HealthTable;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_relay::{Relay, Splicing};
 use truepeer_session::budget::Budgets;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionList};
 
+use super::full::FullListeners;
 use super::signals::Bell;
+use super::splice::Programs;
 use super::{rules, sockets};
 use crate::plan::{Change, CheckedListener, ListenerKey, diff};
-use crate::spec::Protocol;
+use crate::spec::{Protocol, SpliceLinger};
 
 /// The marks of upstream connections that the rules and routes match, by listener.
 #[derive(Debug, Default)]
@@ -39,6 +41,8 @@ pub(super) struct Engines {
     relay: Option<Relay>,
     https: Option<Https>,
     running: Vec<Arc<CheckedListener>>,
+    /// The health of origins, which outlives the rules that ask for it.
+    health: HealthTable,
     /// A listener keeps its id, and so its counters, even if it is closed and opened again.
     ids: BTreeMap<ListenerKey, ListenerId>,
     workers: usize,
@@ -46,8 +50,8 @@ pub(super) struct Engines {
     pub(super) journal: Arc<Journal>,
     /// Rung when a worker has ended unexpectedly, and when the last one of an engine has ended after a drain.
     bell: Bell,
-    /// The programs that sessions can be handed over to.
-    splices: Option<Arc<Splices>>,
+    /// The programs that sessions can be handed over to, and those that make sessions.
+    programs: Programs,
 }
 
 impl Engines {
@@ -57,18 +61,19 @@ impl Engines {
         budgets: Budgets,
         journal: Journal,
         bell: Bell,
-        splices: Option<Arc<Splices>>,
+        programs: Programs,
     ) -> Self {
         Self {
             relay: None,
             https: None,
             running: Vec::new(),
+            health: HealthTable::default(),
             ids: BTreeMap::new(),
             workers,
             budgets,
             journal: Arc::new(journal),
             bell,
-            splices,
+            programs,
         }
     }
 
@@ -90,15 +95,27 @@ impl Engines {
     ) -> anyhow::Result<Vec<Change>> {
         let (before, changes) = (self.running.clone(), diff(&self.running, plan));
         let outcome = changes.iter().try_for_each(|change| self.carry_out(change, marks, inherited));
+        self.settle();
         if let Err(failure) = outcome {
             for change in diff(&self.running, &before) {
                 if let Err(failure) = self.carry_out(&change, marks, inherited) {
                     error!("can't take a change back: {failure:#}");
                 }
             }
+            self.settle();
             return Err(failure);
         }
         Ok(changes)
+    }
+
+    /// Listeners are opened before others are closed.
+    fn settle(&mut self) {
+        let Some(full) = &mut self.programs.full else { return };
+        for listener in &self.running {
+            if let Some(id) = self.ids.get(&listener.key) {
+                full.try_again(*id, listener);
+            }
+        }
     }
 
     fn carry_out(
@@ -130,24 +147,37 @@ impl Engines {
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError> {
         let id = self.id(listener.key);
-        if listener.config.speaks_tls() {
-            self.https()?.open(id, rules::https(listener, marks.of(listener)), inherited)
+        if listener.config.needs_https() {
+            let rules = rules::https(listener, marks.of(listener), &self.health);
+            self.https()?.open(id, rules, inherited)
         } else {
-            self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)
+            let addresses = self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)?;
+            if let Some(full) = &mut self.programs.full {
+                full.open(id, listener, &addresses);
+            }
+            Ok(addresses)
         }
     }
 
     fn close(&mut self, listener: &CheckedListener) -> Result<(), EngineError> {
         let id = self.id(listener.key);
-        if listener.config.speaks_tls() { self.https()?.close(id) } else { self.relay()?.close(id) }
+        if let Some(full) = &self.programs.full {
+            full.leave(id);
+        }
+        if listener.config.needs_https() { self.https()?.close(id) } else { self.relay()?.close(id) }
     }
 
     fn set_rules(&mut self, listener: &CheckedListener, marks: &Marks) -> Result<(), EngineError> {
         let id = self.id(listener.key);
-        if listener.config.speaks_tls() {
-            self.https()?.set_rules(id, rules::https(listener, marks.of(listener)))
+        if listener.config.needs_https() {
+            let rules = rules::https(listener, marks.of(listener), &self.health);
+            self.https()?.set_rules(id, rules)
         } else {
-            self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))
+            self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))?;
+            if let Some(full) = &mut self.programs.full {
+                full.set_rules(id, listener);
+            }
+            Ok(())
         }
     }
 
@@ -160,7 +190,9 @@ impl Engines {
         if self.relay.is_none() {
             let bell = self.bell.clone();
             let on_end = move || bell.ring();
-            let splices = self.splices.as_ref().map(|splices| Splicing::start(Arc::clone(splices)));
+            let Programs { splices, full } = &self.programs;
+            let full = full.as_ref().map(FullListeners::programs);
+            let splices = splices.as_ref().map(|splices| Splicing::start(Arc::clone(splices), full));
             let splicing = splices.transpose().map_err(EngineError::Thread)?;
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
             self.relay = Some(Relay::start_splicing(workers, budgets, journal, splicing, on_end)?);
@@ -204,8 +236,8 @@ impl Engines {
         let duplicates = named.map(|listener| {
             let id = *self.ids.get(&listener.key).ok_or(EngineError::WorkerGone)?;
             let sockets = match (&self.relay, &self.https) {
-                (_, Some(https)) if listener.config.speaks_tls() => https.sockets(id)?,
-                (Some(relay), _) if !listener.config.speaks_tls() => relay.sockets(id)?,
+                (_, Some(https)) if listener.config.needs_https() => https.sockets(id)?,
+                (Some(relay), _) if !listener.config.needs_https() => relay.sockets(id)?,
                 _ => return Err(EngineError::NotOpen(id)),
             };
             Ok((listener.key, sockets))
@@ -260,8 +292,21 @@ impl Engines {
         udp.filter_map(|key| Some((key, *self.ids.get(&key)?))).collect()
     }
 
+    /// Whether sessions that have left user space go on when this process ends.
+    pub(super) fn leave_sessions(&self) -> bool {
+        let leaves = self.running.iter().any(|one| one.config.splice.linger == SpliceLinger::Leave);
+        leaves && self.programs.splices.as_ref().is_some_and(|splices| splices.has_unwatched())
+    }
+
+    /// Another process has the sessions that have left user space.
+    pub(super) fn release_spliced(&mut self) -> Result<(), EngineError> {
+        self.programs.full.iter().for_each(FullListeners::leave_all);
+        self.relay.as_mut().map_or(Ok(()), Relay::release_spliced)
+    }
+
     /// Stops accepting connections and flows. The bell rings when the last session of an engine has ended.
     pub(super) fn drain(&mut self) {
+        self.programs.full.iter().for_each(FullListeners::drain);
         self.relay.iter_mut().for_each(Engine::drain);
         self.https.iter_mut().for_each(Engine::drain);
     }

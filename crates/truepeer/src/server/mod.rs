@@ -3,6 +3,7 @@
 mod apply;
 mod attachments;
 mod changes;
+mod full;
 mod holder;
 mod inherited;
 mod notify;
@@ -70,6 +71,7 @@ pub(crate) fn run(
     if let Some(admin) = server.admin.take() {
         admin.stop(true);
     }
+    server.process.leave_routes();
     Ok(())
 }
 
@@ -90,6 +92,10 @@ struct Server<'a> {
     /// The drain's time is over, and the last replies may still come.
     is_ending: bool,
     confined: Confined,
+    /// The kernel's programs for spliced sessions are loaded.
+    splices: bool,
+    /// Likewise those that make sessions.
+    makes_sessions: bool,
 }
 
 /// Whether this process hands over to a new one.
@@ -119,12 +125,15 @@ impl<'a> Server<'a> {
             if is_upgrade { Some(Taking::begin(&loaded.process, inherited.sockets())?) } else { None };
         holder::look_ahead(&loaded.process);
         let grows = matches!(source, ConfigSource::File(_));
-        let plan = confine::Plan::of(&loaded.process, &loaded.files, grows)?;
+        let mut plan = confine::Plan::of(&loaded.process, &loaded.files, grows)?;
         admin::open_ahead(&plan.sockets_ahead(), inherited.sockets())?;
-        let splices = splice::load(&loaded.process);
+        let programs = splice::load(&loaded.process, is_upgrade);
+        plan.has_splice_tables(programs.splices.is_some());
         // Before the first thread, because threads inherit it. Listeners and rules can still be added.
         let confined = plan.enter()?;
-        let process = Process::new(&loaded.process, open_files, advise, &events.bell(), splices);
+        let can_make_sessions = programs.full.is_some();
+        let can_splice = programs.splices.is_some() && splice::is_wanted(&loaded.process);
+        let process = Process::new(&loaded.process, open_files, advise, &events.bell(), programs);
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
         let mut server = Self {
@@ -139,6 +148,8 @@ impl<'a> Server<'a> {
             upgrade: Upgrade::No,
             is_ending: false,
             confined,
+            splices: can_splice,
+            makes_sessions: can_make_sessions,
         };
         match taking {
             Some(taking) => server.take_over(loaded, inherited, taking)?,
@@ -200,8 +211,9 @@ impl<'a> Server<'a> {
         // An upgrade or a drain doesn't look.
         let looks = self.upgrade == Upgrade::No && self.draining_until.is_none();
         let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
-        let deadline = [self.draining_until, self.manager.next_ping(), look].into_iter().flatten().min();
-        match events.next(deadline)? {
+        let routes = &self.process.routes;
+        let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look()];
+        match events.next(deadlines.into_iter().flatten().min(), routes.noticed())? {
             Event::Signal(SIGUSR1) => self.process.report(),
             Event::Signal(SIGHUP) if self.draining_until.is_some() => {
                 info!("not reloaded: truepeer is about to end");
@@ -211,7 +223,7 @@ impl<'a> Server<'a> {
                 self.drain();
             }
             Event::Signal(_) => return Ok(false),
-            Event::Bell | Event::Timeout => {}
+            Event::Bell | Event::Watched | Event::Timeout => {}
         }
         while let Ok(request) = self.requests.try_recv() {
             self.carry_out(request)?;
@@ -220,6 +232,7 @@ impl<'a> Server<'a> {
         let has_ended = self.process.have_ended().inspect_err(|broken| {
             self.view.set_state(State::Broken(format!("{broken:#}")));
         })?;
+        self.process.routes.restore_if_due(now);
         self.reload_if_changed(now);
         self.manager.ping(now);
         Ok(self.draining_until.is_none_or(|until| !has_ended && self.has_time(until, now)))
@@ -283,6 +296,7 @@ impl<'a> Server<'a> {
         for warning in loaded.warnings(self.source) {
             warn!("{warning}");
         }
+        splice::warn_of_reload(&loaded.process, self.splices, self.makes_sessions);
         Ok(changes)
     }
 

@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tracing::{error, warn};
-use truepeer_bpf::Splices;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::{Advise, Journal};
 
@@ -14,6 +13,7 @@ use super::attachments::{AttachChange, Attachments};
 use super::requests::HandedOver;
 use super::routes::Routes;
 use super::signals::Bell;
+use super::splice::Programs;
 use super::upgrade::Taking;
 use super::{rules, sockets};
 use crate::admin::ListenerView;
@@ -30,7 +30,7 @@ pub(super) struct Process {
     pub(super) engines: Engines,
     attachments: Attachments,
     /// Dropped after the engines: replies need the rules until the last session has ended.
-    routes: Routes,
+    pub(super) routes: Routes,
     pub(super) config: ProcessConfig,
     open_files: usize,
 }
@@ -50,13 +50,13 @@ impl Process {
         open_files: usize,
         advise: Advise,
         bell: &Bell,
-        splices: Option<Arc<Splices>>,
+        programs: Programs,
     ) -> Self {
         let workers = config.workers.map_or_else(super::cores, std::num::NonZeroUsize::get);
         let budgets = rules::budgets(&[], config.max_flows, open_files);
         let journal = Journal::with_advice(advise);
         Self {
-            engines: Engines::new(workers, budgets, journal, bell.clone(), splices),
+            engines: Engines::new(workers, budgets, journal, bell.clone(), programs),
             attachments: Attachments::new(bell.clone()),
             routes: Routes::default(),
             config: config.clone(),
@@ -226,6 +226,7 @@ impl Process {
             self.engines.release(&to.udp)?;
             self.engines.resume_flows()?;
         }
+        self.engines.release_spliced()?;
         self.engines.drain();
         Ok(())
     }
@@ -252,6 +253,13 @@ impl Process {
             self.engines.resume_flows()?;
         }
         Ok(adopted)
+    }
+
+    /// The sessions that go on without truepeer need the rules and routes.
+    pub(super) fn leave_routes(&mut self) {
+        if self.engines.leave_sessions() {
+            std::mem::forget(std::mem::take(&mut self.routes));
+        }
     }
 
     /// Takes nothing new. The bell rings when the last session of an engine has ended.

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use truepeer_https::origin::HealthTable;
 use truepeer_https::{HttpsRules, downstream};
 use truepeer_policy::HeaderTimes;
 use truepeer_proto::{Limits, Versions};
@@ -10,8 +11,8 @@ use truepeer_session::ListenerRules;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::settings::ListenerSettings;
 
-use crate::plan::{CheckedListener, HttpConfig};
-use crate::spec::Protocol;
+use crate::plan::CheckedListener;
+use crate::spec::{Protocol, SpliceLinger};
 
 /// `mark` is the one that the routes match; a listener's own takes precedence.
 pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRules {
@@ -26,24 +27,27 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
         connect_timeout: config.timeouts.connect,
         idle_timeout: config.timeouts.idle,
         splice_after: config.splice_after(),
+        leaves_spliced: config.splice.linger == SpliceLinger::Leave,
         udp: (config.protocol == Protocol::Udp).then(|| config.udp.settings(config.send_proxy)),
     };
     ListenerRules { settings, policy: Arc::clone(&listener.policy) }
 }
 
 /// A listener that speaks TLS with clients, backends or both.
-pub(super) fn https(listener: &CheckedListener, mark: Option<u32>) -> HttpsRules {
+pub(super) fn https(listener: &CheckedListener, mark: Option<u32>, table: &HealthTable) -> HttpsRules {
     let ListenerRules { settings, policy } = relay(listener, mark);
     let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
     let config = &listener.config;
     let per_client = downstream::PerClient {
         // If TLS is only originated, clients are the operator's own programs, which are not limited.
-        most: config.max_per_client.or(config.tls.is_none().then_some(0)),
+        most: config.max_per_client.or((config.tls.is_none() && config.http.is_none()).then_some(0)),
         shared: config.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
     };
+    let mark = settings.mark;
     let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout, per_client };
-    let http = config.http.as_ref().map(HttpConfig::options);
-    HttpsRules { listening, origin: listener.origin.clone(), http }
+    let (origin, others) = (&listener.origin, &listener.origins);
+    let http = config.http.as_ref().map(|http| http.options(origin, others, mark, table));
+    HttpsRules { listening, origin: origin.tls.clone(), http }
 }
 
 /// The limits of all sessions, flows and pipes of these listeners together.

@@ -1,11 +1,11 @@
-//! The server's events: signals, the engines' bell, and a deadline.
+//! The server's events: signals, the engines' bell, a descriptor that is watched, and a deadline.
 //!
 //! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
 //! on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are non-blocking, and
 //! poll() does the waiting.
 
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +21,8 @@ pub(crate) enum Event {
     Signal(i32),
     /// The bell was rung, once or several times.
     Bell,
+    /// The watched descriptor is readable.
+    Watched,
     /// The deadline has passed.
     Timeout,
 }
@@ -60,17 +62,23 @@ impl Events {
         self.bell.clone()
     }
 
-    /// Waits for the next event, until `deadline` at most.
+    /// Waits for the next event, until `deadline` at most. `watched` stays readable until its owner has read it.
     ///
     /// # Errors
     /// poll(2) or read(2) failed.
-    pub(crate) fn next(&mut self, deadline: Option<Instant>) -> io::Result<Event> {
+    pub(crate) fn next(
+        &mut self,
+        deadline: Option<Instant>,
+        watched: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Event> {
         let rung = &mut self.rung;
         let mut other = Event::Timeout;
         let mut wait = |signals: &mut UnixStream| {
-            let woken = wait(signals, rung, deadline)?;
-            if woken == Woken::Bell {
-                other = Event::Bell;
+            let woken = wait(signals, rung, watched, deadline)?;
+            match woken {
+                Woken::Bell => other = Event::Bell,
+                Woken::Watched => other = Event::Watched,
+                Woken::Signal | Woken::Deadline => {}
             }
             Ok(woken == Woken::Signal)
         };
@@ -87,21 +95,28 @@ impl Events {
 enum Woken {
     Signal,
     Bell,
+    Watched,
     Deadline,
 }
 
 /// signal-hook reads the bytes of signals; the bell's are read here.
-fn wait(signals: &UnixStream, bell: &mut UnixStream, deadline: Option<Instant>) -> io::Result<Woken> {
+fn wait(
+    signals: &UnixStream,
+    bell: &mut UnixStream,
+    watched: Option<BorrowedFd<'_>>,
+    deadline: Option<Instant>,
+) -> io::Result<Woken> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut watched =
-            [signals.as_fd(), bell.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        match poll(&mut watched, left.as_ref()) {
+        let all = [Some(signals.as_fd()), Some(bell.as_fd()), watched].into_iter().flatten();
+        let mut polled: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut polled, left.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
             Ok(0) => return Ok(Woken::Deadline),
-            Ok(_) if !watched[0].revents().is_empty() => return Ok(Woken::Signal),
+            Ok(_) if !polled[0].revents().is_empty() => return Ok(Woken::Signal),
+            Ok(_) if polled[1].revents().is_empty() => return Ok(Woken::Watched),
             Ok(_) => {
                 let _ = bell.read(&mut [0; 64]);
                 return Ok(Woken::Bell);
@@ -132,25 +147,35 @@ mod tests {
         let mut events = Events::hear(&[SIGWINCH]).unwrap();
         for _ in 0..3 {
             raise(SIGWINCH).unwrap();
-            assert_eq!(events.next(None).unwrap(), Event::Signal(SIGWINCH));
+            assert_eq!(events.next(None, None).unwrap(), Event::Signal(SIGWINCH));
         }
         let bell = events.bell();
-        let waiting = thread::spawn(move || (events.next(None), events));
+        let waiting = thread::spawn(move || (events.next(None, None), events));
         bell.ring();
         let (event, mut events) = waiting.join().unwrap();
         assert_eq!(event.unwrap(), Event::Bell);
         bell.ring();
         raise(SIGWINCH).unwrap();
-        assert_eq!(events.next(None).unwrap(), Event::Signal(SIGWINCH));
-        assert_eq!(events.next(None).unwrap(), Event::Bell);
+        assert_eq!(events.next(None, None).unwrap(), Event::Signal(SIGWINCH));
+        assert_eq!(events.next(None, None).unwrap(), Event::Bell);
+    }
+
+    #[test]
+    fn a_watched_descriptor_comes_after_the_others() {
+        let mut events = Events::hear(&[]).unwrap();
+        let (watched, other) = UnixStream::pair().unwrap();
+        (&other).write_all(b"x").unwrap();
+        events.bell().ring();
+        assert_eq!(events.next(None, Some(watched.as_fd())).unwrap(), Event::Bell);
+        assert_eq!(events.next(None, Some(watched.as_fd())).unwrap(), Event::Watched);
     }
 
     #[test]
     fn waiting_ends_with_its_time() {
         let mut events = Events::hear(&[]).unwrap();
         let deadline = Instant::now() + Duration::from_millis(20);
-        assert_eq!(events.next(Some(deadline)).unwrap(), Event::Timeout);
+        assert_eq!(events.next(Some(deadline), None).unwrap(), Event::Timeout);
         assert!(Instant::now() >= deadline);
-        assert_eq!(events.next(Some(deadline)).unwrap(), Event::Timeout);
+        assert_eq!(events.next(Some(deadline), None).unwrap(), Event::Timeout);
     }
 }

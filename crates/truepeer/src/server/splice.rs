@@ -5,41 +5,117 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
-use tracing::{info, warn};
-use truepeer_bpf::Splices;
+use tracing::{debug, info, warn};
+use truepeer_bpf::{Device, Splices};
 
+use super::full::FullListeners;
 use crate::attach::find_devices;
-use crate::plan::{EntryConfig, ProcessConfig};
+use crate::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 
 /// Apart from the pins of `attach`, which lists what it finds in its directory.
 const PINS: &str = "/sys/fs/bpf/truepeer-splice";
 /// What they take is in docs/internals/splice.md.
 const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");
 
-/// `None`: no listener wants it, or it is not possible here, which is logged.
-pub(super) fn load(process: &ProcessConfig) -> Option<Arc<Splices>> {
-    let is_wanted = process.entries.iter().any(|entry| match entry {
-        EntryConfig::Proxy(config) => config.listeners.iter().any(|one| one.splice_after().is_some()),
-        EntryConfig::Https(_) | EntryConfig::Attach(_) => false,
-    });
-    if !is_wanted {
-        return None;
+/// What listeners may use.
+#[derive(Default)]
+pub(super) struct Programs {
+    /// If no listener wants them, it is what an earlier process has left.
+    pub(super) splices: Option<Arc<Splices>>,
+    pub(super) full: Option<FullListeners>,
+}
+
+/// What is not possible here is logged.
+pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
+    warn_of_marks(process);
+    if !is_wanted(process) {
+        return Programs { splices: left_behind(), full: None };
     }
-    match attach() {
-        Ok(splices) => Some(splices),
+    match attach(is_upgrade) {
+        Ok((splices, devices)) => {
+            let may = wants_full(process);
+            if may && splices.is_guest() {
+                warn!(
+                    "--splice full: as auto until truepeer is started again: an upgrade does not take over the programs"
+                );
+            }
+            let may = may && !splices.is_guest();
+            let full = may.then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
+            let full = full.transpose().unwrap_or_else(|failure| {
+                warn!("--splice full: {failure:#}; as auto");
+                None
+            });
+            if full.is_some() {
+                warn!(
+                    "--splice full is experimental and not for production: docs/splice.md, \"Sessions that the kernel makes\", says what is open"
+                );
+            }
+            Programs { splices: Some(splices), full }
+        }
         Err(failure) => {
             warn!("--splice auto: {failure:#}; sessions are relayed");
-            None
+            Programs::default()
         }
     }
 }
 
-fn attach() -> anyhow::Result<Arc<Splices>> {
+fn listeners(process: &ProcessConfig) -> impl Iterator<Item = &ListenerConfig> {
+    process.entries.iter().flat_map(|entry| match entry {
+        EntryConfig::Proxy(config) => config.listeners.as_slice(),
+        EntryConfig::Https(_) | EntryConfig::Attach(_) => &[],
+    })
+}
+
+pub(super) fn is_wanted(process: &ProcessConfig) -> bool {
+    listeners(process).any(|one| one.splice_after().is_some())
+}
+
+fn wants_full(process: &ProcessConfig) -> bool {
+    listeners(process).any(|listener| listener.splice_full() == Some(Ok(())))
+}
+
+fn warn_of_marks(process: &ProcessConfig) {
+    for listener in listeners(process).filter(|one| one.wants_splice() && one.mark != 0) {
+        warn!(
+            "--splice auto: sessions of {} are relayed, because translated packets don't have its --mark",
+            listener.bind
+        );
+    }
+}
+
+/// A reload loads no programs: the process has given up what that takes.
+pub(super) fn warn_of_reload(process: &ProcessConfig, is_loaded: bool, is_full_loaded: bool) {
+    warn_of_marks(process);
+    if is_loaded && !is_full_loaded && wants_full(process) {
+        warn!(
+            "--splice full: the kernel's programs for it are loaded at the next start; until then it is as auto"
+        );
+    }
+    if is_wanted(process) && !is_loaded {
+        warn!(
+            "--splice auto: the kernel's programs are loaded at the next start; until then sessions are relayed"
+        );
+    }
+}
+
+/// Sessions of an earlier process may go on, with clients' addresses that are not free.
+fn left_behind() -> Option<Arc<Splices>> {
+    if !truepeer_bpf::are_built_in() {
+        return None;
+    }
+    Splices::visit(Path::new(PINS)).unwrap_or_else(|failure| {
+        debug!("what an earlier process has left at {PINS}: {failure}");
+        None
+    })
+}
+
+fn attach(is_upgrade: bool) -> anyhow::Result<(Arc<Splices>, Vec<Device>)> {
     ensure!(truepeer_bpf::are_built_in(), "this truepeer was built without the kernel's programs");
     let mut devices = find_devices(&["all".to_owned()])?;
     devices.retain(|device| device.has_ethernet);
     let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
-    let splices = Splices::attach(Path::new(PINS), &devices, FLOWS).context("can't load the programs")?;
+    let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
+    let splices = attach(Path::new(PINS), &devices, FLOWS).context("can't load the programs")?;
     info!("sessions may leave user space, on {}", names.join(", "));
-    Ok(splices)
+    Ok((splices, devices))
 }

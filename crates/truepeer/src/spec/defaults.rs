@@ -29,6 +29,8 @@ pub(crate) const TABLE: u32 = crate::routes::plan::DEFAULT_TABLE;
 pub(crate) const TPROXY_MARK: u32 = crate::routes::plan::DEFAULT_TPROXY_MARK;
 pub(crate) const ORIGIN_KEEPALIVE: usize = 1024;
 pub(crate) const ORIGIN_IDLE: Duration = Duration::from_secs(60);
+/// The pause between two checks of an origin.
+pub(crate) const ORIGIN_HEALTH: Duration = Duration::from_secs(5);
 pub(crate) const ORIGIN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 /// `attach --close-after`.
 pub(crate) const ATTACH_CLOSE_AFTER: Duration = Duration::from_secs(60);

@@ -5,12 +5,13 @@ use std::time::Duration;
 use clap::Args;
 use truepeer_policy::PrefixSet;
 
-use super::address::{ListenAddr, OriginUrl};
+use super::address::ListenAddr;
 use super::groups::{
     AdminSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
     WaitSpec,
 };
-use super::values::{self, ClientAddressConfig, OriginProtocolConfig};
+use super::origin::{HealthOption, OriginRule};
+use super::values::{self, ClientAddressConfig, OnHttp, OriginProtocolConfig};
 use super::vpp::StackArgs;
 
 /// Terminate HTTPS (HTTP/2 and HTTP/1.1) and pass each request on to an origin that learns the
@@ -19,6 +20,10 @@ use super::vpp::StackArgs;
 pub(crate) struct HttpsSpec {
     #[arg(short, long)]
     pub(crate) listen: Vec<ListenAddr>,
+    #[arg(long)]
+    pub(crate) listen_http: Vec<ListenAddr>,
+    #[arg(long, value_parser = values::on_http)]
+    pub(crate) on_http: Option<OnHttp>,
     #[command(flatten)]
     pub(crate) process: ProcessSpec,
 
@@ -27,8 +32,10 @@ pub(crate) struct HttpsSpec {
     #[arg(long)]
     pub(crate) no_http2: bool,
 
+    #[arg(long, required = true)]
+    pub(crate) origin: Vec<OriginRule>,
     #[arg(long)]
-    pub(crate) origin: OriginUrl,
+    pub(crate) origin_health: Vec<HealthOption>,
     #[command(flatten)]
     pub(crate) origin_tls: OriginSpec,
     #[command(flatten)]

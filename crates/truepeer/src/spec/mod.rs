@@ -15,6 +15,7 @@ mod doctor;
 mod groups;
 mod https;
 mod operate;
+mod origin;
 mod port;
 mod proxy;
 mod routes;
@@ -29,7 +30,7 @@ pub(crate) mod values;
 mod vpp;
 
 pub(crate) use crate::routes::guard::RoutesMode;
-pub(crate) use address::{Family, HostPort, ListenAddr};
+pub(crate) use address::{Family, HostPort, ListenAddr, OriginUrl};
 pub(crate) use attach::{AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs};
 pub(crate) use confine::{ConfineMode, ConfineSpec, UserName};
 pub(crate) use connect::ConnectArgs;
@@ -38,6 +39,7 @@ pub(crate) use doctor::DoctorArgs;
 pub(crate) use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub(crate) use https::HttpsSpec;
 pub(crate) use operate::{AskSpec, SessionsArgs, StatusArgs, TopArgs};
+pub(crate) use origin::{HealthOption, OriginMatch, OriginRule};
 pub(crate) use port::{AttachPorts, Port};
 pub(crate) use proxy::ProxySpec;
 pub(crate) use routes::{RoutesAction, RoutesArgs};
@@ -46,10 +48,10 @@ pub(crate) use run::{HowArgs, RunArgs, Via};
 pub(crate) use serve::{
     AdminAddr, AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
 };
-pub(crate) use splice::{SpliceAfter, SpliceMode};
+pub(crate) use splice::{SpliceAfter, SpliceLinger, SpliceMode};
 pub(crate) use texts::{CompletionArgs, ManArgs};
 pub(crate) use values::{
-    Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OriginProtocolConfig,
+    Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OnHttp, OriginProtocolConfig,
     PrefixesOrFile, Protocol, SendProxy, SenderRule, Verbosity,
 };
 pub(crate) use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

@@ -12,7 +12,7 @@ use super::groups::{
     AdminSpec, FlowsSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec,
     UpstreamSpec, WaitSpec,
 };
-use super::splice::{self, SpliceAfter, SpliceMode};
+use super::splice::{self, SpliceAfter, SpliceLinger, SpliceMode};
 use super::values::{self, Carried, MaybeDuration, SendProxy};
 
 /// Accept connections that start with a PROXY header, and connect to the backend from the client's own address
@@ -59,6 +59,8 @@ pub(crate) struct ProxySpec {
     pub(crate) splice: Option<SpliceMode>,
     #[arg(long)]
     pub(crate) splice_after: Option<SpliceAfter>,
+    #[arg(long, value_parser = splice::linger)]
+    pub(crate) splice_linger: Option<SpliceLinger>,
 
     #[command(flatten)]
     pub(crate) tls: TlsSpec,

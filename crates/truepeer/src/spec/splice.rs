@@ -15,6 +15,8 @@ use super::values::size;
 pub(crate) enum SpliceMode {
     /// Where kernel and capabilities permit; other sessions are relayed.
     Auto,
+    /// Likewise, and the kernel makes sessions by itself where nothing has to be decided.
+    Full,
     /// Every session is relayed.
     #[default]
     Off,
@@ -23,8 +25,31 @@ pub(crate) enum SpliceMode {
 pub(super) fn mode(text: &str) -> Result<SpliceMode, String> {
     match text {
         "auto" => Ok(SpliceMode::Auto),
+        "full" => Ok(SpliceMode::Full),
         "off" => Ok(SpliceMode::Off),
-        _ => Err("expected auto (where kernel and capabilities permit) or off".to_owned()),
+        _ => Err(
+            "expected auto (where kernel and capabilities permit), full (the kernel accepts and connects, too) or off"
+                .to_owned(),
+        ),
+    }
+}
+
+/// `--splice-linger`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SpliceLinger {
+    /// A stop waits for them as for other sessions, and ends them then.
+    #[default]
+    Drain,
+    /// They go on.
+    Leave,
+}
+
+pub(super) fn linger(text: &str) -> Result<SpliceLinger, String> {
+    match text {
+        "drain" => Ok(SpliceLinger::Drain),
+        "leave" => Ok(SpliceLinger::Leave),
+        _ => Err("expected drain (a stop waits for them, then ends them) or leave (they go on)".to_owned()),
     }
 }
 

@@ -170,6 +170,8 @@ pub(crate) const OPTIONS: &[Row] = &[
         .is(|| address(d::LISTEN)).common(),
     row(HTTPS, LISTENING, "listen", "[ADDR]:PORT", "Address to listen on; repeatable. :PORT is every address of this machine, fd:NAME a socket of the service manager (FileDescriptorName=)")
         .is(|| address(d::LISTEN_HTTPS)).common(),
+    row(HTTPS, LISTENING, "listen-http", "[ADDR]:PORT", "Address to listen on for HTTP without TLS, such as :80; repeatable").means("none"),
+    row(HTTPS, LISTENING, "on-http", "redirect[:PORT]|serve", "What clients of --listen-http get: a redirect (308) to the same URL by https, on PORT or that of the first --listen; or what the origin answers").is(|| "redirect".to_owned()),
     row(PROXY, LISTENING, "protocol", "tcp|udp|both", "What is carried; both: TCP and UDP on the same addresses, to the same backends").is(|| "tcp".to_owned()),
     row(PROXY, LISTENING, "listeners", "N", "Sockets on each address; the kernel spreads connections over them (SO_REUSEPORT)").is(|| "1".to_owned()),
     row(PROXY, LISTENING, "workers", "N", "Threads").means("one for each core"),
@@ -189,7 +191,8 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, BACKENDS, "dynamic-allow", "PREFIX[:PORTS]", "Where --dynamic-destination may lead, such as 10.0.0.0/8:80,8000-8100 or [2001:db8::/32]:443; repeatable; without ports: all. Own listeners are never a destination"),
     row(ROUTERS, BACKENDS, "dynamic-allow", "PREFIX[:PORTS]", "Where --dynamic-destination may lead; repeatable"),
 
-    row(HTTPS, ORIGIN, "origin", "URL", "The origin of requests: http://HOST[:PORT], or https://HOST[:PORT], whose certificate is verified").common(),
+    row(HTTPS, ORIGIN, "origin", "[MATCH=]URL", "The origin of requests: http://HOST[:PORT], or https://HOST[:PORT], whose certificate is verified. Repeatable: MATCH=URL is for some requests only, by host, path or both: api.example, *.example, /static or api.example/v2").common(),
+    row(HTTPS, ORIGIN, "origin-health", "[MATCH=]RULE", "Check origins: [HOST]/PATH[,TIME] asks for a path (2xx or 3xx is healthy), connect[,TIME] connects, each 5 s or TIME; after two failures requests get 503. Repeatable: MATCH=RULE is for one origin").means("no checks"),
     row(PROXY, BACKENDS, "connect-timeout", "TIME", "How long a backend may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
     row(HTTPS, ORIGIN, "connect-timeout", "TIME", "How long the origin may take to accept a connection").is(|| time(d::CONNECT_TIMEOUT)),
     row(HTTPS, ORIGIN, "origin-protocol", "auto|h2|http1", "HTTP version spoken with the origin. auto: HTTP/2 if an https:// origin chooses it (ALPN). h2: always, by prior knowledge with an http:// origin").is(|| "http1".to_owned()),
@@ -244,8 +247,9 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, DELIVERY, "nat64-prefix", "PREFIX", "Show IPv4 clients to an IPv6 backend under this prefix, such as 64:ff9b::/96").means("refuse them"),
     row(PROXY, DELIVERY, "pseudo-ipv4", "", "Show IPv6 clients to an IPv4 backend as 240.0.0.0/4 addresses, one for each /64 network").means("refuse them"),
     row(PROXY, DELIVERY, "send-proxy", "v1|v2|spp", "Write a PROXY header to the backend instead of using the client's address (needs no privilege). spp, Simple Proxy Protocol, is for UDP").common(),
-    row(PROXY, DELIVERY, "splice", "auto|off", "Sessions leave user space: the kernel translates their packets, and they go on without truepeer. auto: where kernel and capabilities permit, otherwise they are relayed").is(|| "off".to_owned()),
-    row(PROXY, DELIVERY, "splice-after", "SIZE,TIME", "With --splice auto, hand a session over after so many bytes or at this age; 0: at once").is(|| SpliceAfter::default().to_string()),
+    row(PROXY, DELIVERY, "splice", "auto|full|off", "Sessions leave user space: the kernel translates their packets, and they go on without truepeer. auto: where kernel and capabilities permit, otherwise they are relayed. full: likewise, and the kernel accepts senders and connects to backends by itself where a header leaves nothing to decide").is(|| "off".to_owned()),
+    row(PROXY, DELIVERY, "splice-after", "SIZE,TIME", "With --splice auto or full, hand a session over after so many bytes or at this age; 0: at once").is(|| SpliceAfter::default().to_string()),
+    row(PROXY, DELIVERY, "splice-linger", "drain|leave", "When truepeer stops, sessions that have left user space: drain waits for them and ends them then, leave lets them go on; the next start finds them").is(|| "drain".to_owned()),
     row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for this long").is(|| "none".to_owned()),
 
     row(PROXY, TLS, "tls-cert", "FILE", "Certificate (PEM, followed by its issuers); clients then use TLS. Repeatable: the client's SNI selects one, and the first serves all other names. Read again on SIGHUP").common(),

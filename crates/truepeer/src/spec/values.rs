@@ -1,6 +1,7 @@
 //! Parsers of values. Each error says what was expected.
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -113,13 +114,27 @@ pub(crate) enum ClientAddressConfig {
 }
 
 /// The version of HTTP to speak with an origin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OriginProtocolConfig {
     Auto,
     H2,
     #[default]
     Http1,
+}
+
+/// What clients without TLS get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnHttp {
+    /// A redirect to https on this port; `None`: on that of the first listener.
+    Redirect(Option<u16>),
+    Serve,
+}
+
+impl Default for OnHttp {
+    fn default() -> Self {
+        Self::Redirect(None)
+    }
 }
 
 /// Prefixes, or a file that lists them.
@@ -401,6 +416,19 @@ pub(super) fn origin_protocol(text: &str) -> Result<OriginProtocolConfig, String
         "h2" => Ok(OriginProtocolConfig::H2),
         "http1" => Ok(OriginProtocolConfig::Http1),
         _ => Err("expected auto, h2 or http1".to_owned()),
+    }
+}
+
+/// `--on-http`.
+pub(super) fn on_http(text: &str) -> Result<OnHttp, String> {
+    match text {
+        "redirect" => Ok(OnHttp::Redirect(None)),
+        "serve" => Ok(OnHttp::Serve),
+        _ => {
+            let port = text.strip_prefix("redirect:").and_then(|port| port.parse::<NonZeroU16>().ok());
+            port.map(|port| OnHttp::Redirect(Some(port.get())))
+                .ok_or_else(|| "expected redirect, redirect:PORT or serve".to_owned())
+        }
     }
 }
 

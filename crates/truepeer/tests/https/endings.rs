@@ -8,14 +8,14 @@ use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Program, Running, Test, client, tests};
 
-use crate::kit::{https, origin};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{https, origin, origin_in};
 
 const DOOR: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8000";
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
-        open_requests_are_answered_before_the_end,
         connections_waiting_in_the_queue_are_still_served,
         a_second_signal_ends_at_once,
         the_drain_time_ends_endless_sessions,
@@ -23,7 +23,10 @@ pub(crate) fn tests() -> Vec<Test> {
         connections_after_101_end_with_the_drain_time,
         certificates_change_under_load,
     ];
-    all.into_iter().map(|test| test.needs_program("python3")).collect()
+    let open = "open_requests_are_answered_before_the_end";
+    let over = [Http1, Http2]
+        .map(|origin| Test::new(format!("{open}{}", origin.suffix()), move |bed| open_requests(bed, origin)));
+    all.into_iter().chain(over).map(|test| test.needs_program("python3")).collect()
 }
 
 /// `connect()` opens a TLS connection to truepeer; `wait_for(name)` waits for a file in the bed's directory.
@@ -79,16 +82,21 @@ print(answer.decode(), flush=True)
 struct Busy {
     truepeer: Running,
     client: Running,
-    _origin: Running,
+    _origin: Vec<Running>,
 }
 
 impl Busy {
     fn start(bed: &Bed, options: &[&str]) -> anyhow::Result<Self> {
-        let origin = origin(bed, 8000)?;
-        let truepeer = https(bed, DOOR, ORIGIN)?.args(options).start(bed)?;
+        Self::start_in(bed, Http1, options)
+    }
+
+    fn start_in(bed: &Bed, version: OriginVersion, options: &[&str]) -> anyhow::Result<Self> {
+        let origin = origin_in(bed, 8000, version)?;
+        let site = https(bed, DOOR, ORIGIN)?.option("--origin-protocol", version.option());
+        let truepeer = site.args(options).start(bed)?;
         let client = python(bed, BUSY)?;
         client.wait_for_log("ready")?;
-        origin.wait_for_log("request /busy")?;
+        origin[0].wait_for_log("request /busy")?;
         Ok(Self { truepeer, client, _origin: origin })
     }
 
@@ -105,8 +113,8 @@ impl Busy {
     }
 }
 
-fn open_requests_are_answered_before_the_end(bed: &Bed) -> anyhow::Result<()> {
-    let busy = Busy::start(bed, &[])?;
+fn open_requests(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let busy = Busy::start_in(bed, version, &[])?;
     busy.ask_for_the_end()?;
     busy.client.wait_for_log("idle ended in order")?;
     bed.wait_for("the door to be closed", || client::connect(DOOR).is_err())?;

@@ -4,17 +4,22 @@ use anyhow::{Context as _, ensure};
 use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Test, skip, tests, workspace_dir};
 
-use crate::kit::{curl, https, origin};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{curl, https, origin, origin_in};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         clients_choose_the_version,
-        bodies_pass_both_ways,
         an_early_answer_is_not_lost,
-        an_origins_early_answer_is_not_lost,
         heads_and_bodies_have_limits,
         what_h2spec_asks_is_done
     ];
+    for origin in [Http1, Http2] {
+        let named = |name: &str| format!("{name}{}", origin.suffix());
+        all.push(Test::new(named("bodies_pass_both_ways"), move |bed| bodies_pass(bed, origin)));
+        let early = named("an_origins_early_answer_is_not_lost");
+        all.push(Test::new(early, move |bed| origins_early_answer(bed, origin)));
+    }
     all.push(Test::new("many_streams_are_served_at_once", many_streams).needs_program("h2load"));
     all.push(Test::new("uploads_share_a_connection", uploads_share_a_connection).needs_program("h2load"));
     all.push(Test::new("nghttp_is_served", nghttp_is_served).needs_program("nghttp"));
@@ -37,9 +42,9 @@ fn clients_choose_the_version(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bodies_pass_both_ways(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = origin(bed, 8080)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+fn bodies_pass(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let _origin = origin_in(bed, 8080, version)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.option("--origin-protocol", version.option()).start(bed)?;
     let file = bed.write("body", "z".repeat(100_000).repeat(50))?;
     let up = |option: &str| {
         curl(&["--http2", option]).arg(format!("@{}", file.display())).arg("https://127.0.0.1/").run(bed)
@@ -83,10 +88,10 @@ fn an_early_answer_is_not_lost(bed: &Bed) -> anyhow::Result<()> {
     ask("413", &["--request", "POST", "-H", "Content-Length:", "--upload-file"])
 }
 
-fn an_origins_early_answer_is_not_lost(bed: &Bed) -> anyhow::Result<()> {
+fn origins_early_answer(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
     let nginx = "client_max_body_size 1k; location / { return 200 fine; } location /up { proxy_pass http://127.0.0.1:1; }";
-    let _origin = Nginx::default().server("127.0.0.1:8080", "", nginx).start(bed)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let _origin = Nginx::default().server("127.0.0.1:8080", version.nginx(), nginx).start(bed)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.option("--origin-protocol", version.option()).start(bed)?;
     let file = bed.write("body", "z".repeat(3 << 20))?;
     for _ in 0..5 {
         let said = curl(&[

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Running, Truepeer};
 
 use crate::authority::Authority;
@@ -71,6 +72,39 @@ pub(crate) fn start_site(
         .option("--origin", origin)
         .args(options)
         .start(bed)
+}
+
+/// The version of HTTP that truepeer speaks with an origin without TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OriginVersion {
+    Http1,
+    Http2,
+}
+
+impl OriginVersion {
+    /// The value of `--origin-protocol`.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            Self::Http1 => "http1",
+            Self::Http2 => "h2",
+        }
+    }
+
+    /// NGINX's option of `listen`.
+    pub(crate) fn nginx(self) -> &'static str {
+        match self {
+            Self::Http1 => "",
+            Self::Http2 => "http2",
+        }
+    }
+
+    /// The end of a test's name.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Self::Http1 => "",
+            Self::Http2 => "_from_an_http2_origin",
+        }
+    }
 }
 
 /// Origins with their own HTTP parsers that print what they parsed (`programs/origin.*`).
@@ -163,6 +197,24 @@ pub(crate) fn origin(bed: &Bed, port: u16) -> anyhow::Result<Running> {
     let origin = Program::new("python3").args(["-c", ORIGIN]).arg(port.to_string()).start(bed)?;
     origin.wait_listening(format!("127.0.0.1:{port}"))?;
     Ok(origin)
+}
+
+/// The same in this version: NGINX in front of it speaks HTTP/2, and passes bodies on as they come. The origin itself is the first.
+pub(crate) fn origin_in(bed: &Bed, port: u16, version: OriginVersion) -> anyhow::Result<Vec<Running>> {
+    if version == OriginVersion::Http1 {
+        return Ok(vec![origin(bed, port)?]);
+    }
+    Ok(vec![origin(bed, port + 1000)?, http2_front(bed, port, port + 1000)?])
+}
+
+/// NGINX, which speaks HTTP/2 on `port` for an origin on the port `behind`, and passes bodies on as they come.
+pub(crate) fn http2_front(bed: &Bed, port: u16, behind: u16) -> anyhow::Result<Running> {
+    let directives = format!(
+        "client_max_body_size 0; location / {{ proxy_pass http://127.0.0.1:{behind}; proxy_http_version 1.1; \
+         proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 10m; proxy_send_timeout 10m; }}"
+    );
+    let directives = format!("client_body_timeout 10m; send_timeout 10m; {directives}");
+    Nginx::default().server(format!("127.0.0.1:{port}"), OriginVersion::Http2.nginx(), &directives).start(bed)
 }
 
 /// `connect()` for clients in Python; its argument is offered by ALPN.

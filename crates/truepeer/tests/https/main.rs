@@ -9,14 +9,17 @@ mod endings;
 mod ends;
 mod floods;
 mod handshakes;
+mod health;
 mod hostile;
 mod http2;
 mod kit;
 mod learns;
+mod listen_http;
 mod origin_http2;
 mod origins;
 mod restarts;
 mod scarcity;
+mod several_origins;
 mod slow;
 mod smuggling;
 mod traffic;
@@ -28,6 +31,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let all = [
         learns::tests(),
+        listen_http::tests(),
         origins::tests(),
         origin_http2::tests(),
         handshakes::tests(),
@@ -41,6 +45,8 @@ fn main() -> ExitCode {
         ends::tests(),
         restarts::tests(),
         scarcity::tests(),
+        several_origins::tests(),
+        health::tests(),
         slow::tests(),
         upgrades::tests(),
         alerts::tests(),

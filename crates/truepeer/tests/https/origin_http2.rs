@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         one_connection_serves_all_clients,
         each_client_connection_has_its_own_where_a_header_names_it,
         what_http2_cannot_carry_goes_by_http1,
+        a_header_names_the_protocol_behind_it,
     ];
     for name in
         ["an_origin_that_ends_its_connections_loses_no_request", "an_origins_limit_of_streams_is_kept"]
@@ -98,7 +99,8 @@ fn an_origin_that_speaks_http1_only_is_refused_by_name(bed: &Bed) -> anyhow::Res
         let truepeer = site(bed, url, "h2")?.args(insecure).start(bed)?;
         let answer = curl(&status).run(bed)?;
         ensure!(answer == "502", "{answer}; {}", truepeer.log());
-        truepeer.wait_for_log("can't connect to the origin: ")?;
+        truepeer.wait_for_log("reason=\"origin_not_http2\"")?;
+        truepeer.wait_for_log("--origin-protocol auto")?;
     }
     Ok(())
 }
@@ -124,6 +126,42 @@ fn each_client_connection_has_its_own_where_a_header_names_it(bed: &Bed) -> anyh
         let answer = curl(&[VERSIONS[number % 2], url, url]).run(bed)?;
         ensure!(answer == format!("{number} 1 127.0.0.1{number} 2 127.0.0.1"), "{answer}");
     }
+    Ok(())
+}
+
+/// An origin that may choose its protocol by the ALPN value of the PROXY header.
+fn a_header_names_the_protocol_behind_it(bed: &Bed) -> anyhow::Result<()> {
+    const SCRIPT: &str = r"
+import socket
+door = socket.create_server(('127.0.0.1', 8080))
+print('ready', flush=True)
+while True:
+    connection, _ = door.accept()
+    reader = connection.makefile('rb') # keeps the socket open, too
+    values = reader.read(int.from_bytes(reader.read(16)[14:16], 'big'))[12:]
+    alpn = 'none'
+    while values:
+        kind, length = values[0], int.from_bytes(values[1:3], 'big')
+        if kind == 1: alpn = values[3:3 + length].decode()
+        values = values[3 + length:]
+    print(alpn, 'before', reader.readline().split()[-1].decode(), flush=True)
+    reader.close()
+    connection.close()
+";
+    let origin = Program::new("python3").args(["-c", SCRIPT]).start(bed)?;
+    origin.wait_for_log("ready")?;
+    let _truepeer = site(bed, PLAIN, "h2")?
+        .option("--client-address", "proxy")
+        .option("--origin-retry-timeout", 0)
+        .start(bed)?;
+    let upgrade = ["-HConnection: upgrade", "-HUpgrade: websocket"];
+    for version in VERSIONS {
+        get(bed, version, "/")?;
+    }
+    curl(&["--http1.1", "https://127.0.0.1/"]).args(upgrade).run(bed)?;
+    let said = origin.stdout();
+    let expected = "ready\nh2 before HTTP/2.0\nh2 before HTTP/2.0\nhttp/1.1 before HTTP/1.1\n";
+    ensure!(said == expected, "{said}");
     Ok(())
 }
 
@@ -154,9 +192,12 @@ fn short_connections(bed: &Bed) -> anyhow::Result<()> {
     let directives = "keepalive_requests 7; location / { return 200 ok; }";
     let origin = Nginx::default().server(ORIGIN, "http2", directives).start(bed)?;
     let truepeer = site(bed, PLAIN, "h2")?.start(bed)?;
+    let body = bed.write("body", "z".repeat(3000))?.display().to_string();
     for args in [["-n1000", "-c5", "-m10"], ["-n1000", "-c20", "--h1"]] {
-        let said = h2load(bed, &args)?;
-        ensure!(said.contains("status codes: 1000 2xx"), "{said}; {}; {}", truepeer.log(), origin.log());
+        for body in [&[][..], &["-d", &body]] {
+            let said = h2load(bed, &[&args[..], body].concat())?;
+            ensure!(said.contains("status codes: 1000 2xx"), "{said}; {}; {}", truepeer.log(), origin.log());
+        }
     }
     Ok(())
 }

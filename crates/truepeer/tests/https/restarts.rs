@@ -1,20 +1,25 @@
-//! Requests while the origin restarts: all idempotent ones are answered.
+//! Requests while the origin restarts: all idempotent ones are answered, whichever version of HTTP the origin speaks.
 
 use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::servers::Nginx;
-use truepeer_testbed::{Bed, Program, Running, Test, tests};
+use truepeer_testbed::{Bed, Program, Running, Test};
 
-use crate::kit::https;
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{Certificate, https};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut all = tests![
-        a_restart_of_the_origin_loses_no_request,
-        a_reload_of_the_origin_loses_no_request,
-        a_replacement_of_the_origin_loses_no_request
-    ];
-    let over_http2 = Test::new("nobody_notices_over_http2_either", nobody_notices_over_http2_either);
-    all.push(over_http2.needs_program("h2load"));
+    let mut all = Vec::new();
+    for origin in [Http1, Http2] {
+        let named = |name: &str| format!("{name}_loses_no_request{}", origin.suffix());
+        all.push(Test::new(named("a_restart_of_the_origin"), move |bed| restart(bed, origin)));
+        all.push(Test::new(named("a_reload_of_the_origin"), move |bed| reload(bed, origin)));
+        let name = format!("nobody_notices_over_http2_either{}", origin.suffix());
+        let over_http2 = Test::new(name, move |bed| nobody_notices_over_http2_either(bed, origin));
+        all.push(over_http2.needs_program("h2load"));
+        all.push(Test::new(named("a_reload_of_truepeer"), move |bed| own_reload(bed, origin)));
+        all.push(Test::new(named("a_replacement_of_the_origin"), move |bed| replacement(bed, origin)));
+    }
     all
 }
 
@@ -22,8 +27,15 @@ const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "127.0.0.1:8080";
 const FINE: &str = "location / { return 200 \"fine\\n\"; }";
 
-fn truepeer(bed: &Bed) -> anyhow::Result<Running> {
-    https(bed, HERE, &format!("http://{ORIGIN}"))?.option("--origin-patience", "50s").start(bed)
+fn truepeer(bed: &Bed, origin: OriginVersion) -> anyhow::Result<Running> {
+    https(bed, HERE, &format!("http://{ORIGIN}"))?
+        .option("--origin-patience", "50s")
+        .option("--origin-protocol", origin.option())
+        .start(bed)
+}
+
+fn nginx(origin: OriginVersion, listen_options: &str) -> Nginx {
+    Nginx::default().server(ORIGIN, &format!("{listen_options} {}", origin.nginx()), FINE)
 }
 
 /// Eight clients that send requests continuously, each on its own connection.
@@ -84,10 +96,10 @@ print(len(failures), failures[:3])
 }
 
 /// It is stopped in the middle, and for a moment nothing listens.
-fn a_restart_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
-    let nginx = Nginx::default().server(ORIGIN, "", FINE);
+fn restart(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
+    let nginx = nginx(origin, "");
+    let _truepeer = truepeer(bed, origin)?;
     let mut origin = Some(nginx.start(bed)?);
-    let _truepeer = truepeer(bed)?;
     let load = Load::start(bed)?;
     for _ in 0..3 {
         load.goes_on()?;
@@ -99,9 +111,9 @@ fn a_restart_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
 }
 
 /// `nginx -s reload`: new workers take over, and the old ones close kept connections.
-fn a_reload_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
-    let origin = Nginx::default().server(ORIGIN, "", FINE).workers(2).start(bed)?;
-    let _truepeer = truepeer(bed)?;
+fn reload(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
+    let _truepeer = truepeer(bed, origin)?;
+    let origin = nginx(origin, "").workers(2).start(bed)?;
     let load = Load::start(bed)?;
     for round in 1..=5 {
         load.goes_on()?;
@@ -117,11 +129,26 @@ fn reloaded(origin: &Running, times: usize) -> anyhow::Result<()> {
     origin.wait_state("a reload", || origin.stderr().matches(": reconfiguring").count() >= times)
 }
 
+/// With another certificate each time, so new rules with pools of their own.
+fn own_reload(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
+    let truepeer = truepeer(bed, origin)?;
+    let _origin = nginx(origin, "").start(bed)?;
+    let load = Load::start(bed)?;
+    for round in 1..=3 {
+        load.goes_on()?;
+        Certificate::make(bed)?;
+        truepeer.signal(Signal::HUP)?;
+        truepeer.wait_state("a reload", || truepeer.log().matches("reloaded: ").count() >= round)?;
+    }
+    load.goes_on()?;
+    load.end()
+}
+
 /// A second NGINX listens on the same port (SO_REUSEPORT) before the first one leaves.
-fn a_replacement_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()> {
-    let nginx = Nginx::default().server(ORIGIN, "reuseport", FINE);
+fn replacement(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
+    let nginx = nginx(origin, "reuseport");
+    let _truepeer = truepeer(bed, origin)?;
     let mut origin = nginx.start(bed)?;
-    let _truepeer = truepeer(bed)?;
     let load = Load::start(bed)?;
     for _ in 0..3 {
         load.goes_on()?;
@@ -135,9 +162,9 @@ fn a_replacement_of_the_origin_loses_no_request(bed: &Bed) -> anyhow::Result<()>
     load.end()
 }
 
-fn nobody_notices_over_http2_either(bed: &Bed) -> anyhow::Result<()> {
-    let origin = Nginx::default().server(ORIGIN, "", FINE).workers(2).start(bed)?;
-    let _truepeer = truepeer(bed)?;
+fn nobody_notices_over_http2_either(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
+    let _truepeer = truepeer(bed, origin)?;
+    let origin = nginx(origin, "").workers(2).start(bed)?;
     let load = Program::new("h2load").args(["-n6000", "-c4", "-m8", "https://127.0.0.1/"]).start(bed)?;
     let mut reloads = 0;
     while load.is_alive() {

@@ -8,16 +8,25 @@ use anyhow::{Context as _, ensure};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use truepeer_testbed::{Bed, Program, Running, Test, skip, tests};
 
-use crate::kit::{curl, https, https_with_files, origin};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{curl, https, https_with_files, origin, origin_in};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = tests![
-        accepting_pauses_while_there_are_no_descriptors,
-        a_request_without_a_descriptor_for_the_origin_gets_a_status,
+    let mut all = tests![
         a_worker_that_fails_ends_the_program_with_the_reason,
-        idle_connections_give_way_to_new_ones,
         the_connections_of_one_client_are_limited,
     ];
+    type Body = fn(&Bed, OriginVersion) -> anyhow::Result<()>;
+    let of_each: [(&str, Body); 3] = [
+        ("accepting_pauses_while_there_are_no_descriptors", accepting_pauses),
+        ("a_request_without_a_descriptor_for_the_origin_gets_a_status", a_request_without_a_descriptor),
+        ("idle_connections_give_way_to_new_ones", idle_connections_give_way),
+    ];
+    for version in [Http1, Http2] {
+        for (name, body) in of_each {
+            all.push(Test::new(format!("{name}{}", version.suffix()), move |bed| body(bed, version)));
+        }
+    }
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
 
@@ -57,6 +66,8 @@ const MINE: [&str; 2] = ["--user", "root"];
 
 /// Lets truepeer open this many more descriptors: each new one gets the lowest free number.
 fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
+    // It answers once it has started. Before, it opens some for a moment, also after the last line of its start.
+    report(truepeer)?;
     let names = fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.flatten();
     let used: HashSet<u64> = names.filter_map(|name| name.file_name().to_str()?.parse().ok()).collect();
     let last = (0..).filter(|number| !used.contains(number)).take(more).last();
@@ -96,9 +107,10 @@ fn ticks(truepeer: &Running) -> anyhow::Result<u64> {
     fields.split_whitespace().skip(11).take(2).map(|field| Ok(field.parse::<u64>()?)).sum()
 }
 
-fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = origin(bed, 8080)?;
-    let truepeer = https(bed, HERE, ORIGIN)?.args(&MINE).start(bed)?;
+fn accepting_pauses(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let _origin = origin_in(bed, 8080, version)?;
+    let truepeer =
+        https(bed, HERE, ORIGIN)?.args(&MINE).option("--origin-protocol", version.option()).start(bed)?;
     let regular = python(bed, REGULAR)?;
     regular.wait_for_log("served")?;
 
@@ -139,18 +151,18 @@ fn accepting_pauses_while_there_are_no_descriptors(bed: &Bed) -> anyhow::Result<
 }
 
 /// One descriptor is left, and the client's own connection takes it.
-fn a_request_without_a_descriptor_for_the_origin_gets_a_status(bed: &Bed) -> anyhow::Result<()> {
-    let origin = origin(bed, 8080)?;
-    let truepeer = https(bed, HERE, ORIGIN)?.args(&MINE).start(bed)?;
+fn a_request_without_a_descriptor(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let origin = origin_in(bed, 8080, version)?;
+    let truepeer =
+        https(bed, HERE, ORIGIN)?.args(&MINE).option("--origin-protocol", version.option()).start(bed)?;
     let status =
         || curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/3"]).run(bed);
-    // The other worker may still be opening its own.
     truepeer.wait_for_log("listening on")?;
     allow_descriptors(&truepeer, 1)?;
     let said = status()?;
     ensure!(said == "503", "{said}; {}", truepeer.log());
     truepeer.wait_for_log("origin_no_resources")?;
-    ensure!(!origin.stdout().contains("request"), "{}", origin.log());
+    ensure!(!origin[0].stdout().contains("request"), "{}", origin[0].log());
     allow_descriptors(&truepeer, 100)?;
     let said = status()?;
     ensure!(said == "200", "{said}; {}", truepeer.log());
@@ -169,12 +181,13 @@ while not os.path.exists('leave'): time.sleep(.01)
 ";
 
 /// More than there are sessions, and then as many as there are descriptors.
-fn idle_connections_give_way_to_new_ones(bed: &Bed) -> anyhow::Result<()> {
+fn idle_connections_give_way(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
     const OPEN_FILES: usize = 160;
-    let _origin = origin(bed, 8080)?;
+    let _origin = origin_in(bed, 8080, version)?;
     let truepeer = https_with_files(bed, OPEN_FILES, HERE, ORIGIN)?
         .args(&MINE)
         .option("--origin-keepalive", 0)
+        .option("--origin-protocol", version.option())
         .start(bed)?;
     let crowd = Program::new("python3").args(["-c", IDLE_CROWD, "100"]).start(bed)?;
     crowd.wait_for_log("here")?;

@@ -2,16 +2,24 @@
 
 use anyhow::ensure;
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Program, Running, Test, tests};
+use truepeer_testbed::{Bed, Program, Running, Test};
 
-use crate::kit::{CONNECT, curl, https, origin};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{CONNECT, curl, https, origin_in};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = tests![
-        a_client_that_reads_too_slowly_is_ended_and_counted,
-        a_client_that_reads_nothing_is_ended_and_counted,
-        a_slow_reader_is_served_without_a_minimum_rate,
-    ];
+    let mut all = Vec::new();
+    for origin in [Http1, Http2] {
+        let named = |name: &str| format!("{name}{}", origin.suffix());
+        let (too_slowly, nothing) = (
+            "a_client_that_reads_too_slowly_is_ended_and_counted",
+            "a_client_that_reads_nothing_is_ended_and_counted",
+        );
+        all.push(Test::new(named(too_slowly), move |bed| reads_too_slowly(bed, origin)));
+        all.push(Test::new(named(nothing), move |bed| reads_nothing(bed, origin)));
+        let patient = "a_slow_reader_is_served_without_a_minimum_rate";
+        all.push(Test::new(named(patient), move |bed| is_served_without_a_minimum_rate(bed, origin)));
+    }
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
 
@@ -56,10 +64,11 @@ fn ended(bed: &Bed, truepeer: &Running, reason: &str) -> anyhow::Result<()> {
 }
 
 /// A little at a time, so that it always makes some progress.
-fn a_client_that_reads_too_slowly_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = origin(bed, 8080)?;
+fn reads_too_slowly(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let _origin = origin_in(bed, 8080, version)?;
     let options = ["--send-timeout", "3s", "--min-rate", "1GiB", "--access-log"];
-    let truepeer = https(bed, HERE, ORIGIN)?.args(&options).start(bed)?;
+    let truepeer =
+        https(bed, HERE, ORIGIN)?.option("--origin-protocol", version.option()).args(&options).start(bed)?;
     let slow = reader(bed, "time.sleep(.02)")?;
     ended(bed, &truepeer, "client_too_slow=1")?;
     ensure!(slow.wait_end()?.success(), "{}", slow.log());
@@ -67,9 +76,12 @@ fn a_client_that_reads_too_slowly_is_ended_and_counted(bed: &Bed) -> anyhow::Res
     truepeer.wait_for_log("client_too_slow")
 }
 
-fn a_client_that_reads_nothing_is_ended_and_counted(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = origin(bed, 8080)?;
-    let truepeer = https(bed, HERE, ORIGIN)?.args(&["--send-timeout", "1s"]).start(bed)?;
+fn reads_nothing(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let _origin = origin_in(bed, 8080, version)?;
+    let truepeer = https(bed, HERE, ORIGIN)?
+        .option("--origin-protocol", version.option())
+        .args(&["--send-timeout", "1s"])
+        .start(bed)?;
     let wait = "while not __import__('os').path.exists('go'): time.sleep(.02)";
     let slow = reader(bed, wait)?;
     slow.wait_for_log("asked")?;
@@ -80,10 +92,12 @@ fn a_client_that_reads_nothing_is_ended_and_counted(bed: &Bed) -> anyhow::Result
     Ok(())
 }
 
-fn a_slow_reader_is_served_without_a_minimum_rate(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = origin(bed, 8080)?;
-    let truepeer =
-        https(bed, HERE, ORIGIN)?.args(&["--send-timeout", "20s", "--min-rate", "0"]).start(bed)?;
+fn is_served_without_a_minimum_rate(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let _origin = origin_in(bed, 8080, version)?;
+    let truepeer = https(bed, HERE, ORIGIN)?
+        .option("--origin-protocol", version.option())
+        .args(&["--send-timeout", "20s", "--min-rate", "0"])
+        .start(bed)?;
     // Stops in the middle, and continues on order.
     let wait = "
         if got > 1000000:

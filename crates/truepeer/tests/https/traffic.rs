@@ -4,26 +4,31 @@ use anyhow::ensure;
 use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Test, tests};
 
-use crate::kit::{curl, https, origin, python_client};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{curl, https, origin, origin_in, python_client};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
-        large_bodies_pass_unharmed,
         a_websocket_passes,
         a_body_waits_for_the_origins_100_continue,
         connections_are_kept_on_both_sides,
         methods_that_are_not_named_are_forbidden,
         an_unreachable_origin_has_its_own_status
     ];
+    for origin in [Http1, Http2] {
+        let name = format!("large_bodies_pass_unharmed{}", origin.suffix());
+        all.push(Test::new(name, move |bed| large_bodies(bed, origin)));
+    }
     all.push(Test::new("node_is_served", node_is_served).needs_program("node"));
     all
 }
 
 const HERE: &str = "127.0.0.1:443";
 
-fn large_bodies_pass_unharmed(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = origin(bed, 8080)?;
-    let _truepeer = https(bed, HERE, "http://127.0.0.1:8080")?.start(bed)?;
+fn large_bodies(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let _origin = origin_in(bed, 8080, version)?;
+    let site = https(bed, HERE, "http://127.0.0.1:8080")?;
+    let _truepeer = site.option("--origin-protocol", version.option()).start(bed)?;
     let said = python_client(
         bed,
         r"

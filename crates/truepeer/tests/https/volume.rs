@@ -4,33 +4,44 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use rustix::process::{Resource, getrlimit};
-use truepeer_testbed::{Bed, Program, Running, Test, tests};
+use truepeer_testbed::{Bed, Program, Running, Test};
 
-use crate::kit::{https, python_client};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{curl, http2_front, https, python_client};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut all = tests![slow_readers_cost_no_memory, slow_origins_cost_no_memory];
-    all.push(Test::new("bodies_of_64_mib_pass_each_way", |bed| bodies_pass(bed, 64)));
-    all.push(
-        Test::new("bodies_of_1_gib_pass_each_way", |bed| bodies_pass(bed, 1024))
-            .long()
-            .time_limit(Duration::from_secs(600)),
-    );
-    all.push(Test::new("connections_are_kept_a_thousand", |bed| many_are_kept(bed, 1000)));
-    all.push(
-        Test::new("connections_are_kept_ten_thousand", |bed| many_are_kept(bed, ten_thousand()))
+    let mut all = Vec::new();
+    for version in [Http1, Http2] {
+        let test = |name: &str, body: fn(&Bed, OriginVersion) -> anyhow::Result<()>| {
+            Test::new(format!("{name}{}", version.suffix()), move |bed| body(bed, version))
+        };
+        all.push(test("slow_readers_cost_no_memory", slow_readers));
+        all.push(test("slow_origins_cost_no_memory", slow_origins));
+        all.push(test("bodies_of_64_mib_pass_each_way", |bed, version| bodies_pass(bed, version, 64)));
+        all.push(test("bodies_of_64_mib_pass_each_way_over_http2", http2_bodies_pass));
+        all.push(
+            test("bodies_of_1_gib_pass_each_way", |bed, version| bodies_pass(bed, version, 1024))
+                .long()
+                .time_limit(Duration::from_secs(600)),
+        );
+        all.push(test("connections_are_kept_a_thousand", |bed, version| many_are_kept(bed, version, 1000)));
+        all.push(
+            test("connections_are_kept_ten_thousand", |bed, version| {
+                many_are_kept(bed, version, ten_thousand())
+            })
             .long()
             .alone()
             .time_limit(Duration::from_secs(600))
             .needs_open_files(12_000),
-    );
+        );
+    }
     all
 }
 
 /// `GET /N`: N MiB, `piece()` repeated. `POST /`: the digest of the body, which is read once the file "go"
 /// exists.
 const ORIGIN: &str = r"
-import hashlib, http.server, os, socketserver, time
+import hashlib, http.server, os, socketserver, sys, time
 def piece(): return hashlib.shake_256(b'truepeer').digest(1 << 20)
 PIECE = piece()
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -58,7 +69,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
     request_queue_size = 128
-Server(('127.0.0.1', 8080), Handler).serve_forever()
+Server(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()
 ";
 
 /// The start of the clients here.
@@ -82,12 +93,16 @@ def post(count):
     return connection.getresponse().read().decode()
 ";
 
-fn start(bed: &Bed) -> anyhow::Result<(Running, Running)> {
-    let origin = Program::new("python3").args(["-c", ORIGIN]).start(bed)?;
-    origin.wait_listening("127.0.0.1:8080")?;
+/// The origin, truepeer, and NGINX between them if the origin speaks HTTP/2.
+fn start(bed: &Bed, version: OriginVersion) -> anyhow::Result<(Running, Running, Option<Running>)> {
+    let port = if version == Http2 { 9080 } else { 8080 };
+    let origin = Program::new("python3").args(["-c", ORIGIN, &port.to_string()]).start(bed)?;
+    origin.wait_listening(format!("127.0.0.1:{port}"))?;
+    let front = (version == Http2).then(|| http2_front(bed, 8080, port)).transpose()?;
     let options = ["--keepalive-timeout", "30m", "--body-timeout", "10m", "--response-timeout", "10m"];
-    let truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?.args(&options).start(bed)?;
-    Ok((origin, truepeer))
+    let truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?.args(&options);
+    let truepeer = truepeer.option("--origin-protocol", version.option()).start(bed)?;
+    Ok((origin, truepeer, front))
 }
 
 /// Starts a client that may take longer than [`python_client`] allows, and watches it until it has ended.
@@ -104,8 +119,8 @@ fn succeed(client: &Running) -> anyhow::Result<String> {
     Ok(client.stdout())
 }
 
-fn bodies_pass(bed: &Bed, mebibytes: usize) -> anyhow::Result<()> {
-    let (_origin, truepeer) = start(bed)?;
+fn bodies_pass(bed: &Bed, version: OriginVersion, mebibytes: usize) -> anyhow::Result<()> {
+    let (_origin, truepeer, _front) = start(bed, version)?;
     bed.write("go", "")?;
     let script = format!(
         r"
@@ -120,6 +135,33 @@ print('whole')
     );
     let said = succeed(&client(bed, &script)?)?;
     ensure!(said.trim() == "whole", "{said}; {}", truepeer.log());
+    Ok(())
+}
+
+/// With clients that speak HTTP/2, four at a time over one connection.
+fn http2_bodies_pass(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    const COUNT: usize = 64;
+    let (_origin, truepeer, _front) = start(bed, version)?;
+    bed.write("go", "")?;
+    let piece =
+        "import hashlib, sys; sys.stdout.buffer.write(hashlib.shake_256(b'truepeer').digest(1 << 20) * 64)";
+    let body = bed.dir().join("body");
+    let script = format!("python3 -c \"{piece}\" > {} && sha256sum < {0}", body.display());
+    let expected = Program::new("sh").args(["-c", &script]).run(bed)?;
+    let expected = expected.split_whitespace().next().unwrap_or_default();
+    let url = "https://127.0.0.1/";
+    let upload = format!("@{}", body.display());
+    let parallel = ["--http2", "--parallel", "--parallel-immediate"];
+    let up = curl(&parallel).args(["--data-binary", &upload, url, url, url, url]).run(bed)?;
+    ensure!(up == expected.repeat(4), "{up}; {}", truepeer.log());
+    let files: Vec<_> = (0..4).map(|number| bed.dir().join(format!("down-{number}"))).collect();
+    let mut down = curl(&parallel);
+    for file in &files {
+        down = down.arg("-o").arg(file).arg(format!("{url}{COUNT}"));
+    }
+    down.run(bed)?;
+    let sums = Program::new("sha256sum").args(&files).run(bed)?;
+    ensure!(sums.matches(expected).count() == 4, "{sums}; {}", truepeer.log());
     Ok(())
 }
 
@@ -141,8 +183,8 @@ fn settled_growth(truepeer: &Running, before: usize) -> anyhow::Result<usize> {
     Ok(last.saturating_sub(before))
 }
 
-fn slow_readers_cost_no_memory(bed: &Bed) -> anyhow::Result<()> {
-    let (origin, truepeer) = start(bed)?;
+fn slow_readers(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let (origin, truepeer, _front) = start(bed, version)?;
     python_client(bed, "connect()")?;
     let before = truepeer.resident_bytes()?;
     let script = format!(
@@ -174,8 +216,8 @@ for thread in threads: thread.join()
     Ok(())
 }
 
-fn slow_origins_cost_no_memory(bed: &Bed) -> anyhow::Result<()> {
-    let (origin, truepeer) = start(bed)?;
+fn slow_origins(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let (origin, truepeer, _front) = start(bed, version)?;
     python_client(bed, "connect()")?;
     let before = truepeer.resident_bytes()?;
     let script = format!(
@@ -206,12 +248,17 @@ fn ten_thousand() -> usize {
 }
 
 /// Each connection sends a request, stays, and sends another when all the others are there.
-fn many_are_kept(bed: &Bed, count: usize) -> anyhow::Result<()> {
+fn many_are_kept(bed: &Bed, version: OriginVersion, count: usize) -> anyhow::Result<()> {
     let origin = truepeer_testbed::servers::Nginx::default()
-        .server("127.0.0.1:8080", "", "keepalive_requests 1000000; location / { return 200 fine; }")
+        .server(
+            "127.0.0.1:8080",
+            version.nginx(),
+            "keepalive_requests 1000000; location / { return 200 fine; }",
+        )
         .start(bed)?;
     let truepeer = https(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?
         .option("--keepalive-timeout", "30m")
+        .option("--origin-protocol", version.option())
         .start(bed)?;
     let script = format!(
         r"

@@ -2,7 +2,7 @@
 //! it went wrong.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,6 +10,7 @@ use std::thread::{self, Scope};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use rustix::net::sockopt;
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::servers::dns;
 use truepeer_testbed::{client, datagrams, wait_for};
@@ -21,11 +22,18 @@ use crate::stage::{CLIENTS, FILE_BYTES, Stage, address};
 enum Kind {
     /// A session over HAProxy's TCP listener with this place, with this many rounds of data.
     Stream { place: usize, exchanges: usize },
-    /// Requests on one connection, with this pause before each.
-    Web { pause: Duration },
+    /// The client resets its session in the middle of its data.
+    Reset { place: usize },
+    /// The client ends its direction at once, and gets everything after that.
+    HalfClose { place: usize },
+    /// Requests on one connection over HAProxy's HTTP listener with this place, with this pause before each.
+    Web { place: usize, pause: Duration },
     /// A query from the same socket each time.
     Dns,
 }
+
+/// The place of HAProxy's listener that leads to HTTP/2.
+const HTTP2: usize = 1;
 
 const KINDS: [Kind; CLIENTS as usize] = [
     Kind::Stream { place: 0, exchanges: 2 },
@@ -34,9 +42,17 @@ const KINDS: [Kind; CLIENTS as usize] = [
     Kind::Stream { place: 1, exchanges: 2 },
     Kind::Stream { place: 1, exchanges: 20 },
     Kind::Stream { place: 1, exchanges: 100 },
-    Kind::Web { pause: Duration::from_millis(3) },
-    Kind::Web { pause: Duration::from_millis(40) },
-    Kind::Web { pause: Duration::from_millis(300) },
+    Kind::Stream { place: 2, exchanges: 20 },
+    Kind::Stream { place: 2, exchanges: 100 },
+    Kind::Reset { place: 0 },
+    Kind::Reset { place: 2 },
+    Kind::HalfClose { place: 0 },
+    Kind::HalfClose { place: 2 },
+    Kind::Web { place: 0, pause: Duration::from_millis(3) },
+    Kind::Web { place: 0, pause: Duration::from_millis(40) },
+    Kind::Web { place: 0, pause: Duration::from_millis(300) },
+    Kind::Web { place: HTTP2, pause: Duration::from_millis(3) },
+    Kind::Web { place: HTTP2, pause: Duration::from_millis(300) },
     Kind::Dns,
     Kind::Dns,
     Kind::Dns,
@@ -54,6 +70,9 @@ pub(crate) struct Load<'a> {
     failures: Mutex<Vec<String>>,
     /// The asker of each name.
     asked: Mutex<HashMap<String, IpAddr>>,
+    /// Upgrades and restarts so far, and requests over HTTP/2 that were repeated because of them.
+    ends: AtomicUsize,
+    repeated: AtomicUsize,
     /// How often each client has succeeded.
     done: [AtomicUsize; CLIENTS as usize],
 }
@@ -66,6 +85,8 @@ impl<'a> Load<'a> {
             phase: Mutex::default(),
             failures: Mutex::default(),
             asked: Mutex::default(),
+            ends: AtomicUsize::new(0),
+            repeated: AtomicUsize::new(0),
             done: Default::default(),
         }
     }
@@ -90,8 +111,14 @@ impl<'a> Load<'a> {
             clients.all(|(done, before)| done.load(Ordering::Relaxed) > before)
         };
         let outcome = wait_for("each client to succeed once more", has_progress);
+        self.ends.fetch_add(usize::from(ends_a_process(&name)), Ordering::Relaxed);
         let phase = std::mem::replace(&mut *lock(&self.phase), name);
         outcome.with_context(|| format!("in {phase}; before: {before:?}, now: {:?}", self.done))
+    }
+
+    /// How often clients have succeeded.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.iter().map(|done| done.load(Ordering::Relaxed) as u64).sum()
     }
 
     pub(crate) fn end(&self) {
@@ -100,6 +127,12 @@ impl<'a> Load<'a> {
 
     /// `seen`: the clients that Unbound saw.
     pub(crate) fn verdict(&self, seen: &HashMap<String, IpAddr>) -> anyhow::Result<()> {
+        let (repeated, ends) = (self.repeated.load(Ordering::Relaxed), self.ends.load(Ordering::Relaxed));
+        let clients = KINDS.iter().filter(|kind| matches!(kind, Kind::Web { place: HTTP2, .. })).count();
+        ensure!(
+            repeated <= clients * ends,
+            "{repeated} requests were repeated in {ends} upgrades and restarts"
+        );
         let failures = lock(&self.failures);
         let drops = self.stage.drops()?;
         ensure!(
@@ -128,13 +161,15 @@ impl<'a> Load<'a> {
         let from = SocketAddr::new(address(number), 0);
         let socket = datagrams::socket(from)?;
         socket.connect(self.stage.dns())?;
-        for turn in 0.. {
+        for turn in 0_u64.. {
             if self.is_over.load(Ordering::Relaxed) {
                 break;
             }
             let outcome = match kind {
                 Kind::Stream { place, exchanges } => stream(from, self.stage.streams()[place], exchanges),
-                Kind::Web { pause } => self.web(from, pause, number),
+                Kind::Reset { place } => reset(from, self.stage.streams()[place]),
+                Kind::HalfClose { place } => half_close(from, self.stage.streams()[place]),
+                Kind::Web { place, pause } => self.web(from, place, pause, number),
                 Kind::Dns => self.query(&socket, from.ip(), turn),
             };
             match outcome {
@@ -145,36 +180,54 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    fn web(&self, from: SocketAddr, pause: Duration, number: u8) -> anyhow::Result<()> {
-        let mut stream = client::connect_from(from, self.stage.web())?;
+    fn web(&self, from: SocketAddr, place: usize, pause: Duration, number: u8) -> anyhow::Result<()> {
+        let to = self.stage.webs()[place];
+        let mut stream = client::connect_from(from, to)?;
         for request in 0..REQUESTS_EACH {
             if self.is_over.load(Ordering::Relaxed) {
                 break;
             }
             thread::sleep(pause);
-            get(&mut stream, from.ip()).with_context(|| format!("request {request}"))?;
+            // HAProxy still sends requests over HTTP/2 when it knows that the server will end the connection (RFC 9113 6.8). If
+            // the last GOAWAY meets one, it ends its client's connection; clients then repeat the request.
+            let may_repeat = || place == HTTP2 && ends_a_process(&lock(&self.phase));
+            // The phase may change while the request is under way.
+            let could_repeat = may_repeat();
+            let mut got = get(&mut stream, from.ip()).with_context(|| format!("request {request}"))?;
+            if got == Got::NoResponse && (could_repeat || may_repeat()) {
+                self.repeated.fetch_add(1, Ordering::Relaxed);
+                stream = client::connect_from(from, to)?;
+                got = get(&mut stream, from.ip()).with_context(|| format!("request {request}, again"))?;
+            }
+            ensure!(got == Got::Response, "request {request}: the connection ended without a response");
             self.done[usize::from(number)].fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn query(&self, socket: &UdpSocket, from: IpAddr, turn: u16) -> anyhow::Result<()> {
+    fn query(&self, socket: &UdpSocket, from: IpAddr, turn: u64) -> anyhow::Result<()> {
+        let id = u16::try_from(turn % (1 << 16))?;
         let name = format!("q{turn}-{}.test", from.to_string().replace('.', "-"));
         lock(&self.asked).insert(name.clone(), from);
-        socket.send(&dns::query(turn, &name))?;
+        socket.send(&dns::query(id, &name))?;
         let answer = datagrams::receive(socket).with_context(|| name)?;
-        ensure!(dns::is_answer(&answer, turn), "{answer:?}");
+        ensure!(dns::is_answer(&answer, id), "{answer:?}");
         thread::sleep(PAUSE / 2);
         Ok(())
     }
 }
 
 /// The backend says whom it sees, and then echoes.
-fn stream(from: SocketAddr, to: SocketAddr, exchanges: usize) -> anyhow::Result<()> {
+fn greeted(from: SocketAddr, to: SocketAddr) -> anyhow::Result<TcpStream> {
     let mut stream = client::connect_from(from, to)?;
     let greeting = String::from_utf8(read_until(&mut stream, b"\r\n").context("greeting")?)?;
     let me = stream.local_addr()?.ip();
     ensure!(greeting.contains(&format!(" {me}:")), "{me} was greeted by {greeting:?}");
+    Ok(stream)
+}
+
+fn stream(from: SocketAddr, to: SocketAddr, exchanges: usize) -> anyhow::Result<()> {
+    let mut stream = greeted(from, to)?;
     let (mut pattern, mut sent, mut received) = (Pattern::default(), vec![0; CHUNK], vec![0; CHUNK]);
     for exchange in 0..exchanges {
         pattern.fill(&mut sent);
@@ -188,16 +241,61 @@ fn stream(from: SocketAddr, to: SocketAddr, exchanges: usize) -> anyhow::Result<
     Ok(())
 }
 
-fn get(stream: &mut TcpStream, me: IpAddr) -> anyhow::Result<()> {
-    stream.write_all(b"GET /file HTTP/1.1\r\nHost: site.test\r\n\r\n").context("write")?;
-    let head = String::from_utf8(read_until(stream, b"\r\n\r\n")?)?.to_ascii_lowercase();
+/// Some bytes are still on their way, both ways.
+fn reset(from: SocketAddr, to: SocketAddr) -> anyhow::Result<()> {
+    let mut stream = greeted(from, to)?;
+    for _ in 0..5 {
+        stream.write_all(&Pattern::bytes(CHUNK))?;
+        stream.read_exact(&mut [0; CHUNK / 2])?;
+        thread::sleep(PAUSE);
+    }
+    sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+    Ok(())
+}
+
+fn half_close(from: SocketAddr, to: SocketAddr) -> anyhow::Result<()> {
+    let mut stream = greeted(from, to)?;
+    let sent = Pattern::bytes(2 * CHUNK);
+    stream.write_all(&sent)?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received)?;
+    ensure!(received == sent, "{} of {} bytes, or wrong ones", received.len(), sent.len());
+    thread::sleep(PAUSE);
+    Ok(())
+}
+
+fn ends_a_process(phase: &str) -> bool {
+    phase.contains("upgrade") || phase.contains("restart")
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Got {
+    Response,
+    /// The connection has ended before the first byte of it.
+    NoResponse,
+}
+
+fn get(stream: &mut TcpStream, me: IpAddr) -> anyhow::Result<Got> {
+    let mut first = [0];
+    let begun = stream.write_all(b"GET /file HTTP/1.1\r\nHost: site.test\r\n\r\n");
+    match begun.and_then(|()| stream.read(&mut first)) {
+        Ok(0) => return Ok(Got::NoResponse),
+        Ok(_) => {}
+        Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
+            return Ok(Got::NoResponse);
+        }
+        Err(error) => return Err(error).context("the first byte"),
+    }
+    let rest = read_until(stream, b"\r\n\r\n")?;
+    let head = String::from_utf8([&first[..], &rest].concat())?.to_ascii_lowercase();
     ensure!(head.starts_with("http/1.1 200 "), "{head}");
     ensure!(head.contains(&format!("\r\nx-client: {me}\r\n")), "{me} was served as another: {head}");
     ensure!(head.contains(&format!("\r\ncontent-length: {FILE_BYTES}\r\n")), "{head}");
     let mut body = vec![0; FILE_BYTES];
     stream.read_exact(&mut body).context("body")?;
     ensure!(body == Pattern::bytes(FILE_BYTES), "wrong bytes");
-    Ok(())
+    Ok(Got::Response)
 }
 
 fn read_until(stream: &mut TcpStream, end: &[u8]) -> anyhow::Result<Vec<u8>> {
@@ -209,6 +307,6 @@ fn read_until(stream: &mut TcpStream, end: &[u8]) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,9 @@
 //! truepeer is reloaded, replaced and stopped while HAProxy and dnsdist send to it: nobody notices.
 
+mod chart;
 mod load;
+mod samples;
+mod soak;
 mod stage;
 
 use std::process::ExitCode;
@@ -19,18 +22,20 @@ fn main() -> ExitCode {
         let test = Test::new(name, move |bed| nobody_notices(bed, count));
         test.needs_program("haproxy").needs_program("dnsdist").needs_program("unbound").needs_program("nginx")
     };
-    truepeer_testbed::main(vec![
+    let mut all = vec![
         test("nobody_notices_reload_upgrade_and_restart", 2),
         test("nobody_notices_20_rounds_of_reload_upgrade_and_restart", 20)
             .time_limit(Duration::from_secs(1200))
             .long(),
-    ])
+    ];
+    all.extend(soak::tests());
+    truepeer_testbed::main(all)
 }
 
 /// In each round the process is reloaded, replaced by `serve --take-over`, and stopped and started again as a service
 /// manager does that keeps the listening sockets open.
 fn nobody_notices(bed: &Bed, rounds: usize) -> anyhow::Result<()> {
-    let stage = Stage::start(bed)?;
+    let stage = Stage::start(bed, "off", "4s")?;
     let mut running = stage.start_by_manager(bed)?;
     let load = Load::new(&stage);
     let outcome = thread::scope(|scope| {

@@ -4,7 +4,8 @@
 //! ```text
 //!          ┌─ HAProxy ──TCP─────────────▶ :8443 ┐                    ┌ 127.0.0.1:8000, echoes
 //! client ─▶├─ HAProxy ──TLS─────────────▶ :8444 ├ truepeer serve ──▶ ├ 127.0.0.1:8000
-//!          ├─ HAProxy ──HTTPS───────────▶ :8445 │                    ├ 127.0.0.1:8001, NGINX
+//!          ├─ HAProxy ──HTTPS, HTTP/2───▶ :8445 │                    ├ 127.0.0.1:8001, NGINX
+//!          ├─ HAProxy ──TCP, spliced────▶ :8447 │                    ├ 127.0.0.1:8000
 //!          └─ dnsdist ──UDP─────────────▶ :5300 ┘                    └ 127.0.0.1:53, Unbound
 //! ```
 
@@ -23,7 +24,7 @@ use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Topology};
 
 /// The number of the client's addresses: one for each load.
-pub(crate) const CLIENTS: u8 = 12;
+pub(crate) const CLIENTS: u8 = 20;
 /// The length of NGINX's file.
 pub(crate) const FILE_BYTES: usize = 50_000;
 
@@ -31,7 +32,8 @@ const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const TCP: u16 = 8443;
 const TLS: u16 = 8444;
 const HTTPS: u16 = 8445;
-const UDP: u16 = 5300;
+const SPLICED: u16 = 8447;
+pub(crate) const UDP: u16 = 5300;
 
 /// Receives sockets on its standard input, and starts a program with them as sd_listen_fds(3) says.
 const MANAGER: &str = "
@@ -48,15 +50,23 @@ os.execv(sys.argv[1], sys.argv[1:])
 pub(crate) struct Stage {
     pub(crate) client: Host,
     lb: Host,
-    host: Host,
+    pub(crate) host: Host,
     /// The listening sockets that the service manager keeps.
     kept: Vec<OwnedFd>,
     unbound: Running,
+    /// The value of `splice` for the listener that may have it.
+    splice: &'static str,
+    drain_timeout: &'static str,
     _others: Vec<Running>,
 }
 
 impl Stage {
-    pub(crate) fn start(bed: &Bed) -> anyhow::Result<Self> {
+    /// Flows are open for as long as a stop permits, so restarts need a short `drain_timeout`.
+    pub(crate) fn start(
+        bed: &Bed,
+        splice: &'static str,
+        drain_timeout: &'static str,
+    ) -> anyhow::Result<Self> {
         let hosts = Topology::line(&["client", "lb", "host"])?;
         let [client, lb, host] = ["client", "lb", "host"].map(|name| hosts.host(name).clone());
         for n in 0..CLIENTS {
@@ -71,7 +81,16 @@ impl Stage {
             .start_program(bed, &["127.0.0.1:8000"], |program| program.in_netns(&host.netns))?;
         let nginx = origin(bed)?.start_with(bed, |program| program.in_netns(&host.netns))?;
         let haproxy = haproxy(&lb, &host).start_with(bed, |program| program.in_netns(&lb.netns))?;
-        let mut stage = Self { client, lb, host, kept, unbound, _others: vec![echo, nginx, haproxy] };
+        let mut stage = Self {
+            client,
+            lb,
+            host,
+            kept,
+            unbound,
+            splice,
+            drain_timeout,
+            _others: vec![echo, nginx, haproxy],
+        };
         stage.write_config(bed, 1)?;
         // dnsdist waits until its server answers.
         let first = stage.start_by_manager(bed)?;
@@ -83,13 +102,14 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Where the client finds HAProxy's TCP listener that leads to plain TCP here, and the one to TLS.
-    pub(crate) fn streams(&self) -> [SocketAddr; 2] {
-        [self.lb.at(false, 1000), self.lb.at(false, 1001)]
+    /// Where the client finds HAProxy's TCP listeners that lead to plain TCP here, to TLS, and to TCP that may be spliced.
+    pub(crate) fn streams(&self) -> [SocketAddr; 3] {
+        [1000, 1001, 1003].map(|port| self.lb.at(false, port))
     }
 
-    pub(crate) fn web(&self) -> SocketAddr {
-        self.lb.at(false, 1002)
+    /// Where the client finds HAProxy's HTTP listeners that lead to HTTP/1.1 here, and to HTTP/2.
+    pub(crate) fn webs(&self) -> [SocketAddr; 2] {
+        [1002, 1004].map(|port| self.lb.at(false, port))
     }
 
     pub(crate) fn dns(&self) -> SocketAddr {
@@ -104,7 +124,7 @@ impl Stage {
         let more = if is_even { String::new() } else { format!(", \"{}\"", at(8446)) };
         let config = format!(
             r#"
-drain-timeout = "4s"
+drain-timeout = "{drain_timeout}"
 [admin]
 listen = ["./admin.sock"]
 [log]
@@ -125,6 +145,14 @@ header = ["require"]
 allow = [{allow}]
 routes = "auto"
 
+[[proxy]]
+listen = ["{spliced}"]
+ipv4 = "127.0.0.1:8000"
+allow = [{allow}]
+routes = "auto"
+splice = "{splice}"
+splice-after = "0"
+
 [[https]]
 listen = ["{https}"]
 origin = "http://127.0.0.1:8001"
@@ -132,17 +160,22 @@ tls-cert = ["site.pem"]
 header = ["require"]
 allow = [{allow}]
 client-address = "transparent"
+origin-idle = "5s"
 routes = "auto"
 
 [[proxy]]
 protocol = "udp"
 listen = ["{udp}"]
 ipv4 = "127.0.0.1:53"
+close-after = "5s"
 allow = [{allow}]
 routes = "auto"
 "#,
             tcp = at(TCP),
             tls = at(TLS),
+            spliced = at(SPLICED),
+            splice = self.splice,
+            drain_timeout = self.drain_timeout,
             https = at(HTTPS),
             udp = at(UDP),
         );
@@ -195,7 +228,7 @@ pub(crate) fn address(number: u8) -> IpAddr {
 
 fn listen(host: &Host) -> anyhow::Result<Vec<OwnedFd>> {
     let mut sockets = Vec::new();
-    for port in [TCP, TLS, HTTPS] {
+    for port in [TCP, TLS, HTTPS, SPLICED] {
         let listener = TcpListener::bind(host.at(false, port))?;
         // std's backlog of 128 is too short for connections that wait while nobody accepts.
         rustix::net::listen(&listener, 4096)?;
@@ -227,7 +260,9 @@ fn haproxy(lb: &Host, host: &Host) -> Haproxy {
         listen("tcp", 1000, TCP, ""),
         listen("tcp", 1001, TLS, "ssl verify none"),
         listen("http", 1002, HTTPS, "ssl verify none alpn http/1.1"),
+        listen("tcp", 1003, SPLICED, ""),
+        listen("http", 1004, HTTPS, "ssl verify none alpn h2"),
     ];
-    let listeners = [1000, 1001, 1002].map(|port| lb.at(false, port).to_string());
+    let listeners = [1000, 1001, 1002, 1003, 1004].map(|port| lb.at(false, port).to_string());
     Haproxy::with_config(&config.concat(), &listeners.each_ref().map(String::as_str))
 }

@@ -2,6 +2,7 @@
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -24,8 +25,11 @@ pub(crate) fn tests() -> Vec<Test> {
         foreign_rules_are_neither_duplicated_nor_removed,
         rules_of_apply_outlive_every_instance,
         remove_leaves_rules_in_use_to_the_last_owner,
-        remove_by_force_removes_at_once,
+        remove_by_force_says_who_puts_it_back,
+        what_another_program_removes_is_put_back,
+        two_instances_put_rules_back_once,
         a_squatter_on_the_lock_delays_a_start_by_seconds_only,
+        a_squatter_on_the_lock_does_not_delay_a_running_instance,
         manual_touches_nothing,
         a_header_upstream_needs_no_routes,
     ];
@@ -247,12 +251,44 @@ fn remove_leaves_rules_in_use_to_the_last_owner(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn remove_by_force_removes_at_once(bed: &Bed) -> Result<()> {
+fn remove_by_force_says_who_puts_it_back(bed: &Bed) -> Result<()> {
     let before = state(bed)?;
     let truepeer = proxy(bed, 8443, BACKENDS)?;
-    routes(bed, "remove --force")?;
+    let running = state(bed)?;
+    // Stopped, it can put nothing back.
+    truepeer.signal(Signal::STOP)?;
+    let said = routes(bed, "remove --force")?;
     ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
-    truepeer.stop().map(drop)
+    ensure!(said.contains(&format!("process [{}] puts back", truepeer.pid())), "{said}");
+    truepeer.signal(Signal::CONT)?;
+    bed.wait_for("the rules again", || state(bed).is_ok_and(|now| now == running))?;
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+/// systemd-networkd flushes rules that it does not know; a loopback interface that goes down takes its routes along.
+fn what_another_program_removes_is_put_back(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    let made = ours(bed)?;
+    let is_whole = || ours(bed).is_ok_and(|now| now == made);
+    for (what, commands) in [
+        ("the rules", &["rule flush protocol 123", "-6 rule flush protocol 123"][..]),
+        ("the loopback interface", &["link set lo down", "link set lo up"]),
+        ("the routes, which nothing announces", &["route flush table 123", "-6 route flush table 123"]),
+    ] {
+        truepeer.signal(Signal::STOP)?;
+        ip_here(commands)?;
+        ensure!(!is_whole(), "{what}: nothing was removed:\n{}", state(bed)?);
+        truepeer.signal(Signal::CONT)?;
+        bed.wait_for(what, is_whole)?;
+        delivers_both("127.0.0.1:8443")?;
+    }
+    let warnings =
+        truepeer.log().lines().filter(|line| line.contains("another program had removed them")).count();
+    ensure!(warnings == 1, "{warnings} warnings in a minute: {}", truepeer.log());
+    Ok(())
 }
 
 fn a_squatter_on_the_lock_delays_a_start_by_seconds_only(bed: &Bed) -> Result<()> {
@@ -264,6 +300,39 @@ fn a_squatter_on_the_lock_delays_a_start_by_seconds_only(bed: &Bed) -> Result<()
     ensure!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
     ensure!(truepeer.log().contains("truepeer/routes/lock"), "it said nothing: {}", truepeer.log());
     delivers_both("127.0.0.1:8443")
+}
+
+/// Both hear of it in the same moment.
+fn two_instances_put_rules_back_once(bed: &Bed) -> Result<()> {
+    let both = [proxy(bed, 8443, BACKENDS)?, proxy(bed, 8444, BACKENDS)?];
+    let made = ours(bed)?;
+    for _ in 0..5 {
+        both.iter().try_for_each(|truepeer| truepeer.signal(Signal::STOP))?;
+        ip_here(&["rule flush protocol 123", "-6 rule flush protocol 123"])?;
+        ensure!(ours(bed)? < made, "nothing was removed:\n{}", state(bed)?);
+        both.iter().try_for_each(|truepeer| truepeer.signal(Signal::CONT))?;
+        bed.wait_for("the rules", || ours(bed).is_ok_and(|now| now >= made))?;
+        // Longer than both need for their next look.
+        thread::sleep(Duration::from_millis(1500));
+        ensure!(ours(bed)? == made, "rules stand twice:\n{}", state(bed)?);
+    }
+    Ok(())
+}
+
+/// The thread that puts rules back answers signals, too.
+fn a_squatter_on_the_lock_does_not_delay_a_running_instance(bed: &Bed) -> Result<()> {
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    let made = ours(bed)?;
+    let lock = SocketAddr::from_abstract_name("truepeer/routes/lock")?;
+    let _squatter = UnixDatagram::bind_addr(&lock)?;
+    truepeer.signal(Signal::STOP)?;
+    ip_here(&["rule flush protocol 123"])?;
+    ensure!(ours(bed)? < made, "nothing was removed:\n{}", state(bed)?);
+    truepeer.signal(Signal::CONT)?;
+    bed.wait_for("the rules", || ours(bed).is_ok_and(|now| now == made))?;
+    truepeer.wait_for_log("another program had removed them")?;
+    ensure!(!truepeer.log().contains("truepeer/routes/lock"), "it waited for the lock: {}", truepeer.log());
+    Ok(())
 }
 
 fn manual_touches_nothing(bed: &Bed) -> Result<()> {

@@ -1,19 +1,15 @@
 //! A session's life after it has left user space.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::io::Read as _;
+use std::net::Shutdown;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, client, tests};
 
-const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
-const DOOR: &str = "127.0.0.1:8443";
-const BACKEND: &str = "127.0.0.1:8000";
-const SITE: &str = "192.0.2.1:443";
+use crate::stand::{BACKEND, DOOR, Stand, TRUEPEER, echo, is_reset, open, proxy, spliced};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -24,70 +20,10 @@ pub(crate) fn tests() -> Vec<Test> {
         sessions_outlive_their_truepeer_and_the_next_one_serves,
         a_stop_waits_for_sessions_that_have_left_and_ends_them,
         by_default_no_session_leaves,
+        sessions_with_a_mark_stay,
+        a_reload_that_wants_splice_says_when_it_takes_effect,
         without_a_capability_sessions_are_relayed,
     ]
-}
-
-struct Stand {
-    truepeer: Running,
-    backend: Running,
-    admin: PathBuf,
-}
-
-fn proxy(bed: &Bed, options: &[&str]) -> Truepeer {
-    let admin = bed.dir().join("admin").display().to_string();
-    let always = ["--routes", "auto", "--log-format", "text", "-v", "2", "--admin", &admin];
-    Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&always).args(options)
-}
-
-fn spliced(bed: &Bed, options: &[&str]) -> Truepeer {
-    proxy(bed, &[&["--splice", "auto", "--splice-after", "0"], options].concat())
-}
-
-impl Stand {
-    fn make(bed: &Bed, options: &[&str]) -> Result<Stand> {
-        mount_bpf_in_place()?;
-        let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-        let truepeer = spliced(bed, options).start(bed)?;
-        Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
-    }
-
-    fn ask(&self, bed: &Bed, arguments: &[&str]) -> Result<String> {
-        Program::new(TRUEPEER).args(arguments).arg("--admin").arg(&self.admin).run(bed)
-    }
-
-    /// All these sessions have left. A session leaves while bytes move. Returns how many bytes each has echoed.
-    fn wait_spliced(&self, bed: &Bed, streams: &mut [TcpStream]) -> Result<usize> {
-        let mut echoed = 0;
-        for _ in 0..100 {
-            streams.iter_mut().try_for_each(|stream| echo(stream, b"bytes move"))?;
-            echoed += 10;
-            std::thread::sleep(Duration::from_millis(50));
-            if echoed % 50 == 0 && self.ask(bed, &["sessions"])?.matches(" spliced ").count() == streams.len()
-            {
-                return Ok(echoed);
-            }
-        }
-        bail!("not all have left:\n{}", self.ask(bed, &["sessions"])?)
-    }
-}
-
-/// A session of this client that has echoed once.
-fn open(number: u16) -> Result<TcpStream> {
-    let mut stream = client::connect(DOOR)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-    let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
-    stream.write_all(&client::v2(address, SITE)?)?;
-    echo(&mut stream, b"first")?;
-    Ok(stream)
-}
-
-fn echo(stream: &mut TcpStream, bytes: &[u8]) -> Result<()> {
-    let mut back = vec![0; bytes.len()];
-    stream.write_all(bytes)?;
-    stream.read_exact(&mut back).context("the echo")?;
-    ensure!(back == bytes, "other bytes came back");
-    Ok(())
 }
 
 fn a_session_leaves_user_space_and_its_bytes_are_counted(bed: &Bed) -> Result<()> {
@@ -116,14 +52,6 @@ fn an_end_of_either_side_reaches_the_other(bed: &Bed) -> Result<()> {
     client::reset(stream)?;
     stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
     stand.truepeer.wait_for_log("close=\"reset_by_client\"")
-}
-
-/// A read that finds a reset.
-fn is_reset(stream: &mut TcpStream) -> Result<()> {
-    match stream.read(&mut [0]) {
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
-        other => bail!("{other:?} instead of a reset"),
-    }
 }
 
 fn the_operator_ends_a_session_that_has_left(bed: &Bed) -> Result<()> {
@@ -157,9 +85,10 @@ fn sessions_outlive_their_truepeer_and_the_next_one_serves(bed: &Bed) -> Result<
     let _ = std::fs::remove_file(&admin);
     let next = spliced(bed, &[]).start(bed)?;
     streams.iter_mut().try_for_each(|stream| echo(stream, b"another truepeer"))?;
-    let mut new = open(COUNT)?;
+    streams.push(open(COUNT)?);
     let stand = Stand { truepeer: next, backend: stand.backend, admin };
-    stand.wait_spliced(bed, std::slice::from_mut(&mut new))?;
+    stand.wait_spliced(bed, &mut streams)?;
+    let mut new = streams.pop().context("none")?;
     echo(&mut new, b"a session of its own")?;
     for mut stream in streams {
         stream.shutdown(Shutdown::Write)?;
@@ -214,6 +143,8 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
         let is_loaded = log.contains("sessions may leave user space");
         let is_said = log.contains("--splice auto: ");
         ensure!(is_loaded == missing.is_none() && is_said == missing.is_some(), "without {missing:?}: {log}");
+        // Refused, it keeps nothing for them.
+        ensure!(log.contains("cap_bpf") == missing.is_none(), "without {missing:?}: {log}");
     }
     Ok(())
 }
@@ -229,4 +160,35 @@ fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {
     ensure!(!std::path::Path::new("/sys/fs/bpf/truepeer-splice").exists(), "programs are loaded");
     drop(stream);
     truepeer.wait_for_log("close=\"finished\"")
+}
+
+/// Translated packets would be routed without it.
+fn sessions_with_a_mark_stay(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &["--mark", "7"])?;
+    let mut stream = open(0)?;
+    for _ in 0..100 {
+        echo(&mut stream, &[1; 2000])?;
+    }
+    let list = stand.ask(bed, &["sessions"])?;
+    ensure!(list.contains(" relaying "), "{list}");
+    stand.truepeer.wait_for_log("don't have its --mark")
+}
+
+fn a_reload_that_wants_splice_says_when_it_takes_effect(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let config = |splice| {
+        format!(
+            "[[proxy]]\nlisten = [\"{DOOR}\"]\nipv4 = \"{BACKEND}\"\nsplice = \"{splice}\"\nsplice-after = \"0\"\n\
+             allow = [\"loopback\"]\nroutes = \"auto\"\n"
+        )
+    };
+    let file = bed.write("truepeer.toml", config("off"))?;
+    let truepeer = Program::new(TRUEPEER).args(["serve", "-c", &file.display().to_string()]).start(bed)?;
+    truepeer.wait_listening(DOOR)?;
+    bed.write("truepeer.toml", config("auto"))?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("loaded at the next start")?;
+    let mut stream = open(0)?;
+    echo(&mut stream, b"relayed")
 }

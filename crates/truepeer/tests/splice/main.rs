@@ -1,13 +1,33 @@
 //! `proxy --splice auto`: sessions whose packets the kernel translates, and what remains of them in truepeer.
 
+mod again;
+mod bridge;
+mod busy;
+mod crowd;
+mod heirs;
 mod life;
+mod lossy;
+mod silent;
+mod stand;
 
 use std::process::ExitCode;
 
 use truepeer_testbed::matrix::{self, ByProxy};
 
 fn main() -> ExitCode {
-    let mut all = life::tests();
+    let mut all = [
+        life::tests(),
+        again::tests(),
+        busy::tests(),
+        heirs::tests(),
+        silent::tests(),
+        bridge::tests(),
+        crowd::tests(),
+        lossy::tests(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect::<Vec<_>>();
     all.extend(matrix::tests(ByProxy::new(env!("CARGO_BIN_EXE_truepeer")).spliced()));
     truepeer_testbed::main(all)
 }

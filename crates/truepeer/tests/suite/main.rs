@@ -6,14 +6,17 @@ mod chains;
 mod confined;
 mod delivery;
 mod destinations;
+mod faults;
 mod handover;
 mod inside;
+mod kernel;
 mod launch;
 mod limits;
 mod line;
 mod metrics;
 mod needs;
 mod operation;
+mod peers;
 mod refusals;
 mod seeds;
 mod senders;
@@ -43,6 +46,8 @@ fn main() -> ExitCode {
         upgrade::tests(),
         top::tests(),
         metrics::tests(),
+        faults::tests(),
+        kernel::tests(),
         handover::tests(),
         limits::tests(),
     ];

@@ -23,6 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
         top_leaves_the_terminal_as_it_was,
         top_finds_a_truepeer_again_that_was_upgraded_or_restarted,
         top_survives_every_size_of_the_window,
+        top_takes_a_key_that_comes_with_another_size,
         top_without_a_truepeer_or_a_terminal_says_so,
     ]
 }
@@ -237,6 +238,21 @@ fn top_survives_every_size_of_the_window(bed: &Bed) -> anyhow::Result<()> {
     top.resize(80, 24)?;
     top.type_keys("\t")?;
     top.wait_for(&["serving", "q quit", "0 sessions by rate"])?;
+    Ok(())
+}
+
+/// The key and the signal of the new size may be found by the same look for events.
+fn top_takes_a_key_that_comes_with_another_size(bed: &Bed) -> anyhow::Result<()> {
+    let _truepeer = serve(bed, &[])?;
+    let mut top = top(bed)?;
+    top.wait_for(&["0 sessions by rate"])?;
+    for round in 0..100 {
+        top.resize(80, 24 + round % 3)?;
+        top.type_keys("\t")?;
+        top.wait_for(&["Tab sessions"]).with_context(|| format!("round {round}"))?;
+        top.type_keys("\t")?;
+        top.wait_for(&["0 sessions by rate"]).with_context(|| format!("round {round}, back"))?;
+    }
     Ok(())
 }
 

@@ -177,3 +177,12 @@ proptest! {
         prop_assert_eq!(diff(&plan, &again), []);
     }
 }
+
+/// A name that leads elsewhere now is no change of the options.
+#[test]
+fn other_origins_that_have_moved_are_other_backends() {
+    let old = plan(&["127.0.0.1:1"], |_| ());
+    let mut moved = Arc::into_inner(plan(&["127.0.0.1:1"], |_| ()).remove(0)).unwrap();
+    moved.read.origins = vec![moved.read.backends];
+    assert_eq!(words(&old, &[Arc::new(moved)]), ["rules of 127.0.0.1:1: backends' addresses"]);
+}

@@ -1,0 +1,122 @@
+//! Notices that something else has changed rules or devices. systemd-networkd removes rules that it does not know whenever it starts
+//! (`ManageForeignRoutingPolicyRules=`), and a loopback interface that goes down takes its routes along.
+//!
+//! Changes of routes are not asked for: a router's tables change all the time. So the routes are looked at now and then as well.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+/// How often everything is looked at, even if nothing was noticed.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// From a change to the look: a program that removes rules adds its own right after that.
+const SETTLING: Duration = Duration::from_millis(50);
+/// Between two looks, however much changes.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Linux' groups of messages (linux/rtnetlink.h): devices, rules of IPv4, rules of IPv6.
+const GROUPS: [u32; 3] = [1, 8, 19];
+/// How many messages are read for one look; what is left is read after the next poll().
+const MOST_MESSAGES: usize = 1000;
+
+/// When to look.
+pub(crate) struct RoutesWatch {
+    socket: Socket,
+    looks: Looks,
+}
+
+impl RoutesWatch {
+    /// Listens in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn begin(now: Instant) -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind(&SocketAddr::new(0, 0))?;
+        socket.set_non_blocking(true)?;
+        GROUPS.iter().try_for_each(|group| socket.add_membership(*group))?;
+        Ok(Self { socket, looks: Looks::from(now) })
+    }
+
+    /// When [`Self::is_due`] has to be asked, unless the socket becomes readable before.
+    pub(crate) fn next_look(&self) -> Instant {
+        self.looks.next
+    }
+
+    /// Whether to look now. Reads what has been noticed.
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+        let has_noticed = self.has_noticed();
+        self.looks.is_due(has_noticed, now)
+    }
+
+    fn has_noticed(&self) -> bool {
+        let mut count = 0;
+        while count < MOST_MESSAGES {
+            match self.socket.recv_from_full() {
+                Ok(_) => count += 1,
+                // Messages were lost (ENOBUFS): something has changed.
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return true,
+                Err(_) => break,
+            }
+        }
+        count > 0
+    }
+}
+
+/// The times of the looks.
+#[derive(Debug)]
+struct Looks {
+    next: Instant,
+    earliest: Instant,
+}
+
+impl Looks {
+    fn from(now: Instant) -> Self {
+        Self { next: now + INTERVAL, earliest: now }
+    }
+
+    fn is_due(&mut self, has_noticed: bool, now: Instant) -> bool {
+        if has_noticed {
+            self.next = self.next.min((now + SETTLING).max(self.earliest));
+        }
+        let is_due = now >= self.next;
+        if is_due {
+            *self = Self { next: now + INTERVAL, earliest: now + PAUSE };
+        }
+        is_due
+    }
+}
+
+impl AsFd for RoutesWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_looks_at_least_now_and_then() {
+        let start = Instant::now();
+        let mut looks = Looks::from(start);
+        assert!(!looks.is_due(false, start) && looks.next == start + INTERVAL);
+        assert!(looks.is_due(false, start + INTERVAL) && !looks.is_due(false, start + INTERVAL));
+        assert_eq!(looks.next, start + 2 * INTERVAL);
+    }
+
+    #[test]
+    fn a_change_is_looked_at_soon_and_a_stream_of_changes_once_a_pause() {
+        let start = Instant::now();
+        let mut looks = Looks::from(start);
+        assert!(!looks.is_due(true, start) && looks.next == start + SETTLING);
+        assert!(looks.is_due(true, start + SETTLING));
+        for moment in [SETTLING, 2 * SETTLING, PAUSE] {
+            assert!(!looks.is_due(true, start + moment), "{moment:?}");
+            assert_eq!(looks.next, start + SETTLING + PAUSE);
+        }
+        assert!(looks.is_due(false, start + SETTLING + PAUSE));
+    }
+}

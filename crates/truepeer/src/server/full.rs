@@ -1,0 +1,136 @@
+//! `--splice full`: the listeners whose sessions the kernel makes by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tracing::{debug, info, warn};
+use truepeer_bpf::{Device, Full, Served, Splices, Unspoken};
+use truepeer_session::ListenerId;
+
+use crate::plan::CheckedListener;
+use crate::routes::netlink::Netlink;
+use crate::routes::options::local_addresses;
+
+/// The programs, and whom they serve.
+pub(super) struct FullListeners {
+    full: Arc<Full>,
+    /// Read before the process confines itself. A claim of one that comes later ends when truepeer learns of the session.
+    own_addresses: BTreeSet<IpAddr>,
+    /// `[::]` takes IPv4 connections, too.
+    is_dual: bool,
+    /// Where each listens.
+    at: BTreeMap<ListenerId, SocketAddr>,
+    /// Those that the programs did not take, to be [tried again](Self::try_again).
+    not_taken: BTreeSet<ListenerId>,
+}
+
+impl FullListeners {
+    /// Attaches the programs.
+    pub(super) fn attach(splices: &Arc<Splices>, pins: &Path, devices: &[Device]) -> anyhow::Result<Self> {
+        let mut netlink = Netlink::open()?;
+        let own_addresses: BTreeSet<IpAddr> = local_addresses(&mut netlink)?.into_iter().collect();
+        let only = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").unwrap_or_default();
+        let full = Full::attach(splices, pins, devices, &own_addresses).context("can't load the programs")?;
+        let full = Arc::new(full);
+        Ok(Self {
+            full,
+            own_addresses,
+            is_dual: only.trim() == "0",
+            at: BTreeMap::new(),
+            not_taken: BTreeSet::new(),
+        })
+    }
+
+    pub(super) fn programs(&self) -> Arc<Full> {
+        Arc::clone(&self.full)
+    }
+
+    /// A listener has been opened here.
+    pub(super) fn open(&mut self, id: ListenerId, listener: &CheckedListener, addresses: &[SocketAddr]) {
+        if let Some(&address) = addresses.first() {
+            self.at.insert(id, address);
+        }
+        self.set_rules(id, listener);
+    }
+
+    /// From now on these rules apply. What the kernel can't do is truepeer's.
+    pub(super) fn set_rules(&mut self, id: ListenerId, listener: &CheckedListener) {
+        self.not_taken.remove(&id);
+        if listener.config.splice_full() != Some(Ok(())) {
+            return self.leave(id);
+        }
+        self.serve(id, listener);
+    }
+
+    fn serve(&mut self, id: ListenerId, listener: &CheckedListener) {
+        let Some(&listens) = self.at.get(&id) else { return };
+        let served = self.served(listener, listens);
+        if !served.is_possible() {
+            warn!("--splice full: as auto at {listens}: no backend of the listener's own family");
+            return self.leave(id);
+        }
+        match self.full.serve(id.number(), &served) {
+            Ok(()) => info!(
+                "the kernel accepts and connects by itself at {listens}, once it has seen truepeer do so"
+            ),
+            Err(failure) if self.not_taken.insert(id) => {
+                debug!("--splice full: not yet at {listens}: {failure}");
+                self.leave(id);
+            }
+            Err(failure) => warn!("--splice full: as auto at {listens}: {failure}"),
+        }
+    }
+
+    /// After a change of the listeners: those that have left have made room.
+    pub(super) fn try_again(&mut self, id: ListenerId, listener: &CheckedListener) {
+        if self.not_taken.contains(&id) {
+            self.serve(id, listener);
+            self.not_taken.remove(&id);
+        }
+    }
+
+    fn served(&self, listener: &CheckedListener, listens: SocketAddr) -> Served {
+        let policy = &listener.policy;
+        let backends = policy.delivery.backends;
+        Served {
+            listens,
+            is_dual: self.is_dual,
+            ipv4: backends.ipv4.map(|backend| backend.get()),
+            ipv6: backends.ipv6.map(|backend| backend.get()),
+            senders: policy.senders.allow.clone(),
+            header: policy.senders.header,
+            exceptions: listener.config.senders.exceptions(),
+            claims: policy.claims.clone(),
+            own_addresses: if listener.config.claims.allow_host {
+                BTreeSet::new()
+            } else {
+                self.own_addresses.clone()
+            },
+            header_max: listener.config.header.max_bytes,
+        }
+    }
+
+    /// Connections to it are truepeer's.
+    pub(super) fn leave(&self, id: ListenerId) {
+        self.leave_to(id, Unspoken::ToListener);
+    }
+
+    /// Likewise to any: another process has their sockets.
+    pub(super) fn leave_all(&self) {
+        self.at.keys().for_each(|id| self.leave(*id));
+    }
+
+    /// Their sockets are about to be closed.
+    pub(super) fn drain(&self) {
+        self.at.keys().for_each(|id| self.leave_to(*id, Unspoken::ByKernel));
+    }
+
+    fn leave_to(&self, id: ListenerId, unspoken: Unspoken) {
+        if let Err(failure) = self.full.leave(id.number(), unspoken) {
+            warn!("--splice full: {failure}");
+        }
+    }
+}

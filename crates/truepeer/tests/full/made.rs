@@ -1,0 +1,204 @@
+//! Sessions that the kernel makes.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::{Bed, Behaviour, Test, client as sender, tests};
+
+use crate::stand::{Stand, client, echo, header, header_v1};
+
+const FAMILIES: [bool; 2] = [false, true];
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        headers_of_both_versions_and_families_make_sessions_of_the_client,
+        bytes_behind_the_header_arrive_whole_and_once,
+        a_sender_that_is_new_is_answered_at_once,
+        an_end_of_one_side_leaves_the_other_open,
+        a_reset_is_passed_on,
+        the_operator_sees_and_ends_them,
+        after_a_kill_they_go_on,
+        the_next_truepeer_lists_them,
+        an_upgrade_cuts_none_of_them,
+    ]
+}
+
+fn headers_of_both_versions_and_families_make_sessions_of_the_client(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    let mut made = 0;
+    for v6 in FAMILIES {
+        stand.learn(v6)?;
+        for (number, header) in (0..).zip([header(v6, 5000)?, header_v1(v6, 5001)?]) {
+            let mut stream = stand.connect(v6)?;
+            stream.write_all(&header)?;
+            echo(&mut stream, &[1; 10_000])?;
+            stream.shutdown(Shutdown::Write)?;
+            ensure!(stream.read(&mut [0])? == 0, "no end");
+            stand.backend.wait_for_log(&format!("{} eof 10000", client(v6, 5000 + number)))?;
+            made += 1;
+            stand.wait_made(made)?;
+            let line = format!("client={}", client(v6, 5000 + number));
+            stand.truepeer.wait_for_log(&line)?;
+            let log = stand.truepeer.log();
+            let line = log.lines().find(|one| one.contains(&line)).context("no line")?;
+            ensure!(line.contains("bytes_up=10000 bytes_down=10000"), "{line}");
+            ensure!(line.contains("close=\"finished\""), "{line}");
+        }
+    }
+    Ok(())
+}
+
+/// In the header's segment, in one of its own right behind it, more than the kernel holds, odd lengths.
+fn bytes_behind_the_header_arrive_whole_and_once(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Account, &[])?;
+    let mut made = 0;
+    for v6 in FAMILIES {
+        // truepeer learns of them a moment later, on a busy machine after the next one has begun.
+        stand.wait_made(made)?;
+        stand.learn(v6)?;
+        let lengths = [1, 2, 3, 333, 500, 995, 996, 997, 1024, 1025, 1448, 5000, 1 << 20];
+        for (number, length) in (0..).zip(lengths) {
+            for (way, is_together) in [true, false].into_iter().enumerate() {
+                let port = 5000 + number * 2 + u16::try_from(way)?;
+                let header = if number % 2 == 0 { header(v6, port)? } else { header_v1(v6, port)? };
+                let bytes = Pattern::bytes(length);
+                let mut stream = stand.connect(v6)?;
+                if is_together {
+                    stream.write_all(&[header, bytes.clone()].concat())?;
+                } else {
+                    stream.write_all(&header)?;
+                    stream.write_all(&bytes)?;
+                }
+                stream.shutdown(Shutdown::Write)?;
+                let mut told = String::new();
+                stream.read_to_string(&mut told)?;
+                let wanted = format!("{} {}", client(v6, port), Digest::of_pattern(length as u64));
+                ensure!(
+                    told.trim() == wanted,
+                    "{length} bytes, together: {is_together}: {told:?}, not {wanted:?}"
+                );
+                made += 1;
+            }
+        }
+    }
+    stand.wait_made(made)
+}
+
+/// Where this host forwards, its routes tell how the sender is reached.
+fn a_sender_that_is_new_is_answered_at_once(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Echo, &["--allow", "10.77.0.99"])?;
+    stand.learn(false)?;
+    stand.host("sender").ip(&["addr add 10.77.0.99/24 dev relay"])?;
+    let to = stand.door(false);
+    let mut stream = stand.host("sender").run(|| sender::connect_from("10.77.0.99:0", to))??;
+    stream.write_all(&header(false, 5000)?)?;
+    echo(&mut stream, &[7; 5000])?;
+    stand.wait_made(1)
+}
+
+fn an_end_of_one_side_leaves_the_other_open(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::SlowSource, &[])?;
+    for v6 in FAMILIES {
+        stand.learn(v6)?;
+        let mut stream = stand.connect(v6)?;
+        stream.write_all(&header(v6, 5000)?)?;
+        stream.write_all(b"3000000\n")?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes)?;
+        ensure!(bytes == Pattern::bytes(3_000_000), "{} bytes, or other ones", bytes.len());
+    }
+    stand.wait_made(2)
+}
+
+fn a_reset_is_passed_on(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    stand.learn(false)?;
+    let stream = stand.open(false, 5000)?;
+    sender::reset(stream)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    stand.truepeer.wait_for_log("close=\"reset_by_client\"")
+}
+
+fn the_operator_sees_and_ends_them(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    stand.learn(false)?;
+    let mut stream = stand.open(false, 5000)?;
+    stand.wait_made(1)?;
+    echo(&mut stream, &[3; 700])?;
+    let listed = stand.ask(&["sessions"])?;
+    ensure!(listed.contains("203.0.113.7:5000") && listed.contains(" spliced "), "{listed}");
+    stand.ask(&["sessions", "--client", "203.0.113.0/24", "--kill"])?;
+    ensure!(stream.read(&mut [0]).is_err(), "no reset");
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    stand.truepeer.wait_for_log("close=\"ended_by_operator\"")
+}
+
+/// Nobody listens any more, so nothing new is made.
+fn after_a_kill_they_go_on(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    stand.learn(false)?;
+    let mut streams = (0..50).map(|n| stand.open(false, 5000 + n)).collect::<Result<Vec<_>>>()?;
+    stand.wait_made(50)?;
+    stand.truepeer.signal(Signal::KILL)?;
+    stand.truepeer.wait_end()?;
+    streams.iter_mut().try_for_each(|stream| echo(stream, b"nobody is there"))?;
+    ensure!(stand.connect(false).is_err(), "a connection without a listener");
+    Ok(())
+}
+
+fn wait_listed(stand: &Stand, count: usize) -> Result<()> {
+    let listed = || stand.ask(&["sessions"]).is_ok_and(|list| list.matches(" spliced ").count() == count);
+    stand.truepeer.wait_state(&format!("{count} listed sessions"), listed)
+}
+
+fn the_next_truepeer_lists_them(bed: &Bed) -> Result<()> {
+    let mut stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    stand.learn(false)?;
+    let mut streams = (0..20).map(|n| stand.open(false, 5000 + n)).collect::<Result<Vec<_>>>()?;
+    stand.wait_made(20)?;
+    stand.truepeer.signal(Signal::KILL)?;
+    stand.truepeer.wait_end()?;
+    stand.next(&[])?;
+    wait_listed(&stand, 20)?;
+    streams.iter_mut().try_for_each(|stream| echo(stream, b"goes on"))?;
+    end(&stand, streams.pop().context("none")?, 5019, "first".len() + "goes on".len())?;
+    stand.learn(false)?;
+    let mut later = stand.open(false, 6000)?;
+    stand.wait_made(1)?;
+    echo(&mut later, b"made by the next one")
+}
+
+/// It is as `auto` then: the programs have ended with the old process, and no place is used twice.
+fn an_upgrade_cuts_none_of_them(bed: &Bed) -> Result<()> {
+    let mut stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    stand.learn(false)?;
+    let mut streams = (0..50).map(|n| stand.open(false, 5000 + n)).collect::<Result<Vec<_>>>()?;
+    let mut silent = stand.connect(false)?;
+    // Some of them truepeer has not seen yet.
+    let old = stand.next(&["--take-over"])?;
+    stand.truepeer.wait_for_log("upgrade: serves in place of process")?;
+    ensure!(old.wait_end()?.code() == Some(0), "the old process: {}", old.log());
+    wait_listed(&stand, 50)?;
+    ensure!(!old.log().contains("makes no more sessions"), "{}", old.log());
+    let mut later = (0..20).map(|n| stand.open(false, 6000 + n)).collect::<Result<Vec<_>>>()?;
+    streams.iter_mut().chain(&mut later).try_for_each(|stream| echo(stream, b"one process"))?;
+    silent.write_all(&header(false, 7000)?)?;
+    echo(&mut silent, b"said nothing before")?;
+    ensure!(stand.made()? == 0, "made by the kernel after the upgrade");
+    end(&stand, streams.pop().context("none")?, 5049, "first".len() + "one process".len())
+}
+
+fn end(stand: &Stand, mut stream: std::net::TcpStream, port: u16, bytes: usize) -> Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    ensure!(stream.read(&mut [0])? == 0, "no end");
+    let line = format!("client=203.0.113.7:{port} ");
+    stand.truepeer.wait_for_log(&line)?;
+    let log = stand.truepeer.log();
+    let line = log.lines().find(|one| one.contains(&line)).context("no line")?;
+    ensure!(line.contains(&format!("bytes_up={bytes} bytes_down={bytes} ")), "{line} instead of {bytes}");
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The client's address and port a second time: what is left of a session that has left user space hinders no new one, and one that lives is
+//! not disturbed.
+
+use std::io::Read as _;
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Running, Test, tests};
+
+use crate::stand::{Stand, echo, open, proxy, spliced};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        a_client_comes_back_with_its_port_after_an_orderly_end,
+        a_client_comes_back_with_its_port_after_a_reset,
+        a_client_comes_back_with_its_port_after_kill_9,
+        a_client_comes_back_with_its_port_to_a_truepeer_that_does_not_splice,
+        a_port_of_a_living_session_is_in_conflict,
+        a_port_of_a_living_session_is_refused_if_so_configured,
+    ]
+}
+
+fn end_orderly(mut stream: TcpStream) -> Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    ensure!(stream.read(&mut [0])? == 0, "no end");
+    Ok(())
+}
+
+/// The ports of this client's connections to the backend that have ended.
+fn ports(backend: &Running) -> Vec<u16> {
+    let log = backend.log();
+    let ended = log.lines().filter(|line| line.contains(" eof ") || line.contains(" reset "));
+    let seen = ended.filter_map(|line| line.split("203.0.113.7:").nth(1));
+    seen.filter_map(|rest| rest.split(' ').next()?.parse().ok()).collect()
+}
+
+/// A session of this client that is served soon, from its own port.
+fn comes_back(stand: &Stand) -> Result<TcpStream> {
+    let begun = Instant::now();
+    let stream = open(0).context("the client is not served again")?;
+    ensure!(begun.elapsed() < Duration::from_secs(4), "served after {:?}", begun.elapsed());
+    let log = stand.truepeer.log();
+    ensure!(!log.contains("203.0.113.7:0"), "from another port: {log}");
+    Ok(stream)
+}
+
+fn a_client_comes_back_with_its_port_after_an_orderly_end(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    for wait in [0, 0, 7] {
+        let mut stream = comes_back(&stand)?;
+        stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+        end_orderly(stream)?;
+        std::thread::sleep(Duration::from_secs(wait));
+    }
+    end_orderly(comes_back(&stand)?)?;
+    stand.backend.wait_state("four ends", || ports(&stand.backend) == [5000; 4])
+}
+
+fn a_client_comes_back_with_its_port_after_a_reset(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    truepeer_testbed::client::reset(stream)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    end_orderly(comes_back(&stand)?)?;
+    stand.backend.wait_state("two ends", || ports(&stand.backend) == [5000; 2])
+}
+
+/// The session ends while no truepeer runs.
+fn left_behind(bed: &Bed, next: &[&str]) -> Result<Stand> {
+    let stand = Stand::make(bed, &[])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    stand.truepeer.signal(Signal::KILL)?;
+    stand.truepeer.wait_end()?;
+    end_orderly(stream)?;
+    let _ = std::fs::remove_file(&stand.admin);
+    let truepeer = if next.is_empty() { proxy(bed, &[]) } else { spliced(bed, &[]) }.start(bed)?;
+    Ok(Stand { truepeer, ..stand })
+}
+
+fn a_client_comes_back_with_its_port_after_kill_9(bed: &Bed) -> Result<()> {
+    let stand = left_behind(bed, &["--splice"])?;
+    let mut stream = comes_back(&stand)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    end_orderly(stream)?;
+    stand.backend.wait_state("two ends", || ports(&stand.backend) == [5000; 2])
+}
+
+fn a_client_comes_back_with_its_port_to_a_truepeer_that_does_not_splice(bed: &Bed) -> Result<()> {
+    let stand = left_behind(bed, &[])?;
+    end_orderly(comes_back(&stand)?)?;
+    stand.backend.wait_state("two ends", || ports(&stand.backend) == [5000; 2])
+}
+
+fn a_port_of_a_living_session_is_in_conflict(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    let begun = Instant::now();
+    let second = open(0).context("the second session")?;
+    ensure!(begun.elapsed() < Duration::from_secs(4), "served after {:?}", begun.elapsed());
+    end_orderly(second)?;
+    stand.backend.wait_state("an end", || !ports(&stand.backend).is_empty())?;
+    ensure!(ports(&stand.backend) != [5000], "both have one port");
+    for _ in 0..10 {
+        echo(&mut stream, b"undisturbed")?;
+    }
+    end_orderly(stream)?;
+    stand.backend.wait_state("two ends", || ports(&stand.backend).contains(&5000))
+}
+
+fn a_port_of_a_living_session_is_refused_if_so_configured(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &["--on-conflict", "refuse"])?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    let begun = Instant::now();
+    if open(0).is_ok() {
+        bail!("served twice from one port");
+    }
+    ensure!(begun.elapsed() < Duration::from_secs(4), "refused after {:?}", begun.elapsed());
+    stand.truepeer.wait_for_log("are in use")?;
+    echo(&mut stream, b"undisturbed")
+}

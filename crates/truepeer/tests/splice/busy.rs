@@ -1,0 +1,208 @@
+//! Sessions that have left, or are about to, while bytes are on their way or a peer takes none.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::matrix::mount_bpf_in_place;
+use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Running, Test, client, ip_here, tests};
+
+use crate::stand::{BACKEND, SITE, Stand, TRUEPEER, echo, open, proxy, spliced};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        the_backend_of_a_busy_upload_is_reset_by_the_operator,
+        the_backend_of_a_busy_upload_is_reset_at_a_stop,
+        clients_that_stop_reading_at_any_moment_are_ended_when_idle,
+        clients_that_vanish_are_looked_at_seldom,
+        clients_that_vanish_at_any_moment_are_ended_when_idle,
+    ]
+}
+
+/// Sends without an end, until the connection breaks.
+fn uploading(mut stream: TcpStream) -> thread::JoinHandle<u64> {
+    thread::spawn(move || {
+        let mut sent = 0;
+        while stream.write_all(&[5; 1 << 16]).is_ok() {
+            sent += 1 << 16;
+        }
+        sent
+    })
+}
+
+/// Sessions that have left and send without an end, both ways.
+fn busy(bed: &Bed, options: &[&str]) -> Result<(Stand, Vec<thread::JoinHandle<u64>>)> {
+    let stand = Stand::make(bed, options)?;
+    let mut streams = (0..8).map(open).collect::<Result<Vec<_>>>()?;
+    stand.wait_spliced(bed, &mut streams)?;
+    let mut uploads = Vec::new();
+    for stream in streams {
+        let mut echoed = stream.try_clone()?;
+        thread::spawn(move || while let Ok(1..) = echoed.read(&mut [0; 1 << 16]) {});
+        uploads.push(uploading(stream));
+    }
+    thread::sleep(Duration::from_millis(300));
+    Ok((stand, uploads))
+}
+
+fn all_are_reset(stand: &Stand, uploads: Vec<thread::JoinHandle<u64>>) -> Result<()> {
+    let count = uploads.len();
+    stand
+        .backend
+        .wait_state("resets at the backend", || stand.backend.log().matches(" reset").count() == count)?;
+    for upload in uploads {
+        ensure!(upload.join().is_ok_and(|sent| sent > 0), "nothing was sent");
+    }
+    Ok(())
+}
+
+fn the_backend_of_a_busy_upload_is_reset_by_the_operator(bed: &Bed) -> Result<()> {
+    let (stand, uploads) = busy(bed, &[])?;
+    stand.ask(bed, &["sessions", "--client", "203.0.113.0/24", "--kill"])?;
+    all_are_reset(&stand, uploads)
+}
+
+fn the_backend_of_a_busy_upload_is_reset_at_a_stop(bed: &Bed) -> Result<()> {
+    let (stand, uploads) = busy(bed, &["--drain-timeout", "0s"])?;
+    stand.truepeer.signal(Signal::TERM)?;
+    all_are_reset(&stand, uploads)?;
+    stand.truepeer.wait_end()?;
+    Ok(())
+}
+
+/// A session that echoes nothing, or some lines, and then sends much and reads nothing; every second one reads slowly before.
+fn stuck(number: u16) -> Result<TcpStream> {
+    let mut stream = open(number)?;
+    for _ in 0..number % 8 {
+        echo(&mut stream, b"bytes move")?;
+        thread::sleep(Duration::from_millis(u64::from(number % 5)));
+    }
+    stream.set_nonblocking(true)?;
+    let begun = Instant::now();
+    let reads_for = Duration::from_millis(u64::from(number % 2 * 1500));
+    // Until the echo has filled all windows.
+    let mut silent_since = Instant::now();
+    while silent_since.elapsed() < Duration::from_millis(500) {
+        if begun.elapsed() < reads_for {
+            let _ = stream.read(&mut [0; 1 << 14]);
+        }
+        match stream.write(&[9; 1 << 16]) {
+            Ok(_) => silent_since = Instant::now(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(stream)
+}
+
+/// Sessions begin to leave when 64 KiB wait for their clients.
+fn stands(bed: &Bed, options: &[&str]) -> Result<Stand> {
+    mount_bpf_in_place()?;
+    let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let truepeer = proxy(bed, &[&["--splice", "auto"], options].concat()).start(bed)?;
+    Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
+}
+
+fn all_stuck(count: u16) -> Result<Vec<TcpStream>> {
+    let threads: Vec<_> = (0..count).map(|number| thread::spawn(move || stuck(number))).collect();
+    threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+}
+
+fn clients_that_stop_reading_at_any_moment_are_ended_when_idle(bed: &Bed) -> Result<()> {
+    let stand = stands(bed, &["--idle-timeout", "2s"])?;
+    let mut streams = all_stuck(48)?;
+    let ends = || stand.truepeer.log().matches("close=\"idle\"").count();
+    stand.truepeer.wait_state("48 idle ends", || ends() == 48)?;
+    for stream in &mut streams {
+        stream.set_nonblocking(false)?;
+        // What had come before the end.
+        while let Ok(1..) = stream.read(&mut [0; 1 << 16]) {}
+    }
+    Ok(())
+}
+
+/// Echoes through the door of the bed's host, as fast as it can, until that is no longer heard.
+fn echoes_until_cut_off(number: u16) -> Result<()> {
+    let mut stream = client::connect("10.78.9.1:8443")?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+    let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
+    stream.write_all(&client::v2(address, SITE)?)?;
+    while echo(&mut stream, &[7; 20_000]).is_ok() {}
+    // What the kernel still has to say is not heard either.
+    Ok(())
+}
+
+/// Senders that are cut off so many milliseconds after they have begun.
+fn vanish(bed: &Bed, after: u64, options: &[&str]) -> Result<Running> {
+    const COUNT: u16 = 32;
+    let far = NetNs::create()?;
+    let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
+    ip_here(&[
+        // The backend's segments must fit through the wire.
+        "link set lo mtu 1500",
+        &format!("link add near type veth peer name wire netns {there}"),
+        "addr add 10.78.9.1/24 dev near",
+        "link set near up",
+    ])?;
+    far.run(|| ip_here(&["addr add 10.78.9.2/24 dev wire", "link set wire up"]))??;
+    let always = ["--allow", "10.78.9.0/24", "--listen", "10.78.9.1:8443"];
+    let truepeer = spliced(bed, &[&always[..], options].concat()).start(bed)?;
+    let client = |number| {
+        let far = far.clone();
+        thread::spawn(move || far.run(move || echoes_until_cut_off(number)))
+    };
+    let clients: Vec<_> = (0..COUNT).map(client).collect();
+    thread::sleep(Duration::from_millis(after));
+    ip_here(&["link set near down"])?;
+    for client in clients {
+        // One that had not connected yet has failed.
+        let _ = client.join();
+    }
+    Ok(truepeer)
+}
+
+fn clients_that_vanish_at_any_moment_are_ended_when_idle(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let admin = bed.dir().join("admin").display().to_string();
+    for after in [15, 45, 90] {
+        let truepeer = vanish(bed, after, &["--idle-timeout", "2s"])?;
+        let open =
+            || Program::new(TRUEPEER).args(["sessions", "--admin", &admin]).run(bed).unwrap_or_default();
+        truepeer.wait_state("the end of all sessions", || !open().contains("203.0.113.7:"))?;
+        ensure!(truepeer.log().contains("close=\"idle\""), "none has begun");
+        drop(truepeer);
+        let _ = std::fs::remove_file(&admin);
+        ip_here(&["link del near"])?;
+    }
+    Ok(())
+}
+
+/// How often the process's threads have gone to sleep so far.
+fn sleeps(truepeer: &Running) -> Result<u64> {
+    let mut all = 0;
+    for thread in std::fs::read_dir(format!("/proc/{}/task", truepeer.pid()))? {
+        let status = std::fs::read_to_string(thread?.path().join("status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        all += line.context("no count")?.trim().parse::<u64>()?;
+    }
+    Ok(all)
+}
+
+fn clients_that_vanish_are_looked_at_seldom(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let truepeer = vanish(bed, 15, &[])?;
+    thread::sleep(Duration::from_secs(3));
+    let before = sleeps(&truepeer)?;
+    thread::sleep(Duration::from_secs(3));
+    let looks = sleeps(&truepeer)? - before;
+    // Of a second at most, for each session.
+    ensure!(looks < 300, "{looks} wake-ups in 3 s");
+    Ok(())
+}

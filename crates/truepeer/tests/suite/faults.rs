@@ -1,0 +1,293 @@
+//! Faults while sessions come and go. Whatever happens, no backend gets other bytes than a client has sent or another client's name, and no
+//! client gets another's answer. What a fault does not touch is served meanwhile, and everything is served after it.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::chance::Chance;
+use truepeer_testbed::crowd::{gather, nth_client};
+use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::{Bed, Behaviour, Running, Test, Truepeer, ip_here};
+
+use crate::peers;
+use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, TRUEPEER, header_of, knock, open_as};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let test = |name, work: fn(&Bed) -> anyhow::Result<()>| {
+        Test::new(name, work).time_limit(Duration::from_secs(300))
+    };
+    vec![
+        test("a_backend_that_is_killed_and_started_again_gets_no_wrong_byte", |bed| backend_restarts(bed, 5)),
+        test("senders_that_stop_in_the_middle_hold_nobody_up", senders_stop).needs_open_files(10_000),
+        test("eight_thousand_senders_that_say_nothing_hold_nobody_up", silent_senders)
+            .needs_open_files(20_000)
+            .alone(),
+        test("a_process_that_stood_still_for_3_seconds_loses_nothing", |bed| stands_still(bed, 3)),
+        test("a_process_that_stood_still_for_10_seconds_loses_nothing", |bed| stands_still(bed, 10)).long(),
+        test("killed_10_times_it_serves_again_each_time", |bed| is_killed(bed, 10)),
+        test("killed_200_times_it_serves_again_each_time", |bed| is_killed(bed, 200))
+            .time_limit(Duration::from_secs(900))
+            .long(),
+        test("flushed_rules_and_an_interface_that_goes_down_lose_nothing", network_goes_down),
+        test("a_configuration_with_any_error_changes_nothing_under_load", reloads_with_errors),
+    ]
+}
+
+/// The clients at a time.
+const CLIENTS: usize = 4;
+/// A session's data: mostly some KiB, at most this much.
+const MOST_BYTES: usize = 256 << 10;
+/// Sessions that must be right after a fault.
+const AFTERWARDS: usize = 40;
+
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The backend has seen this client and each of its bytes.
+    Right,
+    /// It was not served, or not to its end.
+    Failed,
+    /// The backend has seen something else.
+    Wrong(String),
+}
+
+/// One session with `length` bytes; the backend says whom and what it has seen.
+fn session(client: SocketAddr, length: usize) -> Outcome {
+    let converse = || -> anyhow::Result<String> {
+        let mut stream = open_as(client)?;
+        stream.write_all(&Pattern::bytes(length))?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer.trim().to_owned())
+    };
+    match converse() {
+        Ok(answer) if answer == format!("{client} {}", Digest::of_pattern(length as u64)) => Outcome::Right,
+        Ok(answer) if !answer.is_empty() => {
+            Outcome::Wrong(format!("{client} with {length} bytes: the backend saw {answer:?}"))
+        }
+        Ok(_) | Err(_) => Outcome::Failed,
+    }
+}
+
+/// The sessions of one test.
+#[derive(Default)]
+pub(crate) struct Load {
+    is_over: AtomicBool,
+    begun: AtomicUsize,
+    right: AtomicUsize,
+    failed: AtomicUsize,
+    wrong: Mutex<Vec<String>>,
+}
+
+impl Load {
+    /// Causes `fault` while sessions come and go.
+    pub(crate) fn during(fault: impl FnOnce(&Load) -> anyhow::Result<()>) -> anyhow::Result<Load> {
+        let load = Load::default();
+        thread::scope(|scope| {
+            for seed in 0..CLIENTS {
+                let load = &load;
+                scope.spawn(move || load.run(seed as u64));
+            }
+            let outcome =
+                load.wait_for_more().and_then(|()| fault(&load)).and_then(|()| load.wait_for_more());
+            load.is_over.store(true, Relaxed);
+            if let Some(peer) = peers::peer() {
+                eprintln!("{peer}: {}", load.told());
+            }
+            outcome
+        })?;
+        for _ in 0..AFTERWARDS {
+            ensure!(load.one(4096) == Outcome::Right, "a session after the fault");
+        }
+        let wrong = load.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(load)
+    }
+
+    fn run(&self, seed: u64) {
+        let mut chance = Chance::new(seed);
+        while !self.is_over.load(Relaxed) {
+            let most = chance.one_of(&[64, 4096, 32 << 10, MOST_BYTES]);
+            match self.one(chance.below(most)) {
+                Outcome::Right => self.right.fetch_add(1, Relaxed),
+                Outcome::Failed => {
+                    thread::sleep(Duration::from_millis(10));
+                    self.failed.fetch_add(1, Relaxed)
+                }
+                Outcome::Wrong(what) => {
+                    self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+                    0
+                }
+            };
+        }
+    }
+
+    fn one(&self, length: usize) -> Outcome {
+        session(nth_client(self.begun.fetch_add(1, Relaxed)), length)
+    }
+
+    /// Waits until some more sessions were right.
+    pub(crate) fn wait_for_more(&self) -> anyhow::Result<()> {
+        let before = self.right.load(Relaxed);
+        truepeer_testbed::wait_for("sessions that are right", || self.right.load(Relaxed) >= before + 20)
+    }
+
+    fn told(&self) -> String {
+        let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let (right, failed) = (self.right.load(Relaxed), self.failed.load(Relaxed));
+        format!("{right} sessions were right, {failed} failed, {wrong} were wrong")
+    }
+
+    pub(crate) fn none_failed(&self) -> anyhow::Result<()> {
+        let failed = self.failed.load(Relaxed);
+        ensure!(failed == 0, "{failed} sessions failed, {} were right", self.right.load(Relaxed));
+        Ok(())
+    }
+}
+
+pub(crate) fn start_backend(bed: &Bed) -> anyhow::Result<Running> {
+    Behaviour::Account.start(bed, &[BACKEND_V4, BACKEND_V6])
+}
+
+fn backend_restarts(bed: &Bed, times: usize) -> anyhow::Result<()> {
+    let mut backend = Some(start_backend(bed)?);
+    let truepeer = peers::start(bed, &[])?;
+    Load::during(|load| {
+        (0..times).try_for_each(|_| {
+            if let Some(backend) = backend.take() {
+                backend.signal(Signal::KILL)?;
+                backend.wait_end()?;
+            }
+            thread::sleep(Duration::from_millis(200));
+            backend = Some(start_backend(bed)?);
+            load.wait_for_more()
+        })
+    })?;
+    ensure!(truepeer.is_alive());
+    Ok(())
+}
+
+/// A thousand have sent half a header, a thousand a header and some data.
+fn senders_stop(bed: &Bed) -> anyhow::Result<()> {
+    let _backend = start_backend(bed)?;
+    let truepeer = peers::start(bed, &["--header-timeout", "60s"])?;
+    let mut held: Vec<TcpStream> = Vec::new();
+    let load = Load::during(|load| {
+        for number in 0..1000 {
+            let header = header_of(nth_client(1_000_000 + number))?;
+            let mut half = knock()?;
+            half.write_all(&header[..header.len() / 2])?;
+            let mut some = knock()?;
+            some.write_all(&header)?;
+            some.write_all(&Pattern::bytes(1000))?;
+            held.extend([half, some]);
+        }
+        load.wait_for_more()
+    })?;
+    ensure!(truepeer.is_alive());
+    load.none_failed()
+}
+
+/// A session needs two descriptors, so 20,000 of them are enough for these and the load.
+fn silent_senders(bed: &Bed) -> anyhow::Result<()> {
+    const SILENT: usize = 8_000;
+    let _backend = start_backend(bed)?;
+    let truepeer = peers::start(bed, &["--header-timeout", "60s"])?;
+    let load = Load::during(|load| {
+        let _crowd = gather(bed, SILENT, DOOR_V4)?;
+        bed.wait_for("their connections", || truepeer.descriptors().is_ok_and(|held| held > SILENT))?;
+        load.wait_for_more()
+    })?;
+    ensure!(truepeer.is_alive());
+    load.none_failed()
+}
+
+fn stands_still(bed: &Bed, seconds: u64) -> anyhow::Result<()> {
+    let _backend = start_backend(bed)?;
+    let truepeer = peers::start(bed, &[])?;
+    let load = Load::during(|_| {
+        truepeer.signal(Signal::STOP)?;
+        thread::sleep(Duration::from_secs(seconds));
+        truepeer.signal(Signal::CONT)
+    })?;
+    load.none_failed()
+}
+
+/// At moments made up. Rules that the killed process has left are adopted by the next one, and removed with it.
+fn is_killed(bed: &Bed, times: usize) -> anyhow::Result<()> {
+    let _backend = start_backend(bed)?;
+    let rules = || truepeer_testbed::Program::new("ip").args(["rule"]).run(bed);
+    let before = rules()?;
+    let mut truepeer = Some(peers::start(bed, &[])?);
+    let mut chance = Chance::new(7);
+    Load::during(|load| {
+        (0..times).try_for_each(|number| {
+            thread::sleep(Duration::from_millis(chance.below(100) as u64));
+            if let Some(running) = truepeer.take() {
+                running.signal(Signal::KILL)?;
+                running.wait_end()?;
+            }
+            truepeer = Some(peers::start(bed, &[]).with_context(|| format!("start {number}"))?);
+            load.wait_for_more()
+        })
+    })?;
+    truepeer.context("the last one")?.stop()?;
+    ensure!(rules()? == before, "rules are left: {}", rules()?);
+    Ok(())
+}
+
+fn network_goes_down(bed: &Bed) -> anyhow::Result<()> {
+    let _backend = start_backend(bed)?;
+    let truepeer = peers::start(bed, &[])?;
+    Load::during(|load| {
+        ip_here(&["rule flush protocol 123", "-6 rule flush protocol 123"])?;
+        load.wait_for_more()?;
+        ip_here(&["link set lo down"])?;
+        thread::sleep(Duration::from_millis(300));
+        ip_here(&["link set lo up"])
+    })?;
+    ensure!(truepeer.is_alive());
+    Ok(())
+}
+
+fn reloads_with_errors(bed: &Bed) -> anyhow::Result<()> {
+    if peers::peer().is_some() {
+        return truepeer_testbed::skip("reloads truepeer.toml");
+    }
+    let good =
+        format!("[[proxy]]\nlisten = [\"{DOOR_V4}\"]\nipv4 = \"{BACKEND_V4}\"\nipv6 = \"{BACKEND_V6}\"\n");
+    let file = bed.write("truepeer.toml", &good)?;
+    let _backend = start_backend(bed)?;
+    let program = truepeer_testbed::Program::new(TRUEPEER).args(["serve", "-c"]).arg(&file);
+    let truepeer = Truepeer::of(program).start(bed)?;
+    truepeer.wait_listening(DOOR_V4)?;
+    let load = Load::during(|load| {
+        let wrong = [
+            "[[proxy",
+            &format!("{good}header = \"sometimes\"\n"),
+            "[[proxy]]\nlistn = [\"127.0.0.1:8443\"]\n",
+            "[[proxy]]\nlisten = [\"127.0.0.1:99999\"]\nipv4 = \"127.0.0.1:8000\"\n",
+            &format!("{good}allow = [\"@missing\", \"300.0.0.0/8\"]\n"),
+            // It can't be opened: no address of this host.
+            &good.replace(DOOR_V4, "192.0.2.99:8443"),
+            "",
+        ];
+        for (number, text) in wrong.iter().enumerate() {
+            bed.write("truepeer.toml", text)?;
+            truepeer.signal(Signal::HUP)?;
+            bed.wait_for("the refusal", || truepeer.log().matches("not reloaded").count() == number + 1)
+                .with_context(|| (*text).to_owned())?;
+            load.wait_for_more()?;
+        }
+        bed.write("truepeer.toml", &good)?;
+        truepeer.signal(Signal::HUP)?;
+        truepeer.wait_for_log("reloaded: nothing has changed")
+    })?;
+    load.none_failed()
+}
