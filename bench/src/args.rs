@@ -13,6 +13,7 @@ use crate::backend;
 use crate::contestant::{self, Command, Common, Contestant};
 use crate::credentials::{Credentials, KeyKind};
 use crate::pin::Pin;
+use crate::place::Place;
 use crate::suites::{Load, OriginKind, Scale, Selection, Suite};
 
 /// The most threads of a load or backend: more don't help with fifty connections.
@@ -35,19 +36,23 @@ pub(crate) struct Args {
     /// Seconds instead of minutes: checks that every number is produced, not its value
     #[arg(long)]
     pub(crate) smoke: bool,
-    /// Only these loads: proxy (streaming, ping-pong, connections, bulk-up, bulk-down, udp-64, udp-1400, idle), https
+    /// Only these loads: proxy (streaming, ping-pong, ping-pong-rate, connections, bulk-up, bulk-down, udp-64, udp-1400, idle), hosts
+    /// (hosts-ping-pong, hosts-ping-pong-rate, hosts-connections, hosts-bulk-up, hosts-bulk-down: each party on a host of its own), https
     /// (https-10, https-64, https-rate, handshakes, https-idle), stacks (https-stacks: on the kernel's TCP and on VPP's)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     only: Vec<Selection>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1), haproxy, nginx,
-    /// truepeer, truepeer-attach, truepeer-run, truepeer-notify; nginx-https, haproxy-https, hitch-haproxy, hitch-nginx,
-    /// truepeer-https, truepeer-https-h2; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
+    /// truepeer, truepeer-spliced, truepeer-full, truepeer-attach, truepeer-run, truepeer-notify; nginx-https, haproxy-https, hitch-haproxy,
+    /// hitch-nginx, truepeer-https, truepeer-https-h2; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
     /// Another contestant by its command line, in which {listen}, {backend}, {port} and {protocol} are replaced,
     /// for HTTPS also {cert}, {key} and {pem}; repeatable
     #[arg(long, value_name = "NAME=COMMAND")]
     peer: Vec<Command>,
+    /// Another HAProxy beside the installed one, for HTTPS: other-haproxy-https, other-haproxy-https-h2 (HTTP/2 with the origin)
+    #[arg(long, value_name = "PATH")]
+    other_haproxy: Option<PathBuf>,
     /// How often everything is measured [default: 5]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
@@ -66,6 +71,9 @@ pub(crate) struct Args {
     /// Idle sessions [default: 5000]
     #[arg(long, value_name = "N")]
     idle: Option<usize>,
+    /// The constant rate of ping-pong-rate, in requests a second; every contestant must be able to do more
+    #[arg(long, value_name = "N", default_value_t = 10_000.0)]
+    ping_pong_rate: f64,
     /// The constant rate of https-rate, as a share of NGINX's rate
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     rate_share: f64,
@@ -114,8 +122,9 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The part that all cells share.
-    pub(crate) fn common(&self) -> Common<'_> {
+    pub(crate) fn common<'a>(&'a self, place: &'a Place) -> Common<'a> {
         Common {
+            place,
             origin: self.origin,
             threads: self.scale.threads,
             credentials: self.credentials.as_ref(),
@@ -150,7 +159,7 @@ impl Args {
         };
         let (contestants, mut absent) = self.contestants(bed, &loads)?;
         if let Some(reason) = backend::missing_origin() {
-            let without = |load: &Load| load.suite() != Suite::Proxy;
+            let without = |load: &Load| matches!(load.suite(), Suite::Https | Suite::Stacks);
             absent.extend(
                 loads.iter().filter(|load| without(load)).map(|load| format!("{}: {reason}", load.name())),
             );
@@ -189,6 +198,7 @@ impl Args {
             bulk_connections: self.bulk_connections.max(1),
             in_flight: 32,
             idle: self.idle.unwrap_or(if self.smoke { 100 } else { 5000 }).max(1),
+            ping_pong_rate: self.ping_pong_rate,
             rate_share: self.rate_share,
             rate: 0.0,
         })
@@ -197,6 +207,7 @@ impl Args {
     /// The wanted contestants that take any of the loads, and why others can't take part.
     fn contestants(&self, bed: &Bed, loads: &[Load]) -> anyhow::Result<(Vec<Contestant>, Vec<String>)> {
         let mut all = contestant::standard(self.truepeer(bed)?);
+        all.extend(self.other_haproxy.iter().flat_map(|path| contestant::other_haproxy(path)));
         all.extend(self.peer.iter().cloned().map(Contestant::by_command));
         for name in &self.contestants {
             let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");

@@ -89,9 +89,10 @@ fn measure(bed: &Bed, plan: &Plan, scale: &Scale, load: Load, who: &Contestant) 
     if let Some(case) = who.on_a_stack() {
         return case.measure(bed, plan.keys, scale);
     }
-    Place::make(plan.congestion.as_deref())?.run(|| {
+    let place = Place::make(load, plan.congestion.as_deref())?;
+    place.run(|| {
         plan.pin.for_others()?;
-        let stand = who.stand_up(bed, plan.common(), load)?;
+        let stand = who.stand_up(bed, plan.common(&place), load)?;
         let mut outcome = load::run(load, &stand, scale);
         // If the contestant has died, that explains other errors.
         if let Some(words) = stand.last_words() {
@@ -149,7 +150,18 @@ impl Results {
 
     /// One contestant's headline metric divided by another's, round by round.
     pub(crate) fn ratio(&self, plan: &Plan, load: Load, one: usize, other: usize) -> Option<Spread> {
-        let metric = load.headline();
+        self.ratio_of(plan, load, load.headline(), one, other)
+    }
+
+    /// The same for any metric.
+    pub(crate) fn ratio_of(
+        &self,
+        plan: &Plan,
+        load: Load,
+        metric: Metric,
+        one: usize,
+        other: usize,
+    ) -> Option<Spread> {
         let rounds = 0..plan.rounds;
         let ratio =
             |round| Some(self.value(round, load, one, metric)? / self.value(round, load, other, metric)?);

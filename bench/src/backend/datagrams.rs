@@ -27,7 +27,7 @@ const BUFFER_BYTES: usize = 8 << 20;
 /// Serves forever with a socket for each thread. The kernel spreads the flows over them.
 pub(super) fn serve(threads: usize) -> anyhow::Result<()> {
     let tally = Arc::<Tally>::default();
-    tally.publish()?;
+    tally.publish(BACKEND)?;
     let sockets = (0..threads).map(|_| open()).collect::<anyhow::Result<Vec<_>>>()?;
     let running: Vec<_> = sockets
         .into_iter()

@@ -1,7 +1,7 @@
 //! The threads of a stream backend: each has its own listening socket and its own epoll.
 
 use std::io::ErrorKind;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,6 @@ use super::tally::{Tally, Totals};
 use crate::clients::is_claimed;
 use crate::link::{Events, Poll};
 use crate::pattern::{CHUNK, Pattern};
-use crate::place::BACKEND;
 use crate::suites::Kind;
 
 /// The backlog; the kernel caps it at net.core.somaxconn.
@@ -39,6 +38,7 @@ struct Inbox {
 /// The state that all threads share.
 struct Common {
     kind: Kind,
+    address: SocketAddr,
     pattern: Pattern,
     tally: Arc<Tally>,
     inboxes: Vec<Inbox>,
@@ -56,12 +56,18 @@ struct Thread {
 }
 
 /// Serves forever.
-pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
+pub(super) fn serve(kind: Kind, address: SocketAddr, threads: usize) -> anyhow::Result<()> {
     let tally = Arc::<Tally>::default();
-    tally.publish()?;
+    tally.publish(address)?;
     let inboxes = (0..threads).map(|_| Inbox::new()).collect::<anyhow::Result<_>>()?;
-    let common =
-        Arc::new(Common { kind, pattern: Pattern::bulk(), tally, inboxes, dealt: AtomicUsize::new(0) });
+    let common = Arc::new(Common {
+        kind,
+        address,
+        pattern: Pattern::bulk(),
+        tally,
+        inboxes,
+        dealt: AtomicUsize::new(0),
+    });
     let all: Vec<Thread> =
         (0..threads).map(|number| Thread::new(number, &common)).collect::<anyhow::Result<_>>()?;
     let running: Vec<_> = all.into_iter().map(|thread| thread::spawn(move || thread.run())).collect();
@@ -71,16 +77,16 @@ pub(super) fn serve(kind: Kind, threads: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A socket on [`BACKEND`]. It is created and accepted from with the C library's functions, as in most servers,
+/// A socket on the backend's address. It is created and accepted from with the C library's functions, as in most servers,
 /// so that a preloaded library can hook them.
-pub(super) fn listen() -> anyhow::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(BACKEND), Type::STREAM, None).context("socket")?;
+pub(super) fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).context("socket")?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     // Accepted sockets inherit it.
     socket.set_tcp_nodelay(true)?;
-    socket.bind(&BACKEND.into()).context("bind")?;
+    socket.bind(&address.into()).context("bind")?;
     socket.listen(BACKLOG).context("listen")?;
     Ok(socket.into())
 }
@@ -106,7 +112,7 @@ impl Inbox {
 
 impl Thread {
     fn new(number: usize, common: &Arc<Common>) -> anyhow::Result<Self> {
-        let (poll, listener) = (Poll::new()?, listen()?);
+        let (poll, listener) = (Poll::new()?, listen(common.address)?);
         poll.add(&listener, LISTENER, EventFlags::IN)?;
         poll.add(&common.inboxes[number].bell, INBOX, EventFlags::IN)?;
         let (common, buffer) = (Arc::clone(common), vec![0; CHUNK]);

@@ -21,7 +21,7 @@ pub(crate) use origin::missing as missing_origin;
 pub(crate) use tally::Totals;
 
 use crate::credentials::Credentials;
-use crate::place::{BACKEND, TALLY};
+use crate::place::Endpoints;
 use crate::suites::{Kind, OriginKind};
 
 /// The first argument that turns this program into a backend.
@@ -39,14 +39,17 @@ pub(crate) fn describe(origin: OriginKind, bed: &Bed) -> String {
     }
 }
 
-/// The command line of a backend with this many threads (an origin has one worker). It listens on [`BACKEND`].
+/// The command line of a backend with this many threads (an origin has one worker).
 pub(crate) fn program(
     bed: &Bed,
     kind: Kind,
+    at: Endpoints,
     threads: usize,
     credentials: Option<&Credentials>,
 ) -> anyhow::Result<Program> {
-    let own = |argument: &str| anyhow::Ok(own_program(bed)?.arg(AS_BACKEND).arg(kind.name()).arg(argument));
+    let own = |argument: &str| {
+        anyhow::Ok(own_program(bed)?.args([AS_BACKEND, kind.name(), &at.backend.to_string(), argument]))
+    };
     let Kind::Origin(origin) = kind else { return own(&threads.to_string()) };
     let credential = &credentials.context("the origin's certificate")?.origin;
     match origin {
@@ -65,13 +68,13 @@ fn own_program(bed: &Bed) -> anyhow::Result<Program> {
 }
 
 /// Waits until the backend serves. `running` is the backend, or has started it.
-pub(crate) fn wait_ready(running: &Running, kind: Kind) -> anyhow::Result<()> {
+pub(crate) fn wait_ready(running: &Running, kind: Kind, at: Endpoints) -> anyhow::Result<()> {
     match kind {
-        Kind::Datagrams => running.wait_bound_udp(BACKEND)?,
-        Kind::Origin(_) => return running.wait_listening(BACKEND),
-        _ => running.wait_listening(BACKEND)?,
+        Kind::Datagrams => running.wait_bound_udp(at.backend)?,
+        Kind::Origin(_) => return running.wait_listening(at.backend),
+        _ => running.wait_listening(at.backend)?,
     }
-    running.wait_bound_udp(TALLY)
+    running.wait_bound_udp(at.tally)
 }
 
 /// If this process was started as a backend, runs it to its end.
@@ -91,7 +94,10 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
 }
 
 fn serve(args: &[String]) -> anyhow::Result<()> {
-    let [kind, argument] = args else { anyhow::bail!("expected a kind and its argument") };
+    let [kind, address, argument] = args else {
+        anyhow::bail!("expected a kind, its address, and its argument")
+    };
+    let address = address.parse().with_context(|| address.clone())?;
     let kind = Kind::from_name(kind).with_context(|| format!("no backend {kind:?}"))?;
     if let Kind::Origin(_) = kind {
         return page::serve(Path::new(argument));
@@ -99,6 +105,6 @@ fn serve(args: &[String]) -> anyhow::Result<()> {
     let threads: usize = argument.parse().context("the number of threads")?;
     match kind {
         Kind::Datagrams => datagrams::serve(threads),
-        _ => listener::serve(kind, threads),
+        _ => listener::serve(kind, address, threads),
     }
 }

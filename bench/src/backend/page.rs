@@ -20,6 +20,7 @@ use super::listener::listen;
 use super::page_http2::{self, Http2};
 use crate::link::{Events, Poll};
 use crate::page::page;
+use crate::place::BACKEND;
 
 const LISTENER: usize = usize::MAX;
 const FOREVER: Duration = Duration::from_secs(3600);
@@ -45,7 +46,7 @@ struct Answers {
 pub(super) fn serve(bundle: &Path) -> anyhow::Result<()> {
     let (config, answers) =
         (config(bundle)?, Answers { http1: answer(), http2_fields: page_http2::fields() });
-    let (poll, mut events, listener) = (Poll::new()?, Events::default(), listen()?);
+    let (poll, mut events, listener) = (Poll::new()?, Events::default(), listen(BACKEND)?);
     poll.add(&listener, LISTENER, EventFlags::IN)?;
     let mut clients: HashMap<usize, Client> = HashMap::new();
     loop {

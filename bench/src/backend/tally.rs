@@ -1,7 +1,7 @@
 //! A backend's counters, and their transfer to the load: with them the load can check that nothing was lost.
 
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use crate::link::TIMEOUT;
-use crate::place::TALLY;
+use crate::place::Endpoints;
 
 /// How long to wait for an answer before asking again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -63,10 +63,10 @@ impl Tally {
         bytes
     }
 
-    /// Answers each datagram to [`TALLY`] with the counters, on a separate thread. Not over TCP: a contestant
+    /// Answers each datagram to its port on the backend's address with the counters, on a separate thread. Not over TCP: a contestant
     /// that wraps this program may expect a header on every accepted connection.
-    pub(super) fn publish(self: &Arc<Self>) -> anyhow::Result<()> {
-        let socket = UdpSocket::bind(TALLY).context("bind the tally")?;
+    pub(super) fn publish(self: &Arc<Self>, backend: SocketAddr) -> anyhow::Result<()> {
+        let socket = UdpSocket::bind(Endpoints::tally_on(backend.ip())).context("bind the tally")?;
         let tally = Arc::clone(self);
         thread::spawn(move || {
             while let Ok((_, asker)) = socket.recv_from(&mut [0; 1]) {
@@ -79,10 +79,10 @@ impl Tally {
 }
 
 impl Totals {
-    /// Asks the backend in the calling thread's network namespace.
-    pub(crate) fn ask() -> anyhow::Result<Self> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("bind")?;
-        socket.connect(TALLY).context("connect to the tally")?;
+    /// Asks the backend whose counters are at `tally`.
+    pub(crate) fn ask(tally: SocketAddr) -> anyhow::Result<Self> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("bind")?;
+        socket.connect(tally).context("connect to the tally")?;
         socket.set_read_timeout(Some(ASK_AGAIN))?;
         let deadline = Instant::now() + TIMEOUT;
         let mut bytes = [0; 40];

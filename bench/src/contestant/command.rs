@@ -10,7 +10,7 @@ use std::str::FromStr;
 use truepeer_testbed::Program;
 
 use crate::credentials::{Credential, Credentials};
-use crate::place::{BACKEND, ENTRANCE, route_replies};
+use crate::place::Endpoints;
 use crate::suites::Transport;
 
 const EXPECTED: &str = "expected NAME=COMMAND with {listen} and {backend}, or {command}, in it";
@@ -39,23 +39,23 @@ impl Command {
     }
 
     /// The backend as started by this command.
-    pub(super) fn around(&self, backend: Program, transport: Transport) -> Program {
-        let line = self.fill_in(transport, None).replace("{command}", "\"$@\"");
+    pub(super) fn around(&self, backend: Program, at: Endpoints, transport: Transport) -> Program {
+        let line = self.fill_in(at, transport, None).replace("{command}", "\"$@\"");
         backend.launched_by("/bin/sh", &["-c", &format!("exec {line}"), "--"])
     }
 
     pub(super) fn program(
         &self,
+        at: Endpoints,
         transport: Transport,
         credentials: Option<&Credentials>,
-    ) -> anyhow::Result<Program> {
-        route_replies()?;
-        let line = self.fill_in(transport, credentials.map(|all| &all.entrance));
+    ) -> Program {
+        let line = self.fill_in(at, transport, credentials.map(|all| &all.entrance));
         // exec: the measured process must be the program, not its shell.
-        Ok(Program::new("sh").args(["-c".to_owned(), format!("exec {line}")]))
+        Program::new("sh").args(["-c".to_owned(), format!("exec {line}")])
     }
 
-    fn fill_in(&self, transport: Transport, credential: Option<&Credential>) -> String {
+    fn fill_in(&self, at: Endpoints, transport: Transport, credential: Option<&Credential>) -> String {
         let protocol = if transport == Transport::Udp { "udp" } else { "tcp" };
         let file = |of: fn(&Credential) -> &PathBuf| {
             credential.map_or(String::new(), |credential| of(credential).display().to_string())
@@ -64,9 +64,9 @@ impl Command {
             .replace("{cert}", &file(|credential| &credential.certificate))
             .replace("{key}", &file(|credential| &credential.key))
             .replace("{pem}", &file(|credential| &credential.bundle))
-            .replace("{listen}", &ENTRANCE.to_string())
-            .replace("{backend}", &BACKEND.to_string())
-            .replace("{port}", &BACKEND.port().to_string())
+            .replace("{listen}", &at.entrance.to_string())
+            .replace("{backend}", &at.backend.to_string())
+            .replace("{port}", &at.backend.port().to_string())
             .replace("{protocol}", protocol)
     }
 }
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(command.name, "mine");
         assert!(command.carries(Transport::Udp) && !command.carries(Transport::Https));
         assert_eq!(
-            command.fill_in(Transport::Udp, None),
+            command.fill_in(Endpoints::LOOPBACK, Transport::Udp, None),
             "/opt/mine -l 127.0.0.1:1122 -4 127.0.0.1:1123 -p udp"
         );
         assert!(!command.starts_the_backend());

@@ -4,26 +4,25 @@ use std::fs;
 
 use truepeer_testbed::{Program, servers_dir};
 
-use crate::place::{BACKEND, ENTRANCE, route_replies};
+use crate::place::Endpoints;
 use crate::suites::Transport;
 
-pub(super) fn program(threads: Option<&str>, transport: Transport) -> anyhow::Result<Program> {
-    route_replies()?;
+pub(super) fn program(threads: Option<&str>, at: Endpoints, transport: Transport) -> Program {
     let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
     let program = Program::new("go-mmproxy").args([
         "-p".to_owned(),
         protocol.to_owned(),
         "-l".to_owned(),
-        ENTRANCE.to_string(),
+        at.entrance.to_string(),
         "-4".to_owned(),
-        BACKEND.to_string(),
+        at.backend.to_string(),
         "-6".to_owned(),
-        format!("[::1]:{}", BACKEND.port()),
+        format!("[::1]:{}", at.backend.port()),
     ]);
-    Ok(match threads {
+    match threads {
         Some(threads) => program.env("GOMAXPROCS", threads),
         None => program,
-    })
+    }
 }
 
 /// It can't print its version, but the package manager can.

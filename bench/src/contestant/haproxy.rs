@@ -2,10 +2,9 @@
 
 use truepeer_testbed::{Bed, Program};
 
-use crate::place::{BACKEND, ENTRANCE, route_replies};
+use crate::place::Endpoints;
 
-pub(super) fn program(bed: &Bed) -> anyhow::Result<Program> {
-    route_replies()?;
+pub(super) fn program(bed: &Bed, at: Endpoints) -> anyhow::Result<Program> {
     let config = format!(
         "\
 defaults
@@ -14,10 +13,11 @@ defaults
   timeout client 10m
   timeout server 10m
 listen bench
-  bind {ENTRANCE} accept-proxy
+  bind {} accept-proxy
   option splice-auto
-  server backend {BACKEND} source 0.0.0.0 usesrc clientip
-"
+  server backend {} source 0.0.0.0 usesrc clientip
+",
+        at.entrance, at.backend
     );
     let file = bed.write(&format!("{}.cfg", bed.fresh_name("haproxy")), config)?;
     Ok(Program::new("haproxy").arg("-db").arg("-f").arg(file))

@@ -20,13 +20,13 @@ use truepeer_testbed::{Bed, Program, Running, find_program};
 
 pub(crate) use command::Command;
 
-use self::https::{Behind, Https};
-use self::truepeer::{Attached, Via};
+use self::https::{Behind, Haproxy, Https};
+use self::truepeer::{Attached, Splice, Via};
 use crate::backend;
 use crate::credentials::Credentials;
 use crate::measure::cpu;
 use crate::pin::Pin;
-use crate::place::{BACKEND, ENTRANCE};
+use crate::place::{Endpoints, Place};
 use crate::stacks::{Case, Proxy, Stack};
 use crate::suites::{Load, OriginKind, Suite, Transport};
 use crate::tls;
@@ -38,6 +38,8 @@ enum Way {
     Direct,
     /// truepeer's relay, with the path of its binary.
     TruepeerProxy(PathBuf),
+    /// The same, with sessions that leave user space.
+    TruepeerSpliced(PathBuf, Splice),
     TruepeerAttach(PathBuf),
     TruepeerRun(PathBuf, Via),
     Haproxy,
@@ -67,6 +69,7 @@ pub(crate) const NO_PROXY: &str = "no-proxy";
 pub(crate) const TRUEPEER: &str = "truepeer";
 /// The contestant that determines the constant rate of the HTTPS loads.
 pub(crate) const REFERENCE: &str = "nginx-https";
+const TRUEPEER_SPLICED: &str = "truepeer-spliced";
 const TRUEPEER_HTTPS: &str = "truepeer-https";
 const NO_PROXY_OF_STACKS: &str = "no-proxy-kernel";
 const TRUEPEER_ON_VPP: &str = "truepeer-vpp";
@@ -75,6 +78,7 @@ const TRUEPEER_ON_VPP: &str = "truepeer-vpp";
 pub(crate) const fn own_of(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => TRUEPEER,
+        Suite::Hosts => TRUEPEER_SPLICED,
         Suite::Https => TRUEPEER_HTTPS,
         Suite::Stacks => TRUEPEER_ON_VPP,
     }
@@ -83,7 +87,7 @@ pub(crate) const fn own_of(suite: Suite) -> &'static str {
 /// The contestant that a suite's contestants are compared with.
 pub(crate) const fn baseline_of(suite: Suite) -> &'static str {
     match suite {
-        Suite::Proxy | Suite::Https => NO_PROXY,
+        Suite::Proxy | Suite::Hosts | Suite::Https => NO_PROXY,
         Suite::Stacks => NO_PROXY_OF_STACKS,
     }
 }
@@ -96,6 +100,8 @@ pub(crate) fn is_baseline(name: &str) -> bool {
 /// The part that all cells of a run share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Common<'a> {
+    /// The network.
+    pub(crate) place: &'a Place,
     /// The origin of the HTTPS loads.
     pub(crate) origin: OriginKind,
     /// Threads of the backend.
@@ -108,8 +114,8 @@ pub(crate) struct Common<'a> {
 
 /// The programs of one cell.
 pub(crate) struct Stand<'a> {
-    /// The address that the load connects to.
-    pub(crate) entrance: SocketAddr,
+    /// The addresses; the entrance is the one that the load connects to.
+    pub(crate) at: Endpoints,
     /// Whether connections must start with a header.
     pub(crate) header: bool,
     /// Its TLS parameters, if it uses TLS.
@@ -171,6 +177,16 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant("haproxy", "HAProxy", Way::Haproxy),
         contestant("nginx", "NGINX stream", Way::Nginx),
         contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer.clone())),
+        contestant(
+            TRUEPEER_SPLICED,
+            "truepeer proxy (spliced)",
+            Way::TruepeerSpliced(truepeer.clone(), Splice::Auto),
+        ),
+        contestant(
+            "truepeer-full",
+            "truepeer proxy (spliced, full)",
+            Way::TruepeerSpliced(truepeer.clone(), Splice::Full),
+        ),
         contestant("truepeer-attach", "truepeer attach", Way::TruepeerAttach(truepeer.clone())),
         contestant("truepeer-run", "truepeer run", Way::TruepeerRun(truepeer.clone(), Via::Auto)),
         contestant(
@@ -179,7 +195,7 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
             Way::TruepeerRun(truepeer.clone(), Via::Notify),
         ),
         reference(),
-        contestant("haproxy-https", "HAProxy https", Way::Https(Https::Haproxy)),
+        contestant("haproxy-https", "HAProxy https", Way::Https(Https::Haproxy(Haproxy::default()))),
         contestant("hitch-haproxy", "hitch + HAProxy", Way::Https(Https::HitchBefore(Behind::Haproxy))),
         contestant("hitch-nginx", "hitch + NGINX", Way::Https(Https::HitchBefore(Behind::Nginx))),
         contestant(TRUEPEER_HTTPS, "truepeer https", Way::Https(Https::Truepeer(truepeer.clone()))),
@@ -197,6 +213,19 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
     ]
 }
 
+/// Another HAProxy than the installed one, by HTTP/1.1 and by HTTP/2 with the origin.
+pub(crate) fn other_haproxy(path: &std::path::Path) -> [Contestant; 2] {
+    [
+        ("other-haproxy-https", "other HAProxy https", false),
+        ("other-haproxy-https-h2", "other HAProxy https, HTTP/2 origin", true),
+    ]
+    .map(|(name, label, by_http2)| Contestant {
+        name: name.to_owned(),
+        label: label.to_owned(),
+        way: Way::Https(Https::Haproxy(Haproxy { path: Some(path.to_owned()), by_http2 })),
+    })
+}
+
 /// The contestant called [`REFERENCE`].
 pub(crate) fn reference() -> Contestant {
     Contestant { name: REFERENCE.to_owned(), label: "NGINX https".to_owned(), way: Way::Https(Https::Nginx) }
@@ -211,6 +240,11 @@ impl Contestant {
     /// Whether it takes a load: some don't support headers in datagrams.
     pub(crate) fn carries(&self, load: Load) -> bool {
         match (&self.way, load.transport()) {
+            // They run on the backend's host, so there is no third host.
+            (Way::TruepeerAttach(_) | Way::TruepeerRun(..), _) if load.is_over_hosts() => false,
+            (Way::Command(command), _) if load.is_over_hosts() && command.starts_the_backend() => false,
+            // Once a session stands, both ways of splicing are the same.
+            (Way::TruepeerSpliced(_, Splice::Full), _) => load == Load::Connections || load.is_over_hosts(),
             (Way::Stacked(_), transport) => transport == Transport::Stacked,
             (_, Transport::Stacked) => false,
             (Way::Direct, _) => true,
@@ -218,17 +252,24 @@ impl Contestant {
             (Way::Command(command), transport) => command.carries(transport),
             (_, Transport::Https) => false,
             (_, Transport::Tcp) => true,
-            // HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but can't receive them. truepeer
+            // Splicing concerns TCP. HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but can't receive them. truepeer
             // run concerns accept().
-            (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..), Transport::Udp) => false,
+            (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..) | Way::TruepeerSpliced(..), Transport::Udp) => {
+                false
+            }
             (Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), Transport::Udp) => true,
         }
+    }
+
+    /// Whether it is truepeer, in any way.
+    pub(crate) fn is_truepeer(&self) -> bool {
+        self.name.starts_with(TRUEPEER)
     }
 
     /// Whether all bytes pass through its program between load and backend.
     pub(crate) fn is_relay(&self) -> bool {
         match &self.way {
-            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
+            Way::Direct | Way::TruepeerSpliced(..) | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
             Way::TruepeerProxy(_) | Way::Haproxy | Way::Nginx | Way::GoMmproxy(_) | Way::Https(_) => true,
             Way::Stacked(case) => case.proxy != Proxy::None,
             Way::Command(command) => !command.starts_the_backend(),
@@ -249,10 +290,14 @@ impl Contestant {
         };
         match &self.way {
             Way::Direct | Way::Command(_) => None,
-            Way::TruepeerAttach(_) if ByAttach::missing().is_some() => ByAttach::missing().map(str::to_owned),
-            Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => (!path
-                .exists())
-            .then(|| format!("{} does not exist (cargo build -p truepeer)", path.display())),
+            Way::TruepeerAttach(_) | Way::TruepeerSpliced(..) if ByAttach::missing().is_some() => {
+                ByAttach::missing().map(str::to_owned)
+            }
+            Way::TruepeerProxy(path)
+            | Way::TruepeerSpliced(path, _)
+            | Way::TruepeerAttach(path)
+            | Way::TruepeerRun(path, _) => (!path.exists())
+                .then(|| format!("{} does not exist (cargo build -p truepeer)", path.display())),
             Way::Haproxy => program("haproxy"),
             Way::Nginx => program("nginx").or_else(nginx::missing_module),
             Way::GoMmproxy(_) => program("go-mmproxy"),
@@ -265,9 +310,10 @@ impl Contestant {
     pub(crate) fn version(&self, bed: &Bed) -> Option<String> {
         match &self.way {
             Way::Direct => None,
-            Way::TruepeerProxy(path) | Way::TruepeerAttach(path) | Way::TruepeerRun(path, _) => {
-                Some(truepeer::version(bed, path))
-            }
+            Way::TruepeerProxy(path)
+            | Way::TruepeerSpliced(path, _)
+            | Way::TruepeerAttach(path)
+            | Way::TruepeerRun(path, _) => Some(truepeer::version(bed, path)),
             Way::Haproxy => Some(haproxy::version(bed)),
             Way::Nginx => Some(nginx::version(bed)),
             Way::GoMmproxy(_) => Some(go_mmproxy::version()),
@@ -277,7 +323,7 @@ impl Contestant {
         }
     }
 
-    /// Starts backend and contestant in the calling thread's network namespace, and waits until they serve.
+    /// Starts backend and contestant, and waits until they serve. To be called on the load's host.
     pub(crate) fn stand_up<'a>(
         &self,
         bed: &'a Bed,
@@ -286,25 +332,35 @@ impl Contestant {
     ) -> anyhow::Result<Stand<'a>> {
         let (kind, transport, credentials) =
             (load.backend(common.origin), load.transport(), common.credentials);
-        let backend = backend::program(bed, kind, common.threads, credentials)?;
-        let backend = self.around(backend, transport).start(bed)?;
-        backend::wait_ready(&backend, kind)?;
+        let (place, at) = (common.place, common.place.endpoints());
+        let backend = backend::program(bed, kind, at, common.threads, credentials)?;
+        let backend = place.on_the_server(self.around(backend, at, transport)).start(bed)?;
+        backend::wait_ready(&backend, kind, at)?;
         let attached = match &self.way {
             Way::TruepeerAttach(path) => Some(Attached::make(bed, path, transport)?),
             _ => None,
         };
-        let between = self.between(bed, transport, credentials)?;
-        let entrance = if between.is_empty() { BACKEND } else { ENTRANCE };
+        if self.needs_routes() {
+            place.route_replies()?;
+        }
+        let between = self.between(bed, at, transport, credentials)?;
+        let entrance = if between.is_empty() { at.backend } else { at.entrance };
         common.pin.for_contestant()?;
-        let programs = between.iter().map(|(program, address)| start(program, *address, bed, transport));
+        let programs = between.into_iter().map(|(program, address)| {
+            let running = start(&place.on_the_relay(program), address, bed, transport)?;
+            if let Way::TruepeerSpliced(_, splice) = self.way {
+                running.wait_for_log(splice.ready())?;
+            }
+            Ok(running)
+        });
         let programs = programs.collect::<anyhow::Result<Vec<_>>>()?;
         common.pin.for_others()?;
         Ok(Stand {
-            entrance,
+            at: Endpoints { entrance, ..at },
             header: !matches!(self.way, Way::Direct) && transport != Transport::Https,
             tls: if transport == Transport::Https {
                 let credentials = credentials.context("certificates")?;
-                let own = if entrance == BACKEND { &credentials.origin } else { &credentials.entrance };
+                let own = if entrance == at.backend { &credentials.origin } else { &credentials.entrance };
                 Some(tls::client(&own.der)?)
             } else {
                 None
@@ -320,10 +376,10 @@ impl Contestant {
     }
 
     /// The backend, started by the contestant if that is its way.
-    fn around(&self, backend: Program, transport: Transport) -> Program {
+    fn around(&self, backend: Program, at: Endpoints, transport: Transport) -> Program {
         match &self.way {
             Way::TruepeerRun(path, via) => truepeer::run(path, *via, backend),
-            Way::Command(command) if command.starts_the_backend() => command.around(backend, transport),
+            Way::Command(command) if command.starts_the_backend() => command.around(backend, at, transport),
             _ => backend,
         }
     }
@@ -332,6 +388,7 @@ impl Contestant {
     fn between(
         &self,
         bed: &Bed,
+        at: Endpoints,
         transport: Transport,
         credentials: Option<&Credentials>,
     ) -> anyhow::Result<Vec<(Program, SocketAddr)>> {
@@ -341,13 +398,23 @@ impl Contestant {
             }
             Way::Command(command) if command.starts_the_backend() => return Ok(Vec::new()),
             Way::Https(https) => return https.programs(bed, credentials.context("certificates")?),
-            Way::TruepeerProxy(path) => truepeer::proxy(path, transport),
-            Way::Haproxy => haproxy::program(bed)?,
-            Way::Nginx => nginx::program(bed)?,
-            Way::GoMmproxy(threads) => go_mmproxy::program(*threads, transport)?,
-            Way::Command(command) => command.program(transport, credentials)?,
+            Way::TruepeerProxy(path) => truepeer::proxy(path, at, transport),
+            Way::TruepeerSpliced(path, splice) => truepeer::spliced(path, *splice, at, transport),
+            Way::Haproxy => haproxy::program(bed, at)?,
+            Way::Nginx => nginx::program(bed, at)?,
+            Way::GoMmproxy(threads) => go_mmproxy::program(*threads, at, transport),
+            Way::Command(command) => command.program(at, transport, credentials),
         };
-        Ok(vec![(program, ENTRANCE)])
+        Ok(vec![(program, at.entrance)])
+    }
+
+    /// Whether the classic rule and route are set for it: it doesn't create its own.
+    fn needs_routes(&self) -> bool {
+        match &self.way {
+            Way::Haproxy | Way::Nginx | Way::GoMmproxy(_) => true,
+            Way::Command(command) => !command.starts_the_backend(),
+            _ => false,
+        }
     }
 }
 

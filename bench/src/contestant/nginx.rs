@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use anyhow::Context;
 use truepeer_testbed::{Bed, Program, servers_dir};
 
-use crate::place::{BACKEND, ENTRANCE, route_replies};
+use crate::place::Endpoints;
 
-pub(super) fn program(bed: &Bed) -> anyhow::Result<Program> {
-    route_replies()?;
+pub(super) fn program(bed: &Bed, at: Endpoints) -> anyhow::Result<Program> {
     let dir = bed.dir().join(bed.fresh_name("nginx"));
     std::fs::create_dir_all(&dir)?;
     let file = dir.join("nginx.conf");
@@ -25,14 +24,16 @@ worker_rlimit_nofile 100000;
 events {{ worker_connections 30000; }}
 stream {{
   server {{
-    listen {ENTRANCE} proxy_protocol backlog=4096;
-    proxy_pass {BACKEND};
+    listen {entrance} proxy_protocol backlog=4096;
+    proxy_pass {backend};
     proxy_bind $proxy_protocol_addr transparent;
     proxy_half_close on;
   }}
 }}
 ",
         here = dir.display(),
+        entrance = at.entrance,
+        backend = at.backend,
         module = module.display(),
     );
     std::fs::write(&file, config)?;

@@ -5,19 +5,53 @@ use std::path::Path;
 use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::{Bed, Program};
 
-use crate::place::{BACKEND, ENTRANCE};
+use crate::clients::SENDERS_NETWORK;
+use crate::place::{BACKEND, Endpoints};
 use crate::suites::Transport;
 
 /// `truepeer proxy` as in its manual. It creates its own routes.
-pub(super) fn proxy(path: &Path, transport: Transport) -> Program {
+pub(super) fn proxy(path: &Path, at: Endpoints, transport: Transport) -> Program {
     let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
-    Program::new(path).args([
-        "proxy".to_owned(),
-        format!("--protocol={protocol}"),
-        format!("--listen={ENTRANCE}"),
-        format!("--ipv4={BACKEND}"),
-        format!("--ipv6=[::1]:{}", BACKEND.port()),
-    ])
+    // Loopback's senders are trusted by default.
+    let allowed = (!at.entrance.ip().is_loopback()).then(|| format!("--allow={SENDERS_NETWORK}"));
+    Program::new(path)
+        .args([
+            "proxy".to_owned(),
+            format!("--protocol={protocol}"),
+            format!("--listen={}", at.entrance),
+            format!("--ipv4={}", at.backend),
+            format!("--ipv6=[::1]:{}", at.backend.port()),
+        ])
+        .args(allowed)
+}
+
+/// The values of `--splice`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Splice {
+    /// Sessions leave user space when they are worth it.
+    Auto,
+    /// The kernel makes sessions as well.
+    Full,
+}
+
+impl Splice {
+    /// The log line once the kernel has taken the programs. Without it, every session is relayed.
+    pub(super) const fn ready(self) -> &'static str {
+        match self {
+            Self::Auto => "sessions may leave user space",
+            Self::Full => "the kernel accepts and connects by itself at",
+        }
+    }
+}
+
+/// The same, with sessions that leave user space. Its pins are in a BPF file system of its own, which ends with it.
+pub(super) fn spliced(path: &Path, splice: Splice, at: Endpoints, transport: Transport) -> Program {
+    let own_pins = ["--mount", "sh", "-c", "mount -t bpf bpf /sys/fs/bpf && exec \"$@\"", "sh"];
+    let splice = match splice {
+        Splice::Auto => "--splice=auto",
+        Splice::Full => "--splice=full",
+    };
+    proxy(path, at, transport).arg(splice).launched_by("unshare", &own_pins)
 }
 
 /// The mechanisms of `truepeer run`.

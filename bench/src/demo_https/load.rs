@@ -233,7 +233,8 @@ impl Connection {
     }
 
     async fn open(reactor: &Reactor, plan: &Plan) -> anyhow::Result<Self> {
-        let tcp = connect(reactor, &Upstream { source: None, backend: plan.to, mark: 0 }).await?;
+        let tcp =
+            connect(reactor, &Upstream { source: None, backend: plan.to, mark: 0, path_mtu: None }).await?;
         let stream = TlsStream::connect(tcp, plan.tls.config(), plan.tls.name()).await?;
         Ok(Self { stream, buffer: vec![0; PIECE_BYTES], filled: 0, page: Vec::new() })
     }

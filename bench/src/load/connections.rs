@@ -52,7 +52,7 @@ pub(super) fn run(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
         let slots = (share..scale.connections).step_by(shares).count();
         Ok(Knocker {
             stand,
-            clients: Clients::share(share, shares),
+            clients: Clients::share(stand.at.entrance, share, shares),
             slots: (0..slots).map(|_| None).collect(),
             busy: 0,
             latencies: latency::histogram()?,
@@ -89,12 +89,13 @@ impl Knocker<'_> {
     /// bytes can usually be written at once.
     fn knock(&mut self, number: usize, poll: &Poll) -> anyhow::Result<()> {
         let (client, sender) = self.clients.take();
-        let mut bytes = if self.stand.header { v1_header(client, self.stand.entrance)? } else { Vec::new() };
+        let mut bytes =
+            if self.stand.header { v1_header(client, self.stand.at.entrance)? } else { Vec::new() };
         bytes.push(BYTE);
         let socket = socket_from(sender)?;
         socket.set_nonblocking(true)?;
         let mut slot = Slot { socket: socket.into(), unsent: bytes, begun: Instant::now() };
-        match rustix::net::connect(&slot.socket, &self.stand.entrance) {
+        match rustix::net::connect(&slot.socket, &self.stand.at.entrance) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error).context("connect"),
         }

@@ -60,7 +60,7 @@ struct Shooter {
 pub(super) fn run(stand: &Stand, scale: &Scale, bytes: usize) -> anyhow::Result<Sample> {
     let mut shooters: Vec<Shooter> =
         (0..scale.threads).map(|_| Shooter::new(scale.in_flight.min(BATCH), bytes)).collect();
-    let mut clients = Clients::share(0, 1);
+    let mut clients = Clients::share(stand.at.entrance, 0, 1);
     for number in 0..scale.connections {
         let flow = Flow::open(number as u64, stand, &mut clients)?;
         shooters[number % scale.threads].flows.push(flow);
@@ -84,11 +84,11 @@ pub(super) fn run(stand: &Stand, scale: &Scale, bytes: usize) -> anyhow::Result<
 impl Flow {
     fn open(number: u64, stand: &Stand, clients: &mut Clients) -> anyhow::Result<Self> {
         let (client, sender) = clients.take();
-        let header = if stand.header { v2_header(client, stand.entrance)? } else { Vec::new() };
+        let header = if stand.header { v2_header(client, stand.at.entrance)? } else { Vec::new() };
         let socket = udp_socket(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         grow_buffers(socket.as_fd(), BUFFER_BYTES);
         rustix::net::bind(&socket, &SocketAddr::from((sender, 0))).context("bind")?;
-        rustix::net::connect(&socket, &stand.entrance).context("connect")?;
+        rustix::net::connect(&socket, &stand.at.entrance).context("connect")?;
         Ok(Self { socket, header, number, account: Account::new(Instant::now()) })
     }
 

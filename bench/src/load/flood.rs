@@ -79,7 +79,7 @@ pub(super) fn bulk_up(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> {
     sample.put(Metric::UpPackets, measured.per_second(measured.counts.sent_packets));
     put_cpu(&mut sample, &measured);
     let all = || measured.reports.iter().flatten();
-    let (sent, totals) = (all().map(|one| one.sent).sum::<u64>(), Totals::ask()?);
+    let (sent, totals) = (all().map(|one| one.sent).sum::<u64>(), Totals::ask(stand.at.tally)?);
     note_missing(&mut sample, &[sent.abs_diff(totals.read)], all().count());
     note_wrong(&mut sample, totals.wrong);
     note_ends(&mut sample, all());
@@ -95,7 +95,7 @@ pub(super) fn bulk_down(stand: &Stand, scale: &Scale) -> anyhow::Result<Sample> 
     sample.put(Metric::DownPackets, measured.per_second(measured.counts.received_packets));
     put_cpu(&mut sample, &measured);
     let all = || measured.reports.iter().flatten();
-    let (received, totals) = (all().map(|one| one.received).sum::<u64>(), Totals::ask()?);
+    let (received, totals) = (all().map(|one| one.received).sum::<u64>(), Totals::ask(stand.at.tally)?);
     note_missing(&mut sample, &[totals.written.abs_diff(received)], all().count());
     note_ends(&mut sample, all());
     Ok(sample)
@@ -142,11 +142,11 @@ fn flood(
 ) -> anyhow::Result<Measured<Vec<Connection>>> {
     let flow = Arc::new(flow);
     let mut floods: Vec<Flood> = (0..scale.threads).map(|_| Flood::new(&flow)).collect();
-    let mut clients = Clients::share(0, 1);
+    let mut clients = Clients::share(stand.at.entrance, 0, 1);
     for number in 0..connections {
         let (client, sender) = clients.take();
-        let header = if stand.header { v1_header(client, stand.entrance)? } else { Vec::new() };
-        let socket = link::connect(sender, stand.entrance, &header)?;
+        let header = if stand.header { v1_header(client, stand.at.entrance)? } else { Vec::new() };
+        let socket = link::connect(sender, stand.at.entrance, &header)?;
         socket.set_nonblocking(true)?;
         floods[number % scale.threads].connections.push(Connection::new(socket.into(), flow.writes));
     }

@@ -33,7 +33,7 @@ pub(super) fn measure<S>(
     mut open: impl FnMut(&mut Clients) -> anyhow::Result<S>,
     is_alive: impl Fn(&mut S) -> bool,
 ) -> anyhow::Result<Sample> {
-    let mut clients = Clients::share(0, 1);
+    let mut clients = Clients::share(stand.at.entrance, 0, 1);
     // Open one session before the first measurement: one-time costs belong to no session.
     let _first = open(&mut clients)?;
     settle()?;
@@ -78,8 +78,8 @@ impl Look {
 
 fn open(stand: &Stand, clients: &mut Clients) -> anyhow::Result<Socket> {
     let (client, sender) = clients.take();
-    let header = if stand.header { v1_header(client, stand.entrance)? } else { Vec::new() };
-    let socket = link::connect(sender, stand.entrance, &header)?;
+    let header = if stand.header { v1_header(client, stand.at.entrance)? } else { Vec::new() };
+    let socket = link::connect(sender, stand.at.entrance, &header)?;
     exchange(&socket).context("the first byte")?;
     Ok(socket)
 }

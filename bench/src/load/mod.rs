@@ -1,13 +1,17 @@
 //! Runs the loads: each uses the programs in the calling thread's network namespace and returns a sample.
 
+mod closed;
 mod conductor;
 mod connections;
 mod datagrams;
+mod exchange;
+mod faults;
 mod flood;
 mod flows;
 mod https;
 mod idle;
 mod ping_pong;
+mod timetable;
 
 use crate::backend::Totals;
 use crate::contestant::Stand;
@@ -25,10 +29,11 @@ pub(crate) fn run(load: Load, stand: &Stand, scale: &Scale) -> anyhow::Result<Sa
     let scale = &adapt(load, scale);
     let mut sample = match load {
         Load::Streaming => flood::streaming(stand, scale),
-        Load::BulkUp => flood::bulk_up(stand, scale),
-        Load::BulkDown => flood::bulk_down(stand, scale),
-        Load::PingPong => ping_pong::run(stand, scale),
-        Load::Connections => connections::run(stand, scale),
+        Load::BulkUp | Load::HostsBulkUp => flood::bulk_up(stand, scale),
+        Load::BulkDown | Load::HostsBulkDown => flood::bulk_down(stand, scale),
+        Load::PingPong | Load::HostsPingPong => ping_pong::run(stand, scale),
+        Load::PingPongRate | Load::HostsPingPongRate => ping_pong::at_constant_rate(stand, scale),
+        Load::Connections | Load::HostsConnections => connections::run(stand, scale),
         Load::Udp64 | Load::Udp1400 => datagrams::run(stand, scale, load.datagram_bytes()),
         Load::Idle => idle::run(stand, scale),
         Load::Https10 => https::closed_loop(stand, scale, FEW),
@@ -39,7 +44,7 @@ pub(crate) fn run(load: Load, stand: &Stand, scale: &Scale) -> anyhow::Result<Sa
         Load::HttpsStacks => anyhow::bail!("its parties stand on stacks of their own"),
     }?;
     if stand.header {
-        let strangers = Totals::ask()?.strangers;
+        let strangers = Totals::ask(stand.at.tally)?.strangers;
         if strangers > 0 {
             sample.flaw(format!("the backend did not see the client in {strangers} sessions"));
         }

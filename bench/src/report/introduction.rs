@@ -20,8 +20,20 @@ How it is measured:
 - Backends check that they see the claimed client, or the contestant is marked ✗, too.
 - ↓ is what came back to the load, ↑ what it wrote; packets are estimated as tcpkali does (1 460 bytes), so that ⇅, ↓, ↑
   and pkt/s are the columns of go-mmproxy's, mmproxy-rs' and libproxyproto's tables.
+- In the closed loops both cores are saturated. Their p99 and p99.9 are mostly the waiting of load and backend for a CPU: the fewer processes take part,
+  the longer each runs before another one's turn, so *no proxy* has the longest. *At a constant rate*, below what any contestant can do, an answer is
+  timed from when its request was due; there the load's threads go before all others on their cores (nice -20).
 - CPU is that of the contestant's processes in the measured window. Work that the kernel does for them in others' time is
   not in it; that holds for all alike.
+
+";
+
+/// For the loads over three hosts, on the page of those on loopback.
+pub(super) const HOSTS: &str = "\
+## Over three hosts
+
+Sender, proxy and backend each in a network namespace of its own, in a line of veth pairs, as on three machines: `make bench BENCH='--only hosts'`. *no proxy* is the load that
+talks to the backend through the middle host, which forwards. All share the two cores of one machine, so the middle host's work is paid by all.
 
 ";
 
@@ -35,9 +47,9 @@ measured part of this page; `--pin` gives the proxy a core of its own (`bench --
 
 How it is measured:
 
-- The origin is the guide's: NGINX with one worker, which serves a file of 1 KiB over TLS 1.3 with TLS_AES_128_GCM_SHA256. It is the
-  same program with the same configuration for everybody, and *no proxy* is the load that talks to it directly. On two cores it needs
-  so much of them itself that a fast proxy has to wait for it; `--origin lean` puts one of our own in its place, which needs less.
+- There are two origins, each with a part of this page: the guide's (`--origin nginx`), NGINX with one worker, which serves a file of 1 KiB over
+  TLS 1.3 with TLS_AES_128_GCM_SHA256, and this project's own (`--origin lean`), which needs less CPU. On two cores the guide's needs so much that a
+  fast proxy waits for it. All contestants have the same origin with the same configuration. In *no proxy* the load talks to it directly.
 - Every proxy has one worker (hitch with something behind it: one each, two processes), TLS 1.3 with the same suite and the same
   certificate on its front, a pool of connections kept alive to the origin, whose certificate none of them verifies, and allows GET
   alone. NGINX has the guide's configuration: beside it stand only files, addresses, more connections than 512, and a longer
@@ -53,6 +65,15 @@ How it is measured:
   within a round.
 - CPU is that of the contestant's processes in the measured window. Memory is what they hold in proportion to how many share
   it (Pss), after minus before, by connection.
+
+";
+
+/// For the second origin of the HTTPS loads, on their page.
+pub(super) const GUIDES_ORIGIN: &str = "\
+## With the guide's origin
+
+The same loads with the guide's NGINX as origin (`make bench BENCH='--only https --pin --origin nginx'`). It needs more CPU for a request
+than a proxy does and shares a core with the load, so fast proxies wait for it. Compare the CPU time for each request here.
 
 ";
 

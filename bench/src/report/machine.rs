@@ -21,7 +21,9 @@ pub(crate) struct Machine {
 impl Machine {
     /// For the loads of a suite. Reads the machine's state now, before the load.
     pub(crate) fn examine(bed: &Bed, plan: &Plan, suite: Suite) -> anyhow::Result<Self> {
-        let settings = Place::make(plan.congestion.as_deref())?.run(|| Ok(network_settings(suite)))?;
+        let load = plan.loads_of(suite).next().context("a load")?;
+        let place = Place::make(load, plan.congestion.as_deref())?;
+        let settings = place.run(|| Ok(network_settings(suite)))?;
         let mut facts = vec![
             ("machine", format!("{}, {} cores, {} of memory", processor(), cores(), memory())),
             ("system", format!("{}, Linux {}", distribution(), line("/proc/sys/kernel/osrelease"))),
@@ -32,7 +34,7 @@ impl Machine {
         if suite == Suite::Https {
             facts.push(("origin", backend::describe(plan.origin, bed)));
         }
-        if suite != Suite::Proxy {
+        if matches!(suite, Suite::Https | Suite::Stacks) {
             facts.push(("tls", tls(plan)));
         }
         facts.push(("versions", versions(bed, plan, suite)));
@@ -53,6 +55,13 @@ fn versions(bed: &Bed, plan: &Plan, suite: Suite) -> String {
 
 fn network_settings(suite: Suite) -> String {
     let addresses = match suite {
+        Suite::Hosts => {
+            return format!(
+                "three private network namespaces in a line of veth pairs (load, contestant, backend), made anew for each measurement; \
+                 congestion control {}; claimed clients and senders' addresses rotate, no pair comes twice",
+                place::read("tcp_congestion_control")
+            );
+        }
         Suite::Proxy => "claimed clients and senders' addresses",
         Suite::Https => "the load's addresses",
         Suite::Stacks => {
@@ -87,6 +96,7 @@ fn measured(plan: &Plan, suite: Suite) -> String {
             );
         }
         Suite::Proxy => (" (streaming: four times that)", format!("load and backend with {threads} each")),
+        Suite::Hosts => ("", format!("load and backend with {threads} each")),
         Suite::Https => ("", format!("load with {threads}, origin and contestants with one worker each")),
     };
     let cores = match plan.pin.others_count() {

@@ -34,18 +34,19 @@ pub(crate) fn write(
 ) -> anyhow::Result<()> {
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     for (suite, machine) in machines {
+        let part = page::Part { suite: *suite, origin: plan.origin };
         let mut charts = Vec::new();
         for load in plan.loads_of(*suite) {
             if let Some(svg) = chart::draw(plan, results, load) {
-                let name = format!("benchmark-{}.svg", load.name());
+                let name = page::chart_name(part, load);
                 fs::write(dir.join(&name), svg).with_context(|| name.clone())?;
                 charts.push((load, name));
             }
         }
         let file = dir.join(page::file_name(*suite));
         let old = fs::read_to_string(&file).ok();
-        let measured = page::measured(machine, *suite, plan, results, &charts);
-        let text = page::renew(*suite, old.as_deref(), &measured);
+        let measured = page::measured(machine, part, plan, results, &charts);
+        let text = page::renew(part, old.as_deref(), &measured);
         fs::write(&file, text).with_context(|| file.display().to_string())?;
         println!("wrote {}", file.display());
     }

@@ -6,11 +6,25 @@ use super::machine::Machine;
 use super::{introduction, text};
 use crate::args::Plan;
 use crate::rounds::Results;
-use crate::suites::{Load, Suite};
+use crate::suites::{Load, OriginKind, Suite};
 
-/// The marks around a suite's measured part. A page may have several parts.
-const fn marks(suite: Suite) -> (&'static str, &'static str) {
-    match suite {
+/// A measured part of a page. HTTPS has one for each origin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) suite: Suite,
+    pub(super) origin: OriginKind,
+}
+
+/// The marks around a part.
+const fn marks(part: Part) -> (&'static str, &'static str) {
+    match part.suite {
+        Suite::Https if matches!(part.origin, OriginKind::Nginx) => (
+            "<!-- measured with the guide's origin: written by make bench -->",
+            "<!-- measured with the guide's origin: end -->",
+        ),
+        Suite::Hosts => {
+            ("<!-- measured over hosts: written by make bench -->", "<!-- measured over hosts: end -->")
+        }
         Suite::Proxy | Suite::Https => ("<!-- measured: written by make bench -->", "<!-- measured: end -->"),
         Suite::Stacks => {
             ("<!-- measured on two stacks: written by make bench -->", "<!-- measured on two stacks: end -->")
@@ -21,46 +35,55 @@ const fn marks(suite: Suite) -> (&'static str, &'static str) {
 /// The file of a suite's page.
 pub(super) const fn file_name(suite: Suite) -> &'static str {
     match suite {
-        Suite::Proxy => "benchmarks.md",
+        Suite::Proxy | Suite::Hosts => "benchmarks.md",
         Suite::Https | Suite::Stacks => "benchmarks-https.md",
     }
 }
 
-/// The start of a new page.
-pub(super) const fn introduction(suite: Suite) -> &'static str {
-    match suite {
+/// The name of a load's chart.
+pub(super) fn chart_name(part: Part, load: Load) -> String {
+    let of_origin =
+        if part.suite == Suite::Https && part.origin == OriginKind::Nginx { "-guide" } else { "" };
+    format!("benchmark-{}{of_origin}.svg", load.name())
+}
+
+/// The start of a new page, or of a part that an old one lacks.
+fn introduction(part: Part, is_new: bool) -> &'static str {
+    match part.suite {
+        Suite::Https if part.origin == OriginKind::Nginx && !is_new => introduction::GUIDES_ORIGIN,
         Suite::Proxy => introduction::PROXY,
+        Suite::Hosts => introduction::HOSTS,
         Suite::Https => introduction::HTTPS,
         Suite::Stacks => introduction::STACKS,
     }
 }
 
 /// Puts the measured part into the page.
-pub(super) fn renew(suite: Suite, old: Option<&str>, measured: &str) -> String {
-    let (begin, end) = marks(suite);
-    let part = format!("{begin}\n{measured}{end}\n");
+pub(super) fn renew(part: Part, old: Option<&str>, measured: &str) -> String {
+    let (begin, end) = marks(part);
+    let text = format!("{begin}\n{measured}{end}\n");
     let parts = old.and_then(|old| {
         let (before, rest) = old.split_once(begin)?;
         let (_, after) = rest.split_once(end)?;
         Some((before, after.trim_start_matches('\n')))
     });
     match (parts, old) {
-        (Some((before, "")), _) => format!("{before}{part}"),
-        (Some((before, after)), _) => format!("{before}{part}\n{after}"),
-        (None, Some(old)) => format!("{old}\n{}{part}", introduction(suite)),
-        (None, None) => format!("{}{part}", introduction(suite)),
+        (Some((before, "")), _) => format!("{before}{text}"),
+        (Some((before, after)), _) => format!("{before}{text}\n{after}"),
+        (None, Some(old)) => format!("{old}\n{}{text}", introduction(part, false)),
+        (None, None) => format!("{}{text}", introduction(part, true)),
     }
 }
 
 /// The measured part: machine, summary, and for each load its chart and its table.
 pub(super) fn measured(
     machine: &Machine,
-    suite: Suite,
+    part: Part,
     plan: &Plan,
     results: &Results,
     charts: &[(Load, String)],
 ) -> String {
-    let mut page = String::new();
+    let (mut page, suite) = (String::new(), part.suite);
     for (label, value) in &machine.facts {
         let _ = writeln!(page, "- **{label}**: {value}");
     }
@@ -68,13 +91,22 @@ pub(super) fn measured(
         let _ = write!(
             page,
             "\n{} {}\n\n{}; ✗: see the notes below the load's table.\n\n{summary}",
-            depth(suite),
+            depth(part),
             text::SUMMARY,
             text::SUMMARY_EXPLAINED
         );
     }
+    if let Some(table) = text::against_reference(plan, results, suite) {
+        let _ = write!(
+            page,
+            "\n{} {}\n\n{}.\n\n{table}",
+            depth(part),
+            text::AGAINST_REFERENCE,
+            text::AGAINST_REFERENCE_EXPLAINED
+        );
+    }
     for load in plan.loads_of(suite) {
-        let _ = write!(page, "\n{} {}\n\n{}.\n\n", depth(suite), heading(load), load.describe(&plan.scale));
+        let _ = write!(page, "\n{} {}\n\n{}.\n\n", depth(part), heading(load), load.describe(&plan.scale));
         if let Some((_, chart)) = charts.iter().find(|(own, _)| *own == load) {
             let _ = write!(page, "![{}, by contestant]({chart})\n\n", heading(load));
         }
@@ -90,11 +122,12 @@ pub(super) fn measured(
     page
 }
 
-/// The depth of a suite's headings: the two stacks' part is below another heading.
-const fn depth(suite: Suite) -> &'static str {
-    match suite {
+/// The depth of a part's headings: a page's second part is below a heading of its own.
+const fn depth(part: Part) -> &'static str {
+    match part.suite {
+        Suite::Https if matches!(part.origin, OriginKind::Nginx) => "###",
         Suite::Proxy | Suite::Https => "##",
-        Suite::Stacks => "###",
+        Suite::Hosts | Suite::Stacks => "###",
     }
 }
 
@@ -103,9 +136,15 @@ pub(super) fn heading(load: Load) -> &'static str {
     match load {
         Load::Streaming => "Streaming echo",
         Load::PingPong => "Ping-pong",
+        Load::PingPongRate => "Ping-pong at a constant rate",
+        Load::HostsPingPongRate => "Ping-pong at a constant rate over three hosts",
+        Load::HostsPingPong => "Ping-pong over three hosts",
         Load::Connections => "Connections per second",
+        Load::HostsConnections => "Connections per second over three hosts",
         Load::BulkUp => "Bulk up",
+        Load::HostsBulkUp => "Bulk up over three hosts",
         Load::BulkDown => "Bulk down",
+        Load::HostsBulkDown => "Bulk down over three hosts",
         Load::Udp64 => "UDP, 64 bytes",
         Load::Udp1400 => "UDP, 1 400 bytes",
         Load::Idle => "Idle sessions",
@@ -122,27 +161,42 @@ pub(super) fn heading(load: Load) -> &'static str {
 mod tests {
     use super::*;
 
+    fn part(suite: Suite) -> Part {
+        Part { suite, origin: OriginKind::Lean }
+    }
+
     #[test]
     fn what_people_wrote_stays() {
-        let first = renew(Suite::Proxy, None, "one\n");
+        let first = renew(part(Suite::Proxy), None, "one\n");
         assert!(first.starts_with("# Benchmarks") && first.contains("one\n"));
         let noted = first.clone() + "\n## What did not help\n";
-        let second = renew(Suite::Proxy, Some(&noted), "two\n");
+        let second = renew(part(Suite::Proxy), Some(&noted), "two\n");
         assert!(second.contains("two\n") && !second.contains("one\n"));
         assert!(second.ends_with("\n\n## What did not help\n"));
-        assert_eq!(renew(Suite::Proxy, Some(&second), "two\n"), second);
+        assert_eq!(renew(part(Suite::Proxy), Some(&second), "two\n"), second);
     }
 
     #[test]
     fn a_page_may_have_several_measured_parts() {
-        let https = renew(Suite::Https, None, "one\n");
-        let both = renew(Suite::Stacks, Some(&https), "two\n");
+        let https = renew(part(Suite::Https), None, "one\n");
+        let both = renew(part(Suite::Stacks), Some(&https), "two\n");
         assert!(
             both.contains("one\n")
                 && both.contains("VPP")
                 && both.ends_with("two\n<!-- measured on two stacks: end -->\n")
         );
-        assert_eq!(renew(Suite::Https, Some(&both), "one\n"), both);
-        assert_eq!(renew(Suite::Stacks, Some(&both), "two\n"), both);
+        assert_eq!(renew(part(Suite::Https), Some(&both), "one\n"), both);
+        assert_eq!(renew(part(Suite::Stacks), Some(&both), "two\n"), both);
+    }
+
+    #[test]
+    fn each_origin_has_a_part() {
+        let lean = renew(part(Suite::Https), None, "one\n");
+        let guides = Part { suite: Suite::Https, origin: OriginKind::Nginx };
+        let both = renew(guides, Some(&lean), "two\n");
+        assert!(both.contains("one\n") && both.contains("two\n"), "{both}");
+        assert_eq!(both.matches("# Benchmarks of HTTPS").count(), 1);
+        assert_eq!(renew(guides, Some(&both), "two\n"), both);
+        assert_ne!(chart_name(guides, Load::Https10), chart_name(part(Suite::Https), Load::Https10));
     }
 }

@@ -3,7 +3,7 @@
 use super::machine::Machine;
 use super::table::Table;
 use crate::args::Plan;
-use crate::contestant::{baseline_of, is_baseline, own_of};
+use crate::contestant::{REFERENCE, baseline_of, is_baseline, own_of};
 use crate::metric::Metric;
 use crate::rounds::{Results, Spread};
 use crate::suites::{Load, Suite};
@@ -31,6 +31,9 @@ pub(crate) fn tables(plan: &Plan, results: &Results) -> String {
     for suite in plan.suites() {
         if let Some(summary) = summary(plan, results, suite) {
             text += &format!("\n{SUMMARY}. {SUMMARY_EXPLAINED}\n\n{summary}");
+        }
+        if let Some(table) = against_reference(plan, results, suite) {
+            text += &format!("\n{AGAINST_REFERENCE}. {AGAINST_REFERENCE_EXPLAINED}\n\n{table}");
         }
         for load in plan.loads_of(suite) {
             text += &format!(
@@ -72,6 +75,33 @@ pub(super) fn summary(plan: &Plan, results: &Results, suite: Suite) -> Option<St
         table.push(row);
     }
     (any && !peers.is_empty()).then(|| table.render())
+}
+
+/// The heading of [`against_reference`].
+pub(super) const AGAINST_REFERENCE: &str = "Ratios to NGINX";
+/// How to read [`against_reference`].
+pub(super) const AGAINST_REFERENCE_EXPLAINED: &str = "Of the same round, median [lowest–highest]; more is better in each line (CPU, p99 and memory: NGINX / contestant)";
+
+/// The contestants of the HTTPS loads against NGINX, round by round. `None`: it did not take part.
+pub(super) fn against_reference(plan: &Plan, results: &Results, suite: Suite) -> Option<String> {
+    let mut others = plan.contestants_of(suite);
+    let reference = others.iter().copied().find(|&who| plan.contestants[who].name == REFERENCE)?;
+    others.retain(|&who| who != reference && !is_baseline(&plan.contestants[who].name));
+    let labels = others.iter().map(|&who| plan.contestants[who].label.clone());
+    let mut table = Table::with_heading([String::new()].into_iter().chain(labels));
+    for load in plan.loads_of(suite) {
+        let of_cpu = (load != Load::HttpsRate).then_some(Metric::CpuPerOne);
+        let metrics = [Some(load.headline()), of_cpu.filter(|metric| load.metrics().contains(metric))];
+        for metric in metrics.into_iter().flatten() {
+            let ratio = |&who: &usize| {
+                let (one, other) = if metric.is_better_low() { (reference, who) } else { (who, reference) };
+                results.ratio_of(plan, load, metric, one, other).map_or("failed".to_owned(), write_ratio)
+            };
+            let name = format!("{}: {}", load.name(), metric.title());
+            table.push([name].into_iter().chain(others.iter().map(ratio)).collect());
+        }
+    }
+    (!others.is_empty()).then(|| table.render())
 }
 
 /// The load, and its metric if that isn't a speed.
@@ -122,7 +152,10 @@ fn against_best_relay(
         Some((who, if metric.is_better_low() { -median } else { median }))
     };
     let others = (0..plan.contestants.len())
-        .filter(|&who| who != own && plan.contestants[who].is_relay() && is_welcome(is_right(who)))
+        .filter(|&who| {
+            let contestant = &plan.contestants[who];
+            !contestant.is_truepeer() && contestant.is_relay() && is_welcome(is_right(who))
+        })
         .filter_map(strength);
     let (best, _) = others.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     let spread = results.ratio(plan, load, own, best)?;

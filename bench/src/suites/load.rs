@@ -24,6 +24,8 @@ pub(crate) enum Load {
     Streaming,
     /// 64 bytes and 64 bytes back.
     PingPong,
+    /// The same, at a constant rate.
+    PingPongRate,
     /// Connect, header and a byte, the byte back, close.
     Connections,
     /// Large writes towards the backend.
@@ -48,19 +50,35 @@ pub(crate) enum Load {
     HttpsIdle,
     /// A page of 1 KiB by HTTPS, repeatedly, on the kernel's stack and on VPP's.
     HttpsStacks,
+    /// As [`Load::PingPong`], each party on a host of its own.
+    HostsPingPong,
+    /// As [`Load::PingPongRate`], each party on a host of its own.
+    HostsPingPongRate,
+    /// As [`Load::Connections`], each party on a host of its own.
+    HostsConnections,
+    /// As [`Load::BulkUp`], each party on a host of its own.
+    HostsBulkUp,
+    /// As [`Load::BulkDown`], each party on a host of its own.
+    HostsBulkDown,
 }
 
 impl Load {
     /// All of them, in the order of the tables.
-    pub(crate) const ALL: [Load; 14] = [
+    pub(crate) const ALL: [Load; 20] = [
         Load::Streaming,
         Load::PingPong,
+        Load::PingPongRate,
         Load::Connections,
         Load::BulkUp,
         Load::BulkDown,
         Load::Udp64,
         Load::Udp1400,
         Load::Idle,
+        Load::HostsPingPong,
+        Load::HostsPingPongRate,
+        Load::HostsConnections,
+        Load::HostsBulkUp,
+        Load::HostsBulkDown,
         Load::Https10,
         Load::Https64,
         Load::HttpsRate,
@@ -77,6 +95,7 @@ impl Load {
         match self {
             Self::Streaming => "streaming",
             Self::PingPong => "ping-pong",
+            Self::PingPongRate => "ping-pong-rate",
             Self::Connections => "connections",
             Self::BulkUp => "bulk-up",
             Self::BulkDown => "bulk-down",
@@ -89,6 +108,11 @@ impl Load {
             Self::Handshakes => "handshakes",
             Self::HttpsIdle => "https-idle",
             Self::HttpsStacks => "https-stacks",
+            Self::HostsPingPong => "hosts-ping-pong",
+            Self::HostsPingPongRate => "hosts-ping-pong-rate",
+            Self::HostsConnections => "hosts-connections",
+            Self::HostsBulkUp => "hosts-bulk-up",
+            Self::HostsBulkDown => "hosts-bulk-down",
         }
     }
 
@@ -99,14 +123,23 @@ impl Load {
             Self::Streaming => format!(
                 "{connections} connections, PROXY v1 header, then `PING\\r\\n` as fast as the socket takes it, echoed"
             ),
-            Self::PingPong => {
+            Self::PingPong | Self::HostsPingPong => {
                 format!("{connections} connections, 64 bytes there and 64 back, one at a time on each")
             }
-            Self::Connections => format!(
+            Self::PingPongRate | Self::HostsPingPongRate => format!(
+                "{connections} connections, together {:.0} times a second 64 bytes there and 64 back, evenly spread; latency from when a \
+                 request was due, sent or not",
+                scale.ping_pong_rate
+            ),
+            Self::Connections | Self::HostsConnections => format!(
                 "connect, header and one byte, the byte echoed, close; {connections} at a time, each from another client"
             ),
-            Self::BulkUp => format!("{bulk} connections, 128 KiB writes towards the backend"),
-            Self::BulkDown => format!("{bulk} connections, 128 KiB writes from the backend"),
+            Self::BulkUp | Self::HostsBulkUp => {
+                format!("{bulk} connections, 128 KiB writes towards the backend")
+            }
+            Self::BulkDown | Self::HostsBulkDown => {
+                format!("{bulk} connections, 128 KiB writes from the backend")
+            }
             Self::Udp64 | Self::Udp1400 => format!(
                 "{connections} flows, {} datagrams of {} bytes in flight on each, PROXY v2 header in each, echoed",
                 scale.in_flight,
@@ -152,19 +185,36 @@ impl Load {
 
     pub(crate) const fn suite(self) -> Suite {
         match self.transport() {
+            Transport::Tcp if self.is_over_hosts() => Suite::Hosts,
             Transport::Tcp | Transport::Udp => Suite::Proxy,
             Transport::Https => Suite::Https,
             Transport::Stacked => Suite::Stacks,
         }
     }
 
+    /// Whether load, contestant and backend are on hosts of their own.
+    pub(crate) const fn is_over_hosts(self) -> bool {
+        matches!(
+            self,
+            Self::HostsPingPong
+                | Self::HostsPingPongRate
+                | Self::HostsConnections
+                | Self::HostsBulkUp
+                | Self::HostsBulkDown
+        )
+    }
+
     /// The backend that it uses.
     pub(crate) const fn backend(self, origin: OriginKind) -> Kind {
         match self {
-            Self::Streaming | Self::PingPong => Kind::Echo,
-            Self::Connections | Self::Idle => Kind::EchoShort,
-            Self::BulkUp => Kind::Sink,
-            Self::BulkDown => Kind::Source,
+            Self::Streaming
+            | Self::PingPong
+            | Self::PingPongRate
+            | Self::HostsPingPong
+            | Self::HostsPingPongRate => Kind::Echo,
+            Self::Connections | Self::HostsConnections | Self::Idle => Kind::EchoShort,
+            Self::BulkUp | Self::HostsBulkUp => Kind::Sink,
+            Self::BulkDown | Self::HostsBulkDown => Kind::Source,
             Self::Udp64 | Self::Udp1400 => Kind::Datagrams,
             Self::Https10
             | Self::Https64
@@ -178,10 +228,11 @@ impl Load {
     /// The metric by which contestants are compared.
     pub(crate) const fn headline(self) -> Metric {
         match self {
-            Self::Streaming | Self::BulkDown => Metric::DownMbps,
-            Self::BulkUp => Metric::UpMbps,
-            Self::PingPong => Metric::Transactions,
-            Self::Connections => Metric::Connections,
+            Self::Streaming | Self::BulkDown | Self::HostsBulkDown => Metric::DownMbps,
+            Self::BulkUp | Self::HostsBulkUp => Metric::UpMbps,
+            Self::PingPong | Self::HostsPingPong => Metric::Transactions,
+            Self::PingPongRate | Self::HostsPingPongRate => Metric::P999,
+            Self::Connections | Self::HostsConnections => Metric::Connections,
             Self::Udp64 | Self::Udp1400 => Metric::Echoed,
             Self::Idle | Self::HttpsIdle => Metric::Resident,
             Self::Https10 | Self::Https64 | Self::HttpsStacks => Metric::Requests,
@@ -203,12 +254,20 @@ impl Load {
                 M::CpuSeconds,
                 M::CpuPerGigabyte,
             ],
-            Self::PingPong => &[M::Transactions, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+            Self::PingPong | Self::HostsPingPong => {
+                &[M::Transactions, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne]
+            }
+            Self::PingPongRate | Self::HostsPingPongRate => {
+                &[M::Asked, M::Transactions, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne]
+            }
             Self::Connections => {
                 &[M::Connections, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne, M::TimeWait]
             }
-            Self::BulkUp => &[M::UpMbps, M::UpPackets, M::CpuSeconds, M::CpuPerGigabyte],
-            Self::BulkDown => &[M::DownMbps, M::DownPackets, M::CpuSeconds, M::CpuPerGigabyte],
+            Self::HostsConnections => &[M::Connections, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
+            Self::BulkUp | Self::HostsBulkUp => &[M::UpMbps, M::UpPackets, M::CpuSeconds, M::CpuPerGigabyte],
+            Self::BulkDown | Self::HostsBulkDown => {
+                &[M::DownMbps, M::DownPackets, M::CpuSeconds, M::CpuPerGigabyte]
+            }
             Self::Udp64 | Self::Udp1400 => &[M::Echoed, M::Loss, M::CpuSeconds, M::CpuPerOne],
             Self::Idle | Self::HttpsIdle => &[M::Resident, M::Kernel, M::Descriptors],
             Self::Https10 | Self::Https64 => {
@@ -229,6 +288,6 @@ impl FromStr for Load {
         Load::ALL
             .into_iter()
             .find(|load| load.name() == name)
-            .ok_or_else(|| format!("expected proxy, https, stacks, or one of {}", names()))
+            .ok_or_else(|| format!("expected proxy, hosts, https, stacks, or one of {}", names()))
     }
 }

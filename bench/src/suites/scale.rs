@@ -19,6 +19,8 @@ pub(crate) struct Scale {
     pub(crate) in_flight: usize,
     /// Idle sessions.
     pub(crate) idle: usize,
+    /// The constant rate of ping-pong-rate, requests/s.
+    pub(crate) ping_pong_rate: f64,
     /// The constant rate as a share of NGINX's rate.
     pub(crate) rate_share: f64,
     /// The constant rate, requests/s; 0 before NGINX has been measured.

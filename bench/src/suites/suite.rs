@@ -4,6 +4,8 @@
 pub(crate) enum Suite {
     /// A PROXY header, then any protocol.
     Proxy,
+    /// The same over TCP, each party on a host of its own.
+    Hosts,
     /// HTTPS in, HTTPS out.
     Https,
     /// The same, on the kernel's network stack and on VPP's.
@@ -11,12 +13,13 @@ pub(crate) enum Suite {
 }
 
 impl Suite {
-    pub(crate) const ALL: [Suite; 3] = [Suite::Proxy, Suite::Https, Suite::Stacks];
+    pub(crate) const ALL: [Suite; 4] = [Suite::Proxy, Suite::Hosts, Suite::Https, Suite::Stacks];
 
     /// Its name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Proxy => "proxy",
+            Self::Hosts => "hosts",
             Self::Https => "https",
             Self::Stacks => "stacks",
         }

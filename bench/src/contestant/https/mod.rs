@@ -5,6 +5,8 @@ mod haproxy;
 mod hitch;
 mod nginx;
 
+pub(crate) use self::haproxy::Haproxy;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +20,7 @@ use crate::place::{BACKEND, BETWEEN, ENTRANCE};
 #[derive(Debug, Clone)]
 pub(super) enum Https {
     Nginx,
-    Haproxy,
+    Haproxy(Haproxy),
     /// hitch, with another program behind it for what it lacks.
     HitchBefore(Behind),
     Truepeer(PathBuf),
@@ -51,7 +53,7 @@ impl Https {
         let direct = Entrance::Tls(ENTRANCE, credential);
         Ok(match self {
             Self::Nginx => vec![(nginx::program(bed, &direct)?, ENTRANCE)],
-            Self::Haproxy => vec![(haproxy::program(bed, &direct)?, ENTRANCE)],
+            Self::Haproxy(which) => vec![(haproxy::program(bed, which, &direct)?, ENTRANCE)],
             Self::Truepeer(path) => vec![(truepeer(path, credential), ENTRANCE)],
             Self::TruepeerByHttp2(path) => {
                 vec![(truepeer(path, credential).arg("--origin-protocol=h2"), ENTRANCE)]
@@ -60,7 +62,7 @@ impl Https {
                 let plain = Entrance::Plain(BETWEEN);
                 let second = match behind {
                     Behind::Nginx => nginx::program(bed, &plain)?,
-                    Behind::Haproxy => haproxy::program(bed, &plain)?,
+                    Behind::Haproxy => haproxy::program(bed, &Haproxy::default(), &plain)?,
                 };
                 vec![(second, BETWEEN), (hitch::program(bed, credential, BETWEEN)?, ENTRANCE)]
             }
@@ -77,7 +79,7 @@ impl Https {
         let hitch_and = |other| missing_users().map(str::to_owned).or_else(|| lacking(&["hitch", other]));
         match self {
             Self::Nginx => lacking(&["nginx"]),
-            Self::Haproxy => lacking(&["haproxy"]),
+            Self::Haproxy(which) => lacking(&[&which.name()]),
             Self::HitchBefore(Behind::Nginx) => hitch_and("nginx"),
             Self::HitchBefore(Behind::Haproxy) => hitch_and("haproxy"),
             Self::Truepeer(path) | Self::TruepeerByHttp2(path) if !path.exists() => {
@@ -97,7 +99,7 @@ impl Https {
     pub(super) fn version(&self, bed: &Bed) -> String {
         match self {
             Self::Nginx => super::nginx::version(bed),
-            Self::Haproxy => super::haproxy::version(bed),
+            Self::Haproxy(which) => which.version(bed),
             Self::Truepeer(path) | Self::TruepeerByHttp2(path) => super::truepeer::version(bed, path),
             Self::HitchBefore(Behind::Nginx) => {
                 format!("{}, {}", hitch::version(bed), super::nginx::version(bed))

@@ -1,7 +1,7 @@
 //! A kept-alive connection with one request at a time.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context;
 
@@ -10,6 +10,7 @@ use super::link::TlsLink;
 use crate::clients::Clients;
 use crate::contestant::Stand;
 use crate::link;
+use crate::load::exchange::{Exchange, Heard};
 
 /// A connection after its handshake, and its open request.
 pub(super) struct Connection {
@@ -19,22 +20,12 @@ pub(super) struct Connection {
     since: Option<Instant>,
 }
 
-/// The result of reading.
-pub(super) enum Heard {
-    /// The response is incomplete.
-    Part,
-    /// The page, this long after the request.
-    Page(Duration),
-    /// A wrong response.
-    Wrong,
-}
-
 impl Connection {
     /// Opens one, and waits for its handshake.
     pub(super) fn open(stand: &Stand, clients: &mut Clients) -> anyhow::Result<Self> {
         let config = stand.tls.as_ref().context("a stand with TLS")?;
         let (_, sender) = clients.take();
-        let socket = link::connect(sender, stand.entrance, &[])?;
+        let socket = link::connect(sender, stand.at.entrance, &[])?;
         let mut own =
             Self { link: TlsLink::new(socket.into(), config)?, answer: Answer::default(), since: None };
         loop {
@@ -49,43 +40,6 @@ impl Connection {
     /// Makes it non-blocking.
     pub(super) fn stop_blocking(&self) -> anyhow::Result<()> {
         rustix::io::ioctl_fionbio(&self.link, true).context("FIONBIO")
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.since.is_some()
-    }
-
-    /// When the open request was, or should have been, sent.
-    pub(super) fn since(&self) -> Option<Instant> {
-        self.since
-    }
-
-    /// Sends a request that is measured from `since`.
-    pub(super) fn ask(&mut self, since: Instant) -> anyhow::Result<()> {
-        self.answer.expect_next();
-        self.since = Some(since);
-        self.link.ask()?;
-        // Nothing else is in flight, and it is shorter than any socket's buffer.
-        anyhow::ensure!(self.link.flush()?, "a request could not be written");
-        Ok(())
-    }
-
-    /// Gives up the open request, if any.
-    pub(super) fn forget_request(&mut self) {
-        self.since = None;
-    }
-
-    /// Reads what has arrived.
-    pub(super) fn listen(&mut self) -> anyhow::Result<Heard> {
-        self.link.read(&mut self.answer)?;
-        if self.answer.is_wrong() {
-            self.since = None;
-            return Ok(Heard::Wrong);
-        }
-        if !self.answer.is_over() {
-            return Ok(Heard::Part);
-        }
-        Ok(self.since.take().map_or(Heard::Part, |since| Heard::Page(since.elapsed())))
     }
 
     /// Requests the page and waits for it, on a connection that still blocks.
@@ -108,5 +62,36 @@ impl Connection {
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
+    }
+}
+
+impl Exchange for Connection {
+    fn ask(&mut self, since: Instant) -> anyhow::Result<()> {
+        self.answer.expect_next();
+        self.since = Some(since);
+        self.link.ask()?;
+        // Nothing else is in flight, and it is shorter than any socket's buffer.
+        anyhow::ensure!(self.link.flush()?, "a request could not be written");
+        Ok(())
+    }
+
+    fn listen(&mut self) -> anyhow::Result<Heard> {
+        self.link.read(&mut self.answer)?;
+        if self.answer.is_wrong() {
+            self.since = None;
+            return Ok(Heard::Wrong);
+        }
+        if !self.answer.is_over() {
+            return Ok(Heard::Part);
+        }
+        Ok(self.since.take().map_or(Heard::Part, |since| Heard::Whole(since.elapsed())))
+    }
+
+    fn since(&self) -> Option<Instant> {
+        self.since
+    }
+
+    fn forget_request(&mut self) {
+        self.since = None;
     }
 }

@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use rustls::ClientConfig;
 
 use super::answer::Answer;
-use super::faults::HttpsFaults;
 use super::link::TlsLink;
 use crate::clients::Clients;
 use crate::contestant::Stand;
 use crate::link::{Events, Poll, socket_from};
 use crate::load::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
+use crate::load::faults::{self, Faults};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::place;
@@ -38,7 +38,7 @@ struct TlsKnocker<'a> {
     slots: Vec<Option<Slot>>,
     busy: usize,
     latencies: Histogram<u64>,
-    faults: HttpsFaults,
+    faults: Faults,
 }
 
 pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
@@ -49,17 +49,17 @@ pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::R
         Ok(TlsKnocker {
             stand,
             config: Arc::clone(config),
-            clients: Clients::share(share, shares),
+            clients: Clients::share(stand.at.entrance, share, shares),
             slots: (0..slots).map(|_| None).collect(),
             busy: 0,
             latencies: latency::histogram()?,
-            faults: HttpsFaults::default(),
+            faults: Faults::default(),
         })
     });
     let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
     let mut sample = Sample::default();
     sample.put(Metric::Handshakes, measured.per_second(measured.counts.done));
-    super::put_latencies_and_faults(&mut sample, &measured)?;
+    faults::put_with_latencies(&mut sample, &measured)?;
     let (_, cut_short) = place::time_wait();
     if cut_short > 0 {
         sample.flaw(format!("the kernel cut {cut_short} sockets in TIME_WAIT short"));
@@ -73,7 +73,7 @@ impl TlsKnocker<'_> {
         let (_, sender) = self.clients.take();
         let socket = socket_from(sender)?;
         socket.set_nonblocking(true)?;
-        match rustix::net::connect(&socket, &self.stand.entrance) {
+        match rustix::net::connect(&socket, &self.stand.at.entrance) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error).context("connect"),
         }
@@ -160,7 +160,7 @@ impl AsFd for Slot {
 }
 
 impl LoadWorker for TlsKnocker<'_> {
-    type Report = (Histogram<u64>, HttpsFaults);
+    type Report = (Histogram<u64>, Faults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         let (poll, mut events) = (Poll::new()?, Events::default());

@@ -5,33 +5,32 @@ use std::time::Instant;
 use hdrhistogram::Histogram;
 use rustix::event::epoll::EventFlags;
 
-use super::connection::{Connection, Heard};
-use super::faults::HttpsFaults;
+use super::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
+use super::exchange::{Exchange, Heard};
+use super::faults::{Exchanged, Faults};
 use crate::contestant::Stand;
 use crate::link::{Events, Poll};
-use crate::load::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use crate::measure::latency;
-use crate::metric::{Metric, Sample};
 use crate::suites::Scale;
 
-struct ClosedLoop {
-    connections: Vec<Connection>,
+struct ClosedLoop<C> {
+    connections: Vec<C>,
     latencies: Histogram<u64>,
-    faults: HttpsFaults,
+    faults: Faults,
 }
 
-pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
-    let workers = super::open_by_thread(stand, scale, connections)?.into_iter().map(|connections| {
-        Ok(ClosedLoop { connections, latencies: latency::histogram()?, faults: HttpsFaults::default() })
+pub(super) fn run<C: Exchange>(
+    stand: &Stand,
+    scale: &Scale,
+    threads: Vec<Vec<C>>,
+) -> anyhow::Result<Exchanged> {
+    let workers = threads.into_iter().map(|connections| {
+        Ok(ClosedLoop { connections, latencies: latency::histogram()?, faults: Faults::default() })
     });
-    let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
-    let mut sample = Sample::default();
-    sample.put(Metric::Requests, measured.per_second(measured.counts.done));
-    super::put_latencies_and_faults(&mut sample, &measured)?;
-    Ok(sample)
+    conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)
 }
 
-impl ClosedLoop {
+impl<C: Exchange> ClosedLoop<C> {
     /// Whether the connection has an open request afterwards.
     fn advance(&mut self, number: usize, stage: Stage, counters: &Counters) -> anyhow::Result<bool> {
         let connection = &mut self.connections[number];
@@ -41,7 +40,7 @@ impl ClosedLoop {
                 self.faults.wrong();
                 return Ok(false);
             }
-            Heard::Page(latency) => {
+            Heard::Whole(latency) => {
                 counters.did(1);
                 if stage == Stage::Window {
                     latency::record(&mut self.latencies, latency);
@@ -56,8 +55,8 @@ impl ClosedLoop {
     }
 }
 
-impl LoadWorker for ClosedLoop {
-    type Report = (Histogram<u64>, HttpsFaults);
+impl<C: Exchange> LoadWorker for ClosedLoop<C> {
+    type Report = (Histogram<u64>, Faults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         let (poll, mut events) = (Poll::new()?, Events::default());

@@ -12,11 +12,11 @@ use rustix::event::epoll::EventFlags;
 use rustix::process::setpriority_process;
 use rustix::thread::set_current_timer_slack;
 
-use super::connection::{Connection, Heard};
-use super::faults::HttpsFaults;
+use super::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
+use super::exchange::{Exchange, Heard};
+use super::faults::{Exchanged, Faults};
 use crate::contestant::Stand;
 use crate::link::{Events, Poll};
-use crate::load::conductor::{Counters, Cue, GLANCE, LoadWorker, Stage, conduct};
 use crate::measure::latency;
 use crate::metric::{Metric, Sample};
 use crate::suites::Scale;
@@ -24,8 +24,8 @@ use crate::suites::Scale;
 /// The nice value of the load's threads.
 const PRECEDENCE: i32 = -20;
 
-struct Timetable {
-    connections: Vec<Connection>,
+struct Timetable<C> {
+    connections: Vec<C>,
     /// Connections without an open request, by when their next one is due.
     due: BinaryHeap<Reverse<(Instant, usize)>>,
     /// The interval between the requests of a connection.
@@ -36,37 +36,40 @@ struct Timetable {
     begin: Option<Instant>,
     end: Option<Instant>,
     latencies: Histogram<u64>,
-    faults: HttpsFaults,
+    faults: Faults,
 }
 
-/// `scale.rate` requests a second, evenly spread over connections and time. At least one on each connection in a
-/// window, however slow the reference was.
-pub(super) fn run(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
-    anyhow::ensure!(scale.rate.is_finite() && scale.rate > 0.0, "no rate is given");
-    let rate = scale.rate.max(connections as f64 / scale.window.as_secs_f64());
-    let interval = Duration::try_from_secs_f64(connections as f64 / rate)?;
-    let groups = super::open_by_thread(stand, scale, connections)?;
-    let workers = groups.into_iter().enumerate().map(|(thread, own)| {
+/// `rate` requests a second, evenly spread over the connections of all threads, and over time. At least one on each connection in a window,
+/// however slow the reference was.
+pub(super) fn run<C: Exchange>(
+    stand: &Stand,
+    scale: &Scale,
+    rate: f64,
+    threads: Vec<Vec<C>>,
+) -> anyhow::Result<(Sample, Exchanged)> {
+    anyhow::ensure!(rate.is_finite() && rate > 0.0, "no rate is given");
+    let connections = threads.iter().map(Vec::len).sum::<usize>() as f64;
+    let rate = rate.max(connections / scale.window.as_secs_f64());
+    let interval = Duration::try_from_secs_f64(connections / rate)?;
+    let workers = threads.into_iter().enumerate().map(|(thread, own)| {
         Ok(Timetable {
             connections: own,
             due: BinaryHeap::new(),
             interval,
-            offset: thread as f64 / connections as f64,
+            offset: thread as f64 / connections,
             begin: None,
             end: None,
             latencies: latency::histogram()?,
-            faults: HttpsFaults::default(),
+            faults: Faults::default(),
         })
     });
     let measured = conduct(workers.collect::<anyhow::Result<Vec<_>>>()?, stand, scale)?;
     let mut sample = Sample::default();
     sample.put(Metric::Asked, rate);
-    sample.put(Metric::Requests, measured.per_second(measured.counts.done));
-    super::put_latencies_and_faults(&mut sample, &measured)?;
-    Ok(sample)
+    Ok((sample, measured))
 }
 
-impl Timetable {
+impl<C: Exchange> Timetable<C> {
     /// Records the start and the end of the window.
     fn note(&mut self, stage: Stage) {
         match stage {
@@ -107,7 +110,7 @@ impl Timetable {
         };
         match self.connections[number].listen() {
             Ok(Heard::Part) => {}
-            Ok(Heard::Page(latency)) => {
+            Ok(Heard::Whole(latency)) => {
                 counters.did(1);
                 self.record(due, latency);
                 self.due.push(Reverse((due + self.interval, number)));
@@ -137,13 +140,13 @@ impl Timetable {
     }
 
     fn is_busy(&self) -> bool {
-        !self.due.is_empty() || self.connections.iter().any(Connection::is_busy)
+        !self.due.is_empty() || self.connections.iter().any(C::is_busy)
     }
 
     /// A request that was never answered has waited at least until now, and so have all that were due after it.
     fn count_unanswered(&mut self) {
         let now = Instant::now();
-        let waiting: Vec<Instant> = self.connections.iter().filter_map(Connection::since).collect();
+        let waiting: Vec<Instant> = self.connections.iter().filter_map(C::since).collect();
         for mut due in waiting {
             while due < now && !self.is_over(due) {
                 self.record(due, now - due);
@@ -154,8 +157,8 @@ impl Timetable {
     }
 }
 
-impl LoadWorker for Timetable {
-    type Report = (Histogram<u64>, HttpsFaults);
+impl<C: Exchange> LoadWorker for Timetable<C> {
+    type Report = (Histogram<u64>, Faults);
 
     fn work(mut self, cue: &Cue, counters: &Counters) -> anyhow::Result<Self::Report> {
         // Otherwise the kernel may extend each wait by up to 50 µs.

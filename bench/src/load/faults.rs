@@ -1,17 +1,24 @@
 //! What a thread found wrong.
 
+use hdrhistogram::Histogram;
+
+use super::conductor::Measured;
+use crate::measure::latency;
 use crate::metric::Sample;
+
+/// Each thread's latencies and faults, measured.
+pub(super) type Exchanged = Measured<(Histogram<u64>, Faults)>;
 
 /// Counts, and a description of the first fault.
 #[derive(Debug, Default)]
-pub(super) struct HttpsFaults {
+pub(super) struct Faults {
     wrong: u64,
     cut: u64,
     pub(super) unanswered: u64,
     first: Option<String>,
 }
 
-impl HttpsFaults {
+impl Faults {
     /// A response that is not the page.
     pub(super) fn wrong(&mut self) {
         self.wrong += 1;
@@ -24,8 +31,8 @@ impl HttpsFaults {
     }
 
     /// Reports all threads' faults together.
-    pub(super) fn put<'a>(sample: &mut Sample, all: impl Iterator<Item = &'a HttpsFaults> + Clone) {
-        let sum = |of: fn(&HttpsFaults) -> u64| all.clone().map(of).sum::<u64>();
+    pub(super) fn put<'a>(sample: &mut Sample, all: impl Iterator<Item = &'a Faults> + Clone) {
+        let sum = |of: fn(&Faults) -> u64| all.clone().map(of).sum::<u64>();
         let first = all.clone().find_map(|faults| faults.first.as_deref());
         let reason = first.map_or(String::new(), |first| format!(" (the first: {first})"));
         for (count, what) in [
@@ -38,4 +45,12 @@ impl HttpsFaults {
             }
         }
     }
+}
+
+/// The latencies, the contestant's CPU time and the faults of a load of exchanges.
+pub(super) fn put_with_latencies(sample: &mut Sample, measured: &Exchanged) -> anyhow::Result<()> {
+    latency::put(sample, measured.reports.iter().map(|(latencies, _)| latencies))?;
+    latency::put_cpu(sample, measured.cpu, measured.counts.done);
+    Faults::put(sample, measured.reports.iter().map(|(_, faults)| faults));
+    Ok(())
 }
