@@ -6,7 +6,7 @@ mod plain;
 
 use libfuzzer_sys::fuzz_target;
 use truepeer_http1::fields::FieldList;
-use truepeer_http1::{BodyError, BodyDecoder, BodyLength, HttpLimits, Piece, write};
+use truepeer_http1::{BodyDecoder, BodyError, BodyLength, HttpLimits, Piece, write};
 
 /// The outcome of a body.
 #[derive(Debug, PartialEq, Eq)]

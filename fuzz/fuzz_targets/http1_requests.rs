@@ -7,7 +7,7 @@ mod plain;
 
 use libfuzzer_sys::fuzz_target;
 use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::{HeadEnd, HeadError, BodyLength, HttpLimits, RequestHead, HttpVersion, write};
+use truepeer_http1::{BodyLength, HeadEnd, HeadError, HttpLimits, HttpVersion, RequestHead, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let limits = HttpLimits::default();

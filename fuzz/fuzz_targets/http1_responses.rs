@@ -5,7 +5,7 @@
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::{HeadEnd, HeadError, BodyLength, HttpLimits, ResponseHead, HttpVersion, write};
+use truepeer_http1::{BodyLength, HeadEnd, HeadError, HttpLimits, HttpVersion, ResponseHead, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let [first, bytes @ ..] = bytes else { return };
@@ -54,7 +54,8 @@ fn written_again(head: &ResponseHead, is_head: bool, limits: &HttpLimits) {
         101 => write::switching(&mut out, head),
         100..200 => write::interim(&mut out, head),
         _ => {
-            let answer = write::ResponseFraming { length, version: HttpVersion::Http11, keep_alive: head.keep_alive };
+            let answer =
+                write::ResponseFraming { length, version: HttpVersion::Http11, keep_alive: head.keep_alive };
             write::response(&mut out, head, answer);
         }
     }

@@ -1,7 +1,9 @@
-//! Writes the shared vectors as a seed corpus: one file for each vector, in a directory for each fuzz target; and
-//! HTTP/1 messages for the targets that parse those.
+//! Writes the seeds of each fuzz target, one file for each, in a directory for each target: the shared vectors, messages of
+//! HTTP/1, and what earlier runs have found ([`collected`]).
 //!
-//! `cargo run -p truepeer-fuzz-seeds -- DIRECTORY`
+//! `cargo run -p truepeer-fuzz-seeds -- write DIRECTORY`
+
+mod collected;
 
 use std::fs;
 use std::io;
@@ -11,22 +13,32 @@ use truepeer_proto::spp::{self, Spp};
 use truepeer_proto::{Decoded, Limits, decode, vectors};
 
 fn main() -> io::Result<()> {
-    let Some(root) = std::env::args_os().nth(1).map(PathBuf::from) else {
-        return Err(io::Error::other("expected the directory to write to"));
-    };
-    for target in ["decode", "round_trip", "spp", "tlvs"] {
+    let arguments: Vec<_> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    match &arguments[..] {
+        [command, root] if command == Path::new("write") => write(root),
+        [command, corpus, file] if command == Path::new("collect") => collected::collect(corpus, file),
+        _ => Err(io::Error::other("expected: write DIRECTORY, or: collect CORPUS FILE")),
+    }
+}
+
+fn write(root: &Path) -> io::Result<()> {
+    for target in ["decode", "round_trip", "spp", "tlvs", "header_reader"] {
         fs::create_dir_all(root.join(target))?;
     }
     for (number, vector) in vectors::all().enumerate() {
         let name = format!("{number:03}");
         fs::write(root.join("decode").join(&name), vector.bytes)?;
+        // How to read, and the pieces.
+        let how = u8::try_from(number % 4).unwrap_or_default();
+        fs::write(root.join("header_reader").join(&name), [&[how, how * 7, 20][..], vector.bytes].concat())?;
         if let Ok(Decoded::Done { header, .. }) = decode(vector.bytes, Limits::default()) {
             fs::write(root.join("round_trip").join(&name), vector.bytes)?;
             fs::write(root.join("tlvs").join(&name), header.tlvs.as_bytes())?;
         }
     }
-    write_http1(&root)?;
-    write_spp(&root.join("spp"))
+    write_http1(root)?;
+    write_spp(&root.join("spp"))?;
+    collected::write_all(root)
 }
 
 const REQUESTS: [&str; 5] = [
@@ -61,9 +73,12 @@ const BODIES: [&str; 4] = [
 
 /// Valid messages, for the targets to change.
 fn write_http1(root: &Path) -> io::Result<()> {
-    for (target, seeds) in
-        [("http1_requests", &REQUESTS[..]), ("http1_responses", &RESPONSES), ("http1_chunks", &BODIES), ("admin_requests", &ADMIN)]
-    {
+    for (target, seeds) in [
+        ("http1_requests", &REQUESTS[..]),
+        ("http1_responses", &RESPONSES),
+        ("http1_chunks", &BODIES),
+        ("admin_requests", &ADMIN),
+    ] {
         fs::create_dir_all(root.join(target))?;
         for (number, seed) in seeds.iter().enumerate() {
             fs::write(root.join(target).join(number.to_string()), seed)?;

@@ -1,0 +1,6 @@
+//! Certificates of TLS clients, and the names in them.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|der: &[u8]| truepeer_https::fuzzing::any_certificate(der));

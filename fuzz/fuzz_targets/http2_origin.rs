@@ -1,0 +1,6 @@
+//! An HTTP/2 origin that sends anything, in any pieces, to truepeer's client.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| truepeer_https::fuzzing::any_origin(bytes));
