@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants soak old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -75,6 +75,22 @@ package: setup
 # Their pages, units and digests, and the .deb under systemd in a fresh Debian: install, upgrade, purge. Needs root; long.
 package-check: package
 	@scripts/package-check.sh --twice
+
+# How many lines of each crate its tests reach. Many minutes.
+coverage:
+	@scripts/coverage.sh
+
+# Fuzzes each parser and the sessions for FUZZ_MINUTES (10) each, and prints executions and lines. Hours.
+fuzz:
+	@fuzz/long
+
+# Changes the crates that decide, one place at a time, and prints what their tests don't notice. Hours.
+mutants:
+	@scripts/mutants.sh
+
+# All kinds of load for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test` does it for seconds.
+soak: setup servers
+	SOAK_SECONDS=$${SOAK_SECONDS:-1800} SOAK_CHARTS=$(CURDIR)/docs cargo test --workspace --test rounds all_kinds_of_load
 
 fmt:
 	cargo fmt --all

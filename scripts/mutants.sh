@@ -1,0 +1,34 @@
+#!/bin/bash
+# Mutation tests of the crates that decide: each function or operator is changed, one at a time, and the crate's own tests must notice.
+# Hours. Prints a line for each crate, and the mutants that nothing noticed; docs/reliability.md explains those.
+#
+#     make mutants
+#     MUTANTS=policy make mutants                        # one crate
+#     make mutants MUTANTS_ARGS='--file src/opening.rs'  # more arguments for cargo mutants
+#
+# Fetches cargo-mutants (built once, minutes, under target/tools). The changed sources are a copy below TMPDIR.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+export PATH="$PWD/target/tools/bin:$PATH"
+# Without lines for debuggers and with fewer random cases, a mutant takes half the time.
+export CARGO_PROFILE_DEV_DEBUG=0 PROPTEST_CASES=${PROPTEST_CASES:-64}
+read -ra crates <<<"${MUTANTS:-proto policy http1}"
+read -ra more <<<"${MUTANTS_ARGS:-}"
+
+command -v cargo-mutants >/dev/null || {
+  echo "mutants: building cargo-mutants (once)"
+  env -u CARGO_TARGET_DIR cargo install -q --locked --root target/tools cargo-mutants
+}
+status=0
+for crate in "${crates[@]}"; do
+  out=$target/mutants/$crate
+  rm -rf "$out"
+  mkdir -p "$out"
+  # 2 and 3: some mutants were missed, or timed out. Others are errors of the run.
+  env -u CARGO_TARGET_DIR nice cargo mutants --package "truepeer-$crate" --output "$out" --cap-lints=true --timeout 120 --colors never \
+    "${more[@]}" >"$out/log" 2>&1 || [[ $? = [23] ]] || { tail -n 20 "$out/log"; status=1; continue; }
+  count() { grep -c . "$out/mutants.out/$1.txt" || true; }
+  echo "mutants $crate: $(count caught) caught, $(count missed) missed, $(count timeout) without end, $(count unviable) that don't compile"
+  sed 's/^/  missed: /' "$out/mutants.out/missed.txt"
+done
+exit "$status"
