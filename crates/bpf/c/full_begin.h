@@ -3,13 +3,14 @@
 #pragma once
 #include "full_dial.h"
 
-/* To loopback. What came by it has a route, and keeps it on its way out: without one the kernel takes loopback's addresses for martians. */
+/* The flag of a redirection to loopback. A packet that came in by loopback has a route and must go out to keep it: without a route the kernel drops
+ * loopback's addresses as martians. */
 static __always_inline __u64 by_loopback(struct __sk_buff *skb)
 {
 	return skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS;
 }
 
-/* To the sender's device, as if its header came again: then its listener takes it. */
+/* The packet becomes the sender's header once more, and comes in by the sender's device: truepeer's listener takes it. */
 static __always_inline int give_back(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key)
 {
 	struct making *making = new_making(&key->sender, key->sender_port, &key->local, key->local_port);
@@ -30,7 +31,7 @@ static __always_inline int give_back(struct __sk_buff *skb, const struct segment
 	return bpf_redirect(device, device == LOOPBACK ? by_loopback(skb) : BPF_F_INGRESS);
 }
 
-/* The backend is told, and truepeer asks it anew. */
+/* Resets the backend's connection and gives the sender's to truepeer, which connects again. */
 static __always_inline int undo(struct __sk_buff *skb, struct segment *segment, struct dial *dial, const struct flow_key *key,
 				enum full_counter reason)
 {
@@ -50,7 +51,7 @@ struct backend_offer {
 	__u8 scale;
 };
 
-/* Nonzero: not all of what senders are promised. */
+/* Nonzero: the backend lacks an option that the sender was promised. */
 static __always_inline int read_offer(struct __sk_buff *skb, const struct segment *segment, struct backend_offer *offer)
 {
 	struct options *options = read_options(skb, segment);
@@ -62,7 +63,7 @@ static __always_inline int read_offer(struct __sk_buff *skb, const struct segmen
 	return 0;
 }
 
-/* As the sockets of a relayed session would have left it. */
+/* The flow is the same as one that a relayed session has left. */
 static __always_inline void fill_in(struct spliced *flow, const struct segment *segment, const struct dial *dial, const struct flow_key *key,
 				    const struct backend_offer *offer, __u32 window)
 {
@@ -114,9 +115,9 @@ static __always_inline int is_turned_known(const struct flow_key *key)
 	return !!slot_of_flow(&turned);
 }
 
-/* The addresses are the flow's from now on. Nonzero: they are another's, or the peer is another session of this host: what is translated from
- * loopback to loopback does not come in again, so that one would never see it. That session is looked for only after both keys stand: of two that begin
- * at once, at least one sees the other. */
+/* Enters both keys of the flow. Nonzero: another flow has one of them, or the peer is another session of this host. Such a pair can't work: what is
+ * translated from loopback to loopback does not come in again, so the other session would never see it. It is looked for only after both keys are
+ * entered: of two that begin at once, at least one sees the other. */
 static __always_inline int enter(struct spliced *flow, __u32 place)
 {
 	__u32 down = place << 1, up = down | 1;
@@ -139,7 +140,7 @@ static __always_inline int enter(struct spliced *flow, __u32 place)
 	return 0;
 }
 
-/* The header has come, and what the backend takes: a copy, by the link addresses of the sender's segment. */
+/* Acknowledges the header to the sender and opens the backend's window: in a copy of the packet, with the link addresses of the sender's segment. */
 static __always_inline int tell_sender(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial, const struct face *down,
 				       __u32 window)
 {
@@ -155,7 +156,7 @@ static __always_inline int tell_sender(struct __sk_buff *skb, const struct segme
 	with_timestamps(making, down->tsval, dial->tsval);
 	if (make(skb, segment, making, 0))
 		return -1;
-	/* A tag of VLAN 0 says a priority on the wire that the backend's segment came by. */
+	/* The priority tag (VLAN 0) belongs to the wire that the backend's segment came by. */
 	if (skb->vlan_present && bpf_skb_vlan_pop(skb))
 		return -1;
 	if (down->device == LOOPBACK) {
@@ -167,7 +168,7 @@ static __always_inline int tell_sender(struct __sk_buff *skb, const struct segme
 	return bpf_clone_redirect(skb, down->device, 0);
 }
 
-/* The backend's SYN-ACK becomes what answers it: with the bytes that were held. */
+/* The backend's SYN-ACK becomes the ACK to it, which carries the held bytes. */
 static __always_inline int tell_backend(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial, const struct face *up,
 					const struct backend_offer *offer)
 {
@@ -179,7 +180,7 @@ static __always_inline int tell_backend(struct __sk_buff *skb, const struct segm
 	making->tcp.ack_seq = bpf_htonl(up->ack);
 	making->tcp.ack = 1;
 	making->tcp.window = dial->window;
-	/* As the SYN's: what the sender has sent since is translated from it on, and would be old by a later one (PAWS). */
+	/* The SYN's timestamp again: the sender's segments are translated from it on, and would look old behind a later one (PAWS). */
 	with_timestamps(making, dial->up_tsval, offer->timestamps.value);
 	making->payload_from = dial->header_len;
 	making->payload_len = dial->have - dial->header_len;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Nothing is remembered of a SYN: our sequence number is a cookie, and the options that were agreed on stand in our timestamp, which the sender
- * echoes. So a flood of SYNs costs no memory. SipHash-2-4 keeps both unpredictable (RFC 6528, RFC 4987).
+/* SYN cookies: a flood of SYNs costs no memory. Our sequence number is the cookie, and our timestamp, which the sender echoes, holds the options
+ * that were agreed on. SipHash-2-4 keeps both unpredictable (RFC 6528, RFC 4987).
  *
  *   sequence number  16 bits: the connection    16 bits: the connection, the sender's number, its device, the options, the minute
  *   timestamp        milliseconds, whose lowest 7 bits are the options: 4 the sender's window scale, 3 its segment size
  *
- * By the first half a segment is known to belong to such a handshake even if the one before it was lost. Only the whole proves the sender's
+ * The first half shows that a segment belongs to such a handshake, even if the segment before it was lost. Only the whole number proves the sender's
  * address, and where its stream begins. */
 #pragma once
 #include "clock.h"
@@ -74,7 +74,7 @@ static __always_inline int is_ipv4(const struct address *address)
 	return !address->word[0] && !address->word[1] && address->word[2] == MAPPED;
 }
 
-/* `is`: the purpose in the lowest 8 bits, up to 24 bits of input above it. IPv4 takes 3 words instead of 6; the number of words is hashed too. */
+/* `is`: the purpose in the lowest 8 bits, and up to 24 bits of input above them. IPv4 takes 3 words instead of 6; the number of words is hashed too. */
 static __always_inline __u64 hash_of(const struct flow_key *key, __u32 is, __u32 one, __u32 two)
 {
 	struct sip_input input = {};
@@ -96,8 +96,8 @@ static __always_inline __u64 hash_of(const struct flow_key *key, __u32 is, __u32
 
 /* What the cookie covers beside addresses, ports and numbers: the header's segment must agree with the SYN in it. */
 struct agreed_on {
-	__u32 device;  /* by which it came */
-	__u32 options; /* as they stand in our timestamp */
+	__u32 device;  /* that the SYN came by */
+	__u32 options; /* as in our timestamp */
 };
 
 static __always_inline __u32 first_half(const struct flow_key *key)
@@ -110,7 +110,7 @@ static __always_inline __u32 second_half(const struct flow_key *key, const struc
 	return hash_of(key, HANDSHAKE | (minute & 0xffffff) << 8, isn, agreed->device << OPTION_BITS | agreed->options) & 0xffff;
 }
 
-/* 69 seconds. `now`: nanoseconds of the monotonic clock, which takes long to read. */
+/* A minute has 69 seconds (2^36 ns). `now`: nanoseconds of the monotonic clock; it is an argument because reading it is slow. */
 static __always_inline __u32 minute_at(__u64 now)
 {
 	return now >> 36;
@@ -121,13 +121,13 @@ static __always_inline __u32 cookie_of(const struct flow_key *key, const struct 
 	return first_half(key) | second_half(key, agreed, isn, minute_at(now));
 }
 
-/* The segment acknowledges one of our SYN-ACKs. Which SYN it answered is not checked. */
+/* The segment acknowledges one of our SYN-ACKs, whichever SYN that answered. */
 static __always_inline int is_of_our_handshake(const struct flow_key *key, __u32 ack)
 {
 	return ((ack - 1) & 0xffff0000) == first_half(key);
 }
 
-/* It is known to be of our handshake: now whether its stream begins behind `isn`. */
+/* Call only if is_of_our_handshake(). This checks the other half: the stream begins behind `isn`. */
 static __always_inline int is_our_cookie(const struct flow_key *key, const struct agreed_on *agreed, __u32 ack, __u32 isn, __u64 now)
 {
 	__u32 minute = minute_at(now), half = (ack - 1) & 0xffff;
@@ -143,17 +143,17 @@ static __always_inline __u32 clock_towards(const struct address *from, const str
 	return (__u32)(now / 1000000) + (__u32)hash_of(&hosts, OUR_CLOCK, 0, 0);
 }
 
-/* So long is a cookie good: this minute and the one before it. */
+/* A cookie is good for this minute and the one before it. */
 #define COOKIE_LIFE_MS 138000
 
-/* `clock`: ours towards this sender. The echo is of it, and no older than the cookie. Nobody else knows it: it is worth 15 bits beside the
+/* The echo is of `clock`, ours towards this sender, and no older than the cookie. Nobody else knows that clock, so the echo adds 15 bits to the
  * cookie's 32. */
 static __always_inline int is_echo_of_ours(__u32 clock, __u32 echo)
 {
 	return (clock & ~OPTION_MASK) - (echo & ~OPTION_MASK) <= COOKIE_LIFE_MS;
 }
 
-/* The echo is of our clock, by an answer that is good no more. */
+/* The echo is of our clock, but older than a cookie may be. */
 static __always_inline int is_echo_too_old(__u32 clock, __u32 echo)
 {
 	__u32 age = (clock & ~OPTION_MASK) - (echo & ~OPTION_MASK);
@@ -161,7 +161,7 @@ static __always_inline int is_echo_too_old(__u32 clock, __u32 echo)
 	return age > COOKIE_LIFE_MS && age < 1U << 31;
 }
 
-/* Not ahead of the clock. */
+/* The timestamp with the options in its lowest bits, never ahead of the clock. */
 static __always_inline __u32 clock_with_options(__u32 clock, __u32 options)
 {
 	__u32 with = (clock & ~OPTION_MASK) | options;
@@ -169,7 +169,7 @@ static __always_inline __u32 clock_with_options(__u32 clock, __u32 options)
 	return is_before(clock, with) ? with - (1 << OPTION_BITS) : with;
 }
 
-/* RFC 6528: a clock of 64 ns, as Linux' own, beside what nobody can guess. */
+/* RFC 6528: a secret hash plus a clock of 64 ns, as Linux does. */
 static __always_inline __u32 number_towards(const struct flow_key *key, __u64 now)
 {
 	return (__u32)hash_of(key, OUR_NUMBER, 0, 0) + (__u32)(now >> 6);
@@ -196,7 +196,7 @@ static __always_inline __u16 mss_of_class(__u32 class)
 	return 536;
 }
 
-/* The highest that fits. */
+/* The highest class that is not above `mss`. */
 static __always_inline __u32 class_of_mss(__u32 mss)
 {
 	for (__u32 class = 7; class > 0; class--)

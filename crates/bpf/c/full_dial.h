@@ -3,7 +3,7 @@
 #pragma once
 #include "full_listener.h"
 
-/* After so long truepeer asks the backend, and waits as it was told to. */
+/* A backend that takes longer to answer is truepeer's to connect to, with its own time-out. */
 #define PATIENCE_NS 3000000000ULL
 
 static __always_inline struct flow_key key_in(const struct segment *segment)
@@ -16,10 +16,10 @@ static __always_inline struct flow_key key_in(const struct segment *segment)
 	};
 }
 
-/* Its holder is a program on another CPU, which is done in some microseconds. */
+/* The holder is a program on another CPU and needs the lock for some microseconds. */
 #define LOCK_TRIES 64
 
-/* No spin lock of the kernel's, under which packets can't be read. */
+/* Not the kernel's spin lock: under that, a program may not read packets. */
 static __always_inline int take_lock(struct dial *dial)
 {
 	for (__u32 i = 0; i < LOCK_TRIES; i++)
@@ -33,7 +33,7 @@ static __always_inline void leave_lock(struct dial *dial)
 	__sync_lock_test_and_set((__u32 *)&dial->is_busy, 0);
 }
 
-/* As it stands now: only under the lock it does not change. */
+/* The key may change at once unless the caller holds the dial's lock. */
 static __always_inline const struct flow_key *key_of_dial(__u32 bits)
 {
 	__u32 place = bits >> 1;
@@ -55,7 +55,7 @@ static __always_inline struct key_bucket *dial_bucket_of(const struct flow_key *
 	return bpf_map_lookup_elem(&tf_dialled, &at);
 }
 
-/* Its slot; 0: there is none. */
+/* 0: no dial has this key. */
 GLOBAL __u32 slot_of_dial(const struct flow_key *key)
 {
 	__u32 hash = 0;
@@ -66,7 +66,7 @@ GLOBAL __u32 slot_of_dial(const struct flow_key *key)
 	return bucket ? find_slot(bucket, hash, key, key_of_dial, 0) : 0;
 }
 
-/* Nonzero: another one has this key. */
+/* Nonzero: another dial has this key, or there is no room. */
 GLOBAL int enter_dial_key(const struct flow_key *key, __u32 bits)
 {
 	__u32 hash = 0;
@@ -89,7 +89,7 @@ GLOBAL int remove_dial_key(const struct flow_key *key, __u32 bits)
 	return 0;
 }
 
-/* Its place is free. Under its lock. */
+/* Frees the dial's place. The caller holds its lock. */
 static __always_inline void forget_dial(struct dial *dial)
 {
 	__u32 down = dial->place << 1;
@@ -105,7 +105,8 @@ static __always_inline void forget_dial(struct dial *dial)
 
 enum found_dial { NONE_FOUND, FOUND, IS_BUSY };
 
-/* FOUND: that of this key, and its lock is taken. The key is compared under the lock: the place may have been given to another since. */
+/* FOUND: `found` is the dial of this key, and the caller holds its lock. The key is compared under the lock: since the look-up another connection may
+ * have got the place. */
 static __always_inline enum found_dial find_dial(const struct flow_key *key, int is_up, struct dial **found)
 {
 	__u32 slot = slot_of_dial(key), place = (slot & SLOT_MASK) >> 1;
@@ -126,7 +127,7 @@ static __always_inline enum found_dial find_dial(const struct flow_key *key, int
 
 #define FREE_TRIES 16
 
-/* A place whose lock is taken: a free one or, with none in sight, the oldest of these. */
+/* The caller holds the lock of the place: of the next FREE_TRIES places a free one or, if there is none, the first: it is the oldest of them. */
 static __always_inline struct dial *new_dial(__u32 *place)
 {
 	__u32 only = 0;
@@ -153,7 +154,7 @@ static __always_inline struct dial *new_dial(__u32 *place)
 	return 0;
 }
 
-/* Whether the header is one that leaves nothing to be decided. TLVs are truepeer's to check. */
+/* The header leaves nothing to decide. One with TLVs goes to truepeer, which checks them. */
 static __always_inline int is_clear(const struct workbench *bench, const struct segment *segment, const struct full_listener *listener)
 {
 	const struct header *header = &bench->header;
@@ -171,7 +172,7 @@ static __always_inline int is_clear(const struct workbench *bench, const struct 
 	return !is_claim_refused(&client, listener->group) && !is_denied(&client, listener->group);
 }
 
-/* Nonzero: not a whole header that is clear. */
+/* Nonzero: the segment does not begin with a whole header that has addresses. */
 static __always_inline int read_start(struct __sk_buff *skb, const struct segment *segment, struct workbench *bench)
 {
 	__u32 have = segment->payload_len < HEADER_START ? segment->payload_len : HEADER_START;
@@ -183,7 +184,7 @@ static __always_inline int read_start(struct __sk_buff *skb, const struct segmen
 	return read_header(bench, have, STREAM) == ADDRESSES ? 0 : -1;
 }
 
-/* Holds the segment's bytes behind those that are held. */
+/* Appends the segment's bytes to those that the dial holds. Nonzero: they don't fit. */
 static __always_inline int hold(struct __sk_buff *skb, const struct segment *segment, struct dial *dial)
 {
 	__u32 from = dial->have, last = segment->payload_len - 1;
@@ -236,7 +237,7 @@ static __always_inline int is_tuple_taken(struct __sk_buff *skb, const struct fl
 	return slot_of_dial(up) || slot_of_flow(up) || socket_there(skb, &answer) == OTHER_THERE;
 }
 
-/* A good header. */
+/* The header is clear: a dial begins, or truepeer's listener takes the connection. */
 static __always_inline int dial_backend(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
 					const struct flow_key *key, const struct header *header, __u32 options,
 					const struct timestamps *timestamps, __u32 clock, __u64 now)
@@ -285,7 +286,7 @@ static __always_inline int dial_backend(struct __sk_buff *skb, const struct segm
 		leave_lock(dial);
 		return hand_over(skb, segment, options, timestamps);
 	}
-	/* The same header on another CPU, or another sender with this client: it comes again, and finds that one's dial. */
+	/* Another CPU has the same header, or another sender names this client. Drop the segment: when it comes again, it finds the other's dial. */
 	if (enter_dial_key(&dial->down, place << 1)) {
 		leave_lock(dial);
 		return lose_for(TOO_EARLY);
@@ -302,7 +303,7 @@ static __always_inline int dial_backend(struct __sk_buff *skb, const struct segm
 	return fate;
 }
 
-/* The sender goes on before the backend has answered. Under the dial's lock. */
+/* The sender sends more before the backend has answered. The caller holds the dial's lock. */
 static __always_inline int on_dialling(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, __u32 options,
 				       const struct timestamps *timestamps)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Sessions that the kernel makes by itself: the sender's handshake, its header, the backend's handshake. It runs behind splice_in, which knows the
- * sessions that stand.
+/* Sessions that the kernel makes by itself: the sender's handshake, its header, the backend's handshake. It runs behind splice_in, which translates
+ * the segments of sessions that have begun.
  *
  *   sender                 full_in                                                            backend
  *   SYN ──────────────────▶ nothing is remembered
- *     ◀────────── SYN-ACK  a cookie; a window of what can be held
+ *     ◀────────── SYN-ACK  a cookie; a window of HOLD bytes
  *   ACK ──────────────────▶ dropped
  *   header, bytes ────────▶ judged, held; becomes ───────────────────────────────── SYN ─────▶ from the client
  *     ◀──────────── ACK ── a copy: the header has come ◀──────────────────────── SYN-ACK ───
@@ -13,7 +13,7 @@
  */
 #include "full_begin.h"
 
-/* After so long, truepeer connects once more and the answer is learnt anew. */
+/* What is known of a backend is good for so long. Then truepeer's next connection to it shows it again. */
 #define KNOWN_FOR_NS 60000000000LL
 
 static __always_inline struct full_backend *known_backend(const struct full_listener *listener, __u64 now)
@@ -35,7 +35,7 @@ static __always_inline int is_truepeer_there(__u64 now)
 	return looked && (__s64)(now - *looked) < LOOKS_WITHIN_NS;
 }
 
-/* It has ended so long ago that no answer of its time is good any more. */
+/* The listener ended so long ago that all its cookies have expired. */
 static __always_inline int is_over(const struct full_listener *listener)
 {
 	return listener->left_s && (__u32)(bpf_ktime_get_ns() / 1000000000ULL) - listener->left_s > COOKIE_LIFE_MS / 1000;
@@ -50,8 +50,8 @@ static __always_inline __u32 mss_by_mtu(struct __sk_buff *skb, __u8 version)
 	return mtu - (version == 4 ? 40 : 60);
 }
 
-/* Where this host forwards, the route says by which device the kernel would answer this sender. Otherwise the kernel does not tell, and it is
- * learnt from its own answer (full_out). 0: not by the device that its SYN came by, or not known. */
+/* Where this host forwards, the route says by which device the kernel would answer this sender. Elsewhere the look-up fails, and full_out learns the
+ * device from the kernel's own SYN-ACK. 0: another device than the one that the SYN came by, or not known. */
 GLOBAL __u32 learn_sender_by_route(struct __sk_buff *skb, const struct ip *ip)
 {
 	struct bpf_fib_lookup route = { .ifindex = skb->ifindex, .l4_protocol = IPPROTO_TCP };
@@ -66,8 +66,8 @@ GLOBAL __u32 learn_sender_by_route(struct __sk_buff *skb, const struct ip *ip)
 	return bpf_map_update_elem(&tf_senders, &ip->source, &sender, BPF_ANY) ? 0 : sender.own_mss;
 }
 
-/* The longest segment that goes to the sender of a SYN. 0: it came by another device than that of the route to its sender, and may be forged. On
- * loopback nobody else is. */
+/* The longest segment that goes to the sender of a SYN. 0: the device of the route to the sender is not known, or the SYN came by another one and may
+ * be forged. Loopback needs no such check: only this host sends there. */
 static __always_inline __u32 own_mss_towards(struct __sk_buff *skb, const struct segment *segment)
 {
 	if (skb->ifindex == LOOPBACK)
@@ -78,18 +78,18 @@ static __always_inline __u32 own_mss_towards(struct __sk_buff *skb, const struct
 	return sender->device == skb->ifindex ? sender->own_mss : 0;
 }
 
-/* Everything that is not quite usual passes: the kernel makes the connection, and truepeer relays it. */
+/* A SYN that is not quite usual passes: the kernel makes the connection, and truepeer relays it. */
 static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
 				  const struct flow_key *key)
 {
 	__u64 now = bpf_ktime_get_ns();
 
-	/* One that offers ECN gets an answer without it. */
+	/* A SYN may offer ECN; the answer does not. */
 	if ((segment->flags & ~(ECE | CWR)) != SYN || segment->payload_len || !is_plain(segment))
 		return PASS;
 	if (listener->left_s || !is_truepeer_there(now))
 		return PASS;
-	/* A session that the kernel makes towards this listener: its sender is no socket that the answer could come up to. */
+	/* Our own SYN: the backend of a dial is this listener. The answer would find no socket, because the dial has none. */
 	struct flow_key turned = turned_key(key);
 	if (skb->ifindex == LOOPBACK && slot_of_dial(&turned))
 		return PASS;
@@ -109,7 +109,7 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 		return PASS;
 	__u16 mss = maximum_segment_size(options);
 	struct agreed_on agreed = { skb->ifindex, options_of(window_scale(options), mss < own_mss ? mss : own_mss) };
-	/* The address of a listener that has one is this host's. */
+	/* If the listener has an address, that is this host's, and there is nothing to ask. */
 	if ((listener->is_any && !is_for_this_host(skb, &segment->ip, IPPROTO_TCP)) || socket_there(skb, segment) != LISTENER_THERE || !is_intact(skb, segment))
 		return PASS;
 	struct making *making = new_making(&key->local, key->local_port, &key->sender, key->sender_port);
@@ -127,7 +127,7 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	return answer(skb);
 }
 
-/* Behind our SYN-ACK: what the sender says first. */
+/* The sender's first bytes behind our SYN-ACK. */
 static __always_inline int on_first(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
 				    const struct flow_key *key, __u32 options, const struct timestamps *timestamps)
 {
@@ -136,7 +136,7 @@ static __always_inline int on_first(struct __sk_buff *skb, const struct segment 
 	__u64 now = bpf_ktime_get_ns();
 	__u32 offset = clock_towards(&key->local, &key->sender, 0), clock = (__u32)(now / 1000000) + offset;
 
-	/* It has been silent for too long: a sender that hears nothing would repeat its header for a quarter of an hour. */
+	/* The sender was silent until its cookie expired. Without a reset it would repeat its header for a quarter of an hour. */
 	if (is_echo_too_old(clock, timestamps->echo)) {
 		if (!is_plain(segment) || !is_intact(skb, segment) || become_reset(skb, segment))
 			return lose_for(NOT_OURS);
@@ -174,7 +174,7 @@ static __always_inline int on_downstream(struct __sk_buff *skb, const struct seg
 	}
 	if (!(segment->flags & ACK) || !is_of_our_handshake(&key, segment->ack))
 		return PASS;
-	/* By chance, a forwarded connection to a port of this number. */
+	/* A forwarded connection to the same port number, whose acknowledgement looks like a cookie by chance. */
 	if (listener->is_any && !is_for_this_host(skb, &segment->ip, IPPROTO_TCP))
 		return PASS;
 	int has_timestamps = !read_only_timestamps(skb, segment, &timestamps) || !read_timestamps(read_options(skb, segment), &timestamps);
@@ -187,7 +187,7 @@ static __always_inline int on_downstream(struct __sk_buff *skb, const struct seg
 		leave_lock(dial);
 		return fate;
 	}
-	/* Ours, or already that of a socket that took the connection. */
+	/* A socket has this connection already, for example after hand_over(). */
 	if (socket_there(skb, segment) == OTHER_THERE)
 		return PASS;
 	/* The ACK that ends the handshake says nothing that the header does not say. */
@@ -198,7 +198,7 @@ static __always_inline int on_downstream(struct __sk_buff *skb, const struct seg
 	return on_first(skb, segment, listener, &key, options, &timestamps);
 }
 
-/* The answer to a SYN of the kernel's own. */
+/* Learns from a backend's answer to the kernel's own SYN. */
 static __always_inline int learn_backend(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct full_backend *backend = backend_at(&segment->ip.source, segment->source_port);
@@ -221,7 +221,7 @@ static __always_inline int learn_backend(struct __sk_buff *skb, const struct seg
 	return PASS;
 }
 
-/* Not at each session: other CPUs read it. */
+/* Writes `learnt_ns` at most once a second: other CPUs read it for each SYN. */
 static __always_inline void learn_again(struct full_backend *backend, int is_good)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -232,12 +232,12 @@ static __always_inline void learn_again(struct full_backend *backend, int is_goo
 		backend->learnt_ns = now;
 }
 
-/* The backend's answer to the SYN of a dial. Under its lock. */
+/* The backend's answer to the SYN of a dial, whose lock the caller holds. */
 static __always_inline int on_answer(struct __sk_buff *skb, struct segment *segment, struct dial *dial)
 {
 	struct full_backend *backend = backend_at(&dial->up.sender, dial->up.sender_port);
 
-	/* Of an older connection, whose end is the kernel's business. */
+	/* This segment answers another SYN than the dial's: the kernel judges it. */
 	if (segment->ack != dial->up_isn + 1 || skb->ifindex != dial->up_device)
 		return PASS;
 	if (!is_intact(skb, segment) || !is_plain(segment) || dial->state != DIALLING)
@@ -264,7 +264,7 @@ static __always_inline int on_upstream(struct __sk_buff *skb, struct segment *se
 
 	if (found == NONE_FOUND)
 		return learn_backend(skb, segment);
-	/* A reset as well: it comes again, with the SYN. */
+	/* Drop a reset, too: the SYN is repeated, and so is the answer to it. */
 	if (found == IS_BUSY || !dial)
 		return lose_for(TOO_EARLY);
 	int fate = on_answer(skb, segment, dial);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: full_in, which stops once between the look-up of a dial and its lock, until the test lets it go. What other CPUs do in that
- * moment is then certain. src/full/door.rs is the other side. */
+/* For tests only: full_in stops once between the look-up of a dial and its lock, until the test lets it go. The test decides in this way what other
+ * CPUs do in between. src/full/door.rs is the other side. */
 #include "full_layout.h"
 
 struct full_stop {
 	__u32 is_wanted;
 	__u32 has_come;
 	__u32 may_go;
-	__u32 has_gone; /* by itself: nobody has let it go for so long */
+	__u32 has_gone; /* by itself: the test did not let it go in time */
 };
 
 struct {
@@ -19,7 +19,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tf_stop SEC(".maps");
 
-/* BPF_MAX_LOOPS: some 50 ms. All together, as long as a busy machine needs to let another thread run. */
+/* BPF_MAX_LOOPS: some 50 ms. WAITS of them are long enough for a busy machine to run another thread. */
 #define LOOKS (1 << 23)
 #define WAITS 32
 

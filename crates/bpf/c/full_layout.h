@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* Sessions that the kernel makes by itself (`--splice full`): what full_in and full_out share with truepeer. src/full/layout.rs asserts the same
- * sizes. docs/internals/splice.md, All in the kernel, tells the steps. */
+ * sizes. The steps are in docs/internals/splice.md, *All in the kernel*. */
 #pragma once
 #include "splice_layout.h"
 
-/* How much of a connection's start is held until the backend has answered. The sender is offered no more, so nothing is dropped. */
+/* The bytes of a connection's start that are held until the backend has answered. The sender's window is as large, so nothing is dropped. */
 #define HOLD 1024
 
-/* In `listener` of a flow, beside the number: its header was of version 1. */
+/* In `listener` of a flow, beside the number: the header had version 1. */
 #define BY_V1 0x10000
 
 /* A port of truepeer's listeners, of one family. */
@@ -18,15 +18,15 @@ struct full_port {
 };
 
 struct full_listener {
-	struct address address; /* where it listens; 0: at every address of the family */
+	struct address address; /* without is_any, the only address that it listens on */
 	struct address backend;
 	__be16 backend_port;
-	__u8 group;             /* its lists */
+	__u8 group;             /* its two bits in the lists (of_group) */
 	__u8 is_any;
 	__u32 number;           /* truepeer's */
 	__u32 header_max;
-	__u32 left_s;           /* since when it answers no SYN, in seconds of the monotonic clock; 0: it does */
-	__u32 is_draining;      /* its socket is closed: the kernel still makes sessions of those whom it has answered */
+	__u32 left_s;           /* when it stopped answering SYNs, in seconds of the monotonic clock; 0: it answers */
+	__u32 is_draining;      /* its socket is closed: the kernel still makes sessions of the senders that it has answered */
 };
 
 struct full_endpoint {
@@ -35,23 +35,23 @@ struct full_endpoint {
 	__u16 unused;
 };
 
-/* The TCP options of a backend, and how it is reached, as a connection of truepeer's own socket has shown them. */
+/* A backend's TCP options and the way to it, learnt from a connection of truepeer's own socket. */
 struct full_backend {
-	__u64 learnt_ns;       /* 0: nothing yet, or not that which is needed */
+	__u64 learnt_ns;       /* 0: not learnt yet, or the backend lacks an option */
 	struct address asked_as;
 	__u32 asked_isn;       /* of the kernel's newest SYN */
 	__u32 asked_by;        /* the device by which it left */
 	__u32 asked_mark;
 	__be16 asked_port;
 	__u16 asked_mss;
-	/* Of the SYN that was answered: */
+	/* Copied from `asked_…` when the answer came: */
 	__u32 device;
-	__u32 mark;            /* of a backend on this host it decides where its answers go (tcp_fwmark_accept) */
-	__u16 own_mss;         /* what the route takes */
-	__u16 mss;             /* of the backend's SYN-ACK */
+	__u32 mark;            /* routes the answers of a backend on this host (tcp_fwmark_accept) */
+	__u16 own_mss;         /* the kernel's SYN had it */
+	__u16 mss;             /* the backend's SYN-ACK had it */
 };
 
-/* By which device the kernel answers a sender. */
+/* The device by which the kernel answers a sender. */
 struct full_sender {
 	__u32 device;
 	__u16 own_mss;
@@ -60,7 +60,7 @@ struct full_sender {
 
 #define LENT_PLACES 16384
 
-/* Places in ts_flows that truepeer lends, in a ring: it puts them behind `end`, and the programs take them at `begin`. Both only grow; number n
+/* A ring of places in ts_flows that truepeer lends to the programs: truepeer adds at `end`, the programs take at `begin`. Both only grow; number n
  * stands at n % LENT_PLACES. */
 struct full_places {
 	__u32 begin;
@@ -72,12 +72,12 @@ struct full_places {
 
 enum dial_state {
 	NO_DIAL,
-	DIALLING, /* the backend is asked */
+	DIALLING, /* the SYN is sent to the backend */
 	GIVEN_UP, /* truepeer's listener takes the connection, with the sender's next segment */
 };
 
-/* A connection whose header is here, and whose backend has not answered yet. Its place is given to others: compare `down` or `up` under the
- * lock before using it. */
+/* A connection whose header has come and whose backend has not answered yet. Another connection may get its place at any moment: compare `down` or
+ * `up` under the lock before using it. */
 struct dial {
 	__u64 began_ns;
 	__u32 place;
@@ -89,9 +89,9 @@ struct dial {
 	__u32 have;           /* bytes held, header and all */
 	__u32 tsval;          /* the sender's newest timestamp, as it came with the header */
 	__u32 tsecr;          /* and what it echoed */
-	__u32 clock;          /* of our timestamps towards the sender: their value minus our milliseconds */
-	__u32 up_isn;         /* of the SYN that the backend gets */
-	__u32 up_tsval;       /* of all that the backend gets until it has answered: the sender's clock goes on from it */
+	__u32 clock;          /* our timestamps towards the sender minus our milliseconds */
+	__u32 up_isn;         /* the backend's SYN has it */
+	__u32 up_tsval;       /* the timestamp of every segment to the backend until it has answered; the sender's clock goes on from it */
 	__u32 device;         /* the sender's */
 	__u32 up_device;
 	__u32 up_mark;

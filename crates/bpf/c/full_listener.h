@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Each doubt ends here: truepeer's own listener takes the connection, judges it and says why. Nothing was acknowledged to the sender until then,
- * so it takes the stream from its first byte. */
+/* In each doubt truepeer's own listener takes the connection, judges it, and logs the reason if it refuses. Until then only the sender's SYN was
+ * acknowledged, so the listener gets the stream from its first byte. */
 #pragma once
 #include "full_cookie.h"
 #include "full_make.h"
@@ -20,7 +20,8 @@ static __always_inline enum at_socket socket_there(struct __sk_buff *skb, const 
 	return listens ? LISTENER_THERE : OTHER_THERE;
 }
 
-/* The sender's segment behind our SYN-ACK, with the cookie that it proves. Nobody listens any more: a reset. */
+/* Has the kernel make a connection of the sender's segment, whose cookie is_our_cookie() has checked. If nothing listens any more, the sender gets a
+ * reset. */
 static __always_inline int hand_over(struct __sk_buff *skb, const struct segment *segment, __u32 options, const struct timestamps *timestamps)
 {
 	struct workbench *bench = workbench();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Segments made of the one that has come: its link and IP headers, all else is new. */
+/* Turns the segment that has come into another one: the link header and the place of the IP header stay, all else is new. */
 #pragma once
 #include "full_maps.h"
 #include "intact.h"
@@ -9,18 +9,17 @@
 
 struct making {
 	struct address source, destination;
-	/* In one piece, as they are written. */
+	/* Written in one piece: no gaps. */
 	struct iphdr ipv4;
 	struct tcphdr tcp;    /* without sum and length */
 	__u8 options[20];
 	__u32 options_len;    /* 0, 12 or 20 */
-	__u32 payload_from;   /* of a dial's held bytes */
+	__u32 payload_from;   /* offset in a dial's held bytes */
 	__u32 payload_len;
 };
 
 _Static_assert(__builtin_offsetof(struct making, options) - __builtin_offsetof(struct making, ipv4) == 40, "no gaps");
 
-/* Two of them at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -50,7 +49,7 @@ static __always_inline void put_word(__u8 *at, __u32 value)
 	__builtin_memcpy(at, &word, sizeof(word));
 }
 
-/* In the kernel's layout. */
+/* In the layout that the kernel writes, so that its receivers take their fast path. */
 static __always_inline void with_timestamps(struct making *making, __u32 value, __u32 echo)
 {
 	__be32 begin = ONLY_TIMESTAMPS;
@@ -61,7 +60,7 @@ static __always_inline void with_timestamps(struct making *making, __u32 value, 
 	making->options_len = 12;
 }
 
-/* Of a SYN, likewise. */
+/* The options of a SYN, likewise. */
 static __always_inline void with_syn_options(struct making *making, __u16 mss, __u8 scale, __u32 value, __u32 echo)
 {
 	put_word(making->options, OPTION_MSS << 24 | 4 << 16 | mss);
@@ -113,7 +112,7 @@ static __always_inline __be16 pseudo_sum(const struct making *making, __u8 versi
 	return ~fold(fold_to_word(sum));
 }
 
-/* Headers of this length, from `from` on: the helper wants to know it beforehand. */
+/* The verifier must know the size of what is written: a case for each length. */
 static __always_inline int write_headers(struct __sk_buff *skb, __u32 at, const void *from, __u32 before, __u32 options_len)
 {
 	switch (options_len) {
@@ -126,7 +125,7 @@ static __always_inline int write_headers(struct __sk_buff *skb, __u32 at, const 
 	}
 }
 
-/* Its header is one that make() can replace. */
+/* The IP header has no options or extension headers, so make() can replace it. */
 static __always_inline int is_plain(const struct segment *segment)
 {
 	return segment->ip.payload_at - segment->ip.at == (segment->ip.version == 6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
@@ -156,7 +155,7 @@ GLOBAL int make(struct __sk_buff *skb, const struct segment *segment, struct mak
 	int is_sum_to_come = is_sum_still_to_come(skb, segment);
 	__u32 at = segment->ip.payload_at;
 	__u32 tcp_len = sizeof(struct tcphdr) + making->options_len + making->payload_len;
-	/* The device's sum over the packet (CHECKSUM_COMPLETE) is of no use any more: growing takes it away. */
+	/* The device's sum over the packet (CHECKSUM_COMPLETE) becomes wrong: growing the packet drops it. */
 	if (!is_sum_to_come && (__s64)bpf_csum_update(skb, 0) >= 0 && bpf_skb_change_tail(skb, skb->len + 1, 0))
 		return -1;
 	if (bpf_skb_change_tail(skb, at + tcp_len, 0))
@@ -193,13 +192,13 @@ static __always_inline int send_by(struct __sk_buff *skb, __u32 device)
 	return send_on(skb, &to);
 }
 
-/* To the sender of the segment, whose neighbour entry is asked for: whoever only pretends to be the sender gets no answer. */
+/* Sends the packet to the segment's sender by the neighbour table: a host that forges the sender's address does not get it. */
 static __always_inline int answer(struct __sk_buff *skb)
 {
 	return send_by(skb, skb->ifindex);
 }
 
-/* A reset that a peer believes: of the number that it expects. */
+/* A reset with the number that the peer expects, so that it believes it. */
 static __always_inline int become_reset(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct making *making = new_making(&segment->ip.destination, segment->destination_port, &segment->ip.source, segment->source_port);

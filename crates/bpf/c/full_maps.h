@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The tables of sessions that the kernel makes. Beside those of spliced flows, in which such a session ends. */
+/* The tables of sessions that are being made. Once the backend has answered, a session is in the tables of spliced flows. */
 #pragma once
 #include "full_layout.h"
 #include "lists.h"
 #include "splice_maps.h"
 
-/* Their group in tp_denied (src/full/listeners.rs). */
+/* The group in tp_denied that lists this host's own addresses (src/full/listeners.rs). */
 #define OWN_ADDRESSES (MAX_GROUPS - 1)
 
 enum full_counter {
-	SYN_ANSWERED,      /* by a cookie */
-	HEADER_TAKEN,      /* and the backend asked */
-	HEADER_REPEATED,   /* the backend is asked again */
-	BEGUN,             /* a session */
-	TO_TRUEPEER,       /* its listener takes the connection */
-	BACKEND_SAID_NO,   /* by a reset: then truepeer asks it */
-	BACKEND_DIFFERS,   /* it does not agree to what the sender was promised: then truepeer asks it */
-	NO_PLACE,          /* for another flow: likewise */
-	TUPLE_TAKEN,       /* the client's address and port are in use: truepeer knows what to do */
-	TOO_EARLY,         /* what comes before it is missing: the sender sends both again */
-	NOT_OURS,          /* a wrong number, damaged, or for nobody: dropped */
+	SYN_ANSWERED,      /* with a cookie */
+	HEADER_TAKEN,      /* a SYN went to the backend */
+	HEADER_REPEATED,   /* the SYN went to the backend again */
+	BEGUN,             /* a session has begun */
+	TO_TRUEPEER,       /* truepeer's listener took the connection */
+	BACKEND_SAID_NO,   /* the backend sent a reset: truepeer connects instead */
+	BACKEND_DIFFERS,   /* the backend lacks an option that the sender was promised: likewise */
+	NO_PLACE,          /* no place was left for the flow: likewise */
+	TUPLE_TAKEN,       /* the client's address and port are in use: truepeer follows --on-conflict */
+	TOO_EARLY,         /* dropped: the segment before it is missing, or the dial is busy; both come again */
+	NOT_OURS,          /* dropped: a wrong number, damaged, or of no connection */
 	LEARNT_BACKEND,
-	FULL_FAILED,       /* a helper of the kernel failed; TCP sends again */
+	FULL_FAILED,       /* a helper of the kernel failed: TCP sends again */
 	FULL_COUNTERS,
 };
 
@@ -33,7 +33,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tf_listeners SEC(".maps");
 
-/* Written by truepeer: an entry for each backend. */
+/* truepeer adds an entry for each backend; the programs fill it in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 128);
@@ -52,8 +52,8 @@ struct {
 
 #define MAX_DIALS 4096
 
-/* Only connections whose sender has proved its address and has sent a good header are here, and each for one round trip to the backend. A
- * forgotten one begins anew when the sender repeats its header. */
+/* A dial begins only when a sender has proved its address and sent a good header, and lasts one round trip to the backend. If it is forgotten, it
+ * begins anew when the sender repeats its header. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_DIALS);
@@ -75,7 +75,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tf_dialled SEC(".maps");
 
-/* Where a place was last looked for. */
+/* Where new_dial() last looked for a place. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -84,7 +84,7 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tf_newest SEC(".maps");
 
-/* When truepeer last looked: of a process that was killed, the listener may be another's by now. */
+/* When truepeer last looked. After it was killed, another program may have its port, so the programs stop answering. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -165,7 +165,7 @@ static __always_inline int has_place(void)
 
 #define PLACE_TRIES 16
 
-/* A place that is not used after all is truepeer's again after some seconds. Nonzero: there is none. */
+/* truepeer takes a place back after some seconds if no flow stands there. Nonzero: there is none. */
 static __always_inline int take_place(__u32 *place)
 {
 	struct full_places *lent = lent_places();

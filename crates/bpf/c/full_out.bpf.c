@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What the kernel's own handshakes tell: by which device it answers a sender and asks a backend, and how long segments may be there. */
+/* Learns from the kernel's own handshakes: the device by which it answers a sender or reaches a backend, and the longest segment there. */
 #include "full_maps.h"
 #include "options.h"
 
@@ -14,15 +14,15 @@ static __always_inline void learn_sender(struct __sk_buff *skb, const struct seg
 {
 	struct full_listener *listener = listener_at(&segment->ip.source, segment->source_port, segment->ip.version);
 
-	/* Whom the port answers as well must not take the others' places. */
+	/* Strangers whom the port answers must not fill the table: only listed senders are noted. */
 	if (!listener || !sender_rule(&segment->ip.destination, listener->group))
 		return;
 	struct full_sender sender = { .device = skb->ifindex, .own_mss = mss_in(skb, segment) };
 	bpf_map_update_elem(&tf_senders, &segment->ip.destination, &sender, BPF_ANY);
 }
 
-/* Only truepeer asks with others' addresses: that takes a capability. What else connects to the backend, by whichever device, says nothing of
- * truepeer's connections. */
+/* Notes a SYN of truepeer's own connections to a backend. They are told by their source, an address that is not this host's: that takes a capability.
+ * Other programs may reach the same backend by another device. */
 static __always_inline void note_question(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct full_backend *backend = backend_at(&segment->ip.destination, segment->destination_port);
@@ -39,7 +39,8 @@ static __always_inline void note_question(struct __sk_buff *skb, const struct se
 	backend->asked_mss = mss_in(skb, segment);
 }
 
-/* Most segments are of such sockets: return before the packet is read. skb->sk of a SYN-ACK is its listener, or NULL for a SYN cookie. */
+/* Most segments belong to established sockets: full_out returns before it reads the packet. skb->sk of a SYN-ACK is its listener, or NULL for a SYN
+ * cookie. */
 static __always_inline int is_past_handshake(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -55,7 +56,7 @@ int full_out(struct __sk_buff *skb)
 {
 	struct segment segment = {};
 
-	/* What came in from outside is not the kernel's own word. */
+	/* Forwarded packets are not of the kernel's own handshakes. */
 	if (skb->ingress_ifindex || is_past_handshake(skb) || read_segment(skb, &segment))
 		return PASS;
 	if ((segment.flags & (SYN | ACK | RST)) == (SYN | ACK))

@@ -50,7 +50,7 @@ static __always_inline int is_sum_still_to_come(struct __sk_buff *skb, const str
 	return 0;
 }
 
-/* Of a segment with its sum in it: 0 if that is right. With 0 in its place: the sum. Nonzero if it can't be read. */
+/* 0 if the segment's sum is right. If the field is 0: the sum that belongs there. Nonzero if the segment can't be read. */
 static __always_inline __be16 sum_of(struct __sk_buff *skb, const struct segment *segment, struct piece *piece)
 {
 	__u32 at = segment->ip.payload_at, end = segment->ip.end;
@@ -70,7 +70,7 @@ static __always_inline __be16 sum_of(struct __sk_buff *skb, const struct segment
 	if (rest > 0) {
 		__u32 last = rest - 1;
 		asm volatile("%0 &= 511" : "+r"(last));
-		piece->words[last / 8] = 0; /* the word that it may not fill */
+		piece->words[last / 8] = 0; /* the bytes may not fill the last word */
 		if (bpf_skb_load_bytes(skb, at, piece->words, last + 1))
 			return 1;
 		sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, (last | 3) + 1, sum);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Where a connection's addresses lead: buckets in which its place stands beside part of its key's hash. The key itself stands at that
- * place. truepeer has the tables mapped and changes them likewise (src/splice/keys.rs). A look-up reads two cache lines and calls nothing of the
- * kernel's, and a change is one exchange: in the kernel's hash tables each takes from 100 ns to more than a microsecond. */
+/* A hash table from a connection's addresses to its place. A slot holds the place and a part of the key's hash; the key itself is at the place.
+ * truepeer maps the tables and changes them in the same way (src/splice/keys.rs). A look-up reads two cache lines and calls no function of the kernel,
+ * and a change is one exchange: in the kernel's hash tables each takes from 100 ns to more than a microsecond. */
 #pragma once
 #include "layout.h"
 
 #define KEY_WAYS 16
-/* A place and a side, in the lower bits of a slot. The others are of the hash. */
+/* The lower bits of a slot are a place and a side, the others a part of the hash. */
 #define SLOT_BITS 17
 #define SLOT_MASK ((1U << SLOT_BITS) - 1)
 
@@ -19,7 +19,7 @@ struct key_bucket {
  * probability of 2^-32, because no packet reveals a hash. */
 struct key_secret {
 	__u64 words[10];
-	__u32 last_bucket; /* of ts_keys; the number of buckets is a power of two */
+	__u32 last_bucket; /* of ts_keys, whose number of buckets is a power of two */
 	__u32 unused;
 };
 
@@ -70,7 +70,7 @@ static __always_inline __u32 slot_at(const struct key_bucket *bucket, __u32 at)
 /* The key of a connection, by the lower bits of its slot; NULL: none. */
 typedef const struct flow_key *key_at(__u32 bits);
 
-/* The slot of another connection than that of `own` with this key; 0: there is none. */
+/* The slot of a connection with this key, other than `own`; 0: there is none. */
 static __always_inline __u32 find_slot(const struct key_bucket *bucket, __u32 hash, const struct flow_key *key, key_at *key_of, __u32 own)
 {
 	__u32 want = slot_of(hash, 0);

@@ -3,7 +3,7 @@
 #pragma once
 #include "layout.h"
 
-/* In the values of the next three, two bits belong to each attachment (of_group). src/groups.rs puts the lists of all together. */
+/* In the values of these three tables, two bits belong to each attachment (of_group). src/groups.rs puts the lists of all attachments together. */
 
 /* The senders: enum rule. Packets of all others pass unchanged. */
 struct {
@@ -45,7 +45,7 @@ static __always_inline __u32 of_group(__u32 values, __u8 group)
 	return values >> (group % MAX_GROUPS * 2) & 3;
 }
 
-/* Its rule in every attachment; 0: none lists it. */
+/* The sender's rules in all attachments; 0: none lists it. */
 static __always_inline __u32 sender_rules(const struct address *sender)
 {
 	struct prefix key = host(sender);

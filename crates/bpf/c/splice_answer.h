@@ -46,7 +46,7 @@ static __always_inline int on_syn_in_the_middle(struct __sk_buff *skb, const str
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* A reset may be one that nobody believes: then the session's next segment undoes it. Until a second has passed, a SYN opens nothing. */
+/* The other peer may not believe a reset; the session's next segment then undoes it. So a SYN takes the addresses only a second later. */
 #define DEAD_FOR_NS 1000000000ULL
 
 static __always_inline int may_make_room(__u32 stage, const struct face *face)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* ICMP errors about translated segments go on to the peer that sent the segment, in the numbers of its own connection. Otherwise it would
- * never learn that a path's MTU has shrunk, and repeat for ever what is too long.
+/* ICMP errors about translated segments go on to the peer that sent the segment, in the numbers of its own connection. Otherwise the peer would not
+ * learn that a path's MTU has shrunk, and would repeat too long segments for ever.
  *
  *   router ── error [ us → B, number n ] ──▶ us        becomes        us ── error [ A → us, number n - shift ] ──▶ A
  */
@@ -23,9 +23,9 @@ struct quoted_tcp {
 };
 
 struct quote {
-	struct segment error; /* of which only `ip` is filled in: its payload is the ICMP header */
+	struct segment error; /* only `ip` is filled in; its payload is the ICMP header */
 	struct flow_key key;  /* the quoted segment went to `sender` of this key */
-	__u32 at, tcp_at;     /* of the quoted headers */
+	__u32 at, tcp_at;     /* offsets of the quoted headers */
 	struct quoted_tcp tcp;
 };
 
@@ -37,7 +37,7 @@ struct {
 	__type(value, struct quote);
 } quotes SEC(".maps");
 
-/* Those that tcp_v4_err() and tcp_v6_err() listen to. */
+/* The types that tcp_v4_err() and tcp_v6_err() handle. */
 static __always_inline int is_error(__u8 version, __u8 type)
 {
 	/* Unreachable, time exceeded, parameter problem; unreachable, too big, time exceeded, parameter problem. */
@@ -90,7 +90,8 @@ static __always_inline __be16 changed_sum(__be16 check, __u64 difference)
 	return fold((__u64)(__u16)~check + difference);
 }
 
-/* Writes the addresses of the other connection into the quoted header. A sum over an IPv4 header stays the same: it has one of its own. */
+/* Writes the addresses of the other connection into the quoted header. Over an IPv4 header ICMP's sum stays the same, because that header's own sum
+ * changes with it. */
 static __always_inline int change_quoted_ip(struct __sk_buff *skb, const struct quote *quote, const struct face *from, __u64 *sum)
 {
 	const struct address *source = &from->key.sender, *destination = &from->key.local;
@@ -115,8 +116,8 @@ static __always_inline int change_quoted_ip(struct __sk_buff *skb, const struct 
 	return bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, daddr), &destination->word[3], sizeof(__be32), 0);
 }
 
-/* The error's own addresses: it comes from where the peer's segments go to, whoever sent it. That is what the peer's firewall expects, and
- * a router's address might be link-local. The sum of ICMPv6 covers them; IPv4's header has its own. */
+/* The error gets the address that the peer's segments go to as its source: the peer's firewall expects that, and a router's address might be
+ * link-local. The sum of ICMPv6 covers the addresses; IPv4's header has its own. */
 static __always_inline int change_error_ip(struct __sk_buff *skb, const struct quote *quote, const struct face *from, __u64 *sum)
 {
 	__u32 own = difference(&quote->error.ip.source, &from->key.local, sizeof(struct address), 0);
@@ -129,7 +130,7 @@ static __always_inline int change_error_ip(struct __sk_buff *skb, const struct q
 	return write_addresses(skb, &quote->error, &from->key.local, &from->key.sender);
 }
 
-/* The sum is changed by the difference, so a damaged error stays damaged. The kernel makes it itself for what it sends, so it stands. */
+/* The sum is changed by the difference, so a damaged error stays damaged. Errors of this host have a whole sum, too: the kernel computes ICMP's itself. */
 static __always_inline int translate_error(struct __sk_buff *skb, const struct quote *quote, const struct face *from)
 {
 	struct quoted_tcp is = {
@@ -157,7 +158,7 @@ static __always_inline int is_under_way(const struct face *to, __u32 seq)
 	return to->known & TOLD && to->known & SAID && !is_before(seq, to->una) && is_before(seq, to->nxt);
 }
 
-/* What is not TCP. */
+/* Translates an ICMP error about a spliced session's segment; all else passes. */
 GLOBAL int on_error(struct __sk_buff *skb)
 {
 	__u32 only = 0;

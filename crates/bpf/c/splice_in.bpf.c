@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What comes in from the two peers of a spliced session: translated from one connection to the other, as soon as truepeer has made the cut.
- * docs/internals/splice.md draws it. */
+/* Segments of both peers of a spliced session, as they come in. From the cut on they are translated from one connection to the other. The drawing is
+ * in docs/internals/splice.md. */
 #include "splice_answer.h"
 #include "splice_icmp.h"
 #include "splice_mtu.h"
 #include "splice_tail.h"
 #include "splice_undamaged.h"
 
-/* What a segment that was taken tells of both ends. */
+/* Notes the ends (FIN) that a segment says or acknowledges. */
 static __always_inline void note_ends(struct spliced *flow, const struct segment *segment, struct face *from, struct face *to)
 {
 	if (segment->flags & FIN) {
@@ -122,7 +122,7 @@ static __always_inline int on_spliced(struct __sk_buff *skb, const struct segmen
 		count_bytes(from, segment, from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
-		/* Compared first: the exchange takes the cache line from the other CPU, which has segments of the other direction. */
+		/* Compare first: an exchange takes the cache line from the CPU that has the other direction. */
 		if (flow->stage == SPLICE_DEAD && move_stage(flow, SPLICE_DEAD, SPLICE_SPLICED)) {
 			forget(from, RESET);
 			forget(to, RESET);

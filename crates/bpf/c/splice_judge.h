@@ -21,8 +21,8 @@ static __always_inline void raise(__u32 *newest, __u32 number)
 		*newest = number;
 }
 
-/* Of a limit: two CPUs may raise it at once, and lowered it would refuse what is good. More tries are never needed; then the next segment raises
- * it. Other numbers only make the judgement milder while they are behind. */
+/* For limits. Two CPUs may raise one at once, and a limit that falls back would refuse good segments. If all tries fail, the next segment raises it.
+ * Other numbers need no exchange: while they are behind, the judgement is only milder. */
 #define RAISE_TRIES 3
 
 static __always_inline void raise_limit(__u32 *limit, __u32 number)
@@ -77,9 +77,9 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 	return !is_before(face->nxt, segment->ack) && !is_before(segment->ack, oldest);
 }
 
-/* Our socket would discard it, data and all (RFC 5961, 5.2): so it is dropped here. Translated, the other peer could take it, whose next
- * acknowledgement would be beyond what is known here. Its sender repeats it with its newest acknowledgement, which is never so old. In TAIL only:
- * later, no socket of ours is left that such a segment could harm. */
+/* In TAIL such a segment is dropped, as our socket would drop it, data and all (RFC 5961, 5.2). If it were translated, the other peer might take it,
+ * and the acknowledgement of that would be beyond what is known here. Its sender repeats it with its newest acknowledgement. Later no socket of ours
+ * is left that it could harm. */
 static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
 {
 	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);
@@ -91,8 +91,8 @@ static __always_inline int is_taken(const struct segment *segment, const struct 
 	return face->known & TOLD && is_in_window(segment, face) && is_ack_good(segment, face);
 }
 
-/* RFC 5961, 3.2: the exact number. Our newest acknowledgement may be under way still: then the peer's reset stands behind its own last byte. Any
- * other number is blind, and the other peer asks about it. */
+/* RFC 5961, 3.2: the exact number, or the one behind the peer's last byte, because our newest acknowledgement may still be under way. A reset of any
+ * other number may be a guess: the other peer asks about it. */
 static __always_inline int is_reset_good(const struct segment *segment, const struct face *face)
 {
 	if (!(face->known & TOLD))
@@ -100,7 +100,7 @@ static __always_inline int is_reset_good(const struct segment *segment, const st
 	return segment->seq == face->ack || (face->known & SAID && segment->seq == face->end);
 }
 
-/* What a segment that was taken says. */
+/* Learns what a segment that was taken says. */
 static __always_inline void learn_from(struct face *face, const struct segment *segment, __u32 window)
 {
 	__u32 end = end_of(segment), edge = segment->ack + window;

@@ -56,16 +56,16 @@ struct face {
 	__u8 has_timestamps;
 	__u8 unused;
 	volatile __u32 known;
-	__u32 said_clock;    /* of the peer's timestamps: their value minus our milliseconds since boot */
-	__u64 asked_ns;      /* when it was last asked whether it means its SYN, or a reset came */
-	__u64 bytes;         /* of its stream that were translated */
+	__u32 said_clock;    /* the peer's timestamps minus our milliseconds since boot */
+	__u64 asked_ns;      /* when its last SYN was answered by a question (RFC 5961), or a reset came */
+	__u64 bytes;         /* translated, of its stream */
 	__u64 segments;      /* translated */
 };
 
 struct spliced {
 	volatile __u32 stage; /* enum splice_stage */
-	__u32 listener;       /* of a session that the kernel has made: truepeer's number of it */
-	__u64 since_ns;       /* truepeer's: when the session began, in time since boot */
+	__u32 listener;       /* truepeer's number of the listener, if the kernel has made the session */
+	__u64 since_ns;       /* truepeer writes it: when the session began, in time since boot */
 	struct face faces[2]; /* 0: downstream, the sender's; 1: upstream, the backend's */
 };
 

@@ -12,7 +12,7 @@ enum splice_counter {
 	SEGMENTS_TRANSLATED,
 	COPIES_TO_SOCKET,    /* of segments whose acknowledgement our socket still needs */
 	KEPT_FOR_SOCKET,     /* from before the cut */
-	NOT_JUDGED_GOOD,     /* nothing was learnt: a kernel's socket would not take it */
+	NOT_JUDGED_GOOD,     /* a kernel's socket would not take it, so nothing was learnt */
 	DAMAGED,             /* a wrong sum where something would have been learnt */
 	SYN_ASKED,           /* a SYN in the middle: not translated, answered with an ACK (RFC 5961) */
 	SYN_DROPPED,         /* likewise, asked a moment ago */
@@ -27,12 +27,12 @@ enum splice_counter {
 	OWN_RESETS,          /* our sockets' resets after the cut */
 	ERRORS_TRANSLATED,   /* ICMP errors about translated segments */
 	ERRORS_DROPPED,      /* likewise, about a segment that is not under way: made up, or late */
-	TOO_LONG,            /* for the device of the other side: answered as a router does */
+	TOO_LONG,            /* too long for the other side's device: answered as a router does */
 	SPLICE_FAILED,       /* a helper of the kernel failed; TCP sends again */
 	SPLICE_COUNTERS,
 };
 
-/* Whose segments are translated: struct splice_place in the lower bits of a slot. */
+/* The keys of both connections of each flow. A slot's lower bits are a struct splice_place. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -107,7 +107,7 @@ static __always_inline struct key_bucket *bucket_of(const struct flow_key *key, 
 	return bpf_map_lookup_elem(&ts_keys, &at);
 }
 
-/* Its slot; 0: there is none. */
+/* 0: no flow has this key. */
 GLOBAL __u32 slot_of_flow(const struct flow_key *key)
 {
 	__u32 hash = 0;
@@ -127,7 +127,7 @@ static __always_inline int find_place(const struct flow_key *key, struct splice_
 	return !slot;
 }
 
-/* The key stands in the flow already. Nonzero: another flow has it. */
+/* The flow must have the key already. Nonzero: another flow has it, or there is no room. */
 GLOBAL int enter_key(const struct flow_key *key, __u32 bits)
 {
 	__u32 hash = 0;
@@ -156,7 +156,7 @@ static __always_inline int move_stage(struct spliced *flow, __u32 from, __u32 to
 	return __sync_val_compare_and_swap((__u32 *)&flow->stage, from, to) == from;
 }
 
-/* Its addresses are used again: from now on they belong to the new connection. */
+/* A new connection uses the flow's addresses: remove its keys. */
 static __always_inline int make_room(struct spliced *flow, __u32 stage, const struct splice_place *place)
 {
 	__u32 down = place->bits & ~1U;

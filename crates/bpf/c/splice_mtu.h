@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Segments that the device of the other side does not take: their sender is told so, as a router tells it. Nobody else would, because
- * bpf_redirect_neigh() sends past the kernel's own check. */
+/* A segment that is too long for the other side's device is answered by an ICMP error, as a router answers it: bpf_redirect_neigh() bypasses the
+ * kernel's own check. */
 #pragma once
 #include "intact.h"
 #include "splice_icmp.h"
@@ -8,7 +8,7 @@
 /* Every path takes so much (RFC 791, 3.2), and most segments are not longer. */
 #define NEVER_TOO_LONG 576
 
-/* 0: the segment fits, or each of those that were aggregated. */
+/* 0: the segment fits; of an aggregated one, each part does. */
 static __always_inline __u32 mtu_that_is_exceeded(struct __sk_buff *skb, const struct face *to)
 {
 	__u32 mtu = 0;
@@ -18,9 +18,9 @@ static __always_inline __u32 mtu_that_is_exceeded(struct __sk_buff *skb, const s
 	return bpf_check_mtu(skb, to->device, &mtu, 0, BPF_MTU_CHK_SEGS) > 0 ? mtu : 0;
 }
 
-/* The quoted TCP header's own sum is left to whoever sends the answer, if the segment came without one (CHECKSUM_PARTIAL): the device would
- * then write it over the field, and the sum of ICMP, which covers it, would be wrong. So the field gets the one value that stays: with the
- * words of the header summing up to r, f = -(r + f), that is, f = -r / 2 in the arithmetic modulo 65535. Nobody reads a quoted sum. */
+/* If the segment came without a TCP sum (CHECKSUM_PARTIAL), the device that sends the answer writes one into the quoted header, and the sum of ICMP,
+ * which covers that, becomes wrong. So the field gets the one value that the device's sum does not change: with the words of the header summing up to
+ * r, f = -(r + f), that is, f = -r / 2 in the arithmetic modulo 65535. Nobody reads a quoted sum. */
 static __always_inline __be16 sum_that_stays(const struct tcphdr *quoted)
 {
 	struct tcphdr tcp = *quoted;
@@ -29,7 +29,7 @@ static __always_inline __be16 sum_that_stays(const struct tcphdr *quoted)
 	return (__u64)fold(bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), 0)) * 32768 % 65535;
 }
 
-/* Both are built in a map: the verifier allows little stack. Behind the quote there are zeros. */
+/* Both errors are built in a map, because the verifier allows little stack. The map is cleared first, so zeros follow the quote. */
 struct v4_error {
 	struct iphdr ip;
 	struct icmp_start icmp;
@@ -129,7 +129,7 @@ GLOBAL int become_too_long(struct __sk_buff *skb, const struct segment *segment,
 			 write_v4_error(skb, (struct v4_error *)piece, key, at, len, mtu);
 }
 
-/* Only to a segment that was taken: nobody else is sent anything by it. */
+/* Call only for a segment that was taken: otherwise anybody could have errors sent to the peer. */
 static __always_inline int answer_too_long(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key, __u32 mtu)
 {
 	if (become_too_long(skb, segment, key, mtu))

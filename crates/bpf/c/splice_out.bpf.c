@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* What our own sockets send to the peers of a session that is being spliced.
  *
- *   ARMED   it is learnt from: what the peer was told, and our socket's clock. Held, it offers the peer no more than the other peer takes
- *   then    it says the newest: our socket does not know what was translated, and the peer would discard what knows less (RFC 5961, PAWS).
- *           Also in SPLICED, until it is closed: what came to it during the cut is answered
- *   closed  the kernel knows nothing of the connection, and what it would say of it is not said
+ *   ARMED          the program learns what the peer was told, and our socket's clock. While held, a socket's windows are cut to what the other peer
+ *                  takes
+ *   TAIL, SPLICED  while the socket is open, its segments get the newest acknowledgement and timestamp. It does not know what was translated, and
+ *                  the peer would discard older ones (RFC 5961, PAWS)
+ *   closed         the kernel does not know the connection any more: its resets are dropped
  *
- * A reset is said in every stage, with the number that its peer expects.
+ * A reset of an open socket leaves in every stage, with the number that the peer expects.
  */
 #include "splice_tail.h"
 
@@ -30,8 +31,7 @@ static __always_inline __u32 reach(__u32 ack, __u32 edge)
 	return is_before(ack, edge) ? edge - ack : 0;
 }
 
-/* A window that ends where the other peer's does, or where our socket's did before it was held: a receiver never takes back what it has
- * offered (RFC 9293, 3.8.6). */
+/* The window ends where the other peer's does, or where our socket's earlier offer did: a receiver never takes back an offer (RFC 9293, 3.8.6). */
 static __always_inline __u32 held_window(const struct face *face, const struct face *other, __u32 ack, __u32 window)
 {
 	__u32 edge = far_edge(face, other);
@@ -56,7 +56,7 @@ static __always_inline int say(struct __sk_buff *skb, const struct segment *segm
 	return finish_rewriting(skb, segment, &rewriting);
 }
 
-/* Nothing but numbers that the peer was told already, or that the other peer has said. */
+/* The segment leaves with numbers that the peer was told already or that the other peer has said, and they are noted. */
 static __always_inline int tell(struct __sk_buff *skb, const struct segment *segment, struct face *face, const struct face *other,
 				__u32 stage, __u32 window)
 {
@@ -142,7 +142,7 @@ static __always_inline int find_place_towards(const struct segment *segment, str
 	return find_place(&key, place);
 }
 
-/* Of no socket: the kernel's answer to a segment that it knows no connection for, such as a fragment. */
+/* A reset that belongs to no socket: the kernel's answer to a segment of an unknown connection, such as a fragment. */
 static __always_inline int on_reset_of_nobody(struct __sk_buff *skb)
 {
 	struct segment segment = {};
@@ -165,7 +165,7 @@ static __always_inline int on_reset_of_nobody(struct __sk_buff *skb)
 	return drop_for(OWN_RESETS_DROPPED);
 }
 
-/* A socket of this host begins a connection with the addresses of one that has ended: the SYN-ACK is the socket's. */
+/* A socket of this host begins a connection with the addresses of an ended flow. Remove the flow, or it would translate the SYN-ACK. */
 static __noinline int on_own_syn(struct __sk_buff *skb)
 {
 	struct segment segment = {};
@@ -193,7 +193,7 @@ int splice_out(struct __sk_buff *skb)
 		struct splice_place *place = bpf_sk_storage_get(&ts_sockets, sk, 0, 0);
 		return place ? on_own(skb, place) : PASS;
 	}
-	/* What came in from outside, translated segments among it, is not the kernel's own word. */
+	/* Forwarded packets, translated segments among them, are not the kernel's own. */
 	return skb->ingress_ifindex ? PASS : on_reset_of_nobody(skb);
 }
 

@@ -4,7 +4,8 @@
 #pragma once
 #include "splice_translate.h"
 
-/* Marks the copies until they come in once more. Random, set when it is loaded. Only the mark stays on a copy (skb_scrub_packet()). */
+/* Marks the copies until they come in once more. Set to a random value when the program is loaded. Only the mark stays on a copy
+ * (skb_scrub_packet()). */
 const volatile __u32 copy_mark = 0x7ee7c0b7;
 
 static __always_inline int is_copy(struct __sk_buff *skb)
@@ -23,7 +24,7 @@ static __always_inline void copy_to_socket(struct __sk_buff *skb)
 	tally(COPIES_TO_SOCKET);
 }
 
-/* Its sum is a new one: only of segments that were found intact. It keeps little on the stack, for the verifier of Linux 6.1. */
+/* Call only for intact segments: the ACK gets a new sum. It keeps little on the stack, for the verifier of Linux 6.1. */
 static __noinline int become_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __u32 ack)
 {
 	struct tcphdr tcp;
@@ -61,7 +62,7 @@ static __always_inline int on_copy(struct __sk_buff *skb, const struct segment *
 	return become_ack(skb, segment, seq, ack) ? drop_for(SPLICE_FAILED) : PASS;
 }
 
-/* The reset is the socket's: truepeer then ends the session as ever. Its number is exact for what the peer was told. */
+/* The reset goes to our socket, with the number that it expects; truepeer then ends the session as any other. */
 static __always_inline int on_reset_in_tail(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
 {
 	if (!is_reset_good(segment, face))
@@ -73,7 +74,7 @@ static __always_inline int on_reset_in_tail(struct __sk_buff *skb, const struct 
 	return PASS;
 }
 
-/* From before the cut, or of what slipped to the socket while truepeer made the cut: the socket's, whole. */
+/* Our socket gets the whole segment: it is from before the cut, or its bytes slipped to the socket while truepeer made the cut. */
 static __always_inline int is_of_socket(const struct segment *segment, const struct face *face)
 {
 	return is_before(segment->seq, face->kept);
@@ -81,7 +82,7 @@ static __always_inline int is_of_socket(const struct segment *segment, const str
 
 static __always_inline int keep_for_socket(struct __sk_buff *skb, const struct segment *segment, struct face *face)
 {
-	/* A segment that reaches beyond is taken by the socket with all that it brings, if it brings it undamaged and within the window. */
+	/* The socket takes all bytes of an undamaged segment within the window, also those beyond `kept`. */
 	if (is_before(face->kept, end_of(segment)) && is_taken(segment, face) && is_intact(skb, segment))
 		raise_limit(&face->kept, end_of(segment));
 	tally(KEPT_FOR_SOCKET);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* From one connection of a flow to the other. docs/internals/splice.md tells why all numbers differ by constants. */
+/* Translates segments from one connection of a flow to the other. docs/internals/splice.md tells why all numbers differ by constants. */
 #pragma once
 #include "clock.h"
 #include "splice_header.h"
@@ -8,8 +8,8 @@
 
 #define LOOPBACK 1 /* LOOPBACK_IFINDEX of the kernel */
 
-/* The other connection's clock may run so much ahead: a segment that was under way for less time is not taken for an older one (PAWS).
- * TSecr is shifted back by the same, so no end measures a wrong round trip. */
+/* Milliseconds by which the other connection's clock is continued ahead: a segment that was under way for less time does not look old (PAWS).
+ * TSecr is shifted back by the same amount, so no end measures a wrong round trip. */
 #define CLOCK_LEAD 128
 
 static __always_inline __u32 window_of(const struct segment *segment, const struct face *face)
@@ -24,8 +24,8 @@ static __always_inline __be16 scaled(__u32 window, const struct face *face)
 	return bpf_htons(window < 65535 ? window : 65535);
 }
 
-/* How far the peer's clock is behind that of our other socket, which the other peer knows. Each clock is learnt once, so whoever comes
- * second, here or in splice_out, computes the same. A peer that is silent from then on need not speak again. */
+/* How far the peer's clock is behind that of our other socket, which the other peer knows. Each clock is learnt once; the program that learns the
+ * second one, splice_in or splice_out, computes the difference. The peer need not speak again. */
 static __always_inline void compare_clocks(struct face *face, const struct face *other)
 {
 	if (face->known & TS_SHIFT || !(face->known & SAID_CLOCK) || !(other->known & CLOCK))
@@ -34,7 +34,7 @@ static __always_inline void compare_clocks(struct face *face, const struct face 
 	note(face, TS_SHIFT);
 }
 
-/* Of the first segment that was taken. */
+/* Only the first segment that was taken counts. */
 static __always_inline void learn_said_clock(struct face *face, __u32 tsval)
 {
 	if (face->known & SAID_CLOCK)
@@ -47,7 +47,7 @@ static __always_inline void shift_timestamps(struct timestamps *timestamps, cons
 					     struct face *to, int is_good)
 {
 	timestamps->value += from->ts_shift;
-	/* A clock may run slower than ours: behind what was said already, the segment would be discarded (PAWS). */
+	/* The peer's clock may run slower than ours. The other peer would discard a timestamp behind the newest that it has got (PAWS). */
 	if (is_good && is_before(timestamps->value, to->tsval))
 		timestamps->value = to->tsval;
 	/* TSecr counts in segments with ACK only. */
@@ -57,9 +57,9 @@ static __always_inline void shift_timestamps(struct timestamps *timestamps, cons
 		raise(&to->tsval, timestamps->value);
 }
 
-/* Only of a segment that was taken: a made up acknowledgement would become a right one, and its receiver would believe window and data.
- * What our own socket has acknowledged stays acknowledged: the other peer would discard what comes with a much older acknowledgement, data
- * and all (RFC 5961, 5.2). The window ends where it ended. */
+/* Our own socket may have acknowledged more than the segment does. The other peer would discard a segment with a much older acknowledgement, data
+ * and all (RFC 5961, 5.2). So the acknowledgement is raised, and the window still ends where it ended. Call only for segments that were taken: a made
+ * up acknowledgement would become a right one, and its receiver would believe window and data. */
 static __always_inline void raise_ack(__u32 *ack, __u32 *window, const struct face *to)
 {
 	if (!is_before(*ack, to->ack))
@@ -69,7 +69,7 @@ static __always_inline void raise_ack(__u32 *ack, __u32 *window, const struct fa
 	*ack = to->ack;
 }
 
-/* Of a late one (is_late_ack()): the number that the receiver expects. It ignores older ones. */
+/* A late ACK (is_late_ack()) gets the number that the receiver expects, because it ignores older ones. */
 static __always_inline __u32 number_for(const struct segment *segment, const struct face *from, const struct face *to)
 {
 	__u32 seq = segment->seq + from->shift;
@@ -166,18 +166,18 @@ static __always_inline int is_by_its_way(struct __sk_buff *skb, const struct fac
 	return (from->device == LOOPBACK) == (skb->ifindex == LOOPBACK);
 }
 
-/* In cb[0] of a segment that splice_in has translated and passes on: full_in behind it leaves it alone. */
+/* In cb[0] of a segment that splice_in has translated: full_in, which runs behind it, leaves that alone. */
 #define TRANSLATED 0x7472616e
 
-/* On its way to the other peer: out, or up to a socket of this host, which loopback sends it to. Redirected to loopback's ingress it would have no
- * route: the kernel takes addresses of loopback without one for martians as soon as the socket's own route is out of date. */
+/* Sends the segment on to the other peer: out by its device or, from loopback to loopback, up to a socket of this host. A redirection to loopback's
+ * ingress would drop the route: without one, the kernel drops loopback's addresses as martians as soon as the socket's own route is out of date. */
 static __always_inline int send_on(struct __sk_buff *skb, const struct face *to)
 {
 	if (to->device == LOOPBACK && skb->ifindex == LOOPBACK) {
 		skb->cb[0] = TRANSLATED;
 		return PASS;
 	}
-	/* A tag of VLAN 0 says a priority on the wire that it came by. */
+	/* The priority tag (VLAN 0) belongs to the wire that the segment came by. */
 	if (skb->vlan_present && bpf_skb_vlan_pop(skb))
 		return DROP;
 	return bpf_redirect_neigh(to->device, 0, 0, 0);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether the TCP sum of a segment in the middle of a connection is right. Each segment of a spliced session pays this. So it is cheaper than
- * is_intact(): what begins or ends something asks that. */
+/* Whether the TCP sum of a segment in the middle of a connection is right. Each segment of a spliced session pays for this, so it is cheaper than
+ * is_intact(), which checks segments that begin or end a connection. */
 #pragma once
 #include "intact.h"
 
-/* The sum over addresses, protocol and length: what stands in the field of a segment whose sum is still to come (CHECKSUM_PARTIAL). */
+/* The sum over addresses, protocol and length. A segment whose sum is still to come (CHECKSUM_PARTIAL) has it in the field. */
 static __always_inline __be16 sum_of_pseudo_header(const struct ip *ip)
 {
 	__u64 sum = bpf_htonl(IPPROTO_TCP) + (__u64)bpf_htonl(ip->end - ip->payload_at);
@@ -16,8 +16,8 @@ static __always_inline __be16 sum_of_pseudo_header(const struct ip *ip)
 	return ~fold(sum);
 }
 
-/* The order is that of the cost. A damaged segment that holds the pseudo header's sum by chance is as rare as one whose sum is right by chance.
- * The IP header's own sum is left to the other peer: what is learnt is covered by that of TCP. */
+/* The cheapest check comes first. A damaged segment that holds the pseudo header's sum by chance is as rare as one whose sum is right by chance.
+ * The IP header's own sum is left to the other peer: TCP's covers everything that is learnt. */
 GLOBAL int is_undamaged(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 only = 0;

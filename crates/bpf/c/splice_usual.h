@@ -37,7 +37,7 @@ static __always_inline int read_usual(struct __sk_buff *skb, const struct segmen
 	return out->layout != ONLY_TIMESTAMPS;
 }
 
-/* Of one word, in the arithmetic of the internet checksum (RFC 1624), not folded yet. */
+/* Adds the difference of one word, in the arithmetic of the internet checksum (RFC 1624), not folded yet. */
 static __always_inline __u64 changed(__u64 sum, __be32 was, __be32 is)
 {
 	return sum + (__u32)~was + is;
@@ -57,7 +57,7 @@ static __always_inline __u64 changed_words(__u64 sum, const void *was, const voi
 	return sum;
 }
 
-/* The field of the sum: of what it covers, and of the pseudo header. The kernel knows which of them it holds. */
+/* Changes the field of the sum by two differences: of what the sum covers, and of the pseudo header. The kernel knows which of them the field holds. */
 static __always_inline int change_sum(struct __sk_buff *skb, const struct segment *segment, __u32 covered, __u32 pseudo)
 {
 	__u32 at = segment->ip.payload_at + offsetof(struct tcphdr, check);
@@ -98,7 +98,7 @@ static __always_inline int write_usual_v6(struct __sk_buff *skb, const struct se
 	return 0;
 }
 
-/* With the addresses of the other connection, which is of the same family. */
+/* Writes `is` and the addresses of the other connection, which has the same family. */
 static __always_inline int write_usual(struct __sk_buff *skb, const struct segment *segment, const struct usual_tcp *was,
 				       const struct usual_tcp *is, const struct flow_key *key)
 {
