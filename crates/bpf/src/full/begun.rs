@@ -1,4 +1,4 @@
-//! Places are lent to the programs, and come back as flows.
+//! truepeer lends places to the programs; they come back as flows.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,40 +9,40 @@ use super::{Full, Lent};
 use crate::splice::{Stage, addresses_of, boot_ns};
 use crate::{AttachError, Watched};
 
-/// So many sessions may begin before the next look ([`Full::begun`]).
+/// The most sessions that may begin between two looks ([`Full::begun`]).
 const LENT: u32 = 8192;
 
-/// A place that was taken this long ago and is still free stays unused: another session had the addresses.
+/// If no flow stands at a taken place after so long, none will: another session had the addresses.
 const UNUSED: Duration = Duration::from_secs(2);
 
 /// A session that the kernel has made.
 #[derive(Debug)]
 pub struct Begun {
-    /// Of its listener ([`Full::serve`]).
+    /// The number of its listener ([`Full::serve`]).
     pub listener: u16,
     /// Whether its header was of version 1.
     pub by_v1: bool,
-    /// Who opened it.
+    /// The sender's address.
     pub sender: SocketAddr,
-    /// Where to.
+    /// The address that the sender connected to.
     pub listens: SocketAddr,
-    /// Whom its header names.
+    /// The client that the header names.
     pub client: SocketAddr,
-    /// The other end.
+    /// The backend's address.
     pub backend: SocketAddr,
-    /// Its flow. Dropped, it goes on.
+    /// Its flow. Dropping this doesn't end it.
     pub watched: Watched,
 }
 
-/// bpf_ktime_get_ns() of the kernel.
+/// The same clock as bpf_ktime_get_ns().
 pub(super) fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl Full {
-    /// The sessions that have begun since the last call. Lends as many places anew. To be called several times a second: after two
-    /// seconds without a call the programs answer no sender any more.
+    /// The sessions that have begun since the last call. Lends as many places anew. Call it several times a second: after two seconds
+    /// without a call the programs stop answering senders.
     ///
     /// # Errors
     /// What the kernel says.
@@ -54,7 +54,7 @@ impl Full {
             taken.extend(ring.taken().into_iter().map(|place| (place, now)));
             let Settled { used, unused } =
                 settle(taken, now, |place| self.splices.stage(place) != Stage::Free);
-            // The places of another process are not this one's to give back.
+            // After `release()` the next process gives them back.
             unused.into_iter().filter(|_| !*is_over).for_each(|place| self.splices.give_back(place));
             used
         };
@@ -80,9 +80,9 @@ impl Full {
         }
     }
 
-    /// Another process may have the tables: no place is lent any more, and the programs have none. They stay attached, and hand senders
-    /// over whose SYN they have answered, for two minutes; the next process that starts removes them. [`Full::begun`] still tells what they have
-    /// begun.
+    /// Takes back the lent places, so that another process may have the tables. The programs stay attached: for two minutes they hand over to
+    /// truepeer's listener the senders whose SYN they have answered. The next process that starts removes them. [`Full::begun`] still returns
+    /// the sessions that they have begun.
     pub fn release(&self) {
         let mut lent = self.lent();
         let (taken, now) = (lent.ring.take_back(), Instant::now());
@@ -108,14 +108,14 @@ impl Full {
     }
 }
 
-/// Places that programs have taken: those with a session now, and those without.
+/// Places that programs have taken: with a session, and given up without one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Settled {
     used: Vec<u32>,
     unused: Vec<u32>,
 }
 
-/// The others may be about to be used: they stay.
+/// A place that was taken less than [`UNUSED`] ago may still get its session: it stays in `taken`.
 fn settle(taken: &mut Vec<(u32, Instant)>, now: Instant, is_used: impl Fn(u32) -> bool) -> Settled {
     let mut settled = Settled::default();
     taken.retain(|&(place, since)| {

@@ -17,7 +17,7 @@ pub const FULL_COUNTERS: [(&str, &str); 13] = [
     ("backend_differs", "backends that no longer agree to what they did: truepeer asks them"),
     ("no_place", "no room for another session of the kernel: truepeer relays it"),
     ("tuple_taken", "clients whose address and port are in use: truepeer decides"),
-    ("too_early", "segments that came before what precedes them: their senders repeat them"),
+    ("too_early", "segments whose predecessor is missing: their senders repeat both"),
     ("not_ours", "segments with a wrong number, or damaged"),
     ("learnt_backend", "answers of backends to truepeer's own connections"),
     ("failed", "the kernel failed to do something: TCP sends again"),

@@ -1,4 +1,4 @@
-//! For tests: `full_in` run by BPF_PROG_TEST_RUN on frames that the test makes up, also on several CPUs at once.
+//! For tests: runs `full_in` by BPF_PROG_TEST_RUN on made up frames, also on several CPUs at once.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -76,8 +76,7 @@ struct Tables {
 }
 
 impl FullDoor {
-    /// Loads it with tables of its own at `pins`; needs CAP_BPF and CAP_NET_ADMIN. The sender's address is on loopback, and has to send a
-    /// header.
+    /// Loads the program with tables of its own at `pins`; needs CAP_BPF and CAP_NET_ADMIN. The sender is on loopback and must send a header.
     pub fn load(
         pins: &Path,
         listens: SocketAddr,
@@ -87,7 +86,7 @@ impl FullDoor {
         Self::load_object(FULL_IN, pins, listens, sender, backend)
     }
 
-    /// Likewise, of a program that can be made to [stop](Self::stop_next).
+    /// Likewise, a program that can be made to [stop](Self::stop_next).
     pub fn load_stopping(
         pins: &Path,
         listens: SocketAddr,
@@ -134,7 +133,7 @@ impl FullDoor {
         self.tables.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// As truepeer does four times a second.
+    /// Tells the programs that truepeer lives; truepeer does it four times a second.
     pub fn look(&self) -> Result<(), AttachError> {
         let looked = &mut self.tables().looked;
         looked.set(0, monotonic_ns(), 0).map_err(AttachError::map("writing", "tf_looked"))
@@ -152,14 +151,14 @@ impl FullDoor {
     /// The next program that has found a dial stops before it takes the lock.
     ///
     /// # Panics
-    /// Not of [`Self::load_stopping`], like the next three.
+    /// The program is not of [`Self::load_stopping`]. The next three methods panic likewise.
     pub fn stop_next(&self) {
         let Stop { is_wanted, has_come, may_go, has_gone } = self.stop();
         [has_come, may_go, has_gone].iter().for_each(|flag| flag.store(0, Ordering::Relaxed));
         is_wanted.store(1, Ordering::Release);
     }
 
-    /// Whether one has.
+    /// Whether a program has stopped.
     pub fn has_stopped(&self) -> bool {
         self.stop().has_come.load(Ordering::Acquire) != 0
     }
@@ -169,7 +168,7 @@ impl FullDoor {
         self.stop().may_go.store(1, Ordering::Release);
     }
 
-    /// Of a program that has ended: it waited until it was let go.
+    /// Whether the program, which has ended, stood still until it was let go.
     pub fn has_waited(&self) -> bool {
         self.stop().has_gone.load(Ordering::Acquire) == 0
     }
@@ -179,7 +178,7 @@ impl FullDoor {
         count(&self.tables().dialled)
     }
 
-    /// Ends the session of this sender and client, whose listener and backend these are: its place is free again.
+    /// Ends the session with these two connections: its place is free again.
     ///
     /// # Panics
     /// There is no such session.
@@ -192,7 +191,7 @@ impl FullDoor {
             tables.keys.remove(key, bits | side);
         }
         tables.flows.at(bits >> 1).stage.store(Stage::Free as u32, Ordering::Release);
-        // Those that were taken may be overwritten.
+        // Has the ring forget the places that were taken.
         let _ = tables.places.taken();
         tables.places.lend(bits >> 1);
     }
@@ -226,7 +225,7 @@ impl FullDoor {
     }
 }
 
-/// Fills the tables that truepeer writes, and those that the programs fill when they see the kernel's own connections.
+/// Fills the tables that truepeer writes, and those that the programs learn from the kernel's own connections.
 fn know(place: &Place, listens: SocketAddr, sender: IpAddr, backend: SocketAddr) -> Result<(), AttachError> {
     const REQUIRE: u32 = 1;
     const MSS: u16 = 1460;

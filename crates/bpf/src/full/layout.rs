@@ -48,7 +48,7 @@ impl RawBackend {
     /// Nothing is known yet.
     pub(super) const UNKNOWN: Self = Self([0; 7]);
 
-    /// For tests: reached by this device without a mark, and no side takes longer segments.
+    /// For tests: a backend that is reached by this device, without a mark, with segments of at most `mss` both ways.
     pub(super) fn known(learnt_ns: u64, device: u32, mss: u16) -> Self {
         let mut bytes = [0_u8; 56];
         bytes[..8].copy_from_slice(&learnt_ns.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! What the programs need of a listener: its addresses, its backends, its lists.
+//! A listener as the programs see it: its addresses, backends and lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,13 +13,13 @@ use super::{Full, Tables};
 use crate::tables::write;
 use crate::{AttachError, trie};
 
-/// The group of this host's addresses. Those before it are the listeners'.
+/// The group of this host's addresses. The groups before it belong to listeners.
 pub(super) const OWN_ADDRESSES: u8 = crate::groups::MAX_GROUPS - 1;
 
 /// An answer to a SYN is good for two minutes and some seconds (`COOKIE_LIFE_MS`).
 const ANSWERS_GOOD_S: u32 = 140;
 
-/// Some senders have connected, but have sent nothing yet. Who serves them after a listener has left the kernel's programs.
+/// When a listener leaves the kernel's programs, some senders have connected and not sent anything yet. This says where they are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unspoken {
     /// The listener's socket takes them.
@@ -35,17 +35,17 @@ pub struct Served {
     pub listens: SocketAddr,
     /// `[::]` takes IPv4 connections, too.
     pub is_dual: bool,
-    /// For IPv4 clients that come by IPv4.
+    /// The backend for IPv4 clients that come by IPv4.
     pub ipv4: Option<SocketAddr>,
-    /// For IPv6 clients that come by IPv6.
+    /// The backend for IPv6 clients that come by IPv6.
     pub ipv6: Option<SocketAddr>,
-    /// Who may send.
+    /// The allowed senders.
     pub senders: PrefixSet,
-    /// Only connections that must begin with a header are the kernel's.
+    /// The rule for senders that `exceptions` doesn't list. The kernel makes sessions only where the rule is `require`.
     pub header: HeaderRule,
-    /// Other rules for senders among them.
+    /// Rules for some of the senders.
     pub exceptions: BTreeMap<IpNet, HeaderRule>,
-    /// Clients that may not be claimed, or are refused: truepeer tells their senders so.
+    /// Clients that may not be claimed or are denied. truepeer gets these connections and refuses them.
     pub claims: Claims,
     /// This host's addresses, which may not be claimed either.
     pub own_addresses: BTreeSet<IpAddr>,
@@ -54,7 +54,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// A listener for each family: with its backend.
+    /// For each family that listener and backend share: its version, the listener's address and the backend.
     fn families(&self) -> impl Iterator<Item = (u8, IpAddr, SocketAddr)> {
         let unmapped = self.listens.ip().to_canonical();
         let any_v4 = IpAddr::from(std::net::Ipv4Addr::UNSPECIFIED);
@@ -77,7 +77,7 @@ impl Served {
 }
 
 impl Full {
-    /// From now on the kernel makes sessions of this listener. `number` comes back with each ([`super::Begun`]). Called again: new rules.
+    /// Has the kernel make sessions of this listener. Each comes back with `number` ([`super::Begun`]). Another call replaces the rules.
     ///
     /// # Errors
     /// What the kernel says; there are too many listeners.
@@ -86,7 +86,8 @@ impl Full {
         let before = tables.group_of(number);
         let group = match (tables.free_group(), before) {
             (Ok(free), _) => free,
-            // Without senders, its connections are truepeer's for a moment. The other lists say whom to refuse, and stay until then.
+            // No group is free, so the lists are replaced in place. Without senders first: until the new ones are written, truepeer gets all
+            // connections.
             (Err(_), Some(before)) => {
                 tables.empty_senders(before)?;
                 before
@@ -119,7 +120,7 @@ impl Full {
             tables.listeners.insert(port, raw, 0).map_err(AttachError::map("writing", "tf_listeners"))?;
             ports.push(port);
         }
-        // Those that the listener has no more.
+        // Ports that the listener has no longer.
         tables.leave_ports(number, &ports, Unspoken::ToListener)?;
         match before {
             Some(before) if before != group => tables.forget_group(before),
@@ -127,7 +128,7 @@ impl Full {
         }
     }
 
-    /// The kernel answers no more senders of this listener.
+    /// The kernel answers no more SYNs for this listener.
     ///
     /// # Errors
     /// What the kernel says.
@@ -135,7 +136,7 @@ impl Full {
         let mut tables = self.tables();
         tables.leave_ports(number, &[], unspoken)?;
         match tables.group_of(number) {
-            // The kernel still asks them.
+            // The kernel still needs the lists.
             Some(_) if unspoken == Unspoken::ByKernel => Ok(()),
             Some(group) => tables.forget_group(group),
             None => Ok(()),
@@ -159,7 +160,7 @@ impl Tables {
         group: u8,
         [claims, denied, senders]: &[Vec<trie::Entry>; 3],
     ) -> Result<(), AttachError> {
-        // The senders last: until they are there, the programs do nothing.
+        // Write the senders last: until they are there, the programs do nothing.
         write(&mut self.claims, "tp_claims", group, claims)?;
         write(&mut self.denied, "tp_denied", group, denied)?;
         write(&mut self.senders, "tp_senders", group, senders)
@@ -175,7 +176,7 @@ impl Tables {
         self.set_lists(group, &Default::default())
     }
 
-    /// From now on the programs do nothing for this group's listener.
+    /// Without senders, the programs do nothing for this group's listener.
     fn empty_senders(&mut self, group: u8) -> Result<(), AttachError> {
         write(&mut self.senders, "tp_senders", group, &[])
     }
@@ -185,7 +186,7 @@ impl Tables {
         found.map_err(AttachError::map("reading", "tf_listeners"))
     }
 
-    /// All of this listener but these. They are not removed: senders that the kernel has answered would be reset.
+    /// Marks all ports of this listener but `kept` as left. They are not removed: senders that the kernel has answered would be reset.
     fn leave_ports(&mut self, number: u16, kept: &[RawPort], unspoken: Unspoken) -> Result<(), AttachError> {
         for (port, mut raw) in self.entries()? {
             if raw.number == number.into() && raw.left_s == 0 && !kept.contains(&port) {
@@ -197,7 +198,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Those that have been left so long ago that no answer of theirs is good any more.
+    /// Removes ports that were left so long ago that all their cookies have expired.
     fn remove_forgotten(&mut self) -> Result<(), AttachError> {
         let now = now_s();
         for (port, raw) in self.entries()? {
@@ -208,7 +209,7 @@ impl Tables {
         Ok(())
     }
 
-    /// What is known of it already stays.
+    /// An entry that exists stays, with all that was learnt.
     fn add_backend(&mut self, backend: SocketAddr) -> Result<(), AttachError> {
         const NO_EXIST: u64 = 1;
         let key: Endpoint = endpoint(backend);
@@ -221,7 +222,7 @@ impl Tables {
     }
 }
 
-/// The monotonic clock. Never 0.
+/// Seconds of the monotonic clock. Never 0: that means *not left*.
 fn now_s() -> u32 {
     u32::try_from(monotonic_ns() / 1_000_000_000).unwrap_or(u32::MAX).max(1)
 }

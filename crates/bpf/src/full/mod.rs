@@ -1,5 +1,5 @@
 //! Sessions that the kernel makes by itself: handshake, header and the connection to the backend (`c/full_*`). Such a session begins as a spliced
-//! flow. docs/internals/splice.md, All in the kernel, tells the steps.
+//! flow. The steps are in docs/internals/splice.md, *All in the kernel*.
 
 mod begun;
 mod counters;
@@ -27,7 +27,7 @@ use self::places::LentPlaces;
 use crate::layout::Address;
 use crate::{AttachError, Device, Splices};
 
-/// The programs and tables. Dropped, the programs are detached: sessions that have begun go on, and connections are truepeer's to accept again.
+/// The programs and tables. Dropping this detaches the programs: sessions that have begun go on, and truepeer accepts all new connections.
 pub struct Full {
     splices: Arc<Splices>,
     place: crate::Place,
@@ -43,22 +43,22 @@ struct Tables {
     senders: LpmTrie<MapData, Address, u32>,
     claims: LpmTrie<MapData, Address, u32>,
     denied: LpmTrie<MapData, Address, u32>,
-    /// Who uses which group of the lists, by the listener's number.
+    /// The number of the listener that has each group of the lists.
     groups: Vec<Option<u16>>,
 }
 
 struct Lent {
     ring: LentPlaces,
     looked: Array<MapData, u64>,
-    /// Places that programs have taken, and since when this is known: not used yet.
+    /// Places that programs have taken and that have no session yet, and when truepeer saw that.
     taken: Vec<(u32, Instant)>,
-    /// Another process has the places.
+    /// Another process may have the places ([`Full::release`]).
     is_over: bool,
 }
 
 impl Full {
-    /// Attaches the programs to these devices, beside those of `splices`, which are at `pins`. From truepeer's connections they learn how a
-    /// backend is reached, but not from those with this host's own addresses, which any program may make.
+    /// Attaches the programs to these devices, beside those of `splices`, which are at `pins`. They learn the way to a backend from truepeer's
+    /// connections. They ignore connections from this host's own addresses, because any program can make those.
     ///
     /// # Errors
     /// If the kernel refuses a step, or lacks what is needed (Linux 6.9).
@@ -94,9 +94,9 @@ impl Full {
 
 impl Drop for Full {
     fn drop(&mut self) {
-        // What is there by now may be another process's.
+        // After `release()` the programs and tables there may be another process's.
         if !self.lent().is_over {
-            // Failing, they stay, and do nothing: nobody listens any more.
+            // If it fails, the programs stay and do nothing: nobody looks at them any more.
             let _ = leave(&self.place);
         }
     }
@@ -108,5 +108,5 @@ impl std::fmt::Debug for Full {
     }
 }
 
-/// Removes what a process that was killed has left: its programs would go on with the next one's listeners.
+/// Removes the programs of a process that was killed: they would accept connections for the next one's listeners.
 pub(crate) use self::programs::leave;

@@ -19,13 +19,13 @@ struct Slots {
 
 const _: () = assert!(size_of::<Slots>() == 128 + 4 * SLOTS as usize);
 
-// SAFETY: nothing but atomics of 4 bytes, an even number of them; any bytes are valid.
+// SAFETY: it consists of atomics of 4 bytes, so any bytes are valid; their number is even, so the size is a multiple of 8.
 unsafe impl Shared for Slots {}
 
 /// The mapped ring. Only this process puts places into it; the programs take them.
 pub(super) struct LentPlaces {
     slots: Mapped<Slots>,
-    /// Those before it were told by [`LentPlaces::taken`] already.
+    /// [`LentPlaces::taken`] has returned the places before this number.
     seen: u32,
 }
 
@@ -49,7 +49,7 @@ impl LentPlaces {
         self.slots().end.load(Ordering::Relaxed).wrapping_sub(self.slots().begin.load(Ordering::Acquire))
     }
 
-    /// False: there is no room.
+    /// False: the ring is full.
     pub(super) fn lend(&mut self, place: u32) -> bool {
         let end = self.slots().end.load(Ordering::Relaxed);
         // `taken` still has to read the places from `seen` on, so they must not be overwritten.
@@ -61,7 +61,7 @@ impl LentPlaces {
         true
     }
 
-    /// Those that the programs have taken since this was asked last.
+    /// The places that the programs have taken since the last call.
     pub(super) fn taken(&mut self) -> Vec<u32> {
         let begin = self.slots().begin.load(Ordering::Acquire);
         self.taken_up_to(begin)
@@ -74,7 +74,7 @@ impl LentPlaces {
         places
     }
 
-    /// Takes back all places that the programs have not taken. Returns those that they have taken and [`Self::taken`] has not told.
+    /// Takes back all places that the programs have not taken. Returns those that they have taken since the last [`Self::taken`].
     pub(super) fn take_back(&mut self) -> Vec<u32> {
         let end = self.slots().end.load(Ordering::Relaxed);
         let mut begin = self.slots().begin.load(Ordering::Acquire);
@@ -106,7 +106,7 @@ mod tests {
         LentPlaces { slots, seen: begin }
     }
 
-    /// As the programs do.
+    /// Takes a place as the programs do.
     fn take(ring: &LentPlaces) -> u32 {
         let number = ring.slots().begin.fetch_add(1, Ordering::AcqRel);
         ring.slot(number).load(Ordering::Relaxed)

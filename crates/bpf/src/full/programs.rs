@@ -18,7 +18,7 @@ use crate::programs::{FULL_IN, FULL_OUT};
 use crate::splice::SPLICE_LAYOUT;
 use crate::{AttachError, Device, Place};
 
-/// Those that truepeer uses.
+/// The tables that truepeer reads or writes.
 pub(super) struct Maps {
     pub(super) listeners: HashMap<MapData, RawPort, RawListener>,
     pub(super) backends: HashMap<MapData, Endpoint, RawBackend>,
@@ -40,7 +40,7 @@ macro_rules! open {
 }
 pub(super) use open;
 
-/// Behind those that translate: they know the sessions that stand. Tables of an earlier process are of no use: its listeners are gone.
+/// Attaches the programs behind those that translate, which know the open sessions. Tables of an earlier process are removed: its listeners are gone.
 pub(super) fn attach(pins: &Path, devices: &[Device]) -> Result<(Place, Maps), AttachError> {
     let function = kernel_function().ok_or(AttachError::NoAssign)?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;

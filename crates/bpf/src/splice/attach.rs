@@ -16,7 +16,8 @@ use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
 use crate::{AttachError, Device, Place, full};
 
-/// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. Egress comes first: no flow is armed before the caller has the tables, and from then on both directions are seen.
+/// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. No flow is armed before the caller has the
+/// tables, so the programs see both directions of each flow from its beginning.
 pub(super) fn attach(
     pins: &Path,
     devices: &[Device],
@@ -40,7 +41,7 @@ pub(super) fn attach(
     Ok((place, locks, is_owner))
 }
 
-/// The locks of the tables. A confined process can't open them, so they are opened before.
+/// The locks of the tables, opened before the process confines itself and can't open them any more.
 pub(super) struct Locks {
     tables: File,
     elders: File,
@@ -55,21 +56,21 @@ impl Locks {
         Ok(Self { tables: open(place.path())?, elders: open(place.links())? })
     }
 
-    /// Whether this process has the tables from now on.
+    /// Tries to take the tables. True: this process has them.
     pub(super) fn own(&self) -> bool {
         flock(&self.tables, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
-    /// Another process may have the tables. From before on, this one may still have flows.
+    /// Lets another process have the tables. This process may still have flows: `elders` is locked first, so the next owner leaves them alone.
     pub(super) fn hand_over(&self) {
-        // Failing, the next owner resets those flows.
+        // If it fails, the next owner resets those flows.
         let _ = flock(&self.elders, FlockOperation::NonBlockingLockShared);
         self.disown();
     }
 
-    /// Another process may have the tables.
+    /// Lets another process have the tables.
     pub(super) fn disown(&self) {
-        // It does not fail: the file is open.
+        // Can't fail: the file is open.
         let _ = flock(&self.tables, FlockOperation::Unlock);
     }
 
@@ -77,7 +78,7 @@ impl Locks {
     pub(super) fn have_elder(&self) -> bool {
         let is_free = flock(&self.elders, FlockOperation::NonBlockingLockExclusive).is_ok();
         if is_free {
-            // As above.
+            // Can't fail: the file is open.
             let _ = flock(&self.elders, FlockOperation::Unlock);
         }
         !is_free
@@ -102,7 +103,7 @@ fn attach_one(
     devices.iter().try_for_each(|device| links::attach_to_device(place, program, stage, device))
 }
 
-/// Nobody else marks packets so by accident. Never 0.
+/// Random, so that no other program marks its packets in the same way. Never 0.
 fn random_mark() -> u32 {
     let random = RandomState::new().hash_one(std::process::id());
     u32::try_from(random >> 32).unwrap_or_default().max(1)

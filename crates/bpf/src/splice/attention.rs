@@ -1,18 +1,17 @@
-//! Whether both peers of a flow are still there: pure. A peer that vanishes says nothing, and a reset may be lost; so a silent one is asked, as
-//! keepalives ask.
+//! Whether both peers of a flow are still there: pure. A peer may vanish, and a reset may be lost; so truepeer asks a silent peer, as keepalives do.
 
 use std::time::{Duration, Instant};
 
-/// How long a peer is silent before it is asked, and how long an answer may take. Those of the relay's sockets.
+/// A peer is asked after so long a silence, and again after each further one. The relay's sockets have the same keepalive time.
 const SILENCE: Duration = Duration::from_secs(60);
-/// If the other one speaks meanwhile, it is asked sooner, and again after twice the time: the route to it may have changed.
+/// If the other peer speaks meanwhile, the silent one is asked sooner, and again after twice the time: the route to it may have changed.
 const SOON: Duration = Duration::from_secs(5);
-/// How often that is.
+/// The number of these early questions.
 const SOON_QUESTIONS: u32 = 4;
-/// How often it is asked. Linux's default (net.ipv4.tcp_keepalive_probes).
+/// After so many unanswered questions a peer is gone. Linux's default (net.ipv4.tcp_keepalive_probes).
 const QUESTIONS: u32 = 9;
 
-/// What was heard of both peers.
+/// When each peer was last heard, and how often it was asked since.
 #[derive(Debug)]
 pub struct Attention([Heard; 2]);
 
@@ -24,25 +23,25 @@ struct Heard {
     asked_soon: u32,
 }
 
-/// What is to be done.
+/// What to do about a flow's peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Care {
     /// Nothing.
     Nothing,
-    /// The peer of this side is to be asked.
+    /// Ask the peer of this side.
     Ask(usize),
     /// The peer of this side is gone.
     Gone(usize),
 }
 
 impl Attention {
-    /// Both are heard now.
+    /// Both peers count as heard now.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self([Heard::at(0, now); 2])
     }
 
-    /// So many segments have come from each by now.
+    /// `segments`: the number that has come from each peer so far.
     pub fn look(&mut self, segments: [u64; 2], now: Instant) -> Care {
         for (heard, segments) in self.0.iter_mut().zip(segments) {
             if segments != heard.segments {
@@ -89,7 +88,7 @@ mod tests {
         let mut asked = Vec::new();
         for second in 0..10_000 {
             let now = start + Duration::from_secs(second);
-            // The other one speaks all the time.
+            // The other peer speaks all the time.
             match attention.look([7, second], now) {
                 Care::Nothing => {}
                 Care::Ask(side) => {

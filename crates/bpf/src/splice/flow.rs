@@ -35,7 +35,7 @@ impl Flow {
         face.known.load(Ordering::Acquire) & wanted == wanted && face.device.load(Ordering::Relaxed) != 0
     }
 
-    /// How old the session is already: for those who find the flow later.
+    /// Notes the session's age, for a later process that finds the flow.
     pub fn set_age(&self, age: Duration) {
         self.splices.at(self.place).since_ns.store(boot_ns(age), Ordering::Relaxed);
     }
@@ -69,9 +69,9 @@ impl Flow {
         })
     }
 
-    /// Whether what each peer takes can be said to the other one, whose windows are rounded down to its scale.
+    /// Whether each peer's windows survive the rounding to the scale that the other peer was told.
     pub fn scales_fit(&self) -> bool {
-        /// So many steps wide each peer's widest window is at least: of a narrower one, too much would be lost, or all.
+        /// The fewest steps of that scale in a peer's widest window: a narrower one would lose too much, or all.
         const STEPS: u64 = 4;
         [0, 1].into_iter().all(|side: usize| {
             let step = 1 << self.face(side).own_scale.load(Ordering::Relaxed);
@@ -79,7 +79,7 @@ impl Flow {
         })
     }
 
-    /// From now on each peer's bytes from `cuts` on go to the other, numbered as [`Flow::hold`] was told. `bytes`: of each stream before that.
+    /// From now on each peer's bytes from `cuts` on are translated, by the shifts of [`Flow::hold`]. `bytes`: the length of each stream before that.
     pub fn cut(&self, cuts: [u32; 2], bytes: [u64; 2]) {
         for (side, (cut, bytes)) in cuts.into_iter().zip(bytes).enumerate() {
             let face = self.face(side);
@@ -150,7 +150,7 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         if !self.is_let_go {
-            // Its sockets still stand.
+            // Its sockets are open, so no peer needs a reset.
             let _ = self.splices.forget(self.place);
         }
     }

@@ -1,5 +1,4 @@
-//! Where a connection's addresses lead: buckets in which its place stands beside part of its key's hash (`c/key_table.h`). The programs
-//! change them at the same time.
+//! A hash table from a connection's addresses to its place (`c/key_table.h`). The programs change it at the same time.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,7 +49,7 @@ pub(crate) enum NotEntered {
     NoRoom,
 }
 
-/// How many buckets the keys of so many flows need: a quarter of the slots is in use at most.
+/// The number of buckets for the keys of so many flows: a quarter of the slots is in use at most.
 pub(super) fn buckets_for(flows: u32) -> u32 {
     flows.div_ceil(2).next_power_of_two()
 }
@@ -94,7 +93,7 @@ impl Keys {
 
     fn secret(&self) -> Option<&Secret> {
         if self.secret.get().is_none() {
-            // Unreadable, or not there yet: then no flow has begun.
+            // Without a secret no flow has begun.
             let secret = self.secrets().get(&0, 0).ok().filter(|secret| secret.words != [0; 10])?;
             let _ = self.secret.set(secret);
         }
@@ -107,13 +106,13 @@ impl Keys {
         Some((self.buckets.at(hash & secret.last_bucket), hash))
     }
 
-    /// Where this key leads. `key_at`: the key of the connection that has these bits.
+    /// The bits that were entered for this key. `key_at`: the key of the connection with given bits.
     pub(crate) fn find(&self, key: &FlowKey, key_at: impl Fn(u32) -> FlowKey) -> Option<u32> {
         let (bucket, hash) = self.place_of(key)?;
         find(bucket, hash, key, &key_at, 0)
     }
 
-    /// From now on this key leads there. The key stands there already, as `key_at` tells. Of two that come at once both may fail.
+    /// Enters the key with these bits; `key_at(bits)` must be the key already. If two threads enter one key at once, both may fail.
     pub(crate) fn enter(
         &self,
         key: &FlowKey,
@@ -131,13 +130,13 @@ impl Keys {
         }
     }
 
-    /// How many there are, for tests.
+    /// The number of keys, for tests.
     pub(crate) fn count(&self) -> usize {
         count(&self.buckets)
     }
 }
 
-/// How many slots are in use, for tests.
+/// The number of slots in use, for tests.
 pub(crate) fn count(buckets: &Mapped<Bucket>) -> usize {
     let in_use =
         |place| buckets.at(place).slots.iter().filter(|slot| slot.load(Ordering::Acquire) != 0).count();
@@ -177,7 +176,7 @@ fn enter(
     bits: u32,
 ) -> Result<(), NotEntered> {
     let own = slot_of(hash, bits);
-    // With Acquire and Release the look-up below could pass the store, and of two that enter the same key neither would see the other.
+    // SeqCst: with Acquire and Release the look-up below could pass the store, and of two that enter the same key neither would see the other.
     let take = |slot: &AtomicU32| slot.compare_exchange(0, own, Ordering::SeqCst, Ordering::Relaxed).is_ok();
     if !bucket.slots.iter().any(take) {
         return Err(NotEntered::NoRoom);
@@ -192,7 +191,7 @@ fn enter(
 
 fn free(bucket: &Bucket, own: u32) {
     for slot in &bucket.slots {
-        // Err: it is another one.
+        // Err: another key has this slot.
         let _ = slot.compare_exchange(own, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }

@@ -12,7 +12,7 @@ use crate::{AttachError, Place};
 /// An entry of a mapped table.
 ///
 /// # Safety
-/// It consists of atomics, any bytes are a valid one, and its size is a multiple of 8.
+/// The type consists of atomics, any bytes are a valid value, and its size is a multiple of 8.
 pub(crate) unsafe trait Shared: Sync {}
 
 /// The mapped table. The programs write it at the same time.

@@ -25,7 +25,7 @@ use crate::{AttachError, Device, Place, SPLICE_COUNTERS, full};
 /// A place is used again only so long after: no program that still runs knows it then.
 const REST: Duration = Duration::from_secs(1);
 
-/// While fewer places than this share of all are free for new sessions, ended flows go so much sooner.
+/// While fewer than an eighth of all places are free, ended flows make room in a tenth of the time.
 const SHORT_OF: usize = 8;
 const SOONER: u32 = 10;
 
@@ -102,7 +102,7 @@ enum Role {
     Owner,
     /// It [visits](Splices::visit) them, or has [released](Splices::release) them.
     Guest,
-    /// It owns them as soon as the process has released them that it takes the place of.
+    /// It will own them once its predecessor has released them.
     Heir,
 }
 
@@ -111,7 +111,7 @@ struct LetGo {
     place: u32,
     segments: [u64; 2],
     quiet_since: Instant,
-    /// It has ended, and waits until it has been quiet for long enough.
+    /// The flow has ended; its place becomes free when no segment has come for long enough.
     is_ending: bool,
     attention: Attention,
 }
@@ -128,8 +128,8 @@ impl Splices {
         Ok(Arc::new(splices))
     }
 
-    /// Likewise, of a process that another one hands over to. It owns the tables once that one has [released](Splices::release) them: see
-    /// [`Splices::inherit`].
+    /// Likewise, for a process that takes over from another one. It owns the tables once that one has [released](Splices::release) them
+    /// ([`Splices::inherit`]).
     ///
     /// # Errors
     /// If the kernel refuses a step.
@@ -139,7 +139,7 @@ impl Splices {
         flows: NonZeroU32,
     ) -> Result<Arc<Self>, AttachError> {
         let (place, locks, is_owner) = attach(pins, devices, flows, true)?;
-        // The other process may not splice.
+        // If the other process doesn't splice, the tables are this one's at once.
         let splices = Self::open(&place, locks, if is_owner { Role::Owner } else { Role::Heir })?;
         if is_owner {
             splices.adopt();
@@ -151,7 +151,7 @@ impl Splices {
     pub fn inherit(&self) {
         let mut role = lock(&self.role);
         if *role == Role::Heir && self.locks.own() {
-            // The owner before may have been killed before it had a secret. Failing: no key can be entered, and sessions stay.
+            // The last owner may have been killed before it wrote a secret. If this fails, no key can be entered, and sessions stay in user space.
             let _ = self.keys.begin();
             *role = Role::Owner;
             drop(role);
@@ -159,18 +159,18 @@ impl Splices {
         }
     }
 
-    /// Another process may own the tables from now on. Flows that are not let go yet stay this one's.
+    /// Lets another process own the tables. Flows that are not let go yet stay with this one.
     pub fn release(&self) {
         lock(&self.free).clear();
         *lock(&self.role) = Role::Guest;
         self.locks.hand_over();
     }
 
-    /// The tables that an earlier process has left at `pins`, or that another one has, if there are any. A guest begins no flow: it asks for
+    /// Opens the tables of an earlier or another process at `pins`, if there are any. A guest begins no flow: it asks for
     /// [addresses](Splices::are_in_use), and removes the keys of flows that end.
     ///
     /// # Errors
-    /// They can't be opened.
+    /// If they can't be opened.
     pub fn visit(pins: &Path) -> Result<Option<Arc<Self>>, AttachError> {
         let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
         let directory = place.path();
@@ -179,17 +179,17 @@ impl Splices {
         }
         let splices = Self::open(&place, Locks::open(&place)?, Role::Guest)?;
         if splices.locks.own() {
-            // They would accept connections for the next process's listeners.
+            // An earlier process's programs would accept connections for this one's listeners.
             full::leave(&place)?;
             splices.adopt();
-            // From now on another process may have the tables, and their free places.
+            // Let another process have the tables and their free places.
             lock(&splices.free).clear();
             splices.locks.disown();
         }
         Ok(Some(Arc::new(splices)))
     }
 
-    /// Whether it begins no flows: it only [visits](Splices::visit), or another process has the tables.
+    /// Whether this process may not begin flows: it only [visits](Splices::visit), or another process has the tables.
     pub fn is_guest(&self) -> bool {
         *lock(&self.role) != Role::Owner
     }
@@ -224,10 +224,11 @@ impl Splices {
         })
     }
 
-    /// Flows of another process: those it had let go go on. Of others the sockets are gone, and their peers may wait, unless it still lives.
+    /// Takes over the flows of another process. Spliced ones go on. Unless that process still lives, the sockets of earlier stages are gone: these
+    /// flows are forgotten, and their peers reset if they may wait.
     fn adopt(&self) {
         let has_elder = self.locks.have_elder();
-        // Whatever it was about to begin has begun by then.
+        // A flow that the elder is about to begin will have begun when the place has rested.
         let since = has_elder.then(Instant::now);
         for place in 0..self.flows.count() {
             match self.stage(place) {
@@ -241,20 +242,19 @@ impl Splices {
         }
     }
 
-    /// Flows of another process that were adopted since this was asked last, and go on.
+    /// Flows of another process that were adopted since the last call and go on.
     pub fn adopted(self: &Arc<Self>) -> Vec<Watched> {
         let places = std::mem::take(&mut *lock(&self.adopted));
         places.into_iter().map(|place| Watched::new(Arc::clone(self), place)).collect()
     }
 
-    /// Whether a connection from `own` to `peer` is a spliced one. What is left of one that has ended gives its addresses free, as for the
-    /// SYN of a new connection that comes in.
+    /// Whether a spliced connection has these addresses. One that has ended frees them, as it does for an incoming SYN.
     pub fn are_in_use(&self, peer: SocketAddr, own: SocketAddr) -> bool {
         let found = self.keys.find(&key_of(peer, own), |bits| self.key_at(bits));
         found.is_some_and(|bits| self.make_room(bits >> 1))
     }
 
-    /// Whether the flow goes on. Otherwise its keys are removed; its place stays with those who watch it.
+    /// Whether the flow goes on. Otherwise its keys are removed; its place stays taken until its watcher lets it go.
     fn make_room(&self, place: u32) -> bool {
         let stage = &self.at(place).stage;
         let ended = [Stage::Closing, Stage::Dead].map(|stage| stage as u32);
@@ -301,8 +301,8 @@ impl Splices {
             self.keys.remove(&keys[0], value(0));
             return Err(failed.into());
         }
-        // The peer is another session of this host. splice_in would translate from loopback to loopback, and that does not come in again: the
-        // other session would never see it. Look only after both keys stand: of two sessions that begin at once, at least one sees the other.
+        // Is the peer another session of this host? splice_in would translate from loopback to loopback, and such segments don't come in again: the
+        // other session would never see them. Look only after both keys are entered: of two sessions that begin at once, at least one sees the other.
         if keys.iter().any(|key| self.keys.find(&turned(key), key_at).is_some()) {
             self.remove_keys(place);
             return Err(ArmError::Chained);
@@ -317,27 +317,27 @@ impl Splices {
         Ok(())
     }
 
-    /// Of a connection, by the bits where its key leads.
+    /// The key of a connection, by the bits in its slot.
     fn key_at(&self, bits: u32) -> FlowKey {
         self.at(bits >> 1).faces[bits as usize & 1].key()
     }
 
-    /// Whether few places are free.
+    /// Whether fewer than an eighth of all places are free.
     pub fn is_short_of_places(&self) -> bool {
         lock(&self.free).len() < self.flows.count() as usize / SHORT_OF && !self.is_guest()
     }
 
-    /// Looks at the flows that were let go: those that have ended, and have been quiet for so long, make room. While places are
-    /// short, sooner: then a peer whose last acknowledgement was lost may be told by a reset that all is over.
+    /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room, sooner while places are short: then a reset
+    /// may answer a peer that has lost the last acknowledgement.
     pub fn sweep(&self, now: Instant, linger: Duration) -> Swept {
         let linger = if self.is_short_of_places() { linger / SOONER } else { linger };
         let mut let_go = lock(&self.let_go);
         let before = let_go.len();
         let is_unfinished = |entry: &LetGo| matches!(self.stage(entry.place), Stage::Armed | Stage::Tail);
-        // Those of a process that has handed over, and has been killed since.
+        // Unfinished flows of a process that has handed over and then died.
         let are_orphans = let_go.iter().any(is_unfinished) && !self.locks.have_elder();
         let_go.retain_mut(|entry| {
-            // Most wait: their flows, which are in no cache, are not read each time.
+            // Most entries wait. Don't read their flows each time: they are in no cache.
             if entry.is_ending && now.saturating_duration_since(entry.quiet_since) < linger {
                 return true;
             }
@@ -372,10 +372,10 @@ impl Splices {
         Swept { open: let_go.len(), ended: before - let_go.len() }
     }
 
-    /// A flow that was let go is over.
+    /// Ends a flow that was let go.
     fn end(&self, place: u32) {
         match self.stage(place) {
-            // The place is the owner's to give back.
+            // The owner gives the place back.
             Stage::Closing | Stage::Dead if self.is_guest() => _ = self.make_room(place),
             _ if self.is_guest() => {}
             Stage::Gone | Stage::Free => self.put_back(place),
@@ -384,7 +384,7 @@ impl Splices {
         }
     }
 
-    /// Flows that were forgotten since this was asked last, though their peers may still wait: they are to be reset.
+    /// Flows that were forgotten since the last call although their peers may still wait: the caller resets these.
     pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
         let places = std::mem::take(&mut *lock(&self.unattended));
         places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()
@@ -395,14 +395,14 @@ impl Splices {
         !lock(&self.let_go).is_empty()
     }
 
-    /// What silent peers of flows that nobody watches are to be asked.
+    /// Questions to send to silent peers of flows that nobody watches.
     pub fn questions(&self) -> Vec<Question> {
         std::mem::take(&mut *lock(&self.questions))
     }
 
-    /// This socket asks a peer: by the route that it takes, the flow's segments go from now on (`face->device`).
+    /// Has splice_out learn the route to a peer from the socket that asks it: the flow's segments then leave by the same device (`face->device`).
     pub fn speaks(&self, question: &Question, socket: BorrowedFd<'_>) {
-        // Unknown: they go on by the device that they have taken so far.
+        // If it fails, they leave by the same device as before.
         let _ = lock(&self.sockets).insert(&socket.as_raw_fd(), question.place, 0);
     }
 
@@ -431,8 +431,8 @@ impl Splices {
         Stage::of(self.at(place).stage.load(Ordering::Acquire))
     }
 
-    /// Removes the keys, then the flow: from then on its packets are the kernel's. What was last known of its connections, unless a new one
-    /// has made room for itself: then the keys are that one's.
+    /// Removes the keys, then the flow: its packets are the kernel's again. Returns the last known state of its connections; `None` if a new
+    /// connection has taken the addresses.
     pub(super) fn forget(&self, place: u32) -> Option<[Unattended; 2]> {
         let was = self.at(place).stage.swap(Stage::Gone as u32, Ordering::AcqRel);
         let last = (was != Stage::Gone as u32).then(|| connections(self, place));
@@ -478,7 +478,7 @@ impl Splices {
             if self.stage(place) == Stage::Free {
                 return Some(place);
             }
-            // A process that has handed over was about to use it.
+            // A process that has handed over has begun a flow there.
             self.let_go(place);
         }
     }
@@ -509,7 +509,7 @@ pub(crate) fn boot_ns(age: Duration) -> u64 {
     u64::try_from(now.saturating_sub(age).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// How long ago that was. 0: nobody has noted it.
+/// The time since that moment. 0 stands for an unknown one.
 pub(super) fn age_of(boot_moment: u64) -> Duration {
     if boot_moment == 0 {
         return Duration::ZERO;

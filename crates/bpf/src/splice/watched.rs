@@ -20,7 +20,7 @@ pub struct Watched {
 pub struct Forgotten {
     splices: Arc<Splices>,
     place: u32,
-    /// What was known then.
+    /// The state of its connections at that moment.
     last: Option<[Unattended; 2]>,
 }
 
@@ -31,7 +31,7 @@ pub struct Unattended {
     pub own: SocketAddr,
     /// The peer.
     pub peer: SocketAddr,
-    /// The number that the peer expects: as far as it has said, and if all has come to it that was sent.
+    /// The bounds of the number that the peer expects: what it has acknowledged, and the end of all that was sent to it.
     pub expected: [u32; 2],
 }
 
@@ -42,7 +42,7 @@ pub struct Question {
     pub own: SocketAddr,
     /// The peer.
     pub peer: SocketAddr,
-    /// The number that the peer expects, and the one that is expected of it.
+    /// The number that the peer expects, and the one that we expect of it.
     pub numbers: [u32; 2],
     /// The newest timestamp that it was told.
     pub timestamp: Option<u32>,
@@ -55,8 +55,8 @@ impl Forgotten {
         Self { splices, place, last }
     }
 
-    /// Its connections, unless a new one has their addresses. A program that was under way when the flow was forgotten may still raise their
-    /// numbers, until another flow has the place.
+    /// Its connections, unless a new one has their addresses. The numbers are read again while no other flow has the place: a program that was
+    /// under way may have raised them since.
     #[must_use]
     pub fn connections(&self) -> Option<[Unattended; 2]> {
         let last = self.last?;
@@ -138,7 +138,7 @@ impl Watched {
         self.splices.at(self.place).faces.each_ref().map(|face| face.segments.load(Ordering::Relaxed))
     }
 
-    /// What the peer of this side is asked.
+    /// The question for the peer of this side.
     #[must_use]
     pub fn question(&self, side: usize) -> Question {
         question(&self.splices, self.place, side)
@@ -151,7 +151,7 @@ impl Watched {
         faces.iter().position(|face| face.known.load(Ordering::Acquire) & RESET != 0)
     }
 
-    /// Ends the flow: its segments are the kernel's from now on. That answers only those to its own addresses by resets.
+    /// Ends the flow: its segments are the kernel's from now on. The kernel answers segments to its own addresses by resets, and no others.
     #[must_use]
     pub fn forget(mut self) -> Forgotten {
         self.is_forgotten = true;
@@ -175,8 +175,8 @@ impl std::fmt::Debug for Watched {
     }
 }
 
-/// Bytes that came to a socket after the cut. An end counts in sequence numbers only. What the socket had ahead of a gap at the cut, where `cut`
-/// is then, comes once more, translated.
+/// Bytes that came to a socket after the cut. A FIN has a number but is no byte. `cut` stands behind bytes that the socket had ahead of a gap: these
+/// come once more, translated, and are not counted here.
 fn slipped(cut: u32, kept: u32, ended: bool) -> u64 {
     let numbers = i64::from(kept.wrapping_sub(cut).cast_signed()) - i64::from(ended);
     u64::try_from(numbers).unwrap_or(0)
