@@ -43,7 +43,7 @@ pub(crate) const UDP_INGRESS: Stage = stage("udp_ingress", TcAttachType::Ingress
 pub(crate) const UDP_EGRESS: Stage = stage("udp_egress", TcAttachType::Egress, 51);
 pub(crate) const SPLICE_IN: Stage = stage("splice_in", TcAttachType::Ingress, 52);
 pub(crate) const SPLICE_OUT: Stage = stage("splice_out", TcAttachType::Egress, 52);
-/// Behind those of spliced sessions.
+/// These run behind the programs of spliced sessions.
 pub(crate) const FULL_IN: Stage = stage("full_in", TcAttachType::Ingress, 53);
 pub(crate) const FULL_OUT: Stage = stage("full_out", TcAttachType::Egress, 53);
 /// Those of `attach`.

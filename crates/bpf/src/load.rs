@@ -31,7 +31,7 @@ pub(crate) enum Global {
     HasUdp(u32),
     /// How many seats there are for answers (`c/udp_seats.h`).
     Seats(u32),
-    /// Of the cookies (`c/full_cookie.h`).
+    /// The secret of the cookies (`c/full_cookie.h`).
     FullSecret([u64; 2]),
     /// On copies that come in once more (`c/splice_tail.h`).
     CopyMark(u32),
@@ -122,7 +122,7 @@ fn load_all(
 }
 
 impl Loaded {
-    /// As [`Self::program`], for several threads.
+    /// Like [`Self::program`], but shared by several threads.
     ///
     /// # Panics
     /// Likewise.

@@ -127,7 +127,7 @@ pub trait Io {
     /// The session has left: closes its sockets silently.
     fn let_go(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
 
-    /// Asks a peer of a session that has left whether it is still there.
+    /// Asks a peer of a session that has left user space whether it is still there.
     fn ask_unattended(&mut self, question: Question);
 
     /// Resets both peers of a session that has left.
@@ -154,8 +154,8 @@ impl Readiness {
     /// Both directions may work.
     pub const FRESH: Self =
         Self { readable: true, writable: true, ending: false, error: false, urgent: false };
-    /// A broken connection: reads return the received bytes, then the error, and never block. A byte may be marked urgent without having been
-    /// told: splice(2) would stop before it for ever.
+    /// A broken connection: reads return the received bytes, then the error, and never block. A byte may be marked urgent without an event that said
+    /// so, and splice(2) would stop before it for ever: so `urgent` is set.
     pub const BROKEN: Self = Self { readable: true, writable: true, ending: true, error: true, urgent: true };
 
     /// Adds an event.

@@ -198,7 +198,7 @@ impl Io for Kernel {
 
     fn path_mtu(&mut self, socket: &KernelSocket) -> Option<u32> {
         self.splicing.as_ref()?;
-        // Unknown: a session whose segments are too long stays.
+        // Without it, a session whose segments are too long stays in user space.
         repair::connection(socket.as_fd()).ok().map(|connection| connection.path_mtu)
     }
 

@@ -11,19 +11,19 @@ use truepeer_splice::{
 };
 use truepeer_sys::{repair, socket};
 
-/// How long a session may wait for the cut, once the programs have heard both peers, and until it knows its numbers.
+/// How long a session waits for what a peer has to do before the cut: take what was written to it, or use up an offer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// After so many turns in which bytes moved the programs must have heard both peers, unless the session's packets pass other devices.
 const TURNS: u32 = 200;
 
-/// Why a session stays where the programs are not loaded: refused, or `--splice` was added by a reload.
+/// The reason of a session that stays because the programs are not loaded: the kernel refused them, or a reload added `--splice`.
 pub(crate) const NOT_LOADED: &str = "not_loaded";
 
-/// How many ports the kernel may choose that sessions use which have left.
+/// How often the kernel may choose a port that a session in the tables uses.
 const PORTS: usize = 16;
 
-/// How often a session that leaves is looked at, beside its events: 4 ms after something has moved, doubled up to a second.
+/// The waits between two looks at a session that leaves, if no event comes: 4 ms after something has moved, doubled up to a second.
 pub(crate) const CHECKS: u8 = 9;
 
 /// See [`CHECKS`].
@@ -36,9 +36,9 @@ pub(crate) fn check(number: u8) -> Duration {
 pub struct Splicing {
     splices: Arc<Splices>,
     grace: Grace,
-    /// The kernel makes sessions by itself.
+    /// Set if the kernel makes sessions by itself.
     pub(crate) full: Option<Arc<Full>>,
-    /// From when the relay starts.
+    /// Set when the relay starts.
     sweeper: Arc<OnceLock<Sweeper>>,
 }
 
@@ -57,23 +57,23 @@ impl Splicing {
         Ok(Self { splices, full, grace: Grace::start()?, sweeper: Arc::default() })
     }
 
-    /// Starts a thread that clears away what is left of flows, and hands out those of another process.
+    /// Starts the thread that cleans up after flows. It passes flows of another process to `hand_out`.
     ///
     /// # Errors
-    /// No thread could be started.
+    /// If no thread can be started.
     pub(crate) fn sweep(&self, hand_out: impl Fn(Vec<Watched>) + Send + 'static) -> std::io::Result<()> {
         let sweeper = Sweeper::start(Arc::clone(&self.splices), hand_out)?;
-        // Err: there is one already; this one ends.
+        // Err: a sweeper runs already; this one ends.
         let _ = self.sweeper.set(sweeper);
         Ok(())
     }
 
-    /// Another process may have the tables.
+    /// Lets another process have the tables.
     pub(crate) fn release(&self) {
         self.splices.release();
     }
 
-    /// As [`connect_as`]. The kernel doesn't know the tuples of sessions that have left.
+    /// Like [`connect_as`], but avoids the tuples of sessions that have left user space, which the kernel doesn't know.
     ///
     /// # Errors
     /// Those of [`connect_as`].
@@ -82,7 +82,7 @@ impl Splicing {
         if let Some(source) = upstream.source.filter(|source| source.port() != 0) {
             return if is_in_use(source) { Err(ConnectError::TupleInUse) } else { connect_as(upstream) };
         }
-        // Kept open, or the kernel would choose the same port again.
+        // Keep these open, or the kernel would choose the same ports again.
         let mut unusable = Vec::new();
         for _ in 0..PORTS {
             let socket = connect_as(upstream)?;
@@ -94,14 +94,14 @@ impl Splicing {
         Err(ConnectError::TupleInUse)
     }
 
-    /// Asks a peer of a session that has left.
+    /// Asks a peer of a session that has left user space whether it is still there.
     pub(crate) fn ask(&self, question: Question) {
         if let Some(sweeper) = self.sweeper.get() {
             sweeper.ask(question);
         }
     }
 
-    /// Ends a session that has left: both peers are reset.
+    /// Ends a session that has left user space, and resets both peers.
     pub(crate) fn reset(&self, watched: Watched) {
         let forgotten = watched.forget();
         if let Some(sweeper) = self.sweeper.get() {
@@ -109,7 +109,7 @@ impl Splicing {
         }
     }
 
-    /// Err: the session stays here, for this reason.
+    /// Begins a hand-over. Err: the session stays in user space, for this reason.
     pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2], age: Duration) -> Result<Leaving, &'static str> {
         if self.splices.is_guest() {
             return Err(NOT_LOADED);
@@ -138,18 +138,18 @@ impl Splicing {
 pub struct Leaving {
     steps: Handover,
     sockets: Sockets,
-    /// Since when something must become true that may take a peer's time.
+    /// When the session began to wait for a peer ([`PATIENCE`]).
     waits_since: Option<Instant>,
     began: Instant,
     turns: u32,
     state: State,
-    /// When `state` has changed last.
+    /// When `state` last changed.
     moved_at: Instant,
     /// Turns since then.
     quiet_turns: u32,
 }
 
-/// What a turn has found.
+/// What a turn has found: if two turns find the same, nothing has moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct State {
     progress: Option<Progress>,
@@ -172,7 +172,7 @@ impl Leaving {
         matches!(self.steps.progress(), Progress::Tail | Progress::Settling)
     }
 
-    /// Which of the [checks](CHECKS) is due next: ever later while nothing moves.
+    /// The number of the next [check](CHECKS), which comes ever later while nothing moves.
     #[must_use]
     pub(crate) fn next_check(&self) -> u8 {
         u8::try_from(self.quiet_turns / 3).unwrap_or(u8::MAX).min(CHECKS - 1)
@@ -208,7 +208,7 @@ impl Leaving {
         Ok(turn)
     }
 
-    /// A peer that takes nothing keeps what was written to it unsent, or uses no offer up.
+    /// A peer that takes nothing leaves bytes unsent in its socket, or an offer unused: the session doesn't wait longer for it.
     fn is_impatient(&self, now: Instant) -> bool {
         !self.is_cut()
             && self.waits_since.is_some_and(|since| now.saturating_duration_since(since) > PATIENCE)

@@ -1,5 +1,5 @@
-//! Sessions that the kernel has made by itself (`--splice full`). A thread learns of them a moment later and gives each to a worker, which watches
-//! it as one that has left user space.
+//! Sessions that the kernel has made by itself (`--splice full`). A thread finds them a moment later and gives each to a worker, which watches it
+//! like a session that has left user space.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -13,13 +13,13 @@ use truepeer_sys::repair::wait_for_grace_period;
 
 use crate::worker::{Order, Team};
 
-/// How long a session may live before truepeer knows of it.
+/// The time between two looks for new sessions.
 const LOOK: Duration = Duration::from_millis(250);
-/// When so many have begun within one look, the next one comes sooner: the kernel has places for some thousands.
+/// If one look finds so many, the next one comes sooner: the kernel has places for some thousands.
 const MANY: usize = 500;
 const SOON: Duration = Duration::from_millis(50);
 
-/// The thread. Dropped, it ends; the kernel makes no more sessions two seconds later.
+/// The running thread. Dropping this ends it; two seconds later the kernel makes no more sessions.
 #[derive(Debug)]
 pub(crate) struct Lookout {
     stop: Option<Sender<()>>,
@@ -50,11 +50,11 @@ impl Lookout {
         Ok(Self { stop: Some(stop), thread: Some(thread), full: own_full, team: own_team })
     }
 
-    /// The kernel makes no more sessions. Those that it has made are handed out.
+    /// Ends the making of sessions, and hands out those that the kernel has made.
     pub(crate) fn release(mut self) {
         self.end();
         self.full.release();
-        // Where the kernel knows none: a program that was under way has ended long before the next process uses its place.
+        // If the kernel has no such wait: running programs end long before the next process uses their places.
         let _ = wait_for_grace_period();
         match self.full.begun() {
             Ok(begun) => begun.into_iter().for_each(|begun| self.team.hand_out(begun)),
@@ -78,7 +78,7 @@ impl Drop for Lookout {
 }
 
 impl Team {
-    /// To the worker that has least to do. If it has ended, the session goes on unwatched.
+    /// Gives the session to the worker that has least to do. If that has ended, the session goes on unwatched.
     fn hand_out(&self, begun: Begun) {
         let chosen = self.place(0);
         if self.postboxes[chosen].post(Order::Begun(begun)).is_err() {
@@ -87,7 +87,7 @@ impl Team {
     }
 }
 
-/// What its header said. The programs take no header with extensions.
+/// The session's header. The programs take no header with extensions.
 pub(crate) fn header_of(begun: &Begun) -> Header<'static> {
     Header {
         version: if begun.by_v1 { Version::V1 } else { Version::V2 },

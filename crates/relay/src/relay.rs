@@ -83,7 +83,7 @@ impl Relay {
             let team = Arc::clone(&team);
             let hand_out = move |adopted: Vec<Watched>| {
                 for (watched, postbox) in adopted.into_iter().zip(team.postboxes.iter().cycle()) {
-                    // Err: the worker has ended. The session goes on by itself.
+                    // Err: the worker has ended. The session goes on unwatched.
                     let _ = postbox.post(Order::Left(watched));
                 }
             };
@@ -95,10 +95,10 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Another process serves: it may have the sessions that have left user space.
+    /// Lets another process, which serves by now, have the sessions that have left user space.
     ///
     /// # Errors
-    /// A worker has ended.
+    /// If a worker has ended.
     pub fn release_spliced(&mut self) -> Result<(), EngineError> {
         let Some(splicing) = self.splicing.take() else { return Ok(()) };
         if let Some(lookout) = self.lookout.take() {

@@ -25,12 +25,12 @@ pub struct Upstream {
     pub backend: SocketAddr,
     /// The firewall mark of its packets; 0: none.
     pub mark: u32,
-    /// Segments of both directions shall fit through a path of this MTU, the sender's: packets of a session that leaves user space pass both.
+    /// The MTU of the sender's path. Segments of both directions fit through it, because packets of a session that leaves user space pass both paths.
     pub path_mtu: Option<u32>,
 }
 
-/// The least path MTU that is believed: IPv6's minimum (RFC 8200 section 5). One forged ICMP error makes the kernel believe 552 for ten minutes,
-/// and backends would send tiny segments. A session whose path is narrower stays in user space.
+/// The smallest path MTU that truepeer believes: IPv6's minimum (RFC 8200, 5). One forged ICMP error makes the kernel believe 552 for ten minutes, and
+/// backends would send tiny segments. A session with a narrower path stays in user space.
 pub const LEAST_PATH_MTU: u32 = 1280;
 
 impl Upstream {

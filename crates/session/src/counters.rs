@@ -120,7 +120,7 @@ const REASONS: usize = 64;
 /// The reason of the rest.
 const OTHER: &str = "other";
 
-/// Reasons why sessions stay in user space, likewise.
+/// Likewise, the reasons why sessions stay in user space.
 const STAYS: usize = 24;
 
 /// The counters of one listener in one worker.
@@ -193,7 +193,7 @@ impl Shard {
         self.refusals.count(reason);
     }
 
-    /// Counts a session that was to leave user space and stays. `reason` as above.
+    /// Counts a session that was to leave user space and stays. `reason`: as for [`Self::refuse`].
     pub fn stay(&self, reason: &'static str) {
         self.count(Counter::NotSpliced);
         self.stays.count(reason);
@@ -292,7 +292,7 @@ impl Counters {
         self.refusals_where(|of| of == listener)
     }
 
-    /// Why sessions of `listener` have stayed in user space, and how many for each reason.
+    /// The sessions of `listener` that have stayed in user space, by reason.
     #[must_use]
     pub fn stays_of(&self, listener: ListenerId) -> BTreeMap<&'static str, u64> {
         let mut stays = BTreeMap::new();

@@ -10,7 +10,7 @@ use crate::mapping::{Mapping, Position};
 pub trait Connections {
     /// Whether the programs have heard socket and peer of this side.
     fn is_heard(&self, side: usize) -> bool;
-    /// Whether what each peer takes can be said to the other one, in steps of its window scale.
+    /// Whether each peer's windows survive the rounding to the scale that the other peer was told.
     fn scales_fit(&self) -> bool;
     /// See [`truepeer_sys::repair::next_to_write`].
     ///
@@ -27,7 +27,7 @@ pub trait Connections {
     /// # Errors
     /// What the kernel says.
     fn is_established(&mut self, side: usize) -> Result<bool, CallError>;
-    /// What the socket still has to do.
+    /// The bytes that the socket still has to deliver.
     ///
     /// # Errors
     /// What the kernel says.
@@ -40,7 +40,7 @@ pub trait Connections {
     fn offers_fit(&self) -> bool;
     /// From here on a process that dies resets both connections.
     fn reset_when_closed(&mut self);
-    /// Begins to translate. `bytes`: of each side's stream before that.
+    /// Begins to translate. `bytes`: the length of each side's stream before that.
     fn cut(&mut self, mapping: &Mapping, bytes: [u64; 2]);
     /// Has the peers say what they have and take: one may wait for the other's window, which has widened before the cut.
     fn ask_peers(&mut self);
@@ -139,7 +139,7 @@ impl Handover {
         self.progress
     }
 
-    /// Whether one peer has offered no window yet that the other one can be told.
+    /// Whether the hand-over waits because a peer has offered only windows that are too narrow for the other one's scale.
     #[must_use]
     pub fn waits_for_windows(&self) -> bool {
         self.waits_for_windows
@@ -273,7 +273,8 @@ impl Handover {
         Ok(ends_wait || streams.held != [0, 0] || self.pending_bytes > 0)
     }
 
-    /// The last copy of an acknowledgement may have been lost, and nobody may speak any more: what the programs have heard counts, too.
+    /// The bytes that the socket of this side still has to deliver. Acknowledgements that the programs have heard count, too: the last copy of one may
+    /// have been lost, and if no peer speaks any more, the socket never gets another.
     fn pending(
         &self,
         connections: &mut impl Connections,

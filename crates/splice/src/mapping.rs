@@ -33,7 +33,7 @@ pub struct Mapping {
     pub shifts: [u32; 2],
     /// The first byte of each side that nobody here has received.
     pub cuts: [u32; 2],
-    /// Bytes before that which lie unread.
+    /// Bytes before the cut that the socket has received and nobody has read.
     pub unread: [u32; 2],
 }
 

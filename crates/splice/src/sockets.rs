@@ -30,7 +30,7 @@ impl Sockets {
         Borrowed { session: self, sockets }
     }
 
-    /// How old the session is already.
+    /// Notes the session's age, for a later process that finds the flow.
     pub fn set_age(&self, age: Duration) {
         self.flow.set_age(age);
     }
@@ -90,7 +90,7 @@ impl Connections for Borrowed<'_> {
 
     fn reset_when_closed(&mut self) {
         for socket in self.sockets {
-            // Failing would only make a reset an orderly end.
+            // If it fails, the peer sees an orderly end instead of a reset.
             let _ = set_socket_linger(socket, Some(Duration::ZERO));
         }
     }
@@ -109,7 +109,7 @@ impl Connections for Borrowed<'_> {
 
     fn ask_peers(&mut self) {
         for socket in self.sockets {
-            // Failing costs time only: the peers ask each other, but later.
+            // If it fails, the peers ask each other, only later.
             let _ = repair::ask_peer(socket);
         }
     }

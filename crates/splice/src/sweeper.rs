@@ -1,4 +1,4 @@
-//! What is left of flows is cleared away by a thread of its own: it makes room where they have ended, and resets peers.
+//! A thread that cleans up after flows: it removes those that have ended, asks silent peers, and resets peers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use truepeer_bpf::{Forgotten, Question, Splices, Watched};
 use truepeer_sys::repair;
 
-/// How often flows are looked at.
+/// The time between two looks at the flows.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Likewise while places are short.
+/// The same while places are short.
 const SWEEP_SOON: Duration = Duration::from_millis(250);
-/// An ended flow still translates for so long what is sent again.
+/// An ended flow stays until nothing has come for so long: retransmissions are still translated.
 const LINGER: Duration = Duration::from_secs(5);
-/// A peer that was still receiving when it was reset is reset once more after so long. Linux delays an acknowledgement by up to 40 ms.
+/// Each reset is repeated after so long: if the peer was still receiving, its last acknowledgement tells the right number. Linux delays
+/// acknowledgements by up to 40 ms.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Clears away what is left of flows. Dropped, it first finishes the resets that it has begun.
+/// The running thread. Dropping this waits until the resets that it has begun are repeated.
 #[derive(Debug)]
 pub struct Sweeper {
     /// `None` while it is dropped.
@@ -34,10 +35,10 @@ enum Task {
 }
 
 impl Sweeper {
-    /// Starts the thread. It gives the flows to `hand_out` that were adopted from another process.
+    /// Starts the thread. It passes flows that were adopted from another process to `hand_out`.
     ///
     /// # Errors
-    /// No thread could be started.
+    /// If no thread can be started.
     pub fn start(
         splices: Arc<Splices>,
         hand_out: impl Fn(Vec<Watched>) + Send + 'static,
@@ -53,14 +54,14 @@ impl Sweeper {
         self.order(Task::Reset(forgotten));
     }
 
-    /// Asks a peer whether it is still there. It answers to the other one, or by a reset.
+    /// Asks a peer whether it is still there. Its answer is translated to the other peer; a peer that has forgotten the connection sends a reset.
     pub fn ask(&self, question: Question) {
         self.order(Task::Ask(question));
     }
 
     fn order(&self, task: Task) {
         if let Some(tasks) = &self.tasks {
-            // Err: the thread has ended by a panic. The peers notice by their own time-outs.
+            // Err: the thread has panicked. The peers end by their own time-outs.
             let _ = tasks.send(task);
         }
     }
@@ -69,7 +70,7 @@ impl Sweeper {
 impl Drop for Sweeper {
     fn drop(&mut self) {
         self.tasks = None;
-        // Err: it has ended by a panic, which is in the log.
+        // Err: it has panicked, which is in the log.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -132,18 +133,18 @@ impl Again {
 /// Asks a peer whether it is still there, by the route that leads to it now.
 pub fn ask(splices: &Splices, question: &Question) {
     let Question { own, peer, numbers, timestamp, .. } = *question;
-    // Failing: it is asked again.
+    // If it fails, the peer is asked again later.
     let _ = repair::ask_unattended(own, peer, numbers, timestamp, |socket| splices.speaks(question, socket));
 }
 
-/// A peer believes only the number that it expects (RFC 5961, 3.2). It is what the peer has acknowledged, or what follows all that was sent to
-/// it, or something between, which is known a moment later.
+/// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has acknowledged, or the end of all that was
+/// sent to it. If it is one in between, the repetition has it.
 fn reset(forgotten: &Forgotten) {
     for connection in forgotten.connections().into_iter().flatten() {
         let [acknowledged, sent] = connection.expected;
         let last = (sent != acknowledged).then_some(sent);
         for expected in [Some(acknowledged), last].into_iter().flatten() {
-            // Failing: a new connection has the addresses already.
+            // If it fails, a new connection has the addresses already.
             let _ = repair::reset(connection.own, connection.peer, expected);
         }
     }

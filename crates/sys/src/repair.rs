@@ -122,9 +122,9 @@ pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), Cal
         .named("setsockopt(TCP_REPAIR)")
 }
 
-/// Asks the peer of a connection that has no socket here whether it still has it, as a keepalive does: it answers a segment whose number it
-/// has taken already. `expected` and `acknowledged`: the number that it expects, and the one that is expected of it. `timestamp`: the newest
-/// that it was told, if it was told any. `before` gets the socket before it speaks.
+/// Asks the peer of a connection without a socket here whether it still has the connection, as a keepalive does: it answers a segment whose number
+/// it has taken already. `expected`: the number that the peer expects; `acknowledged`: the one that we expect of it. `timestamp`: the newest that it was
+/// told, if any. `before` gets the socket before that sends anything.
 ///
 /// # Errors
 /// What the kernel says.
@@ -146,7 +146,7 @@ pub fn ask_unattended(
         .named("setsockopt(TCP_REPAIR)")
 }
 
-/// A socket under repair, which closes silently. It is connected, and these queues have these numbers.
+/// A connected socket under repair, whose queues have these numbers. It closes silently.
 fn connected(
     own: SocketAddr,
     peer: SocketAddr,
@@ -172,7 +172,7 @@ fn connected(
     Ok(socket)
 }
 
-/// Segments have timestamps from now on: at least this one.
+/// From now on segments have timestamps that are not older than `newest`.
 fn send_timestamps(socket: BorrowedFd<'_>, newest: u32) -> std::io::Result<()> {
     /// linux/tcp.h: TCPOPT_TIMESTAMP as `struct tcp_repair_opt` has it.
     const TIMESTAMPS: [u32; 2] = [8, 0];

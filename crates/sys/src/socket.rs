@@ -41,12 +41,12 @@ pub fn set_mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), CallError> {
     SockRef::from(&socket).set_mark(mark).named("setsockopt(SO_MARK)")
 }
 
-/// The peer sends no segments that are too long for a path of this MTU, and gets none (TCP_MAXSEG). Before connect().
+/// Limits the segments of both directions to those that fit through a path of this MTU (TCP_MAXSEG). Call it before connect().
 ///
 /// # Errors
 /// What the kernel says.
 pub fn limit_segments(socket: BorrowedFd<'_>, mtu: u32, is_ipv4: bool) -> Result<(), CallError> {
-    /// TCP_MIN_MSS and MAX_TCP_WINDOW of the kernel: what it takes.
+    /// The kernel takes values from TCP_MIN_MSS to MAX_TCP_WINDOW.
     const SIZES: std::ops::RangeInclusive<u32> = 88..=32767;
     let size = mtu.saturating_sub(if is_ipv4 { 40 } else { 60 });
     if !SIZES.contains(&size) {

@@ -19,7 +19,7 @@ const COPY_MARK: u32 = 0x1357_9bdf;
 const LONGEST: usize = 4096;
 const NAME: &str = "splice_in";
 
-/// Makes [`FaceState`] of the words of a face: the list of them stands once.
+/// Makes [`FaceState`] of a face's words, so that they are listed only once.
 macro_rules! face_state {
     ($($word:ident)*) => {
         /// `struct face`, without its key and the counters that nothing depends on.
@@ -121,7 +121,7 @@ impl SpliceDoor {
         self.keys.count() == 2
     }
 
-    /// Shows a frame to the program, as it comes in by a device of this number, or as a copy for the socket.
+    /// Shows a frame to the program, as if it came in by the device of this number, or as a copy for the socket.
     pub fn comes_in(&mut self, frame: &[u8], device: u32, is_copy: bool) -> Result<Outcome, AttachError> {
         let mut packet = vec![0; LONGEST];
         // `struct __sk_buff`: the mark is its third word, the device's number its eleventh.
@@ -140,7 +140,7 @@ impl SpliceDoor {
         Ok(Outcome { verdict: result.return_value.cast_signed(), frame: packet })
     }
 
-    /// What a frame takes, on average over so many runs.
+    /// The time that the program takes for a frame, averaged over so many runs.
     pub fn cost(&mut self, frame: &[u8], repeat: u32) -> Result<Duration, AttachError> {
         let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::default() };
         Ok(self.run(options)?.duration)

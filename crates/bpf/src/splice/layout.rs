@@ -90,7 +90,7 @@ pub(crate) struct Face {
 #[repr(C)]
 pub(crate) struct Spliced {
     pub(crate) stage: AtomicU32,
-    /// Of a session that the kernel has made: its listener's number.
+    /// The number of the listener, if the kernel has made the session.
     pub(crate) listener: AtomicU32,
     pub(crate) since_ns: AtomicU64,
     pub(crate) faces: [Face; 2],
@@ -164,7 +164,7 @@ pub(crate) fn key_of(peer: SocketAddr, own: SocketAddr) -> FlowKey {
     }
 }
 
-/// The peer and our end, as `key_of` takes them.
+/// The addresses of the peer and of our end: the reverse of [`key_of`].
 pub(crate) fn addresses_of(key: &FlowKey) -> (SocketAddr, SocketAddr) {
     let at = |address: Address, port| {
         let ip = IpAddr::from(Ipv6Addr::from(address.0)).to_canonical();

@@ -5,17 +5,18 @@ use std::time::{Duration, Instant};
 use truepeer_session::CloseReason;
 use truepeer_splice::{Attention, Care, Question, Stage, Watched};
 
-/// How often the flow is looked at. Its end is logged at most so much later.
+/// The time between two looks at the flow. An end is logged at the next look, a reset at the second one ([`Left::look_at_reset`]).
 pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
 
 /// The session.
 #[derive(Debug)]
 pub(crate) struct Left {
     watched: Watched,
-    /// Bytes that the counters have: up, down.
+    /// Bytes that the counters include already: up, down.
     counted: (u64, u64),
-    /// Bytes at the last look that found more than the one before.
+    /// Bytes at the last look.
     bytes: [u64; 2],
+    /// When a look last found more bytes.
     moved_at: Instant,
     /// Segments at the last look, if it found a reset.
     reset_at: Option<[u64; 2]>,
@@ -25,7 +26,7 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// `counted`: see there.
+    /// `counted`: bytes up and down that the counters include already.
     pub(crate) fn new(watched: Watched, counted: (u64, u64), now: Instant) -> Self {
         Self {
             watched,
@@ -44,7 +45,7 @@ impl Left {
         (up, down)
     }
 
-    /// The bytes since this was asked last.
+    /// The bytes since the last call.
     pub(crate) fn uncounted_bytes(&mut self) -> (u64, u64) {
         let (up, down) = self.delivered_bytes();
         let (up_before, down_before) = std::mem::replace(&mut self.counted, (up, down));
@@ -68,7 +69,7 @@ impl Left {
         idle_timeout.is_some_and(|most| silent >= most).then_some(CloseReason::Idle)
     }
 
-    /// What a peer is to be asked, or that it is gone.
+    /// A question for a peer that is silent. Err: a peer is gone.
     pub(crate) fn attend(&mut self, now: Instant) -> Result<Option<Question>, CloseReason> {
         match self.attention.look(self.watched.segments(), now) {
             Care::Nothing => Ok(None),
@@ -80,7 +81,7 @@ impl Left {
         }
     }
 
-    /// The other peer may not believe the reset, and go on. It believes it, or is gone, if nothing comes from it until the next look.
+    /// The other peer may not believe the reset and go on. So the session has ended only if nothing more has come at the next look.
     fn look_at_reset(&mut self) -> Option<CloseReason> {
         let segments = self.watched.segments();
         let is_over = self.reset_at.replace(segments) == Some(segments);

@@ -37,7 +37,7 @@ pub(crate) enum Progress {
     Resetting,
     /// The same. The next check is already scheduled, and no event postpones it.
     StillResetting,
-    /// It leaves user space: check again after this [check](crate::leaving::check).
+    /// It leaves user space: look again after this [check](crate::leaving::check)'s time.
     Leaving(u8),
     /// It can close its sockets.
     Left,
@@ -56,7 +56,7 @@ pub(crate) struct Relaying<S, P> {
     reset_checks: u32,
     reset_check_due: bool,
     leaving: Option<Box<Leaving>>,
-    /// It has tried to leave, and stays, for this reason.
+    /// Why it stays, if it has tried to leave.
     stays: Option<&'static str>,
     /// Nothing is written to this end: what it has must be sent first.
     hold: Option<Side>,
@@ -131,17 +131,17 @@ impl<S, P> Relaying<S, P> {
         }
     }
 
-    /// Why it could not leave, if it has tried to.
+    /// Why it stays in user space, if it has tried to leave.
     pub(crate) fn stays(&self) -> Option<&'static str> {
         self.stays
     }
 
-    /// Whether bytes are translated already: it can't stay.
+    /// Whether bytes are translated already: then it can't stay.
     pub(crate) fn is_cut(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.is_cut())
     }
 
-    /// How long nothing has moved while it leaves.
+    /// The time since something last moved, while it leaves.
     pub(crate) fn silence(&self, now: Instant) -> Duration {
         self.leaving.as_ref().map_or(Duration::ZERO, |leaving| leaving.silence(now))
     }

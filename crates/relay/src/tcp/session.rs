@@ -37,7 +37,7 @@ pub(crate) enum Verdict {
     Again,
     /// It must be closed.
     Close(CloseReason),
-    /// It goes on without this process.
+    /// The session goes on without this process.
     LetGo,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum Deadline {
     Connect,
     ConflictRetry,
     ResetCheck,
-    /// The number of the [check](crate::leaving::check).
+    /// This [check](crate::leaving::check) of a session that leaves.
     Leaving(u8),
     Left,
     Idle,
@@ -75,7 +75,7 @@ pub(crate) struct Session<S, P> {
     /// The session has asked for another turn. Until then events are only noted: a session has one turn per
     /// round, however many events its sockets have.
     turn_due: bool,
-    /// For its descriptors. A session that has left user space has none.
+    /// The permit for its descriptors. A session that has left user space has none.
     permit: Option<Permit>,
 }
 
@@ -106,7 +106,7 @@ impl<S, P> Session<S, P> {
         Self::at(stage, sender, now, Some(permit))
     }
 
-    /// Only its sender is known.
+    /// A session of which only the sender is known.
     fn at(stage: Stage<S, P>, sender: SenderAddr, began: Instant, permit: Option<Permit>) -> Self {
         Self { stage, sender, route: None, began, tags: None, link: Link::default(), turn_due: false, permit }
     }

@@ -1,4 +1,4 @@
-//! Sessions that have left user space, when this process takes them from another one, or lets them go on without it.
+//! Takes sessions that have left user space over from another process, or lets them go on without this one.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::listener::Listener;
 use crate::tcp::session::{Deadline, Session, Verdict};
 
 impl Worker {
-    /// Lists it from now on, if its listener is open. Otherwise it goes on by itself.
+    /// Lists the session from now on. If its listener is not open yet, it waits in `unclaimed`.
     pub(super) fn adopt_left(&mut self, watched: Watched, now: Instant) {
         let [downstream, _] = watched.connections();
         let Some(listener) = self.listener_at(downstream.own) else { return self.unclaimed.push(watched) };
@@ -26,7 +26,7 @@ impl Worker {
         self.give_turn(key, now, |_, _, _| Verdict::Wait(Deadline::Left));
     }
 
-    /// A listener has opened.
+    /// Tries `unclaimed` sessions again, because a listener has opened.
     pub(super) fn claim_left(&mut self, now: Instant) {
         for watched in std::mem::take(&mut self.unclaimed) {
             self.adopt_left(watched, now);
@@ -46,14 +46,14 @@ impl Worker {
         listeners().find(is_exact).or_else(|| listeners().find(is_any)).map(Rc::clone)
     }
 
-    /// They go on without this process.
+    /// Lets sessions that have left user space go on without this process.
     pub(super) fn let_go(&mut self, is_meant: impl Fn(&Listener) -> bool, now: Instant) {
         for key in self.left_where(|entry| is_meant(&entry.listener)) {
             self.give_turn(key, now, |_, _, _| Verdict::LetGo);
         }
     }
 
-    /// The listener has new rules: ends sessions of clients that it denies by now.
+    /// Ends sessions of clients that the listener's new rules deny.
     pub(super) fn end_denied(&mut self, id: ListenerId, policy: &Arc<Policy>, now: Instant) {
         let is_denied = |entry: &Entry| {
             entry.listener.id == id && entry.session.client().is_some_and(|client| policy.denies(client))

@@ -126,7 +126,7 @@ pub(crate) struct Worker {
     scratch: Box<[u8]>,
     /// Sessions of another process whose listener is not open yet.
     unclaimed: Vec<Watched>,
-    /// Sessions that have left are another process's.
+    /// Another process has the sessions that have left user space.
     lets_go: bool,
     is_draining: bool,
     is_stopping: bool,
@@ -431,10 +431,10 @@ impl Worker {
         }
     }
 
-    /// A session that the kernel has made, and that has been counted here already.
+    /// Watches a session that the kernel has made. The team has counted it here already.
     fn watch(&mut self, begun: Begun, now: Instant) {
         let Some(listener) = self.known(ListenerId::new(begun.listener)) else {
-            // Closed meanwhile: the session goes on.
+            // The listener was closed meanwhile: the session goes on unwatched.
             return self.team.on_end(self.number);
         };
         listener.shard.count(Counter::Accepted);
@@ -443,7 +443,7 @@ impl Worker {
         let session = Session::made_by_kernel(begun.watched, sender, now);
         let key = self.sessions.insert(Entry { session, listener });
         self.give_turn(key, now, |session, cx, scratch| match session.judge(cx, &header) {
-            // A short one has ended by now, and its place is wanted.
+            // Look at once: a short session has ended by now, and its place is needed.
             Verdict::Wait(Deadline::Left) => session.on_deadline(cx, scratch, Deadline::Left),
             verdict => verdict,
         });

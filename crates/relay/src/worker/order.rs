@@ -36,9 +36,9 @@ pub(crate) enum Order {
     Flows(FlowsOrder),
     /// List or end sessions, for the operator.
     Sessions(SessionOrder),
-    /// A session that has left user space in another process.
+    /// Watch a session that has left user space in another process.
     Left(Watched),
-    /// Another process has the sessions that have left user space, and those that do so from now on.
+    /// Leave to another process the sessions that have left user space, also those that do so later.
     LetGo { done: Sender<()> },
     /// Take nothing more, and end with the last session.
     Drain,

@@ -39,7 +39,7 @@ impl Team {
         self.leave(chosen);
     }
 
-    /// A session begins at the worker that nobody has placed there.
+    /// Counts a session that begins at the worker without [`Self::place`].
     pub(super) fn on_begin(&self, worker: usize) {
         self.loads.0[worker].fetch_add(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Sessions that have left user space before this process knows them: the kernel has made them, or another process has had them.
+//! Sessions that left user space before this process knew them: the kernel made them, or another process handed them over.
 
 use std::time::{Duration, Instant};
 
@@ -35,12 +35,12 @@ impl<S, P> Session<S, P> {
         let [bytes_up, bytes_down] = watched.bytes();
         let began = now.checked_sub(watched.age()).unwrap_or(now);
         let sender = SenderAddr::new(down.peer);
-        // The other process has counted what has moved so far.
+        // The other process has counted the bytes so far.
         let left = Left::new(watched, (bytes_up, bytes_down), now);
         Self { route: Some(Box::new(route)), ..Self::at(Stage::Left(Box::new(left)), sender, began, None) }
     }
 
-    /// The programs have judged it by lists that may be older than the rules: what would be refused now ends.
+    /// Judges a session that the kernel has made by the rules, because the programs' lists may be older. A refused one is closed.
     pub(crate) fn judge<I>(&mut self, cx: &mut Context<'_, I>, header: &Header<'_>) -> Verdict {
         let route = match cx.policy.route(self.sender, Some(header)) {
             Ok(route) => route,

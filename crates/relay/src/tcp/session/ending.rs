@@ -36,7 +36,7 @@ impl<S, P> Session<S, P> {
         Verdict::Wait(Deadline::Left)
     }
 
-    /// The flow of a session that has left goes with it, unless it has ended by itself. Returns its bytes.
+    /// Ends the flow of a session that has left user space, unless it has ended by itself. Returns its bytes.
     fn end_left<I: Io<Socket = S>>(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) -> (u64, u64) {
         let Stage::Left(mut left) = std::mem::replace(&mut self.stage, Stage::Over) else { return (0, 0) };
         let (up, down) = left.uncounted_bytes();
@@ -52,8 +52,8 @@ impl<S, P> Session<S, P> {
         bytes
     }
 
-    /// After the cut our sockets don't know the numbers that their peers expect, so their own resets would not be believed. Returns the
-    /// session's bytes.
+    /// Ends a session after its cut. The sockets don't know the numbers that their peers expect, so these would not believe their resets: the
+    /// sweeper sends them. Returns the session's bytes.
     fn end_cut<I: Io<Socket = S, Pipe = P>>(&mut self, io: &mut I) -> (u64, u64) {
         let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return (0, 0);
