@@ -27,7 +27,7 @@ pub(crate) fn push_address(out: &mut Vec<u8>, address: IpAddr) {
         let _ = write!(out, "{address}"); // a vector takes everything
         return;
     };
-    // Appended at once: each byte alone would ask the vector for room.
+    // Append all digits at once: each single push would check the vector's capacity.
     let (mut text, mut length) = ([b'.'; "255.255.255.255".len()], 0);
     for (at, byte) in address.octets().into_iter().enumerate() {
         length += usize::from(at > 0);

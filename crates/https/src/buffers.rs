@@ -14,9 +14,9 @@ pub(crate) const MESSAGE_BYTES: usize = 32 << 10;
 /// Unused buffers of one kind that a thread keeps: at most 2.4 MiB of both sizes, and 1 MiB to send.
 const MOST_KEPT: usize = 48;
 
-/// What a buffer for messages to send holds at first: a head and a short body.
+/// The first capacity of a buffer for messages to send: a head and a short body.
 const OUT_BYTES: usize = 4 << 10;
-/// Such a buffer is kept for the next message only if it has not grown further than one record.
+/// A buffer that has grown beyond one record is not kept for the next message.
 const MOST_OUT_BYTES: usize = RECORD_BYTES;
 
 thread_local! {
@@ -46,7 +46,7 @@ pub(crate) fn give_back(buffer: Vec<u8>) {
     });
 }
 
-/// A buffer in which a message to send is written. It returns to its thread when dropped, so that a request allocates none.
+/// A buffer for a message to send. Dropping it returns it to its thread, so a request allocates none.
 #[derive(Debug)]
 pub(crate) struct OutBuffer(Vec<u8>);
 

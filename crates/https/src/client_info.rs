@@ -25,7 +25,7 @@ pub struct ClientInfo {
     pub client_subject: Option<String>,
     /// The connection, as the operator sees it.
     pub open: Option<Rc<OpenConnection>>,
-    /// It is truepeer itself, which checks an origin.
+    /// The client is truepeer itself, which checks an origin.
     pub is_own: bool,
 }
 

@@ -58,7 +58,7 @@ impl<S: Connection> SharedStream<S> {
 
     pub(crate) fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
         let mut stream = self.0.borrow_mut();
-        // Each poll of an exchange asks whether its client has left. Mostly nothing has come: take no memory for it.
+        // Each poll of an exchange asks whether its client has left. Take no buffer for that: mostly nothing has come.
         if stream.poll_quiet(cx) {
             buffer.rest();
             return Poll::Pending;

@@ -18,12 +18,12 @@ pub struct Field<'a> {
     pub spelt: &'a [u8],
     /// Its value without surrounding white space.
     pub value: &'a [u8],
-    /// The text from its name to two bytes behind its value; empty if that is beyond the end.
+    /// The text from the field's name to two bytes behind its value; empty if that is beyond the end.
     around: &'a [u8],
 }
 
 impl<'a> Field<'a> {
-    /// Its whole line with CRLF, if it was written as [`crate::write`] would write it.
+    /// The field's whole line with CRLF, if it came as [`crate::write`] would write it.
     pub(crate) fn line(&self) -> Option<&'a [u8]> {
         let rest = self.around.strip_prefix(self.spelt)?.strip_prefix(b": ")?;
         (rest.len() == self.value.len() + 2 && rest.ends_with(b"\r\n")).then_some(self.around)

@@ -72,7 +72,7 @@ impl FieldName {
     }
 }
 
-/// [`is_plain`] of each byte value: each byte of each name is looked at.
+/// [`is_plain`] of each byte value. A table, because each byte of each name is checked.
 const PLAIN: [bool; 256] = {
     let mut plain = [false; 256];
     let mut byte = u8::MIN;

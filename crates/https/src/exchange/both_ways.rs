@@ -1,4 +1,4 @@
-//! Both directions of one request at once, and what they tell each other.
+//! Both directions of one request at once, and the state that they share.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -23,7 +23,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// `waits`: the client holds its body back until it is told to proceed (Expect). `is_sent`: there is nothing more to send.
+    /// `waits`: the client holds its body back until truepeer says 100 (Expect). `is_sent`: there is nothing more to send.
     pub(crate) fn new(waits: bool, is_sent: bool) -> Self {
         Self {
             may_send_body: Cell::new(!waits),

@@ -160,7 +160,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             if idle.shall_end() { Poll::Ready(Some(false)) } else { Poll::Pending }
         }));
         let limit = self.service.settings.timeouts.keep_alive;
-        // Most requests come before the connection may be closed for another one: then it is on no list.
+        // Most requests come within the first second, in which the connection is on no list: it may not be closed for another one yet.
         let first = limit.min(LEAST_IDLE);
         if let Ok(came) = time_limit.limit(first, bytes.as_mut()).await {
             return came;

@@ -14,7 +14,7 @@ const KEPT_BYTES: usize = 64 << 10;
 /// A kept start is given out in pieces of this size.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// What was taken of a request's body.
+/// The part of a request's body that was taken from the client.
 #[derive(Debug, Default)]
 pub(crate) struct BodyStart {
     keeps: Cell<bool>,
@@ -69,7 +69,7 @@ impl BodyStart {
 pub(super) struct KeptBody<'a, I> {
     incoming: &'a mut I,
     start: &'a BodyStart,
-    /// What this attempt has still to be given of the kept start.
+    /// The part of the kept start that this attempt has not sent yet.
     again: Bytes,
     piece: Bytes,
     has_ended: bool,

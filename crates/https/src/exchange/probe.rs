@@ -1,4 +1,4 @@
-//! A request of truepeer's own, which asks an origin whether it is up.
+//! truepeer's own request to an origin, which checks whether that is up.
 
 use std::future::pending;
 
@@ -66,10 +66,10 @@ pub(crate) enum ProbeFailure {
     /// The origin failed the request, or did not take it.
     #[error("{0}")]
     Failed(Failure),
-    /// It answered with an error.
+    /// The origin answered with an error.
     #[error("it answers {path} with status {status}")]
     Status { path: String, status: u16 },
-    /// It did not answer in time.
+    /// The origin did not answer in time.
     #[error("no answer within {} s", CHECK_LIMIT.as_secs())]
     Timeout,
     /// truepeer itself could not ask: out of descriptors, memory or ports.

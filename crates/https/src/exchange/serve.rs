@@ -171,8 +171,8 @@ impl<O: Dial> Service<O> {
         self.exchange(&target, request, response, time_limit, incoming, outgoing).await
     }
 
-    /// Sends the request to its origin and passes the response on. A request that the origin has not processed is sent again; if the
-    /// connection turns out to be dead, an idempotent one is.
+    /// Sends the request to its origin and passes the response on. Sends it again if the origin says that it has not processed it, or if
+    /// the connection turns out to be dead and the request is idempotent.
     pub(super) async fn exchange<I: Incoming, P: Outgoing>(
         &self,
         target: &Target<'_, O>,
@@ -200,7 +200,7 @@ impl<O: Dial> Service<O> {
                     out.clear();
                     let forwarding = self.forwarding(target.client_info, request);
                     write::request(&mut out, request, &forwarding, request.length);
-                    // Awaited at once: a future that stands in a variable first is moved out of it.
+                    // Await at once: a future in a variable would be copied once more.
                     match self
                         .ask(&mut origin, request, &mut out, response, time_limit, &mut body, outgoing)
                         .await
@@ -212,7 +212,7 @@ impl<O: Dial> Service<O> {
                             }
                             return Ok(ServeEnd::Answered);
                         }
-                        // Only before a head: a body may begin with any bytes, and its client may leave.
+                        // Judge only what comes instead of a head: a body may begin with any bytes.
                         Err(
                             Failure::BadResponse(_) | Failure::OriginTruncated | Failure::OriginTimeout(_),
                         ) if origin_h2::is_spoken(origin.buffer.data()) => Failure::OriginNotHttp1,
@@ -287,7 +287,7 @@ impl<O: Dial> Service<O> {
             Offer::Http1 => Offer::Http1,
             _ if target.access.wants_http1.get() => Offer::Http1,
             _ if !origin_h2::fits(request, target.origin.dialler.uses_tls()) => Offer::Http1,
-            // Such credentials count for a whole connection, which HTTP/2 has no place for.
+            // NTLM and Negotiate authenticate a whole connection, but in HTTP/2 several clients share one.
             _ if binds_the_connection(&request.fields) => Offer::Http1,
             offer => offer,
         }
@@ -336,7 +336,7 @@ impl<O: Dial> Service<O> {
     async fn connect(&self, target: &Target<'_, O>, offer: Offer) -> Result<Upstream<O::Stream>, Failure> {
         let scope = target.access.scope();
         loop {
-            // Asked again after each attempt: it may have shown that the origin speaks HTTP/1.1.
+            // Ask again after each attempt: it may have shown that the origin speaks HTTP/1.1.
             let may_share = match offer {
                 Offer::Http1 => false,
                 Offer::Http2 => true,
@@ -361,8 +361,8 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections, or closes them at once, or descriptors
-    /// have run out.
+    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections or closes them at once, or while no descriptor
+    /// is free.
     async fn dial(
         &self,
         target: &Target<'_, O>,

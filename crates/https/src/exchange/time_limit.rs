@@ -78,7 +78,7 @@ impl TimeLimit {
 }
 
 pin_project! {
-    /// Not an async fn: that would hold the future twice, and each request moves those that wait for it.
+    /// Not an async fn: that would hold the future twice, and each request copies the futures around it.
     struct Limited<'a, F> {
         time_limit: &'a TimeLimit,
         limit: Duration,

@@ -26,7 +26,7 @@ pub(crate) struct Dialler {
     worker: Rc<WorkerState>,
     listening: Rc<TlsListener>,
     origin: Option<OriginTls>,
-    /// Its addresses; `None`: those of the client's route.
+    /// The origin's addresses; `None`: those of the client's route.
     backends: Option<Backends>,
     /// The TLS configurations for each [`Offer`].
     configs: Option<Configs>,

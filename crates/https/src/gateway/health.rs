@@ -1,5 +1,5 @@
-//! The checks of origins: a task for each address in each worker. Whichever is first when a check is due does it, so checks go on as
-//! long as any connection has the rules, and a busy worker leaves them to the others.
+//! The checks of origins: a task for each address in each worker. The first task that is awake when a check is due does it. So checks go on
+//! as long as any connection has the rules, and a busy worker leaves them to the others.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::{Rc, Weak};
@@ -16,7 +16,7 @@ use crate::exchange::{ProbeFailure, Service};
 use crate::origin::{CHECK_LIMIT, Health, HealthChange};
 use crate::reactor::Reactor;
 
-/// A check that ran out of time says nothing about the origin if this worker was held up for longer than this meanwhile.
+/// If this worker was held up for longer than this, a check that timed out says nothing about the origin.
 const HELD_UP: Duration = Duration::from_millis(500);
 
 /// Starts the tasks.
@@ -27,13 +27,13 @@ pub(super) fn watch_all(service: &Rc<Service<Dialler>>, listening: &TlsListener)
             let Some(client_info) = own(&listening.policy, service, number, address.ip()) else { continue };
             let (reactor, weak) = (service.reactor.clone(), Rc::downgrade(service));
             let health = Arc::clone(health);
-            // A drained loop doesn't wait for a check.
+            // An attendant: a loop that drains doesn't wait for it.
             service.reactor.spawn_attendant(watch(reactor, weak, number, health, client_info));
         }
     }
 }
 
-/// truepeer as a client of the address: connections come from its own one, and a PROXY header says LOCAL.
+/// truepeer as the client of `to`: connections come from its own address, and a PROXY header says LOCAL.
 fn own(policy: &Policy, service: &Service<Dialler>, number: usize, to: IpAddr) -> Option<ClientInfo> {
     let Backends { ipv4, ipv6 } = policy.delivery.backends;
     let of_family = |client: IpAddr, backend| {
@@ -105,7 +105,7 @@ async fn check(
     reactor.timeout(CHECK_LIMIT, check).await.unwrap_or(Err(ProbeFailure::Timeout))
 }
 
-/// The longest time by which a timer was late while `future` ran, which tells how long this worker was held up.
+/// Runs `future`. Returns with it how late a timer was at most meanwhile: so long was this worker held up.
 async fn with_delay<T>(reactor: &Reactor, future: impl Future<Output = T>) -> (T, Duration) {
     const STEP: Duration = Duration::from_millis(100);
     let mut future = std::pin::pin!(future);

@@ -59,7 +59,7 @@ pub struct HttpOptions {
 /// An origin for some hosts and paths.
 #[derive(Debug, Clone)]
 pub struct OtherOrigin {
-    /// Its requests.
+    /// The requests that it gets.
     pub serves: Serves,
     /// Its addresses, by the client's family.
     pub backends: Backends,

@@ -35,7 +35,7 @@ impl<S> Access<S> {
         self.http2.lease(self.shared)
     }
 
-    /// Whom a new HTTP/2 connection is for.
+    /// The scope of a new HTTP/2 connection.
     pub(crate) fn scope(&self) -> KeptBy {
         self.shared
     }
@@ -71,7 +71,7 @@ impl<S> Drop for Access<S> {
 #[derive(Debug)]
 pub(crate) struct Accesses<S> {
     first: Access<S>,
-    /// Made at the first request to each.
+    /// One for each further origin, made at the first request to it.
     others: Vec<OnceCell<Box<Access<S>>>>,
     shared: KeptBy,
     number: u64,
@@ -85,7 +85,7 @@ impl<S> Accesses<S> {
         Self { first: Access::new(&first.pool, &first.http2, shared, number), others, shared, number }
     }
 
-    /// The one for the origin with this number.
+    /// The access to the origin with this number.
     pub(crate) fn to<O: Dial<Stream = S>>(&self, number: usize, origins: &Origins<O>) -> &Access<S> {
         let other = number.checked_sub(1).and_then(|other| self.others.get(other));
         let Some(other) = other else { return &self.first };

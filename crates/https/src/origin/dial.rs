@@ -23,7 +23,7 @@ pub enum OriginProtocol {
 }
 
 impl OriginProtocol {
-    /// What a connection is offered that any request may use.
+    /// The offer for a connection that any request may use.
     pub(crate) const fn offer(self) -> Offer {
         match self {
             Self::Auto => Offer::Either,
@@ -91,7 +91,7 @@ pub enum DialError {
         /// The setting that has to do with it.
         hint: Option<Hint>,
     },
-    /// The origin ended the connection before the first request, as programs that restart do with those that wait in their backlog.
+    /// The origin ended the connection before the first request, as a program that restarts does with those in its backlog.
     #[error("it closed the connection {0}")]
     ClosedAtStart(&'static str),
     /// The origin does not speak HTTP/2, which is required.

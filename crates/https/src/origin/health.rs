@@ -1,4 +1,4 @@
-//! Whether an origin is up, as its checks say.
+//! Whether an origin is up, by its checks.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_policy::{BackendAddr, ClientAddr};
 
-/// An origin is down after so many failed checks in a row. One that succeeds brings it up again.
+/// An origin is down after so many failed checks in a row. One success brings it up again.
 const FAILURES: u32 = 2;
 
 /// How long a check may take.
@@ -25,7 +25,7 @@ pub struct HealthRule {
     pub every: Duration,
 }
 
-/// The check of one address. Origins of all listeners that agree in this are checked once for all.
+/// The check of one address. Listeners whose origins have equal checks share it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Check {
     /// The address.
@@ -43,7 +43,7 @@ pub(crate) enum HealthChange {
     Down,
 }
 
-/// The health of one address. All workers share it, and whoever is first does a check that is due.
+/// The health of one address. All workers share it; the first one that asks does a check that is due.
 pub struct Health {
     check: Check,
     failures: AtomicU32,
@@ -67,13 +67,13 @@ impl Health {
         self.failures.load(Ordering::Relaxed) >= FAILURES
     }
 
-    /// Whether the caller does the check that is due, or how long it is until the next one.
+    /// `Ok`: a check is due, and the caller must do it. Err: the time until the next one.
     pub(crate) fn take_turn(&self, now: Instant) -> Result<(), Duration> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         match due.checked_duration_since(now) {
             Some(wait) if !wait.is_zero() => Err(wait),
             _ => {
-                // If the worker ends before its check does, another one goes on.
+                // If the worker ends before its check, another worker takes the next turn.
                 *due = now + CHECK_LIMIT + self.check.rule.every;
                 Ok(())
             }
@@ -103,9 +103,9 @@ impl fmt::Debug for Health {
 /// The health of an origin's addresses, by the client's family. An origin with one address has the same one twice.
 #[derive(Debug, Clone, Default)]
 pub struct OriginHealth {
-    /// Of the address for IPv4 clients; `None`: it is not checked.
+    /// For the address that IPv4 clients use; `None`: it is not checked.
     pub ipv4: Option<Arc<Health>>,
-    /// Of the address for IPv6 clients.
+    /// For the address that IPv6 clients use.
     pub ipv6: Option<Arc<Health>>,
 }
 
@@ -123,8 +123,7 @@ impl OriginHealth {
     }
 }
 
-/// The health of all addresses of this process. One is forgotten with the last connection that was begun under its rules, so it
-/// outlives a reload.
+/// The health of all addresses of this process. An entry outlives a reload: it is forgotten with the last connection whose rules ask for it.
 #[derive(Debug, Default)]
 pub struct HealthTable(Mutex<HashMap<Check, Weak<Health>>>);
 

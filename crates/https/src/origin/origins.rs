@@ -1,4 +1,4 @@
-//! Several origins: which requests go to which.
+//! Several origins, and the choice between them for each request.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,9 +28,9 @@ pub struct Origin<O: Dial> {
 /// The requests that an origin gets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Serves {
-    /// Those for this host, in lower case and without a dot at its end; `*.HOST`: for all names below it; `None`: for any.
+    /// The host, in lower case and without a dot at its end; `*.HOST`: all names below it; `None`: any.
     pub host: Option<String>,
-    /// Those whose path is this or begins with it, up to a slash; `None`: any.
+    /// The path, or its start up to a slash; `None`: any.
     pub prefix: Option<String>,
 }
 
@@ -47,8 +47,8 @@ impl Serves {
             && self.prefix.as_ref().is_none_or(|prefix| begins_with(target, prefix.as_bytes()))
     }
 
-    /// The more precise rule decides: one for a host before one for the names below it, the longer of those before the shorter, then
-    /// the longer path.
+    /// The order of rules, the largest first: an exact host, then `*.HOST` with the longest host, then rules without a host; among equals, the
+    /// longest path.
     fn precision(&self) -> (bool, usize, usize) {
         let below = self.host.as_ref().filter(|host| host.starts_with('*'));
         let is_exact = self.host.is_some() && below.is_none();
@@ -131,7 +131,7 @@ impl<O: Dial> Origins<O> {
         serves.map_or_else(|| "default".to_owned(), Serves::to_string)
     }
 
-    /// How many there are.
+    /// The number of origins.
     pub(crate) fn count(&self) -> usize {
         1 + self.others.len()
     }

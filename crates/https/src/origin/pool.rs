@@ -84,7 +84,7 @@ impl<S: Connection> Pool<S> {
         loop {
             let mut idle = self.idle.borrow_mut();
             let is_usable = |idle: &IdleOrigin<S>| idle.kept_by == kept_by;
-            // Rather one for which the kernel need not be asked.
+            // Prefer a connection for which the kernel need not be asked.
             let told = looked
                 .and_then(|looked| idle.iter().rposition(|idle| is_usable(idle) && idle.since < looked));
             let at = told.or_else(|| idle.iter().rposition(is_usable))?;

@@ -11,7 +11,7 @@ use crate::exchange::Failure;
 #[derive(Debug)]
 pub(crate) struct ConnectAttempt {
     state: RefCell<State>,
-    /// The requests for which the connection will have streams.
+    /// The number of requests for which the connection will have streams.
     room: Cell<usize>,
 }
 
@@ -34,7 +34,7 @@ impl ConnectAttempt {
         left.is_some()
     }
 
-    /// Waits for the attempt's end. `Ok`: look for a connection again. There may be none: the request that dialled may have left.
+    /// Waits for the attempt's end. `Ok`: look for a connection again. There may be none, because the client of the request that dialled has left.
     ///
     /// # Errors
     /// The attempt failed.
@@ -65,7 +65,7 @@ impl ConnectAttempt {
     }
 }
 
-/// Ends the attempt for all who wait, also if the request that dials is given up.
+/// Dropping this ends the attempt for all requests that wait, also if the request that dials is given up.
 #[derive(Debug)]
 pub(crate) struct Dialling(Rc<ConnectAttempt>);
 

@@ -22,8 +22,8 @@ use crate::reactor::{Reactor, Timer};
 use crate::read_buffer::Buffer;
 use crate::stream::Connection;
 
-/// After so many resets a connection takes no further request. Clients that leave cause them, and servers end connections with many of
-/// them (nghttp2 and Node allow 1000, and 33 a second) together with all other clients' requests.
+/// After so many resets a connection takes no further request. Clients that leave cause resets, and servers end connections that have many
+/// (nghttp2 and Node allow 1000, and 33 a second), with all other clients' requests.
 const MOST_RESETS: u32 = 200;
 /// A connection ends before its stream numbers (2^30 of the client's) are used up.
 const MOST_REQUESTS: u32 = 1 << 29;
@@ -35,9 +35,9 @@ pub(super) struct Http2Connection {
     pub(super) kept_by: KeptBy,
     pub(super) health: Rc<Health>,
     pool: Weak<Http2Pool>,
-    /// Since when no stream is open, and its place among the idle connections.
+    /// When the last stream ended, and the connection's place among the idle ones.
     pub(super) idle: Cell<Option<(Instant, u64)>>,
-    /// It counts as a session. `None`: there was none left.
+    /// The connection counts as a session. `None`: no session was left.
     pub(super) permit: Option<Permit>,
 }
 
@@ -187,10 +187,10 @@ struct Task<S> {
     stream: S,
     input: Buffer,
     state: Rc<RefCell<State>>,
-    /// The start of what is to be sent that was sent.
+    /// How many bytes of `out` were sent already.
     sent: usize,
     received: u64,
-    /// The last frame was written. An origin that does not take it has until this timer expires.
+    /// Set once the last frame was written: the origin has until this timer expires to take it.
     closing: Option<Timer>,
     reactor: Reactor,
     health: Rc<Health>,
@@ -238,7 +238,7 @@ impl<S: Connection> Task<S> {
                     }
                     return self.ended();
                 }
-                // There is room for what the next frames make truepeer write.
+                // `out` was full, so nothing was read: read on, because there is room for answers again.
                 Poll::Ready(Ok(())) if was_full => {}
                 _ => return Poll::Pending,
             }
@@ -279,9 +279,9 @@ impl<S: Connection> Task<S> {
         loop {
             self.state.borrow_mut().out.clear();
             match self.poll_receive(cx) {
-                // It has stopped at its answers, which nobody takes.
+                // Reading stopped because `out` is full of answers, which nobody takes: drop them.
                 Poll::Pending if self.state.borrow().out.len() >= MOST_OUT_BYTES => {}
-                // It has stopped at this turn's allowance. The next turn reads on, up to the end.
+                // Reading stopped at this turn's allowance. The next turn reads on, up to the end.
                 Poll::Pending if !self.stream.is_read_out() => return Poll::Pending,
                 _ => return Poll::Ready(()),
             }

@@ -24,7 +24,7 @@ pub(crate) struct Exchange<'a> {
     pub(crate) settings: &'a HttpSettings,
     /// One timer for each direction.
     pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
-    /// What an earlier attempt has taken of the client's body, and what this one takes.
+    /// The start of the client's body, for this attempt and a later one.
     pub(crate) start: &'a BodyStart,
 }
 
@@ -50,7 +50,7 @@ pub(crate) async fn run<I: Incoming, O: Outgoing>(
         }
     })?;
     let unfinished = Unfinished(lease);
-    // A body that was taken is not held back any more.
+    // If an earlier attempt has taken a part of the body, the client does not hold it back any more.
     let waits = head.expectation == Expectation::Continue && has_body && !start.was_taken();
     let state = Progress::new(waits, !has_body);
     let up = Up { stream: &stream, settings, time_limit: &time_limit.0, state: &state };
@@ -218,7 +218,7 @@ impl Down<'_> {
         outgoing.end(&self.stream.take_trailers()).await
     }
 
-    /// Waits for data. `false`: the end. `left`: what is to come, if that is known. Gathered bytes are sent before truepeer waits.
+    /// Waits for data. `false`: the end. `left`: the bytes that are still to come, if known. Sends gathered bytes before it waits.
     async fn data(
         &self,
         data: &mut Vec<u8>,

@@ -38,8 +38,8 @@ impl PingWatch {
         self.silent_for
     }
 
-    /// `begun` requests so far, of which `open` have not ended; `received` bytes so far. `ask` sends a PING. `false`: the origin has not
-    /// answered in time.
+    /// `begun`: the requests so far, of which `open` have not ended; `received`: the bytes so far. `ask` sends a PING. Returns `false` if the
+    /// origin has not answered in time.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,

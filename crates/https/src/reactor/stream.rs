@@ -134,7 +134,7 @@ impl TcpStream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // What came before the reset can still be read. Its event may not have been taken yet.
+                    // Bytes from before the reset can still be read, perhaps before their event was seen.
                     self.look_again();
                     return Poll::Ready(Err(error));
                 }

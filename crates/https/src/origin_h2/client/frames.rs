@@ -75,10 +75,10 @@ pub(super) fn without_padding(payload: &[u8], is_padded: bool) -> Option<&[u8]> 
     rest.get(..rest.len().checked_sub(padding.into())?)
 }
 
-/// How the origin's first bytes look.
+/// What the origin's first bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Preface {
-    /// They have not all come.
+    /// Too few have come to tell.
     Awaited,
     /// The SETTINGS frame with which HTTP/2 begins.
     Settings,

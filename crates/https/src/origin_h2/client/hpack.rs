@@ -9,7 +9,7 @@ const TABLE_BYTES: usize = 4096;
 /// The overhead of an entry, besides its text (RFC 7541 section 4.1).
 const ENTRY_BYTES: usize = 32;
 
-/// How many dropped entries' memory is kept, and how much for one: 2 KiB in all.
+/// The memory of so many dropped entries is kept, each up to so many bytes: 2 KiB in all.
 const MOST_SPARE: usize = 8;
 const MOST_SPARE_BYTES: usize = 256;
 
@@ -181,7 +181,7 @@ fn is_secret(name: &[u8]) -> bool {
     matches!(name, b"authorization" | b"cookie" | b"proxy-authorization")
 }
 
-/// Where the static table has the names that requests often carry.
+/// Indices in the static table of names that requests often carry.
 fn static_index(name: &[u8]) -> Option<usize> {
     Some(match name {
         b":authority" => 1,

@@ -1,5 +1,5 @@
-//! A small HTTP/2 client (RFC 9113), which `h2` could be but for its cost: its types, allocations and wake-ups took
-//! more time than all else that truepeer does for a request.
+//! A small HTTP/2 client (RFC 9113). `h2` could do the same, but its types, allocations and wake-ups took more time than all else that
+//! truepeer does for a request.
 //!
 //! ```text
 //! RequestStream::begin ─ HEADERS, DATA ─▶ State::out ─▶ one record and one send, at the end of the turn

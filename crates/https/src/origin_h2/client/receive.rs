@@ -18,7 +18,7 @@ use super::stream::{Stream, StreamError};
 use crate::exchange::MOST_INTERIM;
 use crate::read_buffer::Buffer;
 
-/// A header block may come in this many frames, and one more for each so many bytes: without a limit, empty ones would go on forever.
+/// The most frames of a header block: this many, and one more for each so many bytes. Without a limit, empty ones could go on forever.
 const MOST_BLOCK_FRAMES: usize = 32;
 const FRAME_BYTES: usize = 4 << 10;
 /// The longest header block. Beyond the limit of heads it is only decoded, because the connection's other streams need its table.
@@ -44,7 +44,7 @@ impl State {
             let Some(payload) = input.data().get(HEAD_BYTES..end) else { break };
             self.take_frame(head, payload)?;
             input.consume(end);
-            // Only once it is whole: requests must not begin before its parameters are known.
+            // Wait for the whole first frame: requests must not begin before its parameters are known.
             self.preface = Preface::Settings;
         }
         Ok(())
@@ -72,7 +72,7 @@ impl State {
 
     /// The open stream of a frame. `None`: it has ended, and the frame may have been on its way.
     fn stream_of(&self, head: FrameHead) -> Result<Option<Rc<RefCell<Stream>>>, Reason> {
-        // RFC 9113 5.1.1: truepeer's have odd numbers, the origin has none.
+        // RFC 9113 5.1.1: truepeer's streams have odd numbers, and the origin opens none.
         let was_begun = head.stream % 2 == 1 && head.stream < self.next;
         if was_begun { Ok(self.find(head.stream)) } else { Err(Reason::PROTOCOL_ERROR) }
     }
@@ -140,7 +140,7 @@ impl State {
         let is_endless = block.frames > MOST_BLOCK_FRAMES + bytes / FRAME_BYTES || bytes > MOST_BLOCK_BYTES;
         // A head within its limits fits twice: what is compressed is seldom longer.
         if is_endless || bytes > 2 * self.limits.head_bytes.max(MOST_PAYLOAD) {
-            // Its request is not repeated: the response would be as long again.
+            // Don't repeat the request: the response would be as long again.
             if let Some(stream) = self.find(block.stream) {
                 let error = StreamError::BadHead(HeadError::TooLong);
                 self.refuse(&mut stream.borrow_mut(), Reason::CANCEL, error);

@@ -16,15 +16,15 @@ use super::stream::{self, NotBegun, Stream, StreamError, head_flags};
 
 /// Streams at a time over one connection. More requests use another connection.
 pub(in super::super) const MOST_STREAMS: u32 = 128;
-/// Bytes of a response that truepeer holds for a slow client. The connection's window has room for all streams', so
-/// that such a client stops no others.
+/// The most bytes of a response that truepeer holds for a slow client. The connection's window has room for the windows of all streams, so such a
+/// client stops no others.
 pub(super) const STREAM_WINDOW: u32 = 128 << 10;
 pub(super) const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MOST_STREAMS;
 /// The windows before any SETTINGS (RFC 9113 section 6.9.2).
 const FIRST_WINDOW: u32 = 65_535;
 /// The largest window (RFC 9113 section 6.9.1).
 pub(super) const LARGEST_WINDOW: i64 = i32::MAX as i64;
-/// Where so many bytes wait to be sent, no body's data is added and nothing is read: two TLS records.
+/// While so many bytes wait to be sent, no body's data is added and nothing is read: two TLS records.
 pub(in super::super) const MOST_OUT_BYTES: usize = 32 << 10;
 /// An idle connection keeps no more than this of that memory.
 const KEPT_BYTES: usize = 4 << 10;
@@ -48,11 +48,11 @@ pub(in super::super) struct State {
     pub(super) decoder: Decoder,
     /// A header block of which more is to come.
     pub(super) block: Option<Block>,
-    /// What may be sent on all streams.
+    /// The bytes that may be sent on all streams together.
     pub(super) send_window: i64,
-    /// What the origin may send on all streams.
+    /// The bytes that the origin may send on all streams together.
     pub(super) receive_window: u32,
-    /// What was taken and not yet told to the origin.
+    /// Bytes that were taken and not yet given back to the origin's window.
     taken: u32,
     /// The origin's settings.
     pub(super) first_send_window: i64,
@@ -60,7 +60,7 @@ pub(in super::super) struct State {
     pub(super) preface: Preface,
     /// The origin takes no new streams (GOAWAY), or the connection has ended.
     pub(super) is_over: bool,
-    /// The stream that was woken first when there was room.
+    /// The stream that was woken first the last time that there was room.
     woken_first: u32,
     task: Option<Waker>,
 }
@@ -138,7 +138,7 @@ impl State {
         self.is_over
     }
 
-    /// How the origin's first bytes look.
+    /// What the origin's first bytes are.
     pub(in super::super) fn preface(&self) -> Preface {
         self.preface
     }
@@ -290,7 +290,7 @@ impl State {
         self.wake_for_room();
     }
 
-    /// There may be room for more data. Who is woken first may take all of it, so each time that is another stream.
+    /// Wakes the streams that wait for room. The first one may take all of it, so each time another stream is first.
     pub(super) fn wake_for_room(&mut self) {
         let next = self.streams.partition_point(|(id, _)| *id <= self.woken_first);
         let (last, first) = self.streams.split_at(next);

@@ -84,13 +84,13 @@ pub(super) struct Stream {
     /// Nothing more is sent: the request is whole, or the origin wants no more of it.
     pub(super) is_sent: bool,
     pub(super) error: Option<StreamError>,
-    /// What the origin may send.
+    /// The bytes that the origin may send.
     pub(super) receive_window: u32,
     /// Data that came and was not [released](RequestStream::release).
     pub(super) held: usize,
-    /// What was released and not yet told to the origin.
+    /// Bytes that were released and not yet given back to the origin's window.
     taken: u32,
-    /// What may be sent; below 0 after the origin has reduced it.
+    /// The bytes that may be sent; below 0 after the origin has reduced its window.
     pub(super) send_window: i64,
     pub(super) waits_for_room: bool,
     waker: Option<Waker>,
@@ -286,7 +286,7 @@ impl Drop for RequestStream {
         let mut state = self.state.borrow_mut();
         {
             let stream = self.stream.borrow();
-            // Also what was taken, and perhaps never delivered.
+            // Give back the window of all data, also of data that was taken but not delivered.
             state.release(stream.held);
             if state.remove(stream.id) {
                 frames::write_number(&mut state.out, RST_STREAM, stream.id, Reason::CANCEL.into());
