@@ -57,7 +57,7 @@ impl Policy {
         Ok(client)
     }
 
-    /// Whether this client is refused whoever names it (`--deny-clients`).
+    /// Whether this client is refused, whichever sender names it (`--deny-clients`).
     #[must_use]
     pub fn denies(&self, client: ClientAddr) -> bool {
         self.claims.deny.contains(client.ip())

@@ -75,10 +75,10 @@ pub trait Deliver: Send + Sync {
         None
     }
 
-    /// What must hold after a case has passed, by its logs.
+    /// Checks the logs after a case has passed.
     ///
     /// # Errors
-    /// What doesn't.
+    /// What they lack.
     fn verify(&self, _bed: &Bed, _case: &str) -> anyhow::Result<()> {
         Ok(())
     }

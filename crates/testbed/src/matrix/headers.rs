@@ -62,7 +62,7 @@ fn a_header_may_have_16_kib_and_no_more(bed: &Bed, by: &dyn Deliver) -> anyhow::
     let saw = who.ask(&padded(CAP)?, b"data")?;
     ensure!(saw.trim() == CLIENT4, "the backend saw {saw:?}");
     let mut stream = who.knock()?;
-    // It is refused by its length, so the end may come while the rest is written.
+    // truepeer refuses it by its length, so the connection may end while the rest is written.
     let _ = stream.write_all(&padded(CAP + 1)?);
     client::read_end(&mut stream)?;
     ensure!(who.backend.log().matches("accepted").count() == 1, "{}", who.backend.log());

@@ -193,7 +193,7 @@ impl Packet {
         Packet::new(by, from, protocol, &message)
     }
 
-    /// What an ICMP error says and quotes: kind, code, the rest of its header, and the packet as far as it is there.
+    /// The content of an ICMP error: type, code, the rest of its header, and as much of the quoted packet as it has.
     pub fn as_error(&self) -> Option<(u8, u8, u32, &[u8])> {
         let protocol = if self.is_ipv6() { ICMPV6 } else { ICMP };
         let (_, _, message) = read(&self.bytes, protocol)?;

@@ -11,8 +11,8 @@ use truepeer_bpf::Device;
 use crate::routes::netlink::Netlink;
 
 /// Returns the devices with these names. `all` selects every device that is up and has an address, because
-/// packets for this host end there. Not the ports of a bridge or bond, even with an address of their own (fe80::…): their packets
-/// would be processed twice.
+/// packets for this host end there. It leaves out the ports of a bridge or bond, even with an address of their own (fe80::…): the programs
+/// would see their packets twice.
 pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
     let mut netlink = Netlink::open()?;
     let with_address: BTreeSet<u32> =

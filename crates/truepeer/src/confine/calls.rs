@@ -71,7 +71,7 @@ pub(super) fn restrict(splices: bool) -> Result<usize> {
     let mut rules = rules()?;
     if splices {
         rules.insert(libc::SYS_bpf, tables()?);
-        // Of the tables, which an upgrade hands over.
+        // The locks of the tables, which an upgrade hands over.
         rules.insert(libc::SYS_flock, Vec::new());
     }
     let count = rules.len();

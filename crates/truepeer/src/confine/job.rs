@@ -62,7 +62,7 @@ impl Job {
         }
     }
 
-    /// What is known once they were to be opened.
+    /// Notes whether the tables could be opened. Without them it needs no privilege for them.
     pub(super) fn has_splice_tables(&mut self, has: bool) {
         self.splices = has;
         if !has {

@@ -82,7 +82,7 @@ impl<'a> Plan<'a> {
         self.process.admin.listen.iter().filter(is_ahead).collect()
     }
 
-    /// Whether it has the tables of spliced sessions. Without them it needs nothing for them.
+    /// Notes whether the process has the tables of spliced sessions. Without them it keeps no privilege for them.
     pub(crate) fn has_splice_tables(&mut self, has: bool) {
         self.job.has_splice_tables(has);
     }

@@ -32,11 +32,11 @@ pub(crate) struct CheckedListener {
     pub(crate) tls: Option<Arc<ServerTls>>,
     /// The backends, or the default origin.
     pub(crate) origin: CheckedOrigin,
-    /// The origins that get some requests only.
+    /// The origins for some hosts and paths.
     pub(crate) origins: Vec<CheckedOrigin>,
 }
 
-/// What was read for an origin.
+/// An origin's addresses and TLS files, as they were read.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedOrigin {
     pub(crate) backends: Backends,
@@ -46,12 +46,12 @@ pub(crate) struct CheckedOrigin {
 }
 
 impl CheckedOrigin {
-    /// Takes the addresses when everything has been read, so that all that is wrong is told at once.
+    /// Reads the TLS files. The caller passes the addresses later, after it has read everything else: so all problems are reported at once.
     fn read(
         tls: Option<&OriginTlsConfig>,
         with_http: bool,
     ) -> Result<impl FnOnce(Backends) -> Self + use<>, Problem> {
-        // Digested first: a file that changes meanwhile then differs at the next reload.
+        // Digest first: a file that changes meanwhile then differs at the next reload.
         let tls_digest = origin_digest(tls);
         let tls =
             tls.map(OriginTlsConfig::read).transpose().map_err(|error| Problem::tls(error, with_http))?;

@@ -33,9 +33,9 @@ pub(crate) struct HttpConfig {
     pub(crate) access_log: bool,
     /// How the default origin is checked.
     pub(crate) health: Option<HealthConfig>,
-    /// Those for some hosts and paths.
+    /// The origins for some hosts and paths.
     pub(crate) origins: Vec<OriginConfig>,
-    /// Without TLS: requests are sent on to https on this port.
+    /// Set for a listener without TLS that redirects requests to https on this port.
     pub(crate) redirect: Option<u16>,
     pub(crate) origin_protocol: OriginProtocolConfig,
     /// Idle connections to the origin, for each worker.
@@ -117,7 +117,7 @@ impl HttpConfig {
         }
     }
 
-    /// The form for the workers, with what was read for the default origin and for each of `origins`.
+    /// The form for the workers. `default` and `others`: the default origin and each of `origins`, as read.
     pub(crate) fn options(
         &self,
         default: &CheckedOrigin,
@@ -180,7 +180,7 @@ impl HttpConfig {
         }
     }
 
-    /// A listener that only redirects asks no origin.
+    /// The health of an origin's addresses. A listener that only redirects checks none.
     fn health_of(
         &self,
         rule: Option<&HealthConfig>,

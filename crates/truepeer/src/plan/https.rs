@@ -48,7 +48,7 @@ impl Config {
     }
 }
 
-/// The listeners of `--listen-http`. Those that redirect send clients to the named port, or to that of the first `--listen`: `https`.
+/// The listeners of `--listen-http`. They redirect to the named port or, without one, to `https`, the port of the first `--listen`.
 fn without_tls(
     spec: &HttpsSpec,
     template: &ListenerConfig,

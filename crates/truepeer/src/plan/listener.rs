@@ -206,8 +206,8 @@ impl ListenerConfig {
         })
     }
 
-    /// When sessions leave user space; `None`: never. TLS is truepeer's, and datagrams have no sessions. Segments that are translated are
-    /// routed without a mark.
+    /// When sessions leave user space; `None`: never. truepeer itself must do TLS, datagrams have no sessions, and translated segments don't
+    /// get the mark.
     pub(crate) fn splice_after(&self) -> Option<settings::SpliceAfter> {
         let may =
             self.wants_splice() && self.protocol == Protocol::Tcp && !self.needs_https() && self.mark == 0;
@@ -220,7 +220,7 @@ impl ListenerConfig {
         self.splice.mode != SpliceMode::Off
     }
 
-    /// Whether the kernel may make sessions by itself, or what is in the way; `None`: it is not asked to.
+    /// Whether the kernel may make sessions by itself. Err: the option that prevents it; `None`: `--splice full` was not given.
     pub(crate) fn splice_full(&self) -> Option<Result<(), &'static str>> {
         if self.splice.mode != SpliceMode::Full || self.protocol != Protocol::Tcp {
             return None;
@@ -281,7 +281,7 @@ impl ListenerConfig {
         Some(Read { allow: allow?, deny: deny?, backends: backends?, origins, certificates })
     }
 
-    /// The origins that get some requests only.
+    /// The origins for some hosts and paths.
     pub(super) fn origins(&self) -> impl Iterator<Item = &OriginConfig> + Clone {
         self.http.iter().flat_map(|http| &http.origins)
     }
@@ -302,7 +302,7 @@ impl ListenerConfig {
         })
     }
 
-    /// Origins that lack the family of some clients, from whose addresses they would have to be dialled.
+    /// Warnings of origins that must be dialled from the client's address but have no address of its family.
     fn missing_families(&self, read: &Read) -> Vec<String> {
         if self.http.is_none() || self.source() != Source::Client {
             return Vec::new();

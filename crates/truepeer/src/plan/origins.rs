@@ -33,7 +33,7 @@ pub(crate) struct OriginConfig {
 pub(crate) struct HealthConfig {
     /// `None`: by connecting.
     pub(crate) path: Option<String>,
-    /// The host that is asked for.
+    /// The host in the check's request.
     pub(crate) host: String,
     #[serde(with = "text::duration")]
     pub(crate) every: Duration,
@@ -73,7 +73,7 @@ pub(super) struct Written {
 const PLACE: ProblemPlace = ProblemPlace::Option("origin");
 const HEALTH: ProblemPlace = ProblemPlace::Option("origin-health");
 
-/// `None`: something is wrong, which is noted.
+/// The origins as they were written. `None`: something is wrong, and noted in `problems`.
 pub(super) fn origins(spec: &HttpsSpec, problems: &mut Problems) -> Option<Written> {
     for (at, one) in spec.origin.iter().enumerate() {
         problems.note(refuse_second(&spec.origin[..at], one));
@@ -131,7 +131,7 @@ fn refuse_second_rule(before: &[HealthOption], rule: &HealthOption) -> Result<()
     Err(Problem::Value { place: HEALTH, value, expected: expected.to_owned() })
 }
 
-/// The rule of this origin, or the one of all.
+/// The origin's own rule, or the one without a match.
 fn health(spec: &HttpsSpec, origin: &OriginRule) -> Option<HealthConfig> {
     let own = spec.origin_health.iter().find(|rule| rule.of.is_some() && rule.of == origin.serves);
     let rule = own.or_else(|| spec.origin_health.iter().find(|rule| rule.of.is_none()))?;
@@ -139,7 +139,7 @@ fn health(spec: &HttpsSpec, origin: &OriginRule) -> Option<HealthConfig> {
     Some(HealthConfig { path: rule.path.clone(), host, every: rule.every })
 }
 
-/// The host that a check asks for: the one in the origin's requests, or the name of its certificate, or the URL's.
+/// The host in a check's request: that of the origin's match, or else `--origin-name` for https, or else the URL's.
 fn asked_host(spec: &HttpsSpec, origin: &OriginRule) -> String {
     let host = origin.serves.as_ref().and_then(|serves| serves.host.as_ref());
     if let Some(host) = host.filter(|host| !host.starts_with('*')) {
@@ -176,7 +176,7 @@ pub(super) fn tls(spec: &HttpsSpec, url: &OriginUrl) -> Option<OriginTlsConfig> 
     })
 }
 
-/// Options about TLS with origins, without an origin that uses it.
+/// Refuses options about TLS with origins if no origin uses it.
 pub(super) fn refuse_idle_tls(spec: &HttpsSpec) -> Result<(), Problem> {
     let origin = &spec.origin_tls;
     if spec.origin.iter().any(|origin| origin.url.is_https) {

@@ -16,7 +16,7 @@ pub(crate) struct Read {
     pub(crate) deny: PrefixSet,
     /// The addresses of host names.
     pub(crate) backends: Backends,
-    /// The same for the origins that get some requests only.
+    /// The same for the origins for some hosts and paths.
     pub(crate) origins: Vec<Backends>,
     /// The contents of certificates, keys and authorities; only compared.
     pub(super) certificates: u64,

@@ -97,7 +97,7 @@ pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result
     Ok(outcome)
 }
 
-/// Whether nothing of the plan is missing. Changes nothing.
+/// Whether the plan's rules and routes are all in place. Changes nothing.
 pub(crate) fn is_in_place(netlink: &mut Netlink, plan: &RoutePlan) -> Result<bool, NetlinkError> {
     let kernel = KernelRoutes::read(netlink, table_of(plan))?;
     let is_there = |item: &Item| void(&item.need).is_some() || kernel.satisfied_by(&item.need).is_some();

@@ -32,15 +32,15 @@ pub(crate) enum RoutesMode {
 pub(crate) struct RoutesGuard {
     owner: Option<Owner>,
     upstream_mark: Option<u32>,
-    /// What is in place, and is put back if another program removes it.
+    /// The rules and routes that are in place. If another program removes them, they are added again.
     kept: Option<RoutePlan>,
-    /// When a warning was last logged of putting back.
+    /// When the last warning of that was logged.
     warned: Option<Instant>,
-    /// The last look found something missing, and the lock held by another process.
+    /// The last look found rules missing, but another process held the lock.
     has_met_lock: bool,
 }
 
-/// At most one warning in so long: another program may remove a rule again and again.
+/// The least time between two warnings: another program may remove a rule again and again.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 impl RoutesGuard {
@@ -76,7 +76,7 @@ impl RoutesGuard {
         };
         // Without its rule the mark is useless, and another program's rule may match it.
         let upstream_mark = setup.mark.or(plan.upstream_mark.filter(|_| holds));
-        // Who isn't counted removes nothing at the end, and so adds nothing meanwhile.
+        // A process that isn't counted removes nothing at its end, so it adds nothing meanwhile.
         let kept = (owner.is_some() && !plan.items.is_empty()).then_some(plan);
         let guard = Self { owner, upstream_mark, kept, warned: None, has_met_lock: false };
         anyhow::ensure!(holds || mode != RoutesMode::Auto, "--routes auto: not all routes could be made");
@@ -88,8 +88,9 @@ impl RoutesGuard {
         self.kept.is_some()
     }
 
-    /// Adds again what another program has removed. It never waits for the [`RulesLock`], which any local user can hold: if another
-    /// process holds it, that may be a truepeer that is adding the same, so only the next look goes on without it.
+    /// Adds again the rules and routes that another program has removed. It never waits for the [`RulesLock`], which any local user can
+    /// hold. If another process holds it, that may be a truepeer that adds the same rules: so this look does nothing, and the next one goes on
+    /// without the lock.
     pub(crate) fn restore(&mut self, now: Instant) {
         let Some(plan) = &self.kept else { return };
         let looked = Netlink::open().and_then(|mut netlink| apply::is_in_place(&mut netlink, plan));

@@ -221,7 +221,7 @@ pub(crate) struct RulesLock {
 }
 
 impl RulesLock {
-    /// Takes it if it is free.
+    /// Takes the lock if it is free.
     pub(crate) fn try_acquire() -> Option<Self> {
         lock().ok().map(|name| Self { _name: Some(name) })
     }

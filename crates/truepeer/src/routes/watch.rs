@@ -1,7 +1,7 @@
-//! Notices that something else has changed rules or devices. systemd-networkd removes rules that it does not know whenever it starts
+//! Notices when another program changes rules or devices. systemd-networkd removes rules that it does not know whenever it starts
 //! (`ManageForeignRoutingPolicyRules=`), and a loopback interface that goes down takes its routes along.
 //!
-//! Changes of routes are not asked for: a router's tables change all the time. So the routes are looked at now and then as well.
+//! It doesn't subscribe to changes of routes, because a router's tables change all the time. So truepeer also looks every [`INTERVAL`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// How often everything is looked at, even if nothing was noticed.
+/// The longest time between two looks.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// From a change to the look: a program that removes rules adds its own right after that.
+/// The time from a change to the look: a program that removes rules adds its own right after that.
 const SETTLING: Duration = Duration::from_millis(50);
-/// Between two looks, however much changes.
+/// The shortest time between two looks, however much changes.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Linux' groups of messages (linux/rtnetlink.h): devices, rules of IPv4, rules of IPv6.
 const GROUPS: [u32; 3] = [1, 8, 19];
-/// How many messages are read for one look; what is left is read after the next poll().
+/// The most messages that are read for one look; the rest is read after the next poll().
 const MOST_MESSAGES: usize = 1000;
 
-/// When to look.
+/// Tells when to look at rules and routes.
 pub(crate) struct RoutesWatch {
     socket: Socket,
     looks: Looks,
@@ -30,7 +30,7 @@ impl RoutesWatch {
     /// Listens in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// A failed system call on the netlink socket.
     pub(crate) fn begin(now: Instant) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -39,12 +39,12 @@ impl RoutesWatch {
         Ok(Self { socket, looks: Looks::from(now) })
     }
 
-    /// When [`Self::is_due`] has to be asked, unless the socket becomes readable before.
+    /// When to call [`Self::is_due`] at the latest; earlier if the socket becomes readable.
     pub(crate) fn next_look(&self) -> Instant {
         self.looks.next
     }
 
-    /// Whether to look now. Reads what has been noticed.
+    /// Whether to look now. Reads the socket's messages.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let has_noticed = self.has_noticed();
         self.looks.is_due(has_noticed, now)

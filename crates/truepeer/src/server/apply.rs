@@ -50,7 +50,7 @@ pub(super) struct Engines {
     pub(super) journal: Arc<Journal>,
     /// Rung when a worker has ended unexpectedly, and when the last one of an engine has ended after a drain.
     bell: Bell,
-    /// The programs that sessions can be handed over to, and those that make sessions.
+    /// The kernel's programs that take sessions over, and those that make sessions.
     programs: Programs,
 }
 
@@ -108,7 +108,8 @@ impl Engines {
         Ok(changes)
     }
 
-    /// Listeners are opened before others are closed.
+    /// Offers the kernel's programs again the listeners that they did not take. New listeners are opened before old ones are closed, so now
+    /// there may be room.
     fn settle(&mut self) {
         let Some(full) = &mut self.programs.full else { return };
         for listener in &self.running {
@@ -298,7 +299,7 @@ impl Engines {
         leaves && self.programs.splices.as_ref().is_some_and(|splices| splices.has_unwatched())
     }
 
-    /// Another process has the sessions that have left user space.
+    /// Lets another process have the sessions that have left user space.
     pub(super) fn release_spliced(&mut self) -> Result<(), EngineError> {
         self.programs.full.iter().for_each(FullListeners::leave_all);
         self.relay.as_mut().map_or(Ok(()), Relay::release_spliced)

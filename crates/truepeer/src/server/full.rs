@@ -14,16 +14,17 @@ use crate::plan::CheckedListener;
 use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 
-/// The programs, and whom they serve.
+/// The programs, and the listeners that they serve.
 pub(super) struct FullListeners {
     full: Arc<Full>,
-    /// Read before the process confines itself. A claim of one that comes later ends when truepeer learns of the session.
+    /// This host's addresses, read before the process confines itself. If the host gets another one, the kernel still makes sessions that claim
+    /// it, and truepeer ends each when it learns of it.
     own_addresses: BTreeSet<IpAddr>,
     /// `[::]` takes IPv4 connections, too.
     is_dual: bool,
-    /// Where each listens.
+    /// The address of each listener.
     at: BTreeMap<ListenerId, SocketAddr>,
-    /// Those that the programs did not take, to be [tried again](Self::try_again).
+    /// Listeners that the programs did not take; they are [tried again](Self::try_again).
     not_taken: BTreeSet<ListenerId>,
 }
 
@@ -48,7 +49,7 @@ impl FullListeners {
         Arc::clone(&self.full)
     }
 
-    /// A listener has been opened here.
+    /// Serves a listener that has been opened at these addresses.
     pub(super) fn open(&mut self, id: ListenerId, listener: &CheckedListener, addresses: &[SocketAddr]) {
         if let Some(&address) = addresses.first() {
             self.at.insert(id, address);
@@ -56,7 +57,7 @@ impl FullListeners {
         self.set_rules(id, listener);
     }
 
-    /// From now on these rules apply. What the kernel can't do is truepeer's.
+    /// Applies the listener's rules. If they need more than the kernel can do, truepeer gets its connections.
     pub(super) fn set_rules(&mut self, id: ListenerId, listener: &CheckedListener) {
         self.not_taken.remove(&id);
         if listener.config.splice_full() != Some(Ok(())) {
@@ -84,7 +85,7 @@ impl FullListeners {
         }
     }
 
-    /// After a change of the listeners: those that have left have made room.
+    /// Serves a listener that the programs did not take, because others may have made room.
     pub(super) fn try_again(&mut self, id: ListenerId, listener: &CheckedListener) {
         if self.not_taken.contains(&id) {
             self.serve(id, listener);
@@ -113,17 +114,17 @@ impl FullListeners {
         }
     }
 
-    /// Connections to it are truepeer's.
+    /// Leaves the listener's connections to truepeer.
     pub(super) fn leave(&self, id: ListenerId) {
         self.leave_to(id, Unspoken::ToListener);
     }
 
-    /// Likewise to any: another process has their sockets.
+    /// The same for all listeners, because another process has their sockets.
     pub(super) fn leave_all(&self) {
         self.at.keys().for_each(|id| self.leave(*id));
     }
 
-    /// Their sockets are about to be closed.
+    /// Leaves all listeners, whose sockets are about to be closed.
     pub(super) fn drain(&self) {
         self.at.keys().for_each(|id| self.leave_to(*id, Unspoken::ByKernel));
     }

@@ -92,9 +92,9 @@ struct Server<'a> {
     /// The drain's time is over, and the last replies may still come.
     is_ending: bool,
     confined: Confined,
-    /// The kernel's programs for spliced sessions are loaded.
+    /// Whether the kernel's programs for spliced sessions are loaded.
     splices: bool,
-    /// Likewise those that make sessions.
+    /// Whether those that make sessions are loaded.
     makes_sessions: bool,
 }
 

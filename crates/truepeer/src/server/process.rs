@@ -255,7 +255,7 @@ impl Process {
         Ok(adopted)
     }
 
-    /// The sessions that go on without truepeer need the rules and routes.
+    /// Leaves rules and routes in place if sessions that need them go on without truepeer.
     pub(super) fn leave_routes(&mut self) {
         if self.engines.leave_sessions() {
             std::mem::forget(std::mem::take(&mut self.routes));

@@ -12,7 +12,7 @@ use crate::routes::watch::RoutesWatch;
 #[derive(Default)]
 pub(super) struct Routes {
     guards: Vec<(Setup, RoutesGuard)>,
-    /// While there is anything to look after.
+    /// Set once a guard has rules to look after.
     watch: Option<RoutesWatch>,
 }
 
@@ -48,7 +48,7 @@ impl Routes {
         self.watch.as_ref().map(RoutesWatch::next_look)
     }
 
-    /// Adds again what another program has removed.
+    /// Adds again the rules and routes that another program has removed.
     pub(super) fn restore_if_due(&mut self, now: Instant) {
         if self.watch.as_mut().is_some_and(|watch| watch.is_due(now)) {
             self.guards.iter_mut().for_each(|(_, guard)| guard.restore(now));

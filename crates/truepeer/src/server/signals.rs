@@ -1,4 +1,4 @@
-//! The server's events: signals, the engines' bell, a descriptor that is watched, and a deadline.
+//! The server's events: signals, the engines' bell, a watched descriptor, and a deadline.
 //!
 //! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
 //! on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are non-blocking, and

@@ -12,20 +12,20 @@ use super::full::FullListeners;
 use crate::attach::find_devices;
 use crate::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 
-/// Apart from the pins of `attach`, which lists what it finds in its directory.
+/// A directory apart from that of `attach`, which lists all pins that it finds in its own.
 const PINS: &str = "/sys/fs/bpf/truepeer-splice";
-/// What they take is in docs/internals/splice.md.
+/// docs/internals/splice.md says how much memory they take.
 const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");
 
-/// What listeners may use.
+/// The kernel's programs that listeners may use.
 #[derive(Default)]
 pub(super) struct Programs {
-    /// If no listener wants them, it is what an earlier process has left.
+    /// If no listener wants to splice: the tables of an earlier process, if there are any.
     pub(super) splices: Option<Arc<Splices>>,
     pub(super) full: Option<FullListeners>,
 }
 
-/// What is not possible here is logged.
+/// Loads the programs that the listeners want. If that fails, it logs the reason, and sessions are relayed.
 pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
     warn_of_marks(process);
     if !is_wanted(process) {
@@ -83,7 +83,7 @@ fn warn_of_marks(process: &ProcessConfig) {
     }
 }
 
-/// A reload loads no programs: the process has given up what that takes.
+/// A reload loads no programs, because the process has given up the privileges for that.
 pub(super) fn warn_of_reload(process: &ProcessConfig, is_loaded: bool, is_full_loaded: bool) {
     warn_of_marks(process);
     if is_loaded && !is_full_loaded && wants_full(process) {
@@ -98,7 +98,7 @@ pub(super) fn warn_of_reload(process: &ProcessConfig, is_loaded: bool, is_full_l
     }
 }
 
-/// Sessions of an earlier process may go on, with clients' addresses that are not free.
+/// The tables of an earlier process: its sessions may go on, and their clients' addresses are not free.
 fn left_behind() -> Option<Arc<Splices>> {
     if !truepeer_bpf::are_built_in() {
         return None;

@@ -80,7 +80,7 @@ fn is_in_path(byte: u8) -> bool {
     byte.is_ascii_graphic() && byte != b'#'
 }
 
-/// The one way to write a name (which may begin with `*.`) or an address, without a port. `None`: it is neither.
+/// The canonical form of a name (which may begin with `*.`) or an address, without a port. `None`: it is neither.
 fn host_of(text: &str) -> Option<String> {
     if let Some(inner) = text.strip_prefix('[') {
         let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;

@@ -38,10 +38,10 @@ pub(super) fn mode(text: &str) -> Result<SpliceMode, String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SpliceLinger {
-    /// A stop waits for them as for other sessions, and ends them then.
+    /// A stop waits for sessions that have left user space as for all others, then ends them.
     #[default]
     Drain,
-    /// They go on.
+    /// They go on after a stop.
     Leave,
 }
 
