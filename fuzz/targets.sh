@@ -12,7 +12,7 @@ out=${CARGO_TARGET_DIR:-$(cd .. && pwd)/target}/fuzz
 features=() without='^$'
 if [ "${FUZZ_HTTPS:-}" = 0 ]; then features=(--no-default-features) without=required-features; fi
 mapfile -t targets < <(awk -v RS= -v without="$without" '/^\[\[bin\]\]/ && $0 !~ without' Cargo.toml | sed -n 's/^name = "\(.*\)"$/\1/p')
-# FUZZ_TARGETS: the names of some.
+# FUZZ_TARGETS: only these targets.
 read -ra targets <<<"${FUZZ_TARGETS:-${targets[*]}}"
 
 skip() {
@@ -30,10 +30,10 @@ mkdir -p "$out/artifacts"
 # The seeds first, without instrumentation: an instrumented program needs libFuzzer's main.
 rm -rf "$out/seeds"
 CARGO_TARGET_DIR=$out cargo run --quiet --locked --release -p truepeer-fuzz-seeds -- write "$out/seeds"
-# Some targets begin with nothing.
+# Some targets have no seeds: make their directories, too.
 for target in "${targets[@]}"; do mkdir -p "$out/seeds/$target"; done
 
-# build FLAGS: with --target given, they do not reach build scripts, which could not be linked with them.
+# build FLAGS DIRECTORY: builds the targets with these flags of rustc. --target keeps the flags from build scripts, which can't be linked with them.
 build() {
   RUSTFLAGS="--cfg fuzzing $1" CARGO_TARGET_DIR=$2 cargo build --quiet --locked --release --target "$host" "${features[@]}"
 }

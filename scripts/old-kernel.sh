@@ -16,7 +16,7 @@ tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belong
        an_ended_flow_does_not_translate_other_connections cut::)
 # again:: is two tests there: the others need Linux 6.9. Datagrams, links that lose packets, and floods take too long under emulation.
 packets=(damage:: handshake:: paths:: unjudged:: holds:: again::)
-# Few of each, and only short ones: every packet costs fifty times as much here.
+# Only a few short tests of each kind: every packet costs fifty times as much here.
 models=(splice_in_does_what_its_model_says errors_go a_segment_that_is_too_long a_window_probe a_damaged_segment_teaches what_follows_a_damaged)
 links=(questions_and_answers_over_good_links questions_and_answers_over_bad_links_by_ipv4 bulk_both_ways_over_good_links_by_ipv6
        a_reset_in_the_tail learns_of_a_path a_third_host)
@@ -71,7 +71,7 @@ modules=$(find "$root" -type d -path "*lib/modules/$version/kernel" | head -1)
 say "building"
 built=$(cargo test --workspace --test attach --test packets --test splice --test links --bin truepeer --no-run --message-format=json 2>"$home/build.log") ||
   { tail -20 "$home/build.log"; exit 1; }
-# A test of this name, in a crate of this one: two crates have one called splice.
+# binary_of TEST CRATE: two crates have a test called splice.
 binary_of() { grep "crates/$2[/#]" <<<"$built" | grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' | tail -1 | cut -d'"' -f4; }
 truepeer=$target/debug/truepeer
 
@@ -142,7 +142,7 @@ LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/
   -nodefaults -nographic -vga none -nic none -serial stdio -no-reboot -kernel "$kernel" -initrd "$home/initramfs" \
   -append "console=ttyS0 quiet panic=-1 no_timer_check init=/init" </dev/null 2>"$home/qemu.log" | tee "$home/console.log" || true
 say "took $((SECONDS - start)) s"
-# Not by test: some print what they have seen before their "ok".
+# Count by the summaries: some tests print figures before their "ok".
 passed=$(awk '/^test result: ok/ { passed += $4 } END { print passed + 0 }' "$home/console.log")
 if grep -q '^old-kernel: 0 failed' "$home/console.log" && [ "$passed" -ge $((${#tests[@]} + ${#packets[@]} + ${#models[@]} + ${#links[@]})) ]; then
   say "$passed passed on Linux $version"

@@ -42,7 +42,7 @@ check_tests() {
   count_tests "$name" "${PIPESTATUS[0]}" "$start"
 }
 
-# Adds the counts in a log: name, the command's status, when it was started.
+# count_tests NAME STATUS START: adds up the counts in a log of a command with this status, started at this second.
 count_tests() {
   local name=$1 status=$2 log=$logs/$1.log before=$failed ours p f s
   ours=$(awk '/^test result: / { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i-1)
@@ -57,8 +57,7 @@ count_tests() {
   echo "    $name took $((SECONDS - $3)) s"
 }
 
-# The tests of the workspace: one after the other they mostly wait, for repeated segments and time-outs. So those of packets run beside
-# all others.
+# The tests of the workspace. Those of packets mostly wait for repeated segments and time-outs, so they run beside all others.
 packet_tests=(attach packets links model udp_model splice)
 check_workspace_tests() {
   local start=$SECONDS others=() packets=() name status

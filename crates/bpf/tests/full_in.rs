@@ -1,6 +1,6 @@
-//! `full_in` on two CPUs at once: the place of a dial goes from one connection to another while segments of the first one come. Each session must
-//! begin, as its own client and with its own bytes, and no lock or key of a dial may be left. The moment between look-up and lock is too short to be met
-//! by chance, so in the other test the program stops there.
+//! `full_in` on two CPUs at once: another connection gets the place of a dial while segments of the first one come. Each session must
+//! begin, as its own client and with its own bytes, and no lock or key of a dial may be left. The moment between look-up and lock is too short to
+//! hit by chance, so in the other test the program stops there.
 //!
 //! `ROUNDS=N` tries so many times.
 
@@ -21,9 +21,9 @@ use truepeer_testbed::{Bed, Test, ip_here, skip};
 const DOOR: &str = "127.0.0.1:8443";
 const BACKEND: &str = "127.0.0.1:80";
 const PASS: i32 = -1;
-/// Where each dial of a round stands.
+/// The place of each dial of a round.
 const PLACE: u32 = 77;
-/// Of the first senders, from 10,000 on; the second ones follow.
+/// The number of ports of the first senders, from 10,000 on; those of the second ones follow.
 const PORTS: u16 = 20_000;
 
 fn main() -> ExitCode {
@@ -150,11 +150,11 @@ fn answer_to(syn: &Segment) -> Result<Vec<u8>> {
 fn pin_to(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
-    // Where it is not allowed: the threads run where they may.
+    // If it is not allowed, the threads run on any CPU.
     let _ = sched_setaffinity(None, &set);
 }
 
-/// What another CPU shows to the program all the time.
+/// The segment that another CPU shows to the program all the time.
 #[derive(Default)]
 struct Late {
     frames: Mutex<Vec<Vec<u8>>>,

@@ -1,4 +1,4 @@
-//! Segments with one other bit than was sent.
+//! Segments with one wrong bit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, Segment, timestamps};
 use crate::made_up::{Case, LINK_HEADER, frame_by};
 use crate::model::{SAID, TOLD};
 
-/// One that the peer sends next, and that would be learnt from.
+/// The peer's next segment, from which the program would learn.
 fn next_one(chance: &mut Chance) -> Case {
     let mut case = Case::make(chance);
     (case.is_copy, case.damage) = (false, None);
@@ -78,7 +78,7 @@ fn changed(was: &FaceState, is: &FaceState) -> impl Iterator<Item = &'static str
     words(was).into_iter().zip(words(is)).filter(|(was, is)| was != is).map(|((name, _), _)| name)
 }
 
-/// Whichever bit is another: nothing is learnt of it.
+/// Whichever bit is wrong, the program learns nothing from the segment.
 pub(crate) fn teaches_nothing(bed: &Bed) -> Result<()> {
     let mut door = crate::door(bed)?;
     let mut taught: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();

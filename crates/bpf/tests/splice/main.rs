@@ -108,7 +108,7 @@ fn one(door: &mut SpliceDoor, case: &Case) -> Result<&'static str> {
     Ok(fate.name())
 }
 
-/// Its receiver answers a number that it does not expect, and takes no notice of the question otherwise.
+/// A window probe keeps its number: its receiver answers because it does not expect that number, and ignores the segment otherwise.
 fn window_probe(bed: &Bed) -> Result<()> {
     let mut door = door(bed)?;
     for number in 0..2000 {
@@ -137,7 +137,7 @@ fn window_probe(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Whatever has raised `una` further than the peer will acknowledge for a while: its segments go on all the same.
+/// If something has raised `una` beyond the peer's acknowledgements, its segments still go on.
 fn poisoned(bed: &Bed) -> Result<()> {
     let mut door = door(bed)?;
     for number in 0..200 {
@@ -176,7 +176,7 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
         door.set(case.stage, case.tuples(), case.faces)?;
         door.comes_in(&case.frame(), case.device, false)?;
         let (stage, mut faces) = door.state();
-        // It is counted as any.
+        // A blind segment is counted like any other.
         faces.iter_mut().zip(case.faces).for_each(|(face, was)| face.segments = was.segments);
         // A window of 64 KiB is hit once in 65,536 times, and the acknowledgement besides; a SYN after the end needs half of all numbers.
         let is_syn_after_end = matches!(case.stage, Stage::Closing | Stage::Dead) && stage == Stage::Gone;
@@ -189,7 +189,7 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// What a segment of a spliced session takes. Its flow leads to where it comes from, so each round translates the same segment.
+/// Measures the time for a segment of a spliced session. The flow leads back to its own beginning, so each round translates the same segment.
 fn pays_little(bed: &Bed) -> Result<()> {
     const MOST: Duration = Duration::from_nanos(500);
     let mut door = door(bed)?;
@@ -227,7 +227,7 @@ fn pays_little(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Of several rounds the cheapest: in the others the machine did something else, too.
+/// Takes the cheapest of several rounds: in the others the machine did something else, too.
 fn others_pay(bed: &Bed) -> Result<()> {
     const MOST: Duration = Duration::from_nanos(150);
     let mut door = door(bed)?;

@@ -1,4 +1,4 @@
-//! What becomes of a segment in a flow: the rules of docs/internals/splice.md, written once more without a look at the program.
+//! A model of `splice_in`: the rules of docs/internals/splice.md for a segment in a flow, written independently of the program.
 
 use std::net::SocketAddr;
 
@@ -80,7 +80,7 @@ fn is_late_ack(segment: &Segment, face: &FaceState) -> bool {
         && !is_before(segment.ack, face.una)
 }
 
-/// Whoever repeats it acknowledges more.
+/// Drop such a segment in TAIL: its sender repeats it with a newer acknowledgement.
 fn is_ack_too_old(segment: &Segment, face: &FaceState) -> bool {
     segment.flags & ACK != 0
         && face.known & SAID != 0

@@ -1,6 +1,6 @@
 //! Sessions made and scheduled by a fuzzer's bytes: what each party does, and what happens next.
 //!
-//! The parties' streams and scripts are the oracle. Nothing about a session's own state is consulted.
+//! The parties' streams and scripts are the oracle. It never looks at a session's own state.
 
 use rustix::io::Errno;
 use truepeer_session::CloseReason;

@@ -86,7 +86,7 @@ fn blind(
     let flags = if has_syns { flags } else { flags & !SYN };
     let len = chance.one_of(&[0, 0, 1, 500, 1400]);
     let payload = if flags & (RST | SYN) == 0 { chance.bytes(len) } else { Vec::new() };
-    // A window of zero stops whoever believes it.
+    // A peer that believes a window of zero stops.
     let window = chance.one_of(&[0, 0, 1, 1000, u16::MAX]);
     let options = if chance.below(2) == 0 { timestamps(value, echo) } else { Vec::new() };
     let segment = Segment { seq, ack, flags, window, payload, options, ..Segment::new(peer, own) };
@@ -117,7 +117,7 @@ fn settle(session: &ByHand) -> Vec<(String, u64)> {
     }
 }
 
-/// A peer that is made to answer may offer more than before, as it has read meanwhile.
+/// Ignores a wider window: a peer that had to answer may have read more meanwhile.
 fn is_same(was: &(String, u64), is: &(String, u64)) -> bool {
     let grown = is.1.wrapping_sub(was.1) & 0xffff_ffff;
     was == is || (["edge", "said_edge", "max_window"].contains(&was.0.as_str()) && grown < 1 << 20)
@@ -203,7 +203,7 @@ pub(crate) fn sweep(bed: &Bed, v6: bool) -> Result<()> {
     let before = settle(&session);
     let (acks, nxts) = (words(&before, "ack"), words(&before, "nxt"));
     for (side, (peer, own)) in session.tuples.into_iter().enumerate() {
-        // What the peer would have to say for its reset to count, and what it would acknowledge.
+        // The number of a reset that would count, and the acknowledgement of a segment that would.
         let (exact, nxt) = (acks[side], nxts[side]);
         let mut segment = Segment::new(peer, own);
         for off in (0..2 * NEAR).map(|off| off.wrapping_sub(NEAR)).filter(|off| *off != 0) {
@@ -237,7 +237,7 @@ pub(crate) fn sweep_in_flight(bed: &Bed, v6: bool) -> Result<()> {
     let third = ThirdHost::join(&line)?;
     let mut session = line.spliced(v6)?;
     session.say(0, &[5; 3000])?;
-    // What the sender says from now on is lost behind the relay.
+    // From now on the sender's segments are lost behind the relay.
     let (peer, own) = session.tuples[0];
     let away = format!("route add blackhole {}/{}", session.tuples[1].0.ip(), if v6 { 128 } else { 32 });
     line.host("far").ip(&[&away])?;
@@ -261,7 +261,7 @@ pub(crate) fn sweep_in_flight(bed: &Bed, v6: bool) -> Result<()> {
     session.say(1, b"and back")
 }
 
-/// A reset may be one that nobody believes, so the addresses are free a second later.
+/// The other peer may not believe a reset, so the addresses are free only a second later.
 pub(crate) fn syn_after_reset(bed: &Bed, v6: bool) -> Result<()> {
     const DEAD: u64 = 5;
     const GONE: u64 = 6;

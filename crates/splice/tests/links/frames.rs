@@ -16,7 +16,7 @@ use crate::line::Line;
 
 const RELAYS_LINK: [u8; 6] = [2, 0, 0, 0, 8, 1];
 
-/// A tag of VLAN 0 says a priority only, and the segment goes on without it. Others are for devices that this host has not.
+/// A tag of VLAN 0 carries only a priority, and the segment goes on without it. Other tags belong to devices that this host doesn't have.
 pub(crate) fn tagged(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let [a, b, c, d, e, f] = RELAYS_LINK;
@@ -63,7 +63,7 @@ impl Chain {
     }
 }
 
-/// What is translated from loopback to loopback does not come in again, so the second session stays.
+/// Segments that are translated from loopback to loopback don't come in again, so the second session stays.
 pub(crate) fn chained(bed: &Bed) -> Result<()> {
     let line = Line::make(bed)?;
     line.host("relay").run(|| -> Result<()> {

@@ -1,4 +1,4 @@
-//! Five hosts in a line. The relay in the middle translates; whoever stands on a router is a third host.
+//! Five hosts in a line. The relay in the middle translates; a third host sends from a router.
 //!
 //! ```text
 //! sender ── near ── relay ── far ── backend
@@ -157,7 +157,7 @@ impl Line {
 /// The backend of a session, and how it is reached.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backend {
-    /// Of the relay's host; otherwise it is a host of its own.
+    /// The backend is on the relay's host; otherwise on its own.
     pub(crate) is_on_loopback: bool,
     pub(crate) has_short_segments: bool,
     pub(crate) receive_buffer: Option<usize>,
@@ -248,7 +248,7 @@ impl ByHand {
         Ok(())
     }
 
-    /// What lies in the relay's sockets goes on.
+    /// Relays the bytes in the relay's sockets.
     fn relay(&mut self) -> Result<()> {
         let Some(sockets) = &self.sockets else { return Ok(()) };
         let mut buffer = vec![0; 1 << 16];
@@ -314,7 +314,7 @@ impl ByHand {
         Ok(self.handover.progress() == Progress::Armed && self.handover.waits_for_windows())
     }
 
-    /// As when truepeer is killed: both sockets are closed.
+    /// Closes both sockets, as if truepeer was killed.
     pub(crate) fn die(&mut self) {
         self.sockets = None;
     }
@@ -324,7 +324,7 @@ impl ByHand {
         self.flow = FlowOf::Nobody;
     }
 
-    /// What the tables know of it, the words of both faces one after the other. Without what counts or tells the time.
+    /// The session's entry in the tables, the words of both faces one after the other, without counters and times.
     pub(crate) fn entry(&self) -> Vec<(String, u64)> {
         const CHANGES: [&str; 6] = ["bytes", "segments", "asked_ns", "tsval", "since_ns", "place"];
         let text = match &self.flow {

@@ -1,4 +1,4 @@
-//! What is left of flows whose places or addresses are used again.
+//! Flows whose places or addresses another session uses.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
@@ -55,7 +55,7 @@ impl Table {
     }
 }
 
-/// The one before was killed while it attached its programs.
+/// An earlier truepeer was killed while it attached its programs.
 pub(crate) fn an_heir_of_empty_tables_begins_flows(bed: &Bed) -> Result<()> {
     let pins = crate::stand::pins(bed)?;
     let table = Table::of(|| {
@@ -83,7 +83,7 @@ fn only_entry(directory: &Path) -> Result<PathBuf> {
     Ok(entries[0].path())
 }
 
-/// The sweeper may come to a flow so late that another one has its place: it must not reset that one's peers.
+/// If the sweeper comes to a flow so late that another flow has its place, it must not reset the other's peers.
 pub(crate) fn a_forgotten_flow_keeps_its_addresses(bed: &Bed) -> Result<()> {
     let table = Table::make(bed)?;
     let forgotten = table.arm(1)?.let_go().forget();
@@ -95,7 +95,7 @@ pub(crate) fn a_forgotten_flow_keeps_its_addresses(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A new connection has made room for itself: what is done with the old flow leaves the new one's keys alone.
+/// A new connection has taken the old flow's addresses: ending the old flow leaves the new one's keys alone.
 pub(crate) fn what_made_room_keeps_its_keys(bed: &Bed) -> Result<()> {
     let table = Table::make(bed)?;
     let old = table.arm(1)?;

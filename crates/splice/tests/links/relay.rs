@@ -1,4 +1,4 @@
-//! A relay as small as can be: a thread for each session. It is the hand-over that is tried.
+//! A minimal relay, with a thread for each session: these tests are about the hand-over.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

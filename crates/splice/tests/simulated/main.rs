@@ -55,7 +55,7 @@ fn a_copy_opens_the_window_of_a_socket_with_a_gap() -> Result<()> {
     World::of_plain_peers(33_985, Way::Orderly).run().map(drop)
 }
 
-/// Until it is closed, a socket answers what had slipped to it: it must not offer more than the other peer takes.
+/// Until a socket is closed, it answers segments that slipped to it: it must not offer more than the other peer takes.
 #[test]
 fn a_socket_that_still_stands_in_spliced_offers_no_more_than_the_other_peer_takes() -> Result<()> {
     World::of_plain_peers(29_069, Way::Reset).run().map(drop)

@@ -66,12 +66,12 @@ impl Programs {
     ) {
         let mut said = Vec::new();
         if self.is_let_go {
-            // The kernel knows no connection, and what it says of that is not said (splice_out).
+            // The kernel doesn't know the connection, and splice_out drops its resets.
             return;
         }
         let socket = &mut self.sockets[side];
         if socket.is_reset {
-            // Of no socket: splice_out leaves it alone where the flow is forgotten.
+            // A reset of no socket: if the flow is forgotten, splice_out lets it pass.
             replies.extend(socket.unknown(segment));
             return;
         }

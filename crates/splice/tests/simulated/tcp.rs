@@ -44,7 +44,7 @@ pub(crate) struct Tcp {
     edge: u32,
     edge_said_at: u32,
     max_window: u32,
-    /// Of what it says, and of what it is told.
+    /// The scale of the windows that it offers, and of those that it is offered.
     scale: u8,
     remote_scale: u8,
     pub(crate) rcv: u32,
@@ -178,7 +178,7 @@ impl Tcp {
         Segment { seq: self.nxt, flags: RST | ACK, ..self.bare() }
     }
 
-    /// What a host says that knows no connection.
+    /// The answer of a host that doesn't know the connection.
     pub(crate) fn unknown(&self, segment: &Segment) -> Option<Segment> {
         (segment.flags & RST == 0).then(|| Segment {
             seq: segment.ack,
@@ -206,7 +206,7 @@ impl Tcp {
         let payload: Vec<u8> = self.out.iter().skip(at).take(size).copied().collect();
         let flags = ACK | if has_fin { FIN } else { 0 } | if size > 0 { PSH } else { 0 };
         let segment = Segment { seq, flags, payload, ..self.bare() };
-        // What is repeated may bring more than was sent before.
+        // A repeated segment may be longer than before.
         if is_before(self.nxt, end_of(&segment)) {
             self.nxt = end_of(&segment);
         }

@@ -85,7 +85,7 @@ pub(crate) struct World {
     reset_at: Option<(u64, usize)>,
 }
 
-/// What else connections may agree on: timestamps, of slow clocks too, tiny windows, any scale.
+/// Further properties that connections may have: timestamps, also of slow clocks, tiny windows, any scale.
 struct Mixture {
     chance: Chance,
     has_timestamps: bool,

@@ -1,4 +1,4 @@
-//! Packets of others: nothing is remembered of a SYN, and only who has heard our SYN-ACK can go on.
+//! Forged packets: the kernel remembers nothing of a SYN, and only a host that has got our SYN-ACK can go on.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +37,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// The sender is the test, by packets; relay and backend are the host at the wire's end.
+/// The test is the sender and makes its packets by hand; relay and backend are on the host at the wire's end.
 struct Ground {
     wire: Wire,
     truepeer: Running,
@@ -91,7 +91,7 @@ impl Ground {
         Ok(answer)
     }
 
-    /// The kernel makes a session of this sender, who has its numbers, and the backend echoes.
+    /// Checks that the kernel makes a session of this sender, which knows the numbers, and that the backend echoes.
     fn goes_on(&self, talker: &mut Talker<'_>, client: u16) -> Result<()> {
         talker.say(&header(client)?)?;
         talker.is_acknowledged()?;
@@ -111,7 +111,7 @@ fn header(port: u16) -> Result<Vec<u8>> {
     client::v2(format!("203.0.113.7:{port}"), SITE)
 }
 
-/// As Linux writes it.
+/// A SYN with the options as Linux writes them.
 fn usual_syn(talker: &Talker<'_>) -> Segment {
     let clock = talker.clock.map(|(now, _)| timestamps(now, 0)).unwrap_or_default();
     // The helper pads the option in front.
@@ -162,14 +162,14 @@ fn who_has_not_heard_our_answer_makes_no_session(bed: &Bed) -> Result<()> {
         }
     }
     ground.has_none_of("203.0.113.7:6000")?;
-    // Resets, and what the sender would not acknowledge, change nothing either.
+    // Resets, and acknowledgements that the sender would not send, change nothing either.
     talker.ack = true_ack;
     talker.send(&Segment { seq: talker.seq.wrapping_add(70_000), ..talker.segment(RST, b"") })?;
     ensure!(answer.seq.wrapping_add(1) == talker.ack);
     ground.goes_on(&mut talker, 5000)
 }
 
-/// Whoever guesses the number must guess our clock as well.
+/// A host that guesses the number must guess our clock as well.
 fn the_right_number_with_another_clock_makes_no_session(bed: &Bed) -> Result<()> {
     let ground = Ground::make(bed)?;
     let mut talker = ground.talker(2000, 1 << 20)?;
@@ -188,7 +188,7 @@ fn the_right_number_with_another_clock_makes_no_session(bed: &Bed) -> Result<()>
     ground.goes_on(&mut talker, 5000)
 }
 
-/// A health check from this host: its SYN has no mark, by which the answers of a backend on this host come back.
+/// A health check of this host connects without the mark that routes the answers of a backend on this host.
 fn other_programs_connections_to_the_backend_teach_nothing(bed: &Bed) -> Result<()> {
     let ground = Ground::make(bed)?;
     let _check = ground.wire.host.run(|| client::connect(BACKEND))??;
@@ -202,7 +202,7 @@ fn other_programs_connections_to_the_backend_teach_nothing(bed: &Bed) -> Result<
     Ok(())
 }
 
-/// Its first segment is lost, and the client has written a header into its data.
+/// The segment with the sender's header is lost, and the client has written another header into its data.
 fn a_header_within_the_stream_is_not_taken(bed: &Bed) -> Result<()> {
     let ground = Ground::make(bed)?;
     let mut talker = ground.talker(2000, 99)?;
@@ -230,7 +230,7 @@ fn a_wrong_sum_makes_no_session(bed: &Bed) -> Result<()> {
     ground.goes_on(&mut talker, 5000)
 }
 
-/// Nobody has spoken as it yet. The route to it leads by the wire.
+/// The sender is new. The route to it leads by the wire.
 fn a_new_sender_is_answered_by_its_own_device_only(bed: &Bed) -> Result<()> {
     let ground = Ground::make(bed)?;
     ground.wire.host.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))??;
@@ -319,7 +319,7 @@ fn answer_as_backend(wire: &Wire, client: u16) -> Result<u32> {
     Ok(value)
 }
 
-/// What begins like an answer to the kernel's handshakes, by chance, to the port of a listener at all addresses: one of 65,536 connections.
+/// One of 65,536 forwarded connections looks by chance like an answer to the kernel's handshakes, if its port is that of a listener at all addresses.
 fn forwarded_connections_to_other_hosts_pass(bed: &Bed) -> Result<()> {
     let ground = Ground::listening(bed, "0.0.0.0:8443")?;
     let _far = ground.wire.another_device("far")?;

@@ -1,4 +1,4 @@
-//! Reloads and stops, while senders have connected and said nothing: nothing is remembered of them.
+//! Reloads and stops while senders have connected and sent nothing: the kernel remembers nothing of them.
 
 use std::fs;
 use std::io::Write;
@@ -20,7 +20,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Of `full` or `auto`, by a configuration that can change.
+/// A truepeer with `--splice full` or `auto`, by a configuration file that can change.
 fn serve<'b>(bed: &'b Bed, splice: &str) -> Result<Stand<'b>> {
     let mut stand = Stand::make(bed, Behaviour::Echo, &[])?;
     stand.truepeer.stop()?;
@@ -48,7 +48,7 @@ fn a_reload_that_ends_full_resets_no_sender_that_is_silent(bed: &Bed) -> Result<
     Ok(())
 }
 
-/// It lasts as long as other sessions do.
+/// The stop lasts as long as other sessions do.
 fn a_stop_resets_no_sender_that_is_silent(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Echo, &["--drain-timeout", "20s"])?;
     stand.learn(false)?;

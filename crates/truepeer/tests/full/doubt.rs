@@ -1,4 +1,4 @@
-//! What the kernel leaves to truepeer: the sender notices nothing.
+//! Connections that the kernel leaves to truepeer: the sender notices no difference.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -51,7 +51,7 @@ fn headers_that_leave_something_to_decide_are_truepeers(bed: &Bed) -> Result<()>
         }
     }
     ensure!(stand.made()? == 0, "the kernel has made some");
-    // It could have: the next ones are its own.
+    // The kernel could have made them: it makes the next ones.
     for v6 in FAMILIES {
         stand.open(v6, 5003)?;
     }

@@ -51,7 +51,7 @@ fn headers_of_both_versions_and_families_make_sessions_of_the_client(bed: &Bed) 
     Ok(())
 }
 
-/// In the header's segment, in one of its own right behind it, more than the kernel holds, odd lengths.
+/// The bytes come in the header's segment or in their own one right behind it; there are odd lengths, and more than the kernel holds.
 fn bytes_behind_the_header_arrive_whole_and_once(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Account, &[])?;
     let mut made = 0;
@@ -87,7 +87,7 @@ fn bytes_behind_the_header_arrive_whole_and_once(bed: &Bed) -> Result<()> {
     stand.wait_made(made)
 }
 
-/// Where this host forwards, its routes tell how the sender is reached.
+/// If this host forwards, its routes tell the way to the sender.
 fn a_sender_that_is_new_is_answered_at_once(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Echo, &["--allow", "10.77.0.99"])?;
     stand.learn(false)?;
@@ -137,7 +137,7 @@ fn the_operator_sees_and_ends_them(bed: &Bed) -> Result<()> {
     stand.truepeer.wait_for_log("close=\"ended_by_operator\"")
 }
 
-/// Nobody listens any more, so nothing new is made.
+/// truepeer doesn't listen any more, so the kernel makes no new sessions.
 fn after_a_kill_they_go_on(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Echo, &[])?;
     stand.learn(false)?;
@@ -172,7 +172,7 @@ fn the_next_truepeer_lists_them(bed: &Bed) -> Result<()> {
     echo(&mut later, b"made by the next one")
 }
 
-/// It is as `auto` then: the programs have ended with the old process, and no place is used twice.
+/// After the upgrade `full` works like `auto`: the old process has ended the programs, and no place is used twice.
 fn an_upgrade_cuts_none_of_them(bed: &Bed) -> Result<()> {
     let mut stand = Stand::make(bed, Behaviour::Echo, &[])?;
     stand.learn(false)?;

@@ -9,13 +9,13 @@ use anyhow::{Context as _, Result, ensure};
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Topology, Truepeer, client, wait_for};
 
-/// What truepeer says once the programs know a listener: a moment after its socket is open, and a handshake in between teaches nothing.
+/// truepeer logs this once the programs know a listener. That is a moment after its socket is open, and they learn nothing from a handshake in between.
 pub(crate) const SERVED: &str = "the kernel accepts and connects by itself at";
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const DOOR: u16 = 8443;
 const PORT: u16 = 80;
-/// As long as a busy machine may take for anything.
+/// The longest time that a busy machine may take for anything.
 const STALL: Duration = Duration::from_secs(20);
 
 pub(crate) struct Stand<'b> {

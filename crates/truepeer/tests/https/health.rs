@@ -1,4 +1,4 @@
-//! What health checks ask, and what counts against an origin.
+//! Health checks: their requests, and the answers that count against an origin.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The client's address and port a second time: what is left of a session that has left user space hinders no new one, and one that lives is
-//! not disturbed.
+//! A client that comes back with its address and port: the rest of an ended session that had left user space hinders no new session, and a new
+//! session disturbs no open one.
 
 use std::io::Read as _;
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,4 @@
-//! A backend behind a bridge, as containers are: what is sent to it after the hand-over takes the bridge's way.
+//! A backend behind a bridge, as containers are: after the hand-over, segments to it go by the bridge.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -99,7 +99,7 @@ fn a_backend_behind_a_bridge_whose_port_has_an_address(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-/// As at each start of a container, and each renewed lease. The routes that sockets remember are void then.
+/// Routes change at each start of a container, and with each renewed lease. Then the routes that sockets remember are void.
 fn changed_routes_end_no_session(bed: &Bed) -> Result<()> {
     let (_stand, container, mut stream) = spliced_behind_a_bridge(bed)?;
     for number in 0..5 {

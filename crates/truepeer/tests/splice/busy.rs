@@ -119,7 +119,7 @@ fn clients_that_stop_reading_at_any_moment_are_ended_when_idle(bed: &Bed) -> Res
     stand.truepeer.wait_state("48 idle ends", || ends() == 48)?;
     for stream in &mut streams {
         stream.set_nonblocking(false)?;
-        // What had come before the end.
+        // Read the bytes that had come before the end.
         while let Ok(1..) = stream.read(&mut [0; 1 << 16]) {}
     }
     Ok(())
@@ -133,7 +133,7 @@ fn echoes_until_cut_off(number: u16) -> Result<()> {
     let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
     stream.write_all(&client::v2(address, SITE)?)?;
     while echo(&mut stream, &[7; 20_000]).is_ok() {}
-    // What the kernel still has to say is not heard either.
+    // The kernel's last segments of this connection don't arrive either.
     Ok(())
 }
 
@@ -202,7 +202,7 @@ fn clients_that_vanish_are_looked_at_seldom(bed: &Bed) -> Result<()> {
     let before = sleeps(&truepeer)?;
     thread::sleep(Duration::from_secs(3));
     let looks = sleeps(&truepeer)? - before;
-    // Of a second at most, for each session.
+    // While nothing moves, truepeer looks at each session once a second.
     ensure!(looks < 300, "{looks} wake-ups in 3 s");
     Ok(())
 }

@@ -18,7 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// A third ends in good order, a third by a reset, a third is ended by the operator. No other is harmed.
+/// A third ends in order, a third by a reset, and the operator ends a third. That harms no other session.
 fn in_their_ways(bed: &Bed) -> Result<()> {
     const COUNT: usize = 2001;
     let stand = Stand::make(bed, &[])?;

@@ -113,7 +113,7 @@ fn a_stop_waits_for_sessions_that_have_left_and_ends_them(bed: &Bed) -> Result<(
     Ok(())
 }
 
-/// Each of those that the doctor asks for, `splice-bpf`, `splice-perfmon` and `splice-net`, taken away.
+/// Takes away each capability that the doctor lists: `splice-bpf`, `splice-perfmon` and `splice-net`.
 fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
     const ALL: [&str; 4] = ["net_raw", "bpf", "perfmon", "net_admin"];
     mount_bpf_in_place()?;
@@ -143,7 +143,7 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
         let is_loaded = log.contains("sessions may leave user space");
         let is_said = log.contains("--splice auto: ");
         ensure!(is_loaded == missing.is_none() && is_said == missing.is_some(), "without {missing:?}: {log}");
-        // Refused, it keeps nothing for them.
+        // If the kernel refuses the programs, truepeer keeps no capability for them.
         ensure!(log.contains("cap_bpf") == missing.is_none(), "without {missing:?}: {log}");
     }
     Ok(())
@@ -162,7 +162,7 @@ fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {
     truepeer.wait_for_log("close=\"finished\"")
 }
 
-/// Translated packets would be routed without it.
+/// The kernel would route translated packets without the mark.
 fn sessions_with_a_mark_stay(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, &["--mark", "7"])?;
     let mut stream = open(0)?;

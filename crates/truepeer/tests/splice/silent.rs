@@ -1,4 +1,4 @@
-//! Peers that say nothing, because nothing is to be said, or because they are gone.
+//! Silent peers: some have nothing to say, others are gone.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -1,5 +1,5 @@
 //! Faults while sessions come and go. Whatever happens, no backend gets other bytes than a client has sent or another client's name, and no
-//! client gets another's answer. What a fault does not touch is served meanwhile, and everything is served after it.
+//! client gets another's answer. Sessions that a fault does not touch are served meanwhile, and all are served after it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
