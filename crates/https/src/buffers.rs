@@ -79,7 +79,7 @@ impl Drop for OutBuffer {
             return;
         }
         buffer.clear();
-        // As in `give_back`.
+        // Err: the thread ends, and its thread-local values are gone.
         let _ = KEPT_OUT.try_with(|kept| {
             let kept = &mut *kept.borrow_mut();
             if kept.len() < MOST_KEPT {

@@ -15,22 +15,22 @@ pub trait Connections {
     /// See [`truepeer_sys::repair::next_to_write`].
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError>;
-    /// What the socket has received.
+    /// How much the socket has received.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     fn received(&mut self, side: usize) -> Result<Received, CallError>;
     /// Neither end of the connection has come, even if it lies unread.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     fn is_established(&mut self, side: usize) -> Result<bool, CallError>;
     /// The bytes that the socket still has to deliver.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     fn pending_bytes(&mut self, side: usize) -> Result<Pending, CallError>;
     /// Whether the programs have seen the peer acknowledge everything up to this number.
     fn has_acknowledged(&self, side: usize, number: u32) -> bool;

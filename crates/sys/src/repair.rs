@@ -17,7 +17,7 @@ const SEND_QUEUE: libc::c_int = 2;
 /// linux/sockios.h
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 
-/// What has been received of a connection.
+/// The received part of a connection's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// The number of the byte that is expected next.
@@ -60,7 +60,7 @@ pub fn next_to_write(socket: BorrowedFd<'_>) -> Result<Option<u32>, CallError> {
     under_repair(socket, SEND_QUEUE, || queue_number(socket)).map(Some)
 }
 
-/// What has been received.
+/// Reads how much has been received.
 ///
 /// # Errors
 /// As [`next_to_write`].
@@ -102,7 +102,7 @@ pub fn ask_peer(socket: BorrowedFd<'_>) -> Result<(), CallError> {
 /// Resets a connection that has no socket here. `expected`: the number that the peer expects; it believes no other one (RFC 5961, 3.2).
 ///
 /// # Errors
-/// What the kernel says.
+/// If a system call fails.
 pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), CallError> {
     let socket = crate::socket::tcp_socket(own)?;
     crate::socket::set_transparent(socket.as_fd(), own)?;
@@ -127,7 +127,7 @@ pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), Cal
 /// told, if any. `before` gets the socket before that sends anything.
 ///
 /// # Errors
-/// What the kernel says.
+/// If a system call fails.
 pub fn ask_unattended(
     own: SocketAddr,
     peer: SocketAddr,

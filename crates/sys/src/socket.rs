@@ -44,7 +44,7 @@ pub fn set_mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), CallError> {
 /// Limits the segments of both directions to those that fit through a path of this MTU (TCP_MAXSEG). Call it before connect().
 ///
 /// # Errors
-/// What the kernel says.
+/// If a system call fails.
 pub fn limit_segments(socket: BorrowedFd<'_>, mtu: u32, is_ipv4: bool) -> Result<(), CallError> {
     /// The kernel takes values from TCP_MIN_MSS to MAX_TCP_WINDOW.
     const SIZES: std::ops::RangeInclusive<u32> = 88..=32767;

@@ -45,7 +45,7 @@ impl Full {
     /// without a call the programs stop answering senders.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     pub fn begun(&self) -> Result<Vec<Begun>, AttachError> {
         let places = {
             let mut lent = self.lent();

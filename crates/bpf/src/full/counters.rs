@@ -27,7 +27,7 @@ impl Full {
     /// [`FULL_COUNTERS`] since the programs were attached.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>, AttachError> {
         let read = |index: usize| -> Result<u64, MapError> {
             Ok(self.counters.get(&u32::try_from(index).unwrap_or(u32::MAX), 0)?.iter().sum())

@@ -80,7 +80,7 @@ impl Full {
     /// Has the kernel make sessions of this listener. Each comes back with `number` ([`super::Begun`]). Another call replaces the rules.
     ///
     /// # Errors
-    /// What the kernel says; there are too many listeners.
+    /// If a system call fails, or if there are too many listeners.
     pub fn serve(&self, number: u16, served: &Served) -> Result<(), AttachError> {
         let mut tables = self.tables();
         let before = tables.group_of(number);
@@ -131,7 +131,7 @@ impl Full {
     /// The kernel answers no more SYNs for this listener.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     pub fn leave(&self, number: u16, unspoken: Unspoken) -> Result<(), AttachError> {
         let mut tables = self.tables();
         tables.leave_ports(number, &[], unspoken)?;

@@ -79,7 +79,7 @@ pub(crate) fn leave(place: &Place) -> Result<(), AttachError> {
     unlink(links.chain(maps))
 }
 
-/// Nobody can guess it: the keys of `RandomState` come from the operating system, and its hash (SipHash) doesn't tell them.
+/// A secret that nobody can guess: the keys of `RandomState` come from the operating system, and its hash (SipHash) doesn't reveal them.
 fn secret() -> [u64; 2] {
     [RandomState::new().hash_one(0), RandomState::new().hash_one(1)]
 }

@@ -32,7 +32,7 @@ impl<T: Shared> Mapped<T> {
     /// Maps a pinned table.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     pub(crate) fn open(place: &Place, name: &'static str) -> Result<Self, AttachError> {
         let table = MapData::from_pin(place.maps().join(name)).map_err(AttachError::map("opening", name))?;
         let count = table.info().map_err(AttachError::map("reading", name))?.max_entries();

@@ -36,7 +36,7 @@ pub struct Side<'s> {
     pub socket: BorrowedFd<'s>,
     /// Its peer's address.
     pub peer: SocketAddr,
-    /// Its own.
+    /// The socket's own address.
     pub own: SocketAddr,
     /// The window scale of what the peer says.
     pub peer_scale: u8,
@@ -414,7 +414,7 @@ impl Splices {
     /// A counter of [`SPLICE_COUNTERS`] since the tables were made.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// If a system call fails.
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>, AttachError> {
         let read = |index: usize| -> Result<u64, MapError> {
             Ok(self.counters.get(&u32::try_from(index).unwrap_or(u32::MAX), 0)?.iter().sum())

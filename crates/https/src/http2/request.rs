@@ -62,7 +62,7 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
     if !crumbs.is_empty() {
         head.fields.push(b"cookie", &crumbs.join(&b"; "[..]));
     }
-    // What a WebSocket's client sends is no body.
+    // The bytes of a WebSocket are no body.
     head.finish_http2(has_body && !is_websocket)?;
     if is_websocket {
         // A length would make a body of the first bytes.

@@ -6,7 +6,7 @@
 //!                                        ▼
 //!                   connection's task: reads frames and sends those of one turn in one record; pings (`client`: the protocol)
 //! ```
-//! Who shares a connection is the same as for HTTP/1.1 ([`KeptBy`](crate::origin::KeptBy)): all clients, one client, or one client connection.
+//! As with HTTP/1.1, all clients, one client, or one client connection share a connection ([`KeptBy`](crate::origin::KeptBy)).
 //!
 //! The origin is less trusted than truepeer: it can delay, reset and break off. It can't make truepeer hold more than a stream's
 //! window and `BodyStart` for each request, and its connection is given up when it stops answering pings. A

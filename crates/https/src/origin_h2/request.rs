@@ -137,7 +137,7 @@ pub(super) fn failure(error: StreamError) -> Failure {
 mod tests {
     use super::*;
 
-    /// What is not looked at more closely is what the parser of `http` takes as well.
+    /// The parser of `http` accepts every text that passes without a closer look.
     #[test]
     fn plain_hosts_and_paths_are_valid_ones() {
         for host in ["a", "a.example", "a-1.example:8443", "192.0.2.1:80"] {

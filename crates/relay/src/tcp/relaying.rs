@@ -187,7 +187,7 @@ impl<S, P> Relaying<S, P> {
                 self.hold = Some(if side == 0 { Side::Downstream } else { Side::Upstream });
                 Some(Progress::Leaving(leaving.next_check()))
             }
-            // What was not written meanwhile is, and no event says so.
+            // Write the bytes that were held back meanwhile: no event asks for it.
             Turn::Wait if held.is_some() => Some(Progress::TurnOver),
             Turn::Wait if leaving.is_listening() => None,
             Turn::Wait => Some(Progress::Leaving(leaving.next_check())),

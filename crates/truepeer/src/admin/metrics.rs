@@ -195,7 +195,7 @@ impl Collector for Snapshot {
             }
         }
         let is_in_a_family = |counter: &Counter| {
-            // Those that stayed have their reason.
+            // `NotSpliced` has a family of its own, with the reason as a label.
             *counter == Counter::NotSpliced
                 || FAMILIES.iter().any(|family| family.counters.iter().any(|(one, _)| one == counter))
         };

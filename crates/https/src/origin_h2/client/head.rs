@@ -10,7 +10,7 @@ const FIELD_BYTES: usize = 32;
 /// Takes the fields of one block.
 pub(super) struct HeadReader<'a> {
     into: Into<'a>,
-    /// What the fields may still take.
+    /// The bytes that the fields may still take, and their number.
     bytes_left: usize,
     fields_left: usize,
     has_status: bool,
