@@ -101,7 +101,7 @@ pub enum DialError {
     #[error("it refuses HTTP/1.1 by ALPN (alert no_application_protocol)")]
     NotHttp1,
     /// The origin speaks HTTP/2 and allows no stream.
-    #[error("it allows no requests at a time (HTTP/2: SETTINGS_MAX_CONCURRENT_STREAMS is 0)")]
+    #[error("it allows no requests (HTTP/2: SETTINGS_MAX_CONCURRENT_STREAMS is 0)")]
     NoStreams,
     /// The client's address is of a family that the origin lacks, and connections would have to come from it.
     #[error("it has no {0} address, and an {0} client's address can't be shown to it by the other family")]

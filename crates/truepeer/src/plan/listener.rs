@@ -226,10 +226,10 @@ impl ListenerConfig {
             return None;
         }
         let obstacles = [
-            (self.needs_https(), "TLS is truepeer's own"),
+            (self.needs_https(), "--tls-cert or --origin-tls: truepeer itself does TLS"),
             (self.transparent, "--listen-transparent: the listener takes other hosts' addresses"),
             (self.dynamic.is_some(), "--dynamic-destination: each header names its backend"),
-            (self.send_proxy.is_some(), "--send-proxy: backends get a header of truepeer's"),
+            (self.send_proxy.is_some(), "--send-proxy: truepeer writes the backend's header"),
             (self.mark != 0, "--mark: the kernel's programs send without a mark"),
         ];
         Some(obstacles.into_iter().find(|(is_there, _)| *is_there).map_or(Ok(()), |(_, what)| Err(what)))

@@ -117,8 +117,8 @@ impl RoutesGuard {
             Ok(ApplyOutcome { added, failed, .. }) => match failed.first() {
                 None => tracing::warn!(
                     added = added.len(),
-                    "routes: another program had removed them, and they are in place again; systemd-networkd does so when it starts, \
-                     unless networkd.conf has ManageForeignRoutingPolicyRules=no"
+                    "routes: another program had removed them, and truepeer has added them again; systemd-networkd removes foreign rules \
+                     when it starts, unless networkd.conf has ManageForeignRoutingPolicyRules=no"
                 ),
                 Some((_, error)) => tracing::warn!(
                     added = added.len(),

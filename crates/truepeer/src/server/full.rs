@@ -70,12 +70,12 @@ impl FullListeners {
         let Some(&listens) = self.at.get(&id) else { return };
         let served = self.served(listener, listens);
         if !served.is_possible() {
-            warn!("--splice full: as auto at {listens}: no backend of the listener's own family");
+            warn!("--splice full: as auto at {listens}: no backend has the listener's address family");
             return self.leave(id);
         }
         match self.full.serve(id.number(), &served) {
             Ok(()) => info!(
-                "the kernel accepts and connects by itself at {listens}, once it has seen truepeer do so"
+                "the kernel accepts and connects by itself at {listens}, after truepeer's first connection to each backend"
             ),
             Err(failure) if self.not_taken.insert(id) => {
                 debug!("--splice full: not yet at {listens}: {failure}");

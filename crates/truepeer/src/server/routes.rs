@@ -27,8 +27,7 @@ impl Routes {
                 let guard = RoutesGuard::establish(config.routes.mode, &setup)?;
                 if guard.is_kept() && self.watch.is_none() {
                     let watch = RoutesWatch::begin(Instant::now());
-                    let failed =
-                        |error: &_| tracing::warn!(%error, "routes: can't see if something removes them");
+                    let failed = |error: &_| tracing::warn!(%error, "routes: can't notice when another program removes them");
                     self.watch = watch.inspect_err(failed).ok();
                 }
                 self.guards.push((setup, guard));

@@ -42,7 +42,7 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
             let may = may && !splices.is_guest();
             let full = may.then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
             let full = full.transpose().unwrap_or_else(|failure| {
-                warn!("--splice full: {failure:#}; as auto");
+                warn!("--splice full: {failure:#}; until the next start it is as auto");
                 None
             });
             if full.is_some() {
