@@ -249,7 +249,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, DELIVERY, "send-proxy", "v1|v2|spp", "Write a PROXY header to the backend instead of using the client's address (needs no privilege). spp, Simple Proxy Protocol, is for UDP").common(),
     row(PROXY, DELIVERY, "splice", "auto|full|off", "Sessions leave user space: the kernel translates their packets, and they go on without truepeer. auto: where kernel and capabilities permit, otherwise they are relayed. full: likewise, and the kernel accepts senders and connects to backends by itself where a header leaves nothing to decide").is(|| "off".to_owned()),
     row(PROXY, DELIVERY, "splice-after", "SIZE,TIME", "With --splice auto or full, hand a session over after so many bytes or at this age; 0: at once").is(|| SpliceAfter::default().to_string()),
-    row(PROXY, DELIVERY, "splice-linger", "drain|leave", "When truepeer stops, sessions that have left user space: drain waits for them and ends them then, leave lets them go on; the next start finds them").is(|| "drain".to_owned()),
+    row(PROXY, DELIVERY, "splice-linger", "drain|leave", "What a stop does with sessions that have left user space: drain waits for them, then ends them; leave lets them go on, and the next start finds them").is(|| "drain".to_owned()),
     row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for this long").is(|| "none".to_owned()),
 
     row(PROXY, TLS, "tls-cert", "FILE", "Certificate (PEM, followed by its issuers); clients then use TLS. Repeatable: the client's SNI selects one, and the first serves all other names. Read again on SIGHUP").common(),
