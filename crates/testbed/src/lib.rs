@@ -47,6 +47,7 @@ pub mod crowd;
 pub mod datagrams;
 mod enter;
 mod expose;
+pub mod go;
 mod harness;
 pub mod matrix;
 pub mod packets;

@@ -135,8 +135,13 @@ impl Running {
 
     /// Waits for its end.
     pub fn wait_end(&self) -> anyhow::Result<ExitStatus> {
+        self.wait_end_within(WAIT_LIMIT * 2)
+    }
+
+    /// The same for a program that may take as long as `limit`.
+    pub fn wait_end_within(&self, limit: Duration) -> anyhow::Result<ExitStatus> {
         let mut status = None;
-        wait_until(WAIT_LIMIT * 2, || {
+        wait_until(limit, || {
             status = self.lock().try_wait()?;
             Ok(status.is_some())
         })

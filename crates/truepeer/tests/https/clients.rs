@@ -57,7 +57,7 @@ fn all_is_well(bed: &Bed, client: Client, origin: PlainOrigin) -> anyhow::Result
     let truepeer = start_site(bed, &authority, HERE, &format!("http://{ORIGIN}"), &[])?;
     let client = match client {
         Client::Go => {
-            let program = crate::kit::go(bed, "client", include_str!("programs/client.go"))?;
+            let program = truepeer_testbed::go::build(bed, "client", include_str!("programs/client.go"))?;
             Program::new(program).args(["https://127.0.0.1", &authority.ca])
         }
         Client::Node => {

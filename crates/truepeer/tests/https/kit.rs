@@ -123,7 +123,7 @@ impl PlainOrigin {
     pub(crate) fn start_with(self, bed: &Bed, port: u16, more: &[&str]) -> anyhow::Result<Running> {
         let origin = match self {
             Self::Go => {
-                let program = go(bed, "origin", include_str!("programs/origin.go"))?;
+                let program = truepeer_testbed::go::build(bed, "origin", include_str!("programs/origin.go"))?;
                 Program::new(program).arg(format!("127.0.0.1:{port}"))
             }
             Self::Node => {
@@ -135,17 +135,6 @@ impl PlainOrigin {
         origin.wait_listening(format!("127.0.0.1:{port}"))?;
         Ok(origin)
     }
-}
-
-/// Builds a program in Go, within four minutes.
-pub(crate) fn go(bed: &Bed, name: &str, source: &str) -> anyhow::Result<PathBuf> {
-    let (file, program) = (bed.write(&format!("{name}.go"), source)?, bed.dir().join(name));
-    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
-    let compiler = Program::new("env").args(env).arg(&program).arg(file).start(bed)?;
-    // The first time, it also compiles the standard library, which takes minutes on a busy machine.
-    let status = (0..4).find_map(|_| compiler.wait_end().ok());
-    anyhow::ensure!(status.is_some_and(|status| status.success()), "go build: {}", compiler.log());
-    Ok(program)
 }
 
 /// curl, which accepts the test's certificate and prints the response.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use rustix::net::sockopt;
@@ -58,8 +58,11 @@ const KINDS: [Kind; CLIENTS as usize] = [
     Kind::Dns,
 ];
 
-/// The bytes of one exchange. A session of 100 takes some seconds.
+/// The bytes of one exchange.
 const CHUNK: usize = 20_000;
+/// A session over TCP ends after this time even if it has exchanges left: a stop waits for sessions only as long as
+/// `drain-timeout` says (6 s and more), and on a busy machine 100 exchanges take longer.
+const LONGEST: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 const REQUESTS_EACH: usize = 25;
 
@@ -229,7 +232,8 @@ fn greeted(from: SocketAddr, to: SocketAddr) -> anyhow::Result<TcpStream> {
 fn stream(from: SocketAddr, to: SocketAddr, exchanges: usize) -> anyhow::Result<()> {
     let mut stream = greeted(from, to)?;
     let (mut pattern, mut sent, mut received) = (Pattern::default(), vec![0; CHUNK], vec![0; CHUNK]);
-    for exchange in 0..exchanges {
+    let begun = Instant::now();
+    for exchange in (0..exchanges).take_while(|_| begun.elapsed() < LONGEST) {
         pattern.fill(&mut sent);
         stream.write_all(&sent).with_context(|| format!("exchange {exchange}: write"))?;
         stream.read_exact(&mut received).with_context(|| format!("exchange {exchange}: read"))?;

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 /// In each round the process is reloaded, replaced by `serve --take-over`, and stopped and started again as a service
 /// manager does that keeps the listening sockets open.
 fn nobody_notices(bed: &Bed, rounds: usize) -> anyhow::Result<()> {
-    let stage = Stage::start(bed, "off", "4s")?;
+    let stage = Stage::start(bed, "off", "6s")?;
     let mut running = stage.start_by_manager(bed)?;
     let load = Load::new(&stage);
     let outcome = thread::scope(|scope| {

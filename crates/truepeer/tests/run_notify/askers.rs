@@ -88,9 +88,7 @@ func main() {
 \tfmt.Println(resolver.LookupIP(context.Background(), \"ip4\", \"asked.test.\"))
 }
 ";
-    let (file, program) = (bed.write("resolver.go", source)?, bed.dir().join("resolver"));
-    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
-    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    let program = truepeer_testbed::go::build(bed, "resolver", source)?;
     let said = claiming(Program::new(program), dialect).run(bed)?;
     ensure!(said.trim() == "[192.0.2.1] <nil>", "{said}");
     unbound.wait_state("the question", || Unbound::client_of(&unbound.log(), "asked.test").is_some())?;

@@ -339,9 +339,7 @@ func main() {
 \t}
 }
 ";
-    let (file, program) = (bed.write("client.go", source)?, bed.dir().join("client"));
-    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
-    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    let program = truepeer_testbed::go::build(bed, "client", source)?;
     let _echo = Behaviour::Echo.start(bed, &[V4])?;
     let program = Program::new(program).as_user(User::TESTER);
     let said = connecting(program, &["--from", CLIENT4, "--header", "v1"]).run(bed)?;

@@ -61,9 +61,7 @@ func main() {
 \tfmt.Println(http.ListenAndServe(\":8080\", nil))
 }
 ";
-    let (file, program) = (bed.write("server.go", source)?, bed.dir().join("server"));
-    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
-    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    let program = truepeer_testbed::go::build(bed, "server", source)?;
     start(bed, &under(Program::new(program).as_user(User::TESTER), options), &BOTH)
 }
 

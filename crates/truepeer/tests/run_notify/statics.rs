@@ -177,9 +177,7 @@ func main() {
 "#;
 
 fn go(bed: &Bed) -> anyhow::Result<()> {
-    let (file, program) = (bed.write("asker.go", GO)?, bed.dir().join("asker"));
-    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
-    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    let program = truepeer_testbed::go::build(bed, "asker", GO)?;
     is_served_as_without_us(bed, &program, 16)
 }
 

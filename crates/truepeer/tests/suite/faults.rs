@@ -50,8 +50,8 @@ const AFTERWARDS: usize = 40;
 enum Outcome {
     /// The backend has seen this client and each of its bytes.
     Right,
-    /// It was not served, or not to its end.
-    Failed,
+    /// It was not served, or not to its end, for this reason.
+    Failed(String),
     /// The backend has seen something else.
     Wrong(String),
 }
@@ -71,7 +71,8 @@ fn session(client: SocketAddr, length: usize) -> Outcome {
         Ok(answer) if !answer.is_empty() => {
             Outcome::Wrong(format!("{client} with {length} bytes: the backend saw {answer:?}"))
         }
-        Ok(_) | Err(_) => Outcome::Failed,
+        Ok(_) => Outcome::Failed(format!("{client} with {length} bytes: no answer")),
+        Err(error) => Outcome::Failed(format!("{client} with {length} bytes: {error:#}")),
     }
 }
 
@@ -103,7 +104,8 @@ impl Load {
             outcome
         })?;
         for _ in 0..AFTERWARDS {
-            ensure!(load.one(4096) == Outcome::Right, "a session after the fault");
+            let outcome = load.one(4096);
+            ensure!(outcome == Outcome::Right, "a session after the fault: {outcome:?}");
         }
         let wrong = load.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -116,7 +118,7 @@ impl Load {
             let most = chance.one_of(&[64, 4096, 32 << 10, MOST_BYTES]);
             match self.one(chance.below(most)) {
                 Outcome::Right => self.right.fetch_add(1, Relaxed),
-                Outcome::Failed => {
+                Outcome::Failed(_) => {
                     thread::sleep(Duration::from_millis(10));
                     self.failed.fetch_add(1, Relaxed)
                 }

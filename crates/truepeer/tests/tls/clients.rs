@@ -209,9 +209,7 @@ func main() {
 \t}
 }
 ";
-    let (file, program) = (bed.write("client.go", source)?, bed.dir().join("client"));
-    let env = ["CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "build", "-o"];
-    Program::new("env").args(env).arg(&program).arg(file).run(bed)?;
+    let program = truepeer_testbed::go::build(bed, "client", source)?;
     let said = Program::new(&program).args([stand.authority.ca.as_str(), DOOR_V4, DOOR_V6]).run(bed)?;
     let expected = ["TLS 1.2 true <nil>", "TLS 1.3 true <nil>", "TLS 1.2 true <nil>", "TLS 1.3 true <nil>"];
     ensure!(said.lines().eq(expected), "{said}; {}", stand.truepeer.log());

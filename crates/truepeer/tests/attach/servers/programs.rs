@@ -124,8 +124,8 @@ func main() {
 }
 ";
     const IPPROTO_MPTCP: &str = "listens by protocol 262\n";
-    let go = ["env", "CGO_ENABLED=0", "HOME=/tmp", "GOFLAGS=-mod=mod", "go", "run"];
-    let server = start_source(bed, host, &go, "server.go", SOURCE)?;
+    let program = truepeer_testbed::go::build(bed, "server", SOURCE)?;
+    let server = listening(Program::new(program).in_netns(&host.netns).start(bed)?, host)?;
     server.wait_for_log("listens by protocol")?;
     let has_mptcp = host.run(|| fs::read_to_string("/proc/sys/net/mptcp/enabled"))?;
     let is_on = has_mptcp.is_ok_and(|enabled| enabled.trim() == "1");
