@@ -1,7 +1,8 @@
 //! A running program: its output, its listeners, and its end.
 
 use std::fmt::Display;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
@@ -166,14 +167,19 @@ impl Running {
         Ok(())
     }
 
+    /// Reads only as far as the sockets with this state go. The kernel lists listeners before connections, of which there may be
+    /// so many in TIME_WAIT that a whole table takes it half a minute.
     fn has_socket(&self, address: &SocketAddr, tables: [&str; 2], state: &str) -> bool {
         tables.iter().any(|table| {
-            let sockets = fs::read_to_string(format!("/proc/{}/net/{table}", self.pid())).unwrap_or_default();
-            sockets.lines().skip(1).any(|line| {
+            let Ok(table) = File::open(format!("/proc/{}/net/{table}", self.pid())) else { return false };
+            let lines = BufReader::new(table).lines().skip(1).map_while(Result::ok);
+            let sockets = lines.map(|line| {
                 let mut fields = line.split_whitespace().skip(1);
                 let local = fields.next().and_then(sockets::parse_address);
-                fields.nth(1) == Some(state) && local.is_some_and(|local| serves(&local, address))
-            })
+                (local, fields.nth(1) == Some(state))
+            });
+            let mut sought = sockets.take_while(|(_, has_state)| *has_state || state != LISTEN);
+            sought.any(|(local, has_state)| has_state && local.is_some_and(|local| serves(&local, address)))
         })
     }
 
