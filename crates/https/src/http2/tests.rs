@@ -2,6 +2,7 @@
 
 mod frames;
 mod hostile;
+mod uploads;
 
 use std::cell::Cell;
 use std::future::poll_fn;
