@@ -6,6 +6,7 @@ mod faults;
 mod lasting;
 mod sharing;
 mod states;
+mod violations;
 
 use std::time::Duration;
 
