@@ -33,7 +33,7 @@ pub fn any_client(bytes: &[u8]) {
 }
 
 /// Most random bytes make one long frame. So a length is given for each, and the rest of its header as it is.
-fn framed(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
     let (mut given, mut sent) = (Given(bytes), Vec::new());
     while !given.is_empty() {
         let head = given.bytes(4);

@@ -14,6 +14,8 @@
 mod frames;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzed;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzed_watch;
 mod hpack;
 mod huffman;
 mod malformed;
@@ -38,6 +40,8 @@ use h2::server::{Builder, Connection};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::fuzzed::{any_blocks, any_client};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use self::fuzzed_watch::any_watched;
 pub(crate) use self::hpack::Input as HpackInput;
 use self::watch::CountedStream;
 use crate::client_info::ClientInfo;

@@ -21,7 +21,7 @@ use crate::reactor::Reactor;
 use crate::shared_stream::SharedStream;
 
 /// A kind of frame that nobody has defined, so that `h2` ignores it (RFC 9113 section 5.5).
-const UNKNOWN: u8 = 0xfa;
+pub(super) const UNKNOWN: u8 = 0xfa;
 /// How many control frames a client may send in a row.
 const MOST_AT_ONCE: u32 = 1000;
 /// How many control frames are allowed each second, such as keep-alive pings.
@@ -142,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
     }
 
     /// Inspects what has come, and takes back the ends of requests that `h2` must not see (see [`super::uploads`]).
-    fn note_received(&self, bytes: &mut [u8]) {
+    pub(super) fn note_received(&self, bytes: &mut [u8]) {
         let mut hidden = Vec::new();
         let (mut allowance, now) = (self.0.allowance.borrow_mut(), self.0.reactor.now());
         let (mut blocks, malformed) = (self.0.blocks.borrow_mut(), &*self.0.malformed);
