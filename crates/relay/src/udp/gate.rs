@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, sockopt};
+use rustix::net::sockopt;
 use truepeer_session::ListenerId;
 use truepeer_session::listening::ListenError;
 use truepeer_session::settings::{ListenerSettings, UdpSettings};
@@ -16,11 +15,12 @@ use truepeer_sys::udp::{
 };
 use truepeer_sys::{CallError, Named};
 
+use super::early::{self, EarlyDatagram};
 use super::steering;
 use super::tuples::Tuples;
 
 /// The buffer size of a listener: some thousand datagrams while a worker is busy.
-const BUFFER_BYTES: usize = 8 << 20;
+pub(super) const BUFFER_BYTES: usize = 8 << 20;
 
 /// One worker's socket of a UDP listener.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct Gate {
     pub(crate) can_segment: bool,
     /// Shared by all workers.
     pub(crate) tuples: Tuples,
+    /// Datagrams that came before the listener's sockets were complete: its worker delivers them first.
+    pub(super) early: Vec<EarlyDatagram>,
 }
 
 impl Gate {
@@ -81,18 +83,9 @@ pub(crate) fn open(
     }
     if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), gates.first()) {
         set_steering(first.socket.as_fd(), &program).map_err(fail)?;
-        gates.iter().for_each(|gate| discard_early(&gate.socket));
+        early::hand_out(&mut gates, &program);
     }
     Ok(gates)
-}
-
-/// Drops the datagrams that came before the steering program was attached. The kernel spread them without it, so
-/// they would open their client's flow in another worker than later ones, and two flows can't have one tuple.
-/// Bounded, because senders don't wait.
-fn discard_early(socket: &OwnedFd) {
-    const MOST: usize = 1 << 16;
-    let waiting = || rustix::net::recv(socket, &mut [0_u8; 1], RecvFlags::DONTWAIT);
-    (0..MOST).take_while(|_| waiting() != Err(Errno::AGAIN)).for_each(drop);
 }
 
 /// The first socket of a group is bound without SO_REUSEPORT. Otherwise a second instance of this program would
@@ -130,5 +123,6 @@ fn adopt(
         can_segment: supports_segmentation(socket.as_fd()),
         socket: Arc::new(socket),
         tuples: tuples.clone(),
+        early: Vec::new(),
     })
 }

@@ -9,6 +9,7 @@
 //! No datagram can end a flow or the process: a flow ends by silence, by eviction, or with its listener.
 
 mod down;
+mod early;
 mod flow;
 pub(crate) mod gate;
 mod header;
@@ -37,6 +38,7 @@ use truepeer_session::{Journal, ListenerId, OpenSession, SessionFilter, SessionI
 use truepeer_sys::udp::ReceiveBatch;
 use truepeer_sys::{CallError, Named};
 
+use self::early::EarlyDatagram;
 use self::flow::Flow;
 use self::gate::Gate;
 use self::refusal::{DroppedDatagram, Forgotten};
@@ -74,6 +76,8 @@ pub(crate) struct UdpFlows {
     /// Each at a place of its own.
     gates: Vec<Option<Entrance>>,
     table: FlowTable<Flow>,
+    /// What came before the gates at these places were complete, while nothing is read.
+    early: Vec<(usize, Vec<EarlyDatagram>)>,
     forgotten: Forgotten,
     retired: Retired,
     /// Only a worker with gates has room for datagrams.
@@ -102,7 +106,7 @@ impl UdpFlows {
     pub(crate) fn open_gate(
         &mut self,
         cx: &FlowContext<'_>,
-        gate: Gate,
+        mut gate: Gate,
         listener: &Rc<Listener>,
     ) -> Result<(), CallError> {
         let vacant = self.gates.iter().position(Option::is_none);
@@ -114,7 +118,9 @@ impl UdpFlows {
             let token = EventData::new_u64((cx.gate_token)(place));
             epoll::add(cx.epoll, &*gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
         }
+        self.early.push((place, std::mem::take(&mut gate.early)));
         self.gates[place] = Some(Entrance { gate: Rc::new(gate), listener: Rc::clone(listener) });
+        self.deliver_early(cx);
         Ok(())
     }
 
@@ -127,8 +133,9 @@ impl UdpFlows {
     }
 
     fn forget_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
-        for place in &mut self.gates {
+        for (number, place) in self.gates.iter_mut().enumerate() {
             if let Some(entrance) = place.take_if(|entrance| entrance.listener.id == id) {
+                self.early.retain(|(place, _)| *place != number);
                 // Remove it explicitly: another worker's handle would keep the closed socket in this epoll.
                 let _ = epoll::delete(cx.epoll, &*entrance.gate.socket);
             }

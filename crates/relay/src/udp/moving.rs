@@ -147,6 +147,7 @@ impl UdpFlows {
                 epoll::add(cx.epoll, &flow.upstream, token, EventFlags::IN).named("epoll_ctl")?;
             }
         }
+        self.deliver_early(cx);
         Ok(())
     }
 

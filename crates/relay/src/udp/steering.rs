@@ -116,6 +116,31 @@ const JUMP_IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 const RETURN_A: u16 = 0x16;
 
+/// The socket that `program` chooses for a datagram; `None`: the kernel chooses. For those that came before it was attached.
+pub(super) fn choice(program: &[libc::sock_filter], datagram: &[u8]) -> Option<usize> {
+    let (mut a, mut x, mut next) = (0_u32, 0_u32, 0);
+    loop {
+        let libc::sock_filter { code, jt, jf, k } = *program.get(next)?;
+        next += 1;
+        let jump = |is_so| usize::from(if is_so { jt } else { jf });
+        match code {
+            LOAD_WORD => a = u32::from_be_bytes(*datagram.get(k as usize..)?.first_chunk()?),
+            LOAD_HALF => a = u16::from_be_bytes(*datagram.get(k as usize..)?.first_chunk()?).into(),
+            LOAD_LENGTH => a = u32::try_from(datagram.len()).ok()?,
+            MULTIPLY => a = a.wrapping_mul(k),
+            MODULO => a = a.checked_rem(k)?,
+            XOR_X => a ^= x,
+            SHIFT_RIGHT => a = a.checked_shr(k)?,
+            TO_X => x = a,
+            JUMP_IF_EQUAL => next += jump(a == k),
+            JUMP_IF_AT_LEAST => next += jump(a >= k),
+            RETURN_A => return usize::try_from(a).ok(),
+            RETURN if k != KERNELS_CHOICE => return usize::try_from(k).ok(),
+            _ => return None,
+        }
+    }
+}
+
 const fn instruction(code: u16, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt: 0, jf: 0, k }
 }

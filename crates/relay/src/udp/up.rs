@@ -11,6 +11,7 @@ use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::Arrival;
 
+use super::early::EarlyDatagram;
 use super::flow::{Flow, SentHeader};
 use super::gate::Gate;
 use super::header::{Opened, Unopened, open};
@@ -18,7 +19,7 @@ use super::open::NewFlow;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{DropCause, DroppedDatagram};
 use super::table::{SenderKey, UdpFlowKey};
-use super::{BATCHES_PER_TURN, Entrance, FlowContext, UdpFlows, room};
+use super::{BATCH, BATCHES_PER_TURN, Entrance, FlowContext, UdpFlows, room};
 use crate::listener::Listener;
 
 /// A datagram whose flow is known.
@@ -46,7 +47,13 @@ impl UdpFlows {
         let mut received = self.received.take().unwrap_or_else(room);
         for _ in 0..BATCHES_PER_TURN {
             match received.receive(entrance.gate.socket.as_fd()) {
-                Ok(_) => self.deliver(cx, number, &entrance, &received),
+                Ok(_) => {
+                    let cut_off = received.cut_off();
+                    if cut_off > 0 {
+                        entrance.listener.shard.add(Counter::DatagramsCutOff, cut_off as u64);
+                    }
+                    self.deliver(cx, number, &entrance, received.arrivals());
+                }
                 Err(Errno::AGAIN) => break,
                 // The error belongs to a reply that was sent before, not to the waiting datagrams.
                 Err(_) => {}
@@ -55,19 +62,28 @@ impl UdpFlows {
         self.received = Some(received);
     }
 
-    fn deliver(
+    /// Delivers what came before the gates were complete, unless nothing is read now.
+    pub(super) fn deliver_early(&mut self, cx: &FlowContext<'_>) {
+        if self.is_paused {
+            return;
+        }
+        for (number, early) in std::mem::take(&mut self.early) {
+            let Some(Some(entrance)) = self.gates.get(number).cloned() else { continue };
+            for some in early.chunks(BATCH) {
+                self.deliver(cx, number, &entrance, some.iter().map(EarlyDatagram::arrival));
+            }
+        }
+    }
+
+    fn deliver<'a>(
         &mut self,
         cx: &FlowContext<'_>,
         number: usize,
         entrance: &Entrance,
-        received: &truepeer_sys::udp::ReceiveBatch,
+        arrivals: impl Iterator<Item = Arrival<'a>>,
     ) {
-        let cut_off = received.cut_off();
-        if cut_off > 0 {
-            entrance.listener.shard.add(Counter::DatagramsCutOff, cut_off as u64);
-        }
         let mut placed = Vec::new();
-        for arrival in received.arrivals() {
+        for arrival in arrivals {
             self.place(cx, number, entrance, &arrival, &mut placed);
         }
         // Stable: the datagrams of a flow stay in order.

@@ -2,18 +2,42 @@
 
 use anyhow::{Result, ensure};
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Test};
+use truepeer_testbed::{Bed, Program, Test};
 
 use crate::kit::{
-    BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, ask, hears_nothing, send, sender_towards,
-    start_proxy, v2,
+    BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, TRUEPEER, ask, hears_nothing, receive, send,
+    sender_towards, start_proxy, v2,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
-    truepeer_testbed::tests![
+    let mut all = truepeer_testbed::tests![
         lists_are_read_again_for_flows_that_are_open_too,
         flows_go_on_after_sigterm_and_no_new_ones_begin,
-    ]
+    ];
+    let early = "datagrams_that_come_while_sockets_are_opened_are_answered";
+    all.push(Test::new(early, early_datagrams).needs_program("strace"));
+    all
+}
+
+/// Each bind(2) takes long, as if the machine were busy: while the first worker's socket is bound, the others' are not.
+fn early_datagrams(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS[..1])?;
+    let strace = ["-f", "-qq", "-o", "/dev/null", "--trace=bind", "--inject=bind:delay_exit=200000"];
+    let proxy = ["proxy", "-p", "udp", "--workers", "3", "-l", LISTENERS[0], "-4", BACKENDS[0]];
+    let truepeer = Program::new("strace").args(strace).arg(TRUEPEER).args(proxy).start(bed)?;
+    truepeer.wait_bound_udp(LISTENERS[0])?;
+    let clients = (5000..5012).map(|port| {
+        let (client, sender) = (format!("192.0.2.7:{port}"), sender_towards(LISTENERS[0])?);
+        let header = v2(&client, DESTINATIONS[0])?;
+        send(&sender, &[&header, b"early"])?;
+        Ok((client, sender, header))
+    });
+    for (client, sender, header) in clients.collect::<Result<Vec<_>>>()? {
+        ensure!(receive(&sender)? == format!("{client} early").into_bytes(), "{}", truepeer.log());
+        let later = ask(&sender, &[&header, b"later"])?;
+        ensure!(later == format!("{client} later").into_bytes(), "{}", truepeer.log());
+    }
+    Ok(())
 }
 
 fn lists_are_read_again_for_flows_that_are_open_too(bed: &Bed) -> Result<()> {
