@@ -91,7 +91,7 @@ fn parse(line: &str) -> Option<SocketEntry> {
 }
 
 /// `0100007F:0050`: each 32-bit word of the address in this machine's byte order, then the port.
-pub(crate) fn parse_address(text: &str) -> Option<SocketAddr> {
+pub fn parse_address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let mut bytes = Vec::new();
     for place in (0..address.len()).step_by(8) {

@@ -100,6 +100,8 @@ pub(super) fn start_worker(
                 return Ok(());
             }
         };
+        // Opened by the first header instead, they could find no free descriptor, and its claim would be refused.
+        truepeer_sys::host::prepare();
         let _ = report.send(Ok(reactor.remote()));
         let worker = HttpsWorker {
             reactor: reactor.clone(),

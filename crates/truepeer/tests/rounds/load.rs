@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
@@ -78,6 +78,8 @@ pub(crate) struct Load<'a> {
     repeated: AtomicUsize,
     /// How often each client has succeeded.
     done: [AtomicUsize; CLIENTS as usize],
+    /// How long its longest session or request has taken, in milliseconds.
+    longest: [AtomicU64; CLIENTS as usize],
 }
 
 impl<'a> Load<'a> {
@@ -91,6 +93,7 @@ impl<'a> Load<'a> {
             ends: AtomicUsize::new(0),
             repeated: AtomicUsize::new(0),
             done: Default::default(),
+            longest: Default::default(),
         }
     }
 
@@ -124,6 +127,15 @@ impl<'a> Load<'a> {
         self.done.iter().map(|done| done.load(Ordering::Relaxed) as u64).sum()
     }
 
+    /// What the clients have done, and how long the longest time of each was.
+    pub(crate) fn summary(&self) -> String {
+        let clients = KINDS.iter().zip(&self.done).zip(&self.longest).map(|((kind, done), longest)| {
+            let (done, longest) = (done.load(Ordering::Relaxed), longest.load(Ordering::Relaxed));
+            format!("{kind:?}: {done}, {longest} ms at most")
+        });
+        clients.collect::<Vec<_>>().join("; ")
+    }
+
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
@@ -140,9 +152,9 @@ impl<'a> Load<'a> {
         let drops = self.stage.drops()?;
         ensure!(
             failures.is_empty(),
-            "{} failures (drops at full sockets: {drops}; successes: {:?}):\n{}",
+            "{} failures (drops at full sockets: {drops}; {}):\n{}",
             failures.len(),
-            self.done,
+            self.summary(),
             failures.join("\n")
         );
         for (name, asker) in &*lock(&self.asked) {
@@ -168,6 +180,7 @@ impl<'a> Load<'a> {
             if self.is_over.load(Ordering::Relaxed) {
                 break;
             }
+            let begun = Instant::now();
             let outcome = match kind {
                 Kind::Stream { place, exchanges } => stream(from, self.stage.streams()[place], exchanges),
                 Kind::Reset { place } => reset(from, self.stage.streams()[place]),
@@ -175,6 +188,8 @@ impl<'a> Load<'a> {
                 Kind::Web { place, pause } => self.web(from, place, pause, number),
                 Kind::Dns => self.query(&socket, from.ip(), turn),
             };
+            let took = u64::try_from(begun.elapsed().as_millis())?;
+            self.longest[usize::from(number)].fetch_max(took, Ordering::Relaxed);
             match outcome {
                 Ok(()) => _ = self.done[usize::from(number)].fetch_add(1, Ordering::Relaxed),
                 Err(failure) => self.fail(format!("{kind:?} from {from}: {failure:#}")),

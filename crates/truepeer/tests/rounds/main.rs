@@ -1,6 +1,7 @@
 //! truepeer is reloaded, replaced and stopped while HAProxy and dnsdist send to it: nobody notices.
 
 mod chart;
+mod descriptors;
 mod load;
 mod samples;
 mod soak;

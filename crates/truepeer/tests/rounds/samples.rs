@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use truepeer_testbed::Host;
 
+use crate::descriptors::Descriptors;
 use crate::stage::UDP;
 
 /// One look.
@@ -48,7 +49,7 @@ impl Observer {
 
     pub(crate) fn look(&self, pid: i32, done: u64) -> anyhow::Result<Sample> {
         let (sockets, tcp_kib) = self.host.run(kernels_tcp)??;
-        let (descriptors, pipes) = descriptors(pid)?;
+        let (descriptors, pipes) = count_descriptors(pid)?;
         let metrics = self.metrics()?;
         let sum = |name: &str, of: &str| -> u64 {
             let lines = metrics.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
@@ -73,6 +74,11 @@ impl Observer {
         })
     }
 
+    /// What the descriptors are. Slower: the kernel searches its tables of sockets.
+    pub(crate) fn descriptors(&self, pid: i32) -> anyhow::Result<Descriptors> {
+        Descriptors::of(pid, &self.host)
+    }
+
     fn metrics(&self) -> anyhow::Result<String> {
         let mut stream = UnixStream::connect(&self.admin).context("the admin socket")?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -90,7 +96,7 @@ fn resident_kib(pid: i32) -> anyhow::Result<u64> {
 }
 
 /// Of all, and of pipes.
-fn descriptors(pid: i32) -> anyhow::Result<(u64, u64)> {
+fn count_descriptors(pid: i32) -> anyhow::Result<(u64, u64)> {
     let (mut all, mut pipes) = (0, 0);
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         // It may have been closed meanwhile.
