@@ -14,7 +14,8 @@ passed=0 failed=0 skipped=0
 failures=() skips=()
 begin=$SECONDS
 
-note_failure() { failures+=("$1"); failed=$((failed + 1)); }
+# A failure: what to call it, its log, and the test's name if the log is that of many.
+note_failure() { failures+=("$1"$'\t'"${2-}"$'\t'"${3-}"); failed=$((failed + 1)); }
 # Skips are stored as "reason TAB name" and printed grouped by reason.
 note_skip() { skips+=("${1#*: }"$'\t'"${1%%: *}"); skipped=$((skipped + 1)); } # "name: reason"
 
@@ -29,7 +30,7 @@ check() {
   if grep -q '^SKIP ' "$logs/$name.log" && [[ $status = 0 || $status = 77 ]]; then
     note_skip "$(sed -n 's/^SKIP //p' "$logs/$name.log" | head -1)"
   elif [ "$status" = 0 ]; then passed=$((passed + 1))
-  else note_failure "$name (target/logs/$name.log)"; fi
+  else note_failure "$name (target/logs/$name.log)" "$logs/$name.log"; fi
   echo "    $name took $((SECONDS - start)) s"
 }
 
@@ -49,12 +50,25 @@ count_tests() {
               if ($i ~ /^failed/) f += $(i-1); if ($i ~ /^ignored/) s += $(i-1) } } END { print p + 0, f + 0, s + 0 }' "$log")
   read -r p f s <<<"$ours"
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-  while read -r line; do failures+=("$name: $line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. FAILED.*/\1/p' "$log")
+  while read -r line; do failures+=("$name: $line"$'\t'"$log"$'\t'"$line"); done < <(sed -n 's/^test \(.*[^ ]\) *\.\.\. FAILED.*/\1/p' "$log")
   while IFS=$'\t' read -r reason test; do skips+=("$reason"$'\t'"$name: $test"); done < <(
     sed -n -e 's/^test \(.*[^ ]\) *\.\.\. ignored *(\(.*\))$/\2\t\1/p' -e 's/^test \(.*[^ ]\) *\.\.\. ignored, *\(.*\)$/\2\t\1/p' "$log")
-  if [ "$status" != 0 ] && [ "$failed" = "$before" ]; then note_failure "$name (did not build, or was cut short)"; fi
-  if [ $((p + f + s)) = 0 ] && [ "$status" = 0 ]; then note_failure "$name (no test ran)"; fi
+  if [ "$status" != 0 ] && [ "$failed" = "$before" ]; then note_failure "$name (did not build, or was cut short)" "$log"; fi
+  if [ $((p + f + s)) = 0 ] && [ "$status" = 0 ]; then note_failure "$name (no test ran)" "$log"; fi
   echo "    $name took $((SECONDS - $3)) s"
+}
+
+# Some CI systems keep the last 2.5 kB of the output only: the reasons of the first failures come last, and share that room.
+print_failures() {
+  local failure name log test explained=5 room=1700
+  [ ${#failures[@]} -gt 0 ] || return 0
+  [ ${#failures[@]} -ge $explained ] || explained=${#failures[@]}
+  for failure in "${failures[@]:explained}"; do echo "FAILED ${failure%%$'\t'*}"; done
+  for failure in "${failures[@]:0:explained}"; do
+    IFS=$'\t' read -r name log test <<<"$failure"
+    echo "FAILED $name"
+    if [ -s "$log" ]; then scripts/reason.sh "$log" "$test" $((room / explained)); fi
+  done
 }
 
 # The tests of the workspace. Those of packets mostly wait for repeated segments and time-outs, so they run beside all others.
@@ -127,6 +141,7 @@ packages() { scripts/package.sh && scripts/package-check.sh; }
 echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un)"
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh
+check reason scripts/reason.sh --check
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
 check_workspace_tests
@@ -170,7 +185,7 @@ if [ ${#skips[@]} -gt 0 ]; then
       others = (more > 0) ? " and " more " more" : ""
       printf "skipped %d: %s (%s%s)\n", count[reason], reason, names[reason], others } }'
 fi
-if [ ${#failures[@]} -gt 0 ]; then printf 'FAILED %s\n' "${failures[@]}"; fi
+print_failures
 echo "all checks took $((SECONDS - begin)) s"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
