@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,11 +25,16 @@ const MOST_EACH: usize = 5000;
 /// dropped. They come from many loopback addresses, to have enough ports, and from several processes, to have
 /// enough descriptors.
 pub fn gather(bed: &Bed, count: usize, to: impl Display) -> anyhow::Result<Vec<Running>> {
+    gather_saying(bed, count, to, "")
+}
+
+/// The same; each sends `text` once it is connected, and nothing after it.
+pub fn gather_saying(bed: &Bed, count: usize, to: impl Display, text: &str) -> anyhow::Result<Vec<Running>> {
     let exe = env::current_exe().context("the path of this program")?;
     let mut crowd = Vec::new();
     for first in (0..count).step_by(MOST_EACH) {
         let numbers = [first, (first + MOST_EACH).min(count)].map(|number| number.to_string());
-        let program = Program::new(&exe).arg(AS_CROWD).args(numbers).arg(to.to_string());
+        let program = Program::new(&exe).arg(AS_CROWD).args(numbers).arg(to.to_string()).arg(text);
         crowd.push(program.start(bed)?);
     }
     crowd.iter().try_for_each(|part| part.wait_for_log("all begun"))?;
@@ -39,13 +44,21 @@ pub fn gather(bed: &Bed, count: usize, to: impl Display) -> anyhow::Result<Vec<R
 /// If this process was started as a part of a crowd, runs it until it is killed.
 pub(crate) fn run_if_asked() -> Option<ExitCode> {
     let args: Vec<String> = env::args().skip(1).collect();
-    let [role, first, end, to] = args.as_slice() else { return None };
+    let [role, first, end, to, text] = args.as_slice() else { return None };
     if role != AS_CROWD {
         return None;
     }
     let held = (|| -> anyhow::Result<Vec<Socket>> {
         let to: SocketAddr = to.parse()?;
-        (first.parse()?..end.parse()?).map(|n| Ok(begin_to_connect(n, to)?)).collect()
+        let held: Vec<Socket> = (first.parse()?..end.parse()?)
+            .map(|n| Ok(begin_to_connect(n, to)?))
+            .collect::<anyhow::Result<_>>()?;
+        for mut socket in held.iter().filter(|_| !text.is_empty()) {
+            // The write waits for the handshake.
+            socket.set_nonblocking(false)?;
+            socket.write_all(text.as_bytes())?;
+        }
+        Ok(held)
     })();
     match held {
         Ok(_held) => {
@@ -61,8 +74,8 @@ pub(crate) fn run_if_asked() -> Option<ExitCode> {
     }
 }
 
-/// Connects without waiting for the result.
-fn begin_to_connect(n: usize, to: SocketAddr) -> io::Result<Socket> {
+/// Connects without waiting for the result, from an address that few numbers share.
+pub fn begin_to_connect(n: usize, to: SocketAddr) -> io::Result<Socket> {
     const FROM_ONE_ADDRESS: usize = 250;
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

@@ -16,7 +16,7 @@ use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::{Bed, Behaviour, Running, Test, Truepeer, ip_here};
 
 use crate::peers;
-use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, TRUEPEER, header_of, knock, open_as};
+use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, TRUEPEER, header_of, knock};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, work: fn(&Bed) -> anyhow::Result<()>| {
@@ -49,7 +49,7 @@ const MOST_BYTES: usize = 256 << 10;
 const AFTERWARDS: usize = 40;
 
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     /// The backend has seen this client and each of its bytes.
     Right,
     /// It was not served, or not to its end, for this reason.
@@ -59,9 +59,10 @@ enum Outcome {
 }
 
 /// One session with `length` bytes; the backend says whom and what it has seen.
-fn session(client: SocketAddr, length: usize) -> Outcome {
+pub(crate) fn session_at(door: &str, client: SocketAddr, length: usize) -> Outcome {
     let converse = || -> anyhow::Result<String> {
-        let mut stream = open_as(client)?;
+        let mut stream = truepeer_testbed::client::connect(door)?;
+        stream.write_all(&header_of(client)?)?;
         stream.write_all(&Pattern::bytes(length))?;
         stream.shutdown(Shutdown::Write)?;
         let mut answer = String::new();
@@ -131,7 +132,7 @@ impl Load {
     }
 
     fn one(&self, length: usize) -> Outcome {
-        session(nth_client(self.begun.fetch_add(1, Relaxed)), length)
+        session_at(DOOR_V4, nth_client(self.begun.fetch_add(1, Relaxed)), length)
     }
 
     /// Waits until some more sessions were right.

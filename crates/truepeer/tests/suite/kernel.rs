@@ -74,7 +74,7 @@ fn memory_is_used_up(bed: &Bed) -> anyhow::Result<()> {
     let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
     let _holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;
     let truepeer = proxy().start(bed)?;
-    let group = ControlGroup::with_tcp_memory(MOST_TCP_BYTES)?;
+    let group = ControlGroup::with("memory.kmem.tcp.limit_in_bytes", MOST_TCP_BYTES)?;
     group.take(&truepeer)?;
     let mut stuck = Vec::new();
     let load = Load::during(|load| {
@@ -82,7 +82,8 @@ fn memory_is_used_up(bed: &Bed) -> anyhow::Result<()> {
             stuck.push(stuck_session(number)?);
         }
         bed.wait_for("the limit to be reached", || {
-            group.tcp_memory().is_ok_and(|used| used >= MOST_TCP_BYTES)
+            // The kernel lets no socket be without any, so it may be more than the limit.
+            group.read("memory.kmem.tcp.usage_in_bytes").is_ok_and(|used| used >= MOST_TCP_BYTES)
         })?;
         load.wait_for_more()
     })?;
@@ -92,7 +93,7 @@ fn memory_is_used_up(bed: &Bed) -> anyhow::Result<()> {
 }
 
 /// Sends as much as anybody takes.
-fn stuck_session(number: usize) -> anyhow::Result<TcpStream> {
+pub(crate) fn stuck_session(number: usize) -> anyhow::Result<TcpStream> {
     let client = SocketAddr::new("2001:db8::7".parse()?, 5000 + u16::try_from(number)?);
     let mut stream = knock()?;
     stream.write_all(&header_of(client)?)?;
@@ -104,27 +105,28 @@ fn stuck_session(number: usize) -> anyhow::Result<TcpStream> {
 }
 
 /// A control group of the first hierarchy, which counts TCP's memory apart. It must be empty at its end.
-struct ControlGroup(PathBuf);
+pub(crate) struct ControlGroup(PathBuf);
 
 impl ControlGroup {
-    fn with_tcp_memory(most: usize) -> anyhow::Result<Self> {
+    /// With a limit, by its file's name.
+    pub(crate) fn with(limit: &str, most: usize) -> anyhow::Result<Self> {
         let memory = Path::new("/sys/fs/cgroup/memory");
         let group = memory.join(format!("truepeer-{}", std::process::id()));
-        if !memory.join("memory.kmem.tcp.limit_in_bytes").exists() || fs::create_dir(&group).is_err() {
-            return skip("control groups of version 1 with TCP's memory can't be made here");
+        if !memory.join(limit).exists() || fs::create_dir(&group).is_err() {
+            return skip(format!("control groups of version 1 with {limit} can't be made here"));
         }
         let group = Self(group);
-        fs::write(group.0.join("memory.kmem.tcp.limit_in_bytes"), most.to_string())?;
+        fs::write(group.0.join(limit), most.to_string())?;
         Ok(group)
     }
 
-    fn take(&self, program: &Running) -> anyhow::Result<()> {
+    pub(crate) fn take(&self, program: &Running) -> anyhow::Result<()> {
         Ok(fs::write(self.0.join("cgroup.procs"), program.pid().to_string())?)
     }
 
-    /// Bytes. The kernel lets no socket be without any, so it may be more than the limit.
-    fn tcp_memory(&self) -> anyhow::Result<usize> {
-        Ok(fs::read_to_string(self.0.join("memory.kmem.tcp.usage_in_bytes"))?.trim().parse()?)
+    /// Bytes.
+    pub(crate) fn read(&self, name: &str) -> anyhow::Result<usize> {
+        Ok(fs::read_to_string(self.0.join(name))?.trim().parse()?)
     }
 }
 

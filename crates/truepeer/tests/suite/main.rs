@@ -4,6 +4,7 @@
 mod backends;
 mod chains;
 mod confined;
+mod crowds;
 mod delivery;
 mod destinations;
 mod faults;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         top::tests(),
         metrics::tests(),
         faults::tests(),
+        crowds::tests(),
         kernel::tests(),
         handover::tests(),
         limits::tests(),
