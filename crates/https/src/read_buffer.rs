@@ -17,6 +17,17 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// One that holds these bytes.
+    pub(crate) fn holding(data: &[u8]) -> Self {
+        if data.is_empty() {
+            return Self::default();
+        }
+        let mut bytes = buffers::take(MESSAGE_BYTES);
+        bytes.resize(bytes.len().max(data.len()), 0);
+        bytes[..data.len()].copy_from_slice(data);
+        Self { bytes, start: 0, end: data.len() }
+    }
+
     /// The bytes read and not used.
     pub(crate) fn data(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
@@ -125,6 +136,22 @@ mod tests {
         assert_eq!(buffer.data(), long);
         buffer.consume(MESSAGE_BYTES);
         assert_eq!(buffer.data(), [7]);
+    }
+
+    #[test]
+    fn bytes_that_were_read_before_come_first() {
+        for length in [1, MESSAGE_BYTES - 1, MESSAGE_BYTES, MESSAGE_BYTES + 1] {
+            let first = vec![7; length];
+            let mut buffer = Buffer::holding(&first);
+            assert_eq!(buffer.data(), first);
+            assert_eq!(buffer.is_full(), length >= MESSAGE_BYTES);
+            if buffer.is_full() {
+                buffer.grow();
+            }
+            assert_eq!(fill(&mut buffer, b"more"), if length == MESSAGE_BYTES - 1 { 1 } else { 4 });
+            assert!(buffer.data().starts_with(&first));
+        }
+        assert!(Buffer::holding(&[]).bytes.is_empty());
     }
 
     #[test]

@@ -104,11 +104,11 @@ impl Downstream {
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
     }
 
-    /// Keeps the connection and frees the rest (TLVs, certificate), because a connection may be open for a long
-    /// time.
+    /// Keeps the connection and the first bytes of its stream, and frees the rest (TLVs, certificate), because a connection may
+    /// be open for a long time.
     #[must_use]
-    pub fn into_stream(self) -> Stream {
-        self.stream
+    pub fn into_stream(self) -> (Stream, Vec<u8>) {
+        (self.stream, self.first)
     }
 
     /// The TLVs of the sender's header.

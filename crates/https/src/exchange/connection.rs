@@ -23,11 +23,12 @@ use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
-/// Serves a client until its connection ends.
+/// Serves a client until its connection ends. `first`: bytes of the stream that were read already.
 ///
 /// Not an async fn: that keeps each argument twice, and each idle connection would be larger by that.
 pub fn serve_http1<C, O>(
     stream: C,
+    first: Vec<u8>,
     client_info: ClientInfo,
     service: Rc<Service<O>>,
 ) -> impl Future<Output = ()>
@@ -37,13 +38,15 @@ where
 {
     let access = service.access(&client_info);
     let stream = SharedStream::new(stream);
+    let mut buffer = Buffer::holding(&first);
+    drop(first);
     async move {
         let mut connection = Http1Connection {
             stream: &stream,
             service: &service,
             requester: Requester { client_info: &client_info, access: &access },
             time_limit: (TimeLimit::new(&service.reactor), TimeLimit::new(&service.reactor)),
-            buffer: Buffer::default(),
+            buffer: &mut buffer,
             requests: 0,
         };
         connection.run().await;
@@ -55,7 +58,7 @@ struct Http1Connection<'a, C, O: Dial> {
     service: &'a Service<O>,
     requester: Requester<'a, O::Stream>,
     time_limit: (TimeLimit, TimeLimit),
-    buffer: Buffer,
+    buffer: &'a mut Buffer,
     requests: u64,
 }
 
@@ -88,7 +91,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                 Next::Request => {}
                 Next::Linger => {
                     let settings = &self.service.settings;
-                    return linger(self.stream, &mut self.buffer, settings, &self.time_limit.0).await;
+                    return linger(self.stream, self.buffer, settings, &self.time_limit.0).await;
                 }
                 Next::Close => {
                     let limit = self.service.settings.timeouts.linger;
@@ -107,7 +110,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         }
         let limit = self.service.settings.timeouts.head;
         let limits = &self.service.settings.limits;
-        let (stream, buffer, mut end) = (self.stream, &mut self.buffer, HeadEnd::default());
+        let (stream, buffer, mut end) = (self.stream, &mut *self.buffer, HeadEnd::default());
         let whole = self.time_limit.0.limit(limit, async {
             loop {
                 let read = request.read(buffer.data(), &mut end, limits).map_err(Failure::BadRequest)?;
@@ -143,7 +146,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
     /// The same; `None`: the loop drains.
     async fn await_first_bytes(&mut self) -> Option<bool> {
         let (reactor, time_limit) = (&self.service.reactor, &self.time_limit.0);
-        let (stream, buffer, idle_list) = (self.stream, &mut self.buffer, &self.service.idle);
+        let (stream, buffer, idle_list) = (self.stream, &mut *self.buffer, &self.service.idle);
         let (began, may_be_closed, mut idle) = (reactor.now(), Cell::new(false), None);
         let mut bytes = pin!(poll_fn(|cx| {
             if let Poll::Ready(filled) = stream.poll_fill(cx, buffer) {
@@ -173,7 +176,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
     /// arrived is answered.
     async fn await_last_bytes(&mut self) -> bool {
         let limit = self.service.settings.timeouts.last_request;
-        let (stream, buffer) = (self.stream, &mut self.buffer);
+        let (stream, buffer) = (self.stream, &mut *self.buffer);
         stream.look_again();
         let bytes = poll_fn(|cx| stream.poll_fill(cx, buffer).map(|filled| filled.is_ok_and(|len| len > 0)));
         if let Ok(came) = self.time_limit.0.limit(limit, bytes).await {
@@ -197,8 +200,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let keep_alive = request.keep_alive
             && !service.reactor.is_draining()
             && settings.max_requests.is_none_or(|most| self.requests < most);
-        let mut body =
-            Http1Body::new(self.stream, &mut self.buffer, settings, &self.time_limit.0, request.length);
+        let mut body = Http1Body::new(self.stream, self.buffer, settings, &self.time_limit.0, request.length);
         let mut out = OutBuffer::take();
         let mut reply =
             Http1Reply::new(self.stream, settings, &self.time_limit.1, &mut out, request, keep_alive);
@@ -219,7 +221,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         let mut is_in_order = true;
         let failure = match served {
             Ok(ServeEnd::Switched(origin)) => {
-                let early = std::mem::take(&mut self.buffer);
+                let early = std::mem::take(self.buffer);
                 // Boxed: only connections that change their protocol need its memory.
                 let tunnel = Box::pin(service.tunnel(client_info, early, self.stream, origin));
                 let (delivered, end) = tunnel.await;

@@ -220,7 +220,7 @@ impl Bed {
     /// A client's end of a new connection.
     pub(crate) fn client(&self) -> DuplexStream {
         let (client, ours) = duplex(1 << 16);
-        self.reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&self.service)));
+        self.reactor.spawn(serve_http1(ours, Vec::new(), client_info(), Rc::clone(&self.service)));
         client
     }
 

@@ -157,13 +157,13 @@ impl Gateway {
         async move {
             // Boxed: a handshake needs memory that the connection must not keep.
             if let Some(opened) = Box::pin(self.open(tcp, sender, listed.connection())).await {
-                let (stream, client_info, counted, speaks_http2) = opened;
+                let Opened { stream, first, client_info, counted, speaks_http2 } = opened;
                 let service = Rc::clone(&self.service);
                 if speaks_http2 {
                     // Boxed: the future is three times as large as HTTP/1's, and would make every connection as large.
                     Box::pin(serve_http2(stream, client_info, service)).await;
                 } else {
-                    serve_http1(stream, client_info, service).await;
+                    serve_http1(stream, first, client_info, service).await;
                 }
                 drop(counted);
             }
@@ -171,13 +171,8 @@ impl Gateway {
         }
     }
 
-    /// The connection, its client, what counts it for the client, and whether it speaks HTTP/2. `None`: it was refused, and that is logged.
-    async fn open(
-        &self,
-        tcp: TcpStream,
-        sender: SenderAddr,
-        open: &Rc<OpenConnection>,
-    ) -> Option<(Stream, ClientInfo, Option<Counted>, bool)> {
+    /// `None`: the connection was refused, and that is logged.
+    async fn open(&self, tcp: TcpStream, sender: SenderAddr, open: &Rc<OpenConnection>) -> Option<Opened> {
         let began = self.reactor.now();
         match Downstream::open(&self.listening, &self.worker, tcp, sender, open).await {
             Ok(mut downstream) => {
@@ -185,7 +180,8 @@ impl Gateway {
                 open.set_stage(SessionStage::Idle);
                 let client_info = self.client_info(&downstream, open);
                 let counted = downstream.counted.take();
-                Some((downstream.into_stream(), client_info, counted, speaks_http2))
+                let (stream, first) = downstream.into_stream();
+                Some(Opened { stream, first, client_info, counted, speaks_http2 })
             }
             Err(reason) => {
                 let ended = Ended {
@@ -227,6 +223,17 @@ impl Gateway {
             is_own: false,
         }
     }
+}
+
+/// A connection that can be served.
+struct Opened {
+    stream: Stream,
+    /// Bytes of the stream that were read with the PROXY header. Always empty with TLS.
+    first: Vec<u8>,
+    client_info: ClientInfo,
+    /// Counts it for its client.
+    counted: Option<Counted>,
+    speaks_http2: bool,
 }
 
 /// Whether the client has chosen HTTP/2.

@@ -1,8 +1,10 @@
 //! HTTP without TLS towards clients: redirected to https, or served.
 
-use anyhow::ensure;
+use std::io::Write as _;
+
+use anyhow::{Context as _, ensure};
 use truepeer_testbed::servers::Nginx;
-use truepeer_testbed::{Bed, Program, Test, tests};
+use truepeer_testbed::{Bed, Program, Test, client, tests};
 
 use crate::kit::{curl, https};
 
@@ -13,6 +15,8 @@ pub(crate) fn tests() -> Vec<Test> {
         the_redirect_may_name_another_port,
         requests_with_bodies_are_redirected_whole,
         clients_without_tls_are_served_where_that_is_wanted,
+        what_comes_with_the_header_is_read,
+        no_byte_behind_the_header_is_lost,
         the_options_are_explained,
     ]
 }
@@ -90,6 +94,59 @@ fn the_redirect_may_name_another_port(bed: &Bed) -> anyhow::Result<()> {
         let told = curl(&["--write-out", "%{redirect_url}", "http://127.0.0.1:8000/a"]).run(bed)?;
         ensure!(told == url, "{told}");
     }
+    Ok(())
+}
+
+/// A request in the same segment as the PROXY header, and one instead of an optional header.
+fn what_comes_with_the_header_is_read(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = Nginx::default().server("127.0.0.1:8080", "", SEEN).start(bed)?;
+    for on_http in ["serve", "redirect"] {
+        let truepeer = https(bed, HERE, ORIGIN)?
+            .option("--listen-http", "127.0.0.1:80")
+            .option("--on-http", on_http)
+            .option("--header", "optional")
+            .start(bed)?;
+        let header = client::v2("203.0.113.7:5000", "192.0.2.1:80")?;
+        for (header, whom) in [(&header[..], "203.0.113.7"), (b"", "127.0.0.1")] {
+            let mut stream = client::connect("127.0.0.1:80")?;
+            stream.write_all(
+                &[header, b"GET /a HTTP/1.1\r\nHost: site\r\nConnection: close\r\n\r\n"].concat(),
+            )?;
+            let answer = std::io::read_to_string(&stream)?;
+            let expected = match on_http {
+                "serve" => format!("\r\n\r\nhttp {whom} GET /a"),
+                _ => "\r\nLocation: https://site/a\r\n".to_owned(),
+            };
+            ensure!(answer.contains(&expected), "{on_http}: {answer}; {}", truepeer.log());
+        }
+    }
+    Ok(())
+}
+
+/// The body looks like another request at the place where the first read ends.
+fn no_byte_behind_the_header_is_lost(bed: &Bed) -> anyhow::Result<()> {
+    const FIRST_READ: usize = 4096;
+    let origin = crate::kit::origin(bed, 8080)?;
+    let truepeer = https(bed, HERE, ORIGIN)?
+        .option("--listen-http", "127.0.0.1:80")
+        .option("--on-http", "serve")
+        .option("--header", "require")
+        .start(bed)?;
+    let mut bytes = client::v2("203.0.113.7:5000", "192.0.2.1:80")?;
+    let head = "POST / HTTP/1.1\r\nHost: site\r\nContent-Length: 6000\r\nConnection: close\r\n\r\n";
+    bytes.extend_from_slice(head.as_bytes());
+    let body_at = bytes.len();
+    bytes.resize(FIRST_READ, b'z');
+    bytes.extend_from_slice(b"GET /7 HTTP/1.1\r\nHost: site\r\nConnection: close\r\n\r\n");
+    bytes.resize(body_at + 6000, b'z');
+    let body = bed.write("body", &bytes[body_at..])?;
+    let digest = Program::new("sha256sum").arg(body).run(bed)?;
+    let digest = digest.split(' ').next().context("a digest")?;
+    let mut stream = client::connect("127.0.0.1:80")?;
+    stream.write_all(&bytes)?;
+    let answer = std::io::read_to_string(&stream)?;
+    ensure!(answer.ends_with(digest), "{answer}; {}", truepeer.log());
+    ensure!(origin.stdout() == "request /\n", "{}", origin.stdout());
     Ok(())
 }
 

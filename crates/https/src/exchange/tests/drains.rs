@@ -66,7 +66,7 @@ fn a_request_that_arrived_before_the_drain_is_answered() {
         bed.run(async move {
             say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
             reactor.remote().drain();
-            reactor.spawn(serve_http1(ours, client_info(), service));
+            reactor.spawn(serve_http1(ours, Vec::new(), client_info(), service));
             until(&mut origin, "\r\n\r\n").await;
             say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
             assert_eq!(
@@ -85,7 +85,7 @@ fn a_connection_without_a_request_is_closed_by_the_drain() {
     let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
     bed.run(async move {
         reactor.remote().drain();
-        reactor.spawn(serve_http1(ours, client_info(), service));
+        reactor.spawn(serve_http1(ours, Vec::new(), client_info(), service));
         assert_eq!(rest(&mut client).await, "");
     });
 }
@@ -99,7 +99,7 @@ fn a_request_that_is_sent_just_after_the_drain_began_is_the_last_one_answered() 
     let mut origin = bed.origin.next_connection();
     let (reactor, service) = (bed.reactor.clone(), Rc::clone(&bed.service));
     bed.run(async move {
-        reactor.spawn(serve_http1(ours, client_info(), service));
+        reactor.spawn(serve_http1(ours, Vec::new(), client_info(), service));
         reactor.sleep(Duration::from_millis(20)).await;
         reactor.remote().drain();
         reactor.sleep(Duration::from_millis(200)).await;

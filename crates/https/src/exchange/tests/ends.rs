@@ -87,7 +87,7 @@ fn nothing_is_written_into_a_partial_interim_response() {
     let timeouts = HttpTimeouts { body: short, ..HttpTimeouts::default() };
     let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
     let (mut client, ours) = duplex(100);
-    bed.reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&bed.service)));
+    bed.reactor.spawn(serve_http1(ours, Vec::new(), client_info(), Rc::clone(&bed.service)));
     let mut origin = bed.origin.next_connection();
     let hint = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
     bed.run(async move {
@@ -155,7 +155,7 @@ fn bytes_held_after_an_upgrade_count_in_the_backlog() {
     let (reactor, other) = (bed.reactor.clone(), bed.reactor.clone());
     bed.run(async move {
         let (ours, mut client) = small_connection(&reactor).await;
-        reactor.spawn(serve_http1(ours, client_info(), Rc::clone(&service)));
+        reactor.spawn(serve_http1(ours, Vec::new(), client_info(), Rc::clone(&service)));
         let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
         io::Write::write_all(&mut client, request.as_bytes()).unwrap();
         until(&mut origin, "\r\n\r\n").await;
