@@ -95,14 +95,14 @@ impl State {
             self.violation(&mut stream, reason);
             return Ok(());
         };
-        // Padding is taken at once.
-        stream.receive_window = window + (bytes - u32::try_from(data.len()).unwrap_or(bytes));
-        self.release(payload.len() - data.len());
+        stream.receive_window = window;
         stream.data.extend_from_slice(data);
         stream.held += data.len();
         if head.has(END_STREAM) {
             self.received(&mut stream);
         }
+        // Padding is taken at once.
+        self.release_of(&mut stream, payload.len() - data.len());
         stream.wake();
         Ok(())
     }

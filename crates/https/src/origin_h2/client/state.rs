@@ -236,6 +236,21 @@ impl State {
         }
     }
 
+    /// Bytes of this stream have been taken: opens its window and the connection's by them.
+    pub(super) fn release_of(&mut self, stream: &mut Stream, bytes: usize) {
+        self.release(bytes);
+        if stream.is_received || stream.error.is_some() {
+            return;
+        }
+        stream.taken += u32::try_from(bytes).unwrap_or_default();
+        if stream.taken >= STREAM_WINDOW / 2 {
+            let taken = std::mem::take(&mut stream.taken);
+            stream.receive_window += taken;
+            frames::write_number(&mut self.out, WINDOW_UPDATE, stream.id, taken);
+            self.wake();
+        }
+    }
+
     /// Ends a stream that violates the protocol.
     pub(super) fn violation(&mut self, stream: &mut Stream, reason: Reason) {
         self.refuse(stream, reason, StreamError::Violation(reason));

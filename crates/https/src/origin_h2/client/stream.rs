@@ -10,7 +10,7 @@ use h2::Reason;
 use truepeer_http1::fields::FieldList;
 use truepeer_http1::{HeadError, ResponseHead};
 
-use super::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE};
+use super::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM};
 use super::hpack::write_field;
 use super::state::{MOST_OUT_BYTES, STREAM_WINDOW, State};
 
@@ -89,7 +89,7 @@ pub(super) struct Stream {
     /// Data that came and was not [released](RequestStream::release).
     pub(super) held: usize,
     /// Bytes that were released and not yet given back to the origin's window.
-    taken: u32,
+    pub(super) taken: u32,
     /// The bytes that may be sent; below 0 after the origin has reduced its window.
     pub(super) send_window: i64,
     pub(super) waits_for_room: bool,
@@ -212,17 +212,7 @@ impl RequestStream {
     pub(in super::super) fn release(&self, bytes: usize) {
         let (mut state, mut stream) = (self.state.borrow_mut(), self.stream.borrow_mut());
         stream.held = stream.held.saturating_sub(bytes);
-        state.release(bytes);
-        if stream.is_received || stream.error.is_some() {
-            return;
-        }
-        stream.taken += u32::try_from(bytes).unwrap_or_default();
-        if stream.taken >= STREAM_WINDOW / 2 {
-            let taken = std::mem::take(&mut stream.taken);
-            stream.receive_window += taken;
-            frames::write_number(&mut state.out, WINDOW_UPDATE, stream.id, taken);
-            state.wake();
-        }
+        state.release_of(&mut stream, bytes);
     }
 
     /// How many of `wanted` bytes the origin takes now. `None`: it takes none any more.

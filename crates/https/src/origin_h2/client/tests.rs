@@ -192,6 +192,38 @@ fn data_that_nobody_takes_opens_the_connections_window_again() {
     assert_eq!(opened, 8);
 }
 
+/// The origin counts as RFC 9113 6.9.1 says: with the padding, and until WINDOW_UPDATE.
+#[test]
+fn padding_is_given_back_to_the_stream_and_to_the_connection() {
+    for (data_bytes, padding) in [(100, 255), (0, 255), (200, 0), (10_000, 200)] {
+        let state = connection(&[]);
+        let stream = begin(&state, true);
+        say(&state, &frame(HEADERS, END_HEADERS, 1, OK)).unwrap();
+        sent(&state);
+        let (mut of_stream, mut of_connection) = (STREAM_WINDOW, CONNECTION_WINDOW);
+        let payload = [&[padding][..], &vec![7; data_bytes], &vec![0; usize::from(padding)]].concat();
+        let bytes = u32::try_from(payload.len()).unwrap();
+        // Both windows are used up twice.
+        for number in 0..2 * CONNECTION_WINDOW / bytes {
+            assert!(
+                of_stream >= bytes && of_connection >= bytes,
+                "frame {number} of {bytes} bytes is blocked"
+            );
+            (of_stream, of_connection) = (of_stream - bytes, of_connection - bytes);
+            say(&state, &frame(DATA, PADDED, 1, &payload)).unwrap();
+            if let Poll::Ready(Ok(Some(came))) = data(&stream) {
+                stream.release(came.len());
+            }
+            for (kind, _, id, payload) in sent(&state) {
+                assert_eq!(kind, WINDOW_UPDATE, "{bytes}");
+                let more = u32::from_be_bytes(payload.try_into().unwrap());
+                *if id == 0 { &mut of_connection } else { &mut of_stream } += more;
+            }
+            assert!(of_stream <= STREAM_WINDOW && of_connection <= CONNECTION_WINDOW);
+        }
+    }
+}
+
 #[test]
 fn data_that_was_taken_and_not_delivered_opens_the_window_again() {
     let state = connection(&[]);
