@@ -140,9 +140,11 @@ impl Down<'_> {
     ) -> Result<(), Failure> {
         self.heads(response, outgoing).await?;
         self.lease.note_response();
-        let has_body = !self.stream.is_received();
+        let has_data = !self.stream.is_received();
+        // A body without data carries trailers: a response that ends with its head has none.
+        let has_body = has_data || self.stream.has_trailers();
         response.finish_http2(has_body, is_head).map_err(Failure::BadResponse)?;
-        if !has_body && matches!(response.length, BodyLength::Known(1..)) {
+        if !has_data && matches!(response.length, BodyLength::Known(1..)) {
             return Err(Failure::OriginTruncated);
         }
         self.body(response, outgoing).await

@@ -175,10 +175,15 @@ impl RequestStream {
         Poll::Pending
     }
 
-    /// Whether nothing of the response is left to take.
+    /// Whether no data of the response is left to take.
     pub(in super::super) fn is_received(&self) -> bool {
         let stream = self.stream.borrow();
         stream.is_received && stream.data.is_empty()
+    }
+
+    /// Whether trailers have come.
+    pub(in super::super) fn has_trailers(&self) -> bool {
+        !self.stream.borrow().trailers.is_empty()
     }
 
     /// Replaces `data` with the data that has come. `false`: the end.

@@ -92,7 +92,11 @@ fn http1_clients_that_still_send_get_a_whole_answer() {
 }
 
 /// A client by HTTP/2 and its upload, of this length.
-async fn upload(bed: &Bed, client: DuplexStream, length: usize) -> (ResponseFuture, SendStream<Bytes>) {
+pub(super) async fn upload(
+    bed: &Bed,
+    client: DuplexStream,
+    length: usize,
+) -> (ResponseFuture, SendStream<Bytes>) {
     let (client, connection) = h2::client::handshake(client).await.unwrap();
     bed.reactor.spawn(async move {
         let _ = connection.await;
@@ -101,7 +105,7 @@ async fn upload(bed: &Bed, client: DuplexStream, length: usize) -> (ResponseFutu
     client.ready().await.unwrap().send_request(request, false).unwrap()
 }
 
-fn http2_client(bed: &Bed) -> DuplexStream {
+pub(super) fn http2_client(bed: &Bed) -> DuplexStream {
     let (client, ours) = duplex(1 << 16);
     bed.reactor.spawn(serve_http2(ours, client_info(), Rc::clone(&bed.service)));
     client

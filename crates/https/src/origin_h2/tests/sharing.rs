@@ -1,5 +1,10 @@
 //! Who shares a connection, and what one request can do to the others.
 
+use std::rc::Rc;
+
+use bytes::Bytes;
+
+use super::early::{http2_client, upload};
 use super::*;
 
 #[test]
@@ -146,6 +151,43 @@ fn trailers_and_interim_responses_pass() {
         origin.send(HEADERS, END_HEADERS | END_STREAM, stream, &field("x-sum", "5")).await;
         assert_eq!(head(&mut client).await, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
         assert_eq!(until(&mut client, "\r\n\r\n").await, "5\r\nhello\r\n0\r\nx-sum: 5\r\n\r\n");
+    });
+}
+
+/// Servers of gRPC answer a failed call so, in one segment.
+#[test]
+fn trailers_of_a_response_without_data_pass() {
+    let answer = |stream| {
+        let trailers = frame(HEADERS, END_HEADERS | END_STREAM, stream, &field("grpc-status", "5"));
+        [frame(HEADERS, END_HEADERS, stream, OK), trailers].concat()
+    };
+    let bed = Rc::new(bed());
+    let origin = bed.origin.next_connection();
+    let of_test = Rc::clone(&bed);
+    bed.run(async move {
+        let mut client = of_test.client();
+        say(&mut client, GET).await;
+        let mut origin = Raw::begin(origin, &[]).await;
+        let stream = origin.request().await;
+        origin.0.write_all(&answer(stream)).await.unwrap();
+        assert_eq!(head(&mut client).await, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        assert_eq!(until(&mut client, "\r\n\r\n").await, "0\r\ngrpc-status: 5\r\n\r\n");
+        // A length that is not reached stays an error.
+        say(&mut client, GET).await;
+        let stream = origin.request().await;
+        let short = [OK, &field("content-length", "5")].concat();
+        let trailers = frame(HEADERS, END_HEADERS | END_STREAM, stream, &field("grpc-status", "5"));
+        let cut = [frame(HEADERS, END_HEADERS, stream, &short), trailers].concat();
+        origin.0.write_all(&cut).await.unwrap();
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 502"));
+        let (response, mut body) = upload(&of_test, http2_client(&of_test), 0).await;
+        body.send_data(Bytes::new(), true).unwrap();
+        let stream = origin.request().await;
+        origin.0.write_all(&answer(stream)).await.unwrap();
+        let mut body = response.await.unwrap().into_body();
+        assert!(body.data().await.is_none());
+        let trailers = body.trailers().await.unwrap().expect("trailers");
+        assert_eq!(trailers["grpc-status"], "5");
     });
 }
 
