@@ -13,7 +13,7 @@ use h2::Reason;
 use truepeer_http1::HeadError;
 use truepeer_session::budget::Permit;
 
-use super::client::{MOST_OUT_BYTES, NotBegun, Preface, RequestStream, State, StreamError};
+use super::client::{NotBegun, Preface, RequestStream, State, StreamError};
 use super::ping_watch::PingWatch;
 use super::pool::Http2Pool;
 use crate::exchange::HttpSettings;
@@ -226,7 +226,7 @@ impl<S: Connection> Task<S> {
             if self.is_silent(cx) {
                 return self.ended();
             }
-            let was_full = self.state.borrow().out.len() >= MOST_OUT_BYTES;
+            let was_full = self.state.borrow().is_owed_too_much();
             match self.poll_send(cx) {
                 Poll::Ready(Ok(())) if self.closing.is_some() => {
                     let _ = ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
@@ -254,9 +254,9 @@ impl<S: Connection> Task<S> {
         !self.ping_watch.poll(cx, begun, open, self.received, || self.state.borrow_mut().ping())
     }
 
-    /// Reads as long as there is something. `None`: the connection has ended; a reason: the origin violates the protocol.
+    /// Reads as long as there is something and the origin takes its answers. `None`: the connection has ended; a reason: the origin violates the protocol.
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
-        while self.state.borrow().out.len() < MOST_OUT_BYTES {
+        while !self.state.borrow().is_owed_too_much() {
             if self.stream.poll_quiet(cx) {
                 self.input.rest();
                 return Poll::Pending;
@@ -277,10 +277,10 @@ impl<S: Connection> Task<S> {
     fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.sent = 0;
         loop {
-            self.state.borrow_mut().out.clear();
+            self.state.borrow_mut().discard_out();
             match self.poll_receive(cx) {
                 // Reading stopped because `out` is full of answers, which nobody takes: drop them.
-                Poll::Pending if self.state.borrow().out.len() >= MOST_OUT_BYTES => {}
+                Poll::Pending if self.state.borrow().is_owed_too_much() => {}
                 // Reading stopped at this turn's allowance. The next turn reads on, up to the end.
                 Poll::Pending if !self.stream.is_read_out() => return Poll::Pending,
                 _ => return Poll::Ready(()),

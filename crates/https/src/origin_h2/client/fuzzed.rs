@@ -10,7 +10,7 @@ use truepeer_http1::fields::FieldList;
 use truepeer_http1::{HttpLimits, ResponseHead};
 
 use super::frames::*;
-use super::state::STREAM_WINDOW;
+use super::state::{MOST_OUT_BYTES, STREAM_WINDOW};
 use super::*;
 use crate::fuzzing::Given;
 use crate::read_buffer::Buffer;

@@ -7,7 +7,8 @@
 //! ```
 //! A connection has one task, which reads and sends ([`super::connection`]); requests have others. They share the state,
 //! without locks: all belong to one thread. Memory is bounded: a stream's data by its window, a block of header
-//! fields by 1 MiB, what waits to be sent by [`MOST_OUT_BYTES`], since nothing is read above it. Server push is refused, priorities are ignored.
+//! fields by 1 MiB, what waits to be sent by a few times [`state::MOST_OUT_BYTES`], since neither bodies nor answers to the origin go beyond that.
+//! Server push is refused, priorities are ignored.
 
 mod frames;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -27,5 +28,5 @@ pub(super) use self::head::{is_in_value, is_name};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::hpack::Decoder as HpackText;
 pub(super) use self::hpack::{begin_field, write_field, write_indexed, write_text};
-pub(super) use self::state::{MOST_OUT_BYTES, State};
+pub(super) use self::state::State;
 pub(super) use self::stream::{NotBegun, RequestStream, StreamError};

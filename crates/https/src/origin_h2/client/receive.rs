@@ -42,7 +42,9 @@ impl State {
             }
             let end = HEAD_BYTES + head.length;
             let Some(payload) = input.data().get(HEAD_BYTES..end) else { break };
+            let out_before = self.out.len();
             self.take_frame(head, payload)?;
+            self.note_answers(out_before);
             input.consume(end);
             // Wait for the whole first frame: requests must not begin before its parameters are known.
             self.preface = Preface::Settings;

@@ -24,7 +24,8 @@ pub(super) const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MOST_STREAMS;
 const FIRST_WINDOW: u32 = 65_535;
 /// The largest window (RFC 9113 section 6.9.1).
 pub(super) const LARGEST_WINDOW: i64 = i32::MAX as i64;
-/// While so many bytes wait to be sent, no body's data is added and nothing is read: two TLS records.
+/// While so many bytes wait to be sent, no body's data is added. While so many of them answer the origin's frames, nothing is read. Two TLS
+/// records.
 pub(in super::super) const MOST_OUT_BYTES: usize = 32 << 10;
 /// An idle connection keeps no more than this of that memory.
 const KEPT_BYTES: usize = 4 << 10;
@@ -40,6 +41,8 @@ const MAX_HEADER_LIST_SIZE: u16 = 6;
 pub(in super::super) struct State {
     /// What waits to be sent.
     pub(in super::super) out: Vec<u8>,
+    /// How much of it the origin has caused.
+    answers: usize,
     pub(super) limits: HttpLimits,
     /// The streams that have not ended, by their numbers.
     pub(super) streams: Vec<(u32, Rc<RefCell<Stream>>)>,
@@ -92,6 +95,7 @@ impl State {
         frames::write_number(&mut out, WINDOW_UPDATE, 0, CONNECTION_WINDOW - FIRST_WINDOW);
         Self {
             out,
+            answers: 0,
             limits: *limits,
             streams: Vec::new(),
             next: 1,
@@ -296,9 +300,26 @@ impl State {
         self.out.extend_from_slice(b"truepeer");
     }
 
+    /// Notes what was written in answer to the origin since `out` had this length.
+    pub(super) fn note_answers(&mut self, out_before: usize) {
+        self.answers += self.out.len() - out_before;
+    }
+
+    /// Whether the origin must take answers before it may cause more of them. Requests don't count: an origin may take none of them before
+    /// it has written its responses.
+    pub(in super::super) fn is_owed_too_much(&self) -> bool {
+        self.answers >= MOST_OUT_BYTES
+    }
+
+    /// Nobody takes what waits to be sent.
+    pub(in super::super) fn discard_out(&mut self) {
+        self.out.clear();
+        self.answers = 0;
+    }
+
     /// Everything was sent.
     pub(in super::super) fn on_sent(&mut self) {
-        self.out.clear();
+        self.discard_out();
         if self.out.capacity() > KEPT_BYTES && self.streams.is_empty() {
             self.out = Vec::new();
         }

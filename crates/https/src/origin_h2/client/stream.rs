@@ -217,7 +217,9 @@ impl RequestStream {
     pub(in super::super) fn release(&self, bytes: usize) {
         let (mut state, mut stream) = (self.state.borrow_mut(), self.stream.borrow_mut());
         stream.held = stream.held.saturating_sub(bytes);
+        let out_before = state.out.len();
         state.release_of(&mut stream, bytes);
+        state.note_answers(out_before);
     }
 
     /// How many of `wanted` bytes the origin takes now. `None`: it takes none any more.

@@ -111,6 +111,35 @@ fn a_slow_client_stops_its_own_stream_only() {
     });
 }
 
+/// Node reads nothing while it writes. The body that waits for it must not stop what it writes.
+#[test]
+fn an_origin_that_writes_before_it_reads_is_read() {
+    const PIECES: usize = 8;
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let (mut one, mut two, reactor) = (bed.client(), bed.client(), bed.reactor.clone());
+    bed.run(async move {
+        say(&mut one, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 500000\r\n\r\n").await;
+        let mut origin = Raw::begin(origin, &[(4, 1 << 20)]).await;
+        origin.send(WINDOW_UPDATE, 0, 0, &(1u32 << 20).to_be_bytes()).await;
+        origin.request().await;
+        say(&mut two, GET).await;
+        let second = origin.request().await;
+        reactor.spawn(async move {
+            let _ = one.write_all(&[b'x'; 500_000]).await;
+        });
+        // The body fills all buffers on its way.
+        reactor.sleep(Duration::from_millis(20)).await;
+        origin.send(HEADERS, END_HEADERS, second, OK).await;
+        for _ in 0..PIECES {
+            origin.send(DATA, 0, second, &[b'y'; 16 << 10]).await;
+        }
+        origin.send(DATA, END_STREAM, second, b"").await;
+        let text = until(&mut two, "\r\n0\r\n\r\n").await;
+        assert_eq!(text.matches('y').count(), PIECES * (16 << 10));
+    });
+}
+
 #[test]
 fn a_body_waits_for_the_origins_window() {
     let bed = bed();
