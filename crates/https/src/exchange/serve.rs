@@ -41,6 +41,9 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Events that are not older than this tell whether a kept connection is open: about as long as a request takes to reach the origin.
 const RECENT: Duration = Duration::from_micros(50);
 
+/// So many connections of its own an idempotent request gets after one by HTTP/2 has ended under it.
+const MOST_CLOSED: u32 = 2;
+
 thread_local! {
     static CONNECTIONS: Cell<u64> = const { Cell::new(0) };
 }
@@ -187,10 +190,15 @@ impl<O: Dial> Service<O> {
         let mut offer = self.offer(target, request);
         let start = BodyStart::new(offer != Offer::Http1);
         let mut body = KeptBody::new(incoming, &start);
+        let (mut own, mut closed) = (None::<Box<Access<O::Stream>>>, 0);
         loop {
-            let upstream = match target.access.take_for(offer, || self.last_look(request)) {
+            let access = own.as_deref().unwrap_or(target.access);
+            let upstream = match access.take_for(offer, || self.last_look(request)) {
                 Some(upstream) => upstream,
-                None => self.connect_for(target, offer, &time_limit.0, &mut body).await?,
+                None => {
+                    let target = &Target { access, ..*target };
+                    self.connect_for(target, offer, &time_limit.0, &mut body).await?
+                }
             };
             let is_fresh = upstream.is_fresh();
             let by_http2 = matches!(upstream, Upstream::Http2(_));
@@ -208,7 +216,7 @@ impl<O: Dial> Service<O> {
                         Ok(Answered::Switched) => return Ok(ServeEnd::Switched(origin)),
                         Ok(Answered::Whole { reusable }) => {
                             if reusable {
-                                self.keep(origin, target, request, response);
+                                self.keep(origin, access, request, response);
                             }
                             return Ok(ServeEnd::Answered);
                         }
@@ -237,6 +245,8 @@ impl<O: Dial> Service<O> {
             };
             let is_unprocessed = matches!(failure, Failure::OriginRefused | Failure::OriginWantsHttp1);
             let may_repeat = match failure {
+                // It may itself be what makes the origin end connections, and with them other clients' requests.
+                Failure::OriginClosed if by_http2 && closed == MOST_CLOSED => false,
                 Failure::OriginRefused | Failure::OriginWantsHttp1 => start.is_whole(),
                 // RFC 9110 9.2.2: "A proxy MUST NOT automatically retry non-idempotent requests."
                 Failure::OriginClosed => request.is_idempotent() && start.is_whole(),
@@ -244,6 +254,10 @@ impl<O: Dial> Service<O> {
             };
             if !may_repeat {
                 return Err(failure);
+            }
+            if by_http2 && failure == Failure::OriginClosed {
+                closed += 1;
+                own.get_or_insert_with(|| Box::new(self.private_access(target.origin)));
             }
             if failure == Failure::OriginWantsHttp1 {
                 target.access.wants_http1.set(true);
@@ -273,12 +287,12 @@ impl<O: Dial> Service<O> {
     fn keep(
         &self,
         mut origin: OriginConnection<O::Stream>,
-        target: &Target<'_, O>,
+        access: &Access<O::Stream>,
         request: &RequestHead,
         response: &ResponseHead,
     ) {
         origin.is_private |= binds_the_connection(&request.fields) || binds_the_connection(&response.fields);
-        target.access.put(origin, keep_alive_hint(response), self.reactor.now());
+        access.put(origin, keep_alive_hint(response), self.reactor.now());
     }
 
     /// The versions of HTTP that the request can use.

@@ -1,6 +1,10 @@
 //! Origins that misbehave. No request hangs, none is answered wrongly, and one that may be repeated is.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::*;
+use crate::reactor::Reactor;
 
 /// What the client of `request` reads up to the end of the head, where the first connection does `fault` and a second
 /// one would serve it; and the number of connections.
@@ -62,6 +66,59 @@ fn a_request_whose_connection_breaks_is_repeated_only_if_it_is_idempotent() {
         let (text, dialled) = answer(&bed(), request, async |origin, _| origin.cut().await);
         assert_eq!((status(&text), dialled), expected, "{text}");
     }
+}
+
+/// An origin that answers requests for `/slow` after a while, and ends the connection at one for `/poison`, as NGINX does at a field that is too
+/// long for it. `seen` counts those.
+async fn poisoned(stream: DuplexStream, reactor: Reactor, seen: Rc<Cell<u32>>) {
+    const ENHANCE_YOUR_CALM: u32 = 11;
+    let mut origin = Raw::begin(stream, &[]).await;
+    let mut slow = Vec::new();
+    loop {
+        let frame = match reactor.timeout(Duration::from_millis(300), origin.next()).await {
+            Ok(None) => return,
+            Ok(Some(frame)) => frame,
+            Err(_) => {
+                for stream in slow.drain(..) {
+                    origin.answer(stream, b"slow").await;
+                }
+                continue;
+            }
+        };
+        if frame.kind != HEADERS {
+            continue;
+        }
+        if frame.payload.windows(7).any(|part| part == b"/poison") {
+            seen.set(seen.get() + 1);
+            let payload = [frame.stream.to_be_bytes(), ENHANCE_YOUR_CALM.to_be_bytes()].concat();
+            origin.send(GOAWAY, 0, 0, &payload).await;
+            return origin.cut().await;
+        }
+        slow.push(frame.stream);
+    }
+}
+
+/// The others on its connection are sent again, too, and must not meet it there.
+#[test]
+fn a_request_that_ends_its_connection_takes_others_with_it_once() {
+    let (bed, seen) = (bed(), Rc::new(Cell::new(0)));
+    for _ in 0..50 {
+        let (stream, reactor) = (bed.origin.next_connection(), bed.reactor.clone());
+        bed.reactor.spawn(poisoned(stream, reactor, Rc::clone(&seen)));
+    }
+    let (mut poison, mut other, reactor) = (bed.client(), bed.client(), bed.reactor.clone());
+    let counted = Rc::clone(&seen);
+    bed.run(async move {
+        say(&mut other, "GET /slow HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        reactor.sleep(Duration::from_millis(50)).await;
+        say(&mut poison, "GET /poison HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        let text = head(&mut other).await;
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        assert!(head(&mut poison).await.starts_with("HTTP/1.1 502"));
+        assert!((2..=3).contains(&counted.get()), "sent {} times", counted.get());
+    });
+    assert_eq!(bed.service.journal.refusals()["origin_closed"], 1);
+    assert!(bed.origin.dialled.get() <= 4, "{} connections", bed.origin.dialled.get());
 }
 
 /// GOAWAY names the stream as processed, so its answer comes.
