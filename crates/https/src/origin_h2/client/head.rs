@@ -7,6 +7,11 @@ use truepeer_http1::{HeadError, HttpLimits, ResponseHead};
 /// What RFC 9113 6.5.2 counts for each field besides its text.
 const FIELD_BYTES: usize = 32;
 
+/// What a head of valid fields counts against its limit.
+pub(super) fn head_bytes(head: &ResponseHead) -> usize {
+    head.fields.iter().map(|field| field.spelt.len() + field.value.len() + FIELD_BYTES).sum()
+}
+
 /// Takes the fields of one block.
 pub(super) struct HeadReader<'a> {
     into: Into<'a>,

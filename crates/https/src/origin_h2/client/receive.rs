@@ -10,7 +10,7 @@ use super::frames::{
     self, ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, FrameHead, GOAWAY, HEAD_BYTES, HEADERS,
     MOST_PAYLOAD, PADDED, PING, PRIORITY, PUSH_PROMISE, Preface, RST_STREAM, SETTINGS, WINDOW_UPDATE,
 };
-use super::head::{Fault, HeadReader};
+use super::head::{Fault, HeadReader, head_bytes};
 use super::state::{
     Block, ENABLE_PUSH, INITIAL_WINDOW_SIZE, LARGEST_WINDOW, MAX_CONCURRENT_STREAMS, MAX_FRAME_SIZE, State,
 };
@@ -182,12 +182,14 @@ impl State {
             return Ok(());
         }
         if is_interim {
-            if stream.interim.len() > MOST_INTERIM {
+            let bytes = stream.interim_bytes + head_bytes(&stream.head);
+            if stream.interim.len() > MOST_INTERIM || bytes > self.limits.head_bytes {
                 self.violation(&mut stream, Reason::ENHANCE_YOUR_CALM);
                 return Ok(());
             }
             let interim: ResponseHead = std::mem::take(&mut stream.head);
             stream.interim.push_back(interim);
+            stream.interim_bytes = bytes;
         } else {
             stream.has_head = true;
         }

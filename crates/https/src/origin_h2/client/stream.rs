@@ -11,6 +11,7 @@ use truepeer_http1::fields::FieldList;
 use truepeer_http1::{HeadError, ResponseHead};
 
 use super::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM};
+use super::head::head_bytes;
 use super::hpack::write_field;
 use super::state::{MOST_OUT_BYTES, STREAM_WINDOW, State};
 
@@ -75,6 +76,8 @@ pub(super) struct Stream {
     pub(super) head: ResponseHead,
     /// 1xx heads that nobody has taken.
     pub(super) interim: VecDeque<ResponseHead>,
+    /// What they count against the limit of a head.
+    pub(super) interim_bytes: usize,
     pub(super) has_head: bool,
     /// Data that nobody has taken.
     pub(super) data: Vec<u8>,
@@ -116,6 +119,7 @@ impl Stream {
         self.head.fields.rest();
         self.trailers.rest();
         self.interim.clear();
+        self.interim_bytes = 0;
         self.data.clear();
         if self.data.capacity() > KEPT_BYTES {
             self.data = Vec::new();
@@ -161,6 +165,7 @@ impl RequestStream {
     ) -> Poll<Result<(), StreamError>> {
         let mut stream = self.stream.borrow_mut();
         if let Some(mut interim) = stream.interim.pop_front() {
+            stream.interim_bytes = stream.interim_bytes.saturating_sub(head_bytes(&interim));
             swap(head, &mut interim);
             return Poll::Ready(Ok(()));
         }

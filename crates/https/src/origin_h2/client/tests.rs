@@ -139,6 +139,25 @@ fn nothing_comes_between_the_frames_of_a_head() {
     assert_eq!(say(&state, &frame(CONTINUATION, 0, 1, &[])), Err(Reason::PROTOCOL_ERROR));
 }
 
+/// Those that nobody takes are held, and count together as one head does.
+#[test]
+fn interim_heads_that_wait_have_a_limit_of_bytes() {
+    let hint = [&b"\x08\x03103"[..], b"\x00\x04link\x7f\xa1\x3e", &[b'x'; 8096]].concat();
+    let state = connection(&[]);
+    let (taken, left) = (begin(&state, true), begin(&state, true));
+    sent(&state);
+    let limit = HttpLimits::default().head_bytes / 8000;
+    for _ in 0..limit + 1 {
+        say(&state, &frame(HEADERS, END_HEADERS, 1, &hint)).unwrap();
+        assert_eq!(status(&taken), Poll::Ready(Ok(103)));
+        say(&state, &frame(HEADERS, END_HEADERS, 3, &hint)).unwrap();
+    }
+    let calm = u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes().to_vec();
+    assert_eq!(sent(&state), [(RST_STREAM, 0, 3, calm)]);
+    while status(&left) == Poll::Ready(Ok(103)) {}
+    assert_eq!(status(&left), Poll::Ready(Err(StreamError::Violation(Reason::ENHANCE_YOUR_CALM))));
+}
+
 #[test]
 fn a_head_without_end_ends_the_connection() {
     for piece in [&[][..], &[0; 16_000]] {
@@ -178,20 +197,6 @@ fn windows_are_kept_and_opened() {
     );
 }
 
-#[test]
-fn data_that_nobody_takes_opens_the_connections_window_again() {
-    let state = connection(&[]);
-    let (gone, rounds) = (begin(&state, true), CONNECTION_WINDOW as usize / MOST_PAYLOAD);
-    drop(gone);
-    sent(&state);
-    let mut opened = 0;
-    for _ in 0..4 * rounds {
-        say(&state, &frame(DATA, PADDED, 1, &[3; MOST_PAYLOAD])).unwrap();
-        opened += kinds(&state).iter().filter(|&&kind| kind == WINDOW_UPDATE).count();
-    }
-    assert_eq!(opened, 8);
-}
-
 /// The origin counts as RFC 9113 6.9.1 says: with the padding, and until WINDOW_UPDATE.
 #[test]
 fn padding_is_given_back_to_the_stream_and_to_the_connection() {
@@ -222,6 +227,20 @@ fn padding_is_given_back_to_the_stream_and_to_the_connection() {
             assert!(of_stream <= STREAM_WINDOW && of_connection <= CONNECTION_WINDOW);
         }
     }
+}
+
+#[test]
+fn data_that_nobody_takes_opens_the_connections_window_again() {
+    let state = connection(&[]);
+    let (gone, rounds) = (begin(&state, true), CONNECTION_WINDOW as usize / MOST_PAYLOAD);
+    drop(gone);
+    sent(&state);
+    let mut opened = 0;
+    for _ in 0..4 * rounds {
+        say(&state, &frame(DATA, PADDED, 1, &[3; MOST_PAYLOAD])).unwrap();
+        opened += kinds(&state).iter().filter(|&&kind| kind == WINDOW_UPDATE).count();
+    }
+    assert_eq!(opened, 8);
 }
 
 #[test]
