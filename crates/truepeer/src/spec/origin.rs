@@ -10,6 +10,8 @@ use super::{defaults, text};
 
 /// Origins are checked no more often than this.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
+/// And no more seldom: two checks show that one is down.
+const LONGEST_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
 /// `--origin`: `URL`, or `[HOST][/PATH]=URL` for some requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,8 +121,9 @@ impl FromStr for HealthOption {
             Some((what, time)) => (what, text::parse_duration(time).map_err(|_| wrong())?),
             None => (rule, defaults::ORIGIN_HEALTH),
         };
-        if every < LEAST_PAUSE {
-            return Err(format!("expected a time of at least {}ms", LEAST_PAUSE.as_millis()));
+        if !(LEAST_PAUSE..=LONGEST_PAUSE).contains(&every) {
+            let (least, most) = (LEAST_PAUSE.as_millis(), LONGEST_PAUSE.as_secs() / 3600);
+            return Err(format!("expected a time of at least {least}ms and at most {most}h"));
         }
         if what == "connect" {
             return Ok(Self { of, host: None, path: None, every });
@@ -213,9 +216,11 @@ mod tests {
         {
             assert!(text.parse::<HealthOption>().unwrap_err().contains("connect[,TIME]"), "{text}");
         }
-        for text in ["/ready,0", "/ready,99ms", "connect,1ms"] {
-            assert!(text.parse::<HealthOption>().unwrap_err().contains("at least 100ms"), "{text}");
+        for text in ["/ready,0", "/ready,99ms", "connect,1ms", "/ready,86401", "/ready,9223372036854775807"] {
+            let expected = "at least 100ms and at most 24h";
+            assert!(text.parse::<HealthOption>().unwrap_err().contains(expected), "{text}");
         }
+        assert_eq!("/ready,24h".parse::<HealthOption>().unwrap().every, LONGEST_PAUSE);
         assert_eq!("/ready,100ms".parse::<HealthOption>().unwrap().every, LEAST_PAUSE);
     }
 }
