@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use h2::RecvStream;
 use http::request::Parts;
-use http::{HeaderMap, Method, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 use truepeer_http1::fields::{FieldList, FieldName};
 use truepeer_http1::{BodyLength, HeadError, RequestHead};
 
@@ -26,7 +26,7 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
     if parts.method == Method::CONNECT && !is_websocket {
         return Err(HeadError::Target);
     }
-    let mut names = parts.headers.get_all(header::HOST).iter().map(http::HeaderValue::as_bytes);
+    let mut names = parts.headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
     let named = names.next();
     if names.next().is_some() {
         return Err(HeadError::HostRepeated);
@@ -53,12 +53,11 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
     for (name, value) in &parts.headers {
         let is_replaced = is_websocket && websocket::is_of_http1(name.as_str().as_bytes());
         if name != header::COOKIE && !is_replaced {
-            head.fields.push(name.as_str().as_bytes(), value.as_bytes());
+            head.fields.push(name.as_str().as_bytes(), trimmed(value));
         }
     }
     // RFC 9113 8.2.3: cookies may come as several fields. HTTP/1.1 has one.
-    let crumbs: Vec<_> =
-        parts.headers.get_all(header::COOKIE).iter().map(http::HeaderValue::as_bytes).collect();
+    let crumbs: Vec<_> = parts.headers.get_all(header::COOKIE).iter().map(trimmed).collect();
     if !crumbs.is_empty() {
         head.fields.push(b"cookie", &crumbs.join(&b"; "[..]));
     }
@@ -193,9 +192,14 @@ fn poll_data(stream: &mut RecvStream, upload: &Upload<'_>, cx: &mut Context<'_>)
 pub(crate) fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     for (name, value) in trailers {
         if FieldName::of(name.as_str().as_bytes()) == FieldName::Other {
-            list.push(name.as_str().as_bytes(), value.as_bytes());
+            list.push(name.as_str().as_bytes(), trimmed(value));
         }
     }
+}
+
+/// RFC 9113 8.2.1: a value has no white space at its ends. `h2` accepts it, and an origin by HTTP/2 may refuse it.
+fn trimmed(value: &HeaderValue) -> &[u8] {
+    value.as_bytes().trim_ascii()
 }
 
 impl Incoming for Http2Body<'_> {

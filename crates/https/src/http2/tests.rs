@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, Request, Response};
 use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
 
 use super::serve_http2;
-use crate::exchange::tests::{Bed, bed, client_info, rest, say, until};
+use crate::exchange::tests::{Bed, bed, client_info, http2_bed, rest, say, until};
 use crate::exchange::{HttpSettings, HttpTimeouts};
 use crate::reactor::Reactor;
 
@@ -140,6 +140,34 @@ fn trailers_pass_both_ways() {
         .await;
         let (text, trailers) = whole(answer.await.unwrap()).await.unwrap();
         assert_eq!((text.as_str(), trailers.unwrap().get("x-end").unwrap().as_bytes()), ("ok", &b"1"[..]));
+    });
+}
+
+/// RFC 9113 8.2.1 forbids it, and origins by HTTP/2 refuse it.
+#[test]
+fn values_reach_the_origin_without_white_space_around_them() {
+    let by_http2 = http2_bed(HttpSettings::default());
+    let (stream, origin, reactor) =
+        (connect(&by_http2), by_http2.origin.next_connection(), by_http2.reactor.clone());
+    by_http2.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let mut asked = request(Method::POST);
+        asked.headers_mut().insert("x-a", " begin end\t ".parse().unwrap());
+        asked.headers_mut().append("cookie", " a=b ".parse().unwrap());
+        asked.headers_mut().append("cookie", "c=d ".parse().unwrap());
+        let (_answer, mut body) = ask(&mut client, asked);
+        let mut trailers = HeaderMap::new();
+        trailers.insert("x-b", "\tlast ".parse().unwrap());
+        body.send_trailers(trailers).unwrap();
+        let mut origin = h2::server::handshake(origin).await.unwrap();
+        let (asked, mut respond) = origin.accept().await.unwrap().unwrap();
+        assert_eq!(asked.headers()["x-a"], "begin end");
+        assert_eq!(asked.headers()["cookie"], "a=b; c=d");
+        reactor.spawn(async move { while origin.accept().await.is_some() {} });
+        let mut body = asked.into_body();
+        assert!(body.data().await.is_none());
+        assert_eq!(body.trailers().await.unwrap().unwrap()["x-b"], "last");
+        respond.send_response(Response::new(()), true).unwrap();
     });
 }
 

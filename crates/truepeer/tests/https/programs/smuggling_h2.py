@@ -82,6 +82,7 @@ READ = [
     (request(head(length(b'5')), b'hello', trailers=[length(b'50'), (b'host', b'x')]), ('POST', '/one', 'hello')),
     (request(head((b'x-content-length', b'5'), (b'content_length', b'5'), (b'transfer_encoding', b'chunked'))), ('POST', '/one', '')),
     (request(head((b'x', b'\x80\xff\t'))), ('POST', '/one', '')),
+    (request(head((b'x', b' y\t '), (b'cookie', b' a=b '), (b'cookie', b'c=d ')), b'hello', trailers=[(b'x', b' y ')]), ('POST', '/one', 'hello')),
     (request(head((b'te', b'trailers'))), ('POST', '/one', '')),
     (request(head((b'cookie', b'a=b'), (b'cookie', b'c=d'))), ('POST', '/one', '')),
     (request(head((b'host', b'site'))), ('POST', '/one', '')),
