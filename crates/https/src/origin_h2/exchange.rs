@@ -1,7 +1,8 @@
 //! One request and its response over one stream, both directions at once. The counterpart of `exchange::run` for HTTP/1.1.
 
-use std::future::poll_fn;
-use std::task::Poll;
+use std::future::{pending, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use h2::Reason;
@@ -13,7 +14,8 @@ use super::connection::Lease;
 use super::request;
 use crate::buffers::OutBuffer;
 use crate::exchange::{
-    BodyStart, Failure, HttpSettings, Incoming, MOST_INTERIM, Outgoing, Progress, TimeLimit, both, left,
+    BodyStart, Departure, Failure, HttpSettings, Incoming, MOST_INTERIM, Outgoing, Progress, TimeLimit, both,
+    left,
 };
 
 /// A stream of the origin's connection, with settings and timers.
@@ -100,23 +102,50 @@ impl Up<'_> {
         self.state.proceeds().await;
         loop {
             let Some(piece) = incoming.next().await? else { break };
-            if !self.send(piece).await? {
+            let Some(sent) = poll_fn(|cx| Poll::Ready(self.send_now(cx, piece))).await else {
                 return Ok(false);
+            };
+            if sent < piece.len() {
+                // Copied: the client can only be watched if it lends nothing.
+                let mut rest = OutBuffer::take();
+                rest.extend_from_slice(&piece[sent..]);
+                if !self.send_rest(&rest, incoming).await? {
+                    return Ok(false);
+                }
             }
         }
         Ok(self.stream.send_end(incoming.trailers()))
     }
 
+    /// Sends as much of `data` as the origin takes now. `None`: it takes none any more.
+    fn send_now(&self, cx: &Context<'_>, data: &[u8]) -> Option<usize> {
+        let mut sent = 0;
+        while sent < data.len() {
+            let Poll::Ready(room) = self.stream.poll_room(cx, data.len() - sent) else { break };
+            let room = room?;
+            self.stream.send_data(&data[sent..sent + room]);
+            sent += room;
+        }
+        Some(sent)
+    }
+
     /// Sends data as the origin's window opens.
-    async fn send(&self, mut data: &[u8]) -> Result<bool, Failure> {
+    async fn send_rest(&self, mut data: &[u8], incoming: &mut impl Incoming) -> Result<bool, Failure> {
         let limit = self.settings.timeouts.send;
+        let mut leaves = pin!(async {
+            if incoming.departure().await == Departure::HalfClosed {
+                // It may read its response.
+                pending::<()>().await;
+            }
+        });
         while !data.is_empty() {
-            let room = poll_fn(|cx| self.stream.poll_room(cx, data.len()));
-            let room = self.time_limit.limit(limit, room).await;
-            let Some(room) = room.map_err(|_| Failure::OriginStalled(limit))? else { return Ok(false) };
-            let (now, rest) = data.split_at(room);
-            self.stream.send_data(now);
-            data = rest;
+            let some = poll_fn(|cx| match self.send_now(cx, data) {
+                Some(0) => leaves.as_mut().poll(cx).map(|()| Err(Failure::ClientGone)),
+                sent => Poll::Ready(Ok(sent)),
+            });
+            let sent = self.time_limit.limit(limit, some).await;
+            let Some(sent) = sent.map_err(|_| Failure::OriginStalled(limit))?? else { return Ok(false) };
+            data = &data[sent..];
         }
         Ok(true)
     }

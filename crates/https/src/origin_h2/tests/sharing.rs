@@ -140,6 +140,44 @@ fn an_origin_that_writes_before_it_reads_is_read() {
     });
 }
 
+/// Its body waits for the origin's window, and is noticed to be wanted by nobody.
+#[test]
+fn a_client_that_leaves_while_its_body_waits_resets_its_stream() {
+    let bed = Rc::new(bed());
+    let origin = bed.origin.next_connection();
+    let of_test = Rc::clone(&bed);
+    bed.run(async move {
+        let (_answer, mut body) = upload(&of_test, http2_client(&of_test), 10).await;
+        body.send_data("0123456789".into(), true).unwrap();
+        let mut origin = Raw::begin(origin, &[(4, 0)]).await;
+        let stream = origin.request().await;
+        of_test.reactor.sleep(Duration::from_millis(5)).await;
+        body.send_reset(h2::Reason::CANCEL);
+        let reset = of_test.reactor.timeout(Duration::from_secs(10), origin.next_of(RST_STREAM)).await;
+        assert_eq!(reset.expect("the stream stays open").stream, stream);
+    });
+}
+
+/// It has sent all that it has to send, and reads on.
+#[test]
+fn a_client_that_ends_its_direction_while_its_body_waits_is_served() {
+    let bed = bed();
+    let origin = bed.origin.next_connection();
+    let (mut client, reactor) = (bed.client(), bed.reactor.clone());
+    bed.run(async move {
+        say(&mut client, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n0123456789").await;
+        let mut origin = Raw::begin(origin, &[(4, 4)]).await;
+        let stream = origin.request().await;
+        assert_eq!(origin.next_of(DATA).await.payload, b"0123");
+        client.shutdown().await.unwrap();
+        reactor.sleep(Duration::from_millis(5)).await;
+        origin.send(WINDOW_UPDATE, 0, stream, &6u32.to_be_bytes()).await;
+        assert_eq!(origin.next_of(DATA).await.payload, b"456789");
+        origin.answer(stream, b"").await;
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
+    });
+}
+
 #[test]
 fn a_body_waits_for_the_origins_window() {
     let bed = bed();
