@@ -18,7 +18,7 @@ pub(crate) struct Access<S> {
     shared: KeptBy,
     own: KeptBy,
     has_own: Cell<bool>,
-    /// The origin has asked for HTTP/1.1 (HTTP_1_1_REQUIRED).
+    /// The origin has asked for HTTP/1.1 (HTTP_1_1_REQUIRED), or the client has authenticated a connection, which only HTTP/1.1 can.
     pub(crate) wants_http1: Cell<bool>,
 }
 
@@ -53,6 +53,8 @@ impl<S: Connection> Access<S> {
         let kept_by = if connection.is_private { self.own } else { self.shared };
         if connection.is_private {
             self.has_own.set(true);
+            // The client's later requests belong to that connection, with or without credentials.
+            self.wants_http1.set(true);
         }
         self.pool.put(connection, kept_by, hint, now);
     }

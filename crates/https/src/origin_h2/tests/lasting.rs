@@ -215,6 +215,13 @@ fn requests_that_authenticate_their_connection_go_by_http1() {
             assert!(asked.starts_with("GET / HTTP/1.1\r\n"), "{asked}");
             say(&mut origin, OK_HTTP1).await;
             assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
+            // The connection is authenticated: clients send no credentials again.
+            say(&mut client, POST).await;
+            let asked = until(&mut origin, "\r\n\r\n").await;
+            assert!(asked.starts_with("POST / HTTP/1.1\r\n"), "{asked}");
+            say(&mut origin, OK_HTTP1).await;
+            assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
         });
+        assert_eq!(bed.origin.dialled.get(), 1);
     }
 }
