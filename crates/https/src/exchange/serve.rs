@@ -349,6 +349,7 @@ impl<O: Dial> Service<O> {
     /// Connects, or waits for another request's connection that this one can share.
     async fn connect(&self, target: &Target<'_, O>, offer: Offer) -> Result<Upstream<O::Stream>, Failure> {
         let scope = target.access.scope();
+        let backend = target.origin.dialler.backend(target.client_info);
         loop {
             // Ask again after each attempt: it may have shown that the origin speaks HTTP/1.1.
             let may_share = match offer {
@@ -359,7 +360,7 @@ impl<O: Dial> Service<O> {
             if !may_share {
                 return self.dial(target, offer, scope).await;
             }
-            match target.origin.http2.join(scope) {
+            match target.origin.http2.join(scope, backend) {
                 Joined::Dials(dialling) => {
                     let dialled = self.dial(target, offer, scope).await;
                     if let Err(failure) = &dialled {

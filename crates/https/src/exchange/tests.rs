@@ -49,6 +49,8 @@ pub(crate) struct Scripts {
     pub(crate) chooses_http1: Rc<Cell<bool>>,
     /// Writes to its connections fail. Its reads wait until one has, as where both are known to the kernel only.
     pub(crate) is_broken: Rc<Cell<bool>>,
+    /// Connection attempts to this address fail.
+    pub(crate) unreachable: Rc<Cell<Option<BackendAddr>>>,
     /// Connection attempts after this many don't end; `None`: all do.
     pub(crate) held_after: Rc<Cell<Option<usize>>>,
 }
@@ -103,7 +105,7 @@ impl Dial for Scripts {
         false
     }
 
-    async fn dial(&self, _: &ClientInfo, offer: Offer) -> Result<Dialled<Counted>, DialError> {
+    async fn dial(&self, client_info: &ClientInfo, offer: Offer) -> Result<Dialled<Counted>, DialError> {
         self.dialled.set(self.dialled.get() + 1);
         let number = self.dialled.get();
         poll_fn(|cx| match self.held_after.get() {
@@ -114,6 +116,9 @@ impl Dial for Scripts {
             _ => Poll::Ready(()),
         })
         .await;
+        if self.unreachable.get() == Some(self.backend(client_info)) {
+            return Err(DialError::Timeout(Duration::from_secs(5)));
+        }
         if self.is_silent.get() {
             std::future::pending::<()>().await;
         }

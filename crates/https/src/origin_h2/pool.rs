@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use truepeer_policy::BackendAddr;
 use truepeer_session::budget::Budget;
 
 use super::attempt::{ConnectAttempt, Dialling};
@@ -16,6 +17,9 @@ use crate::origin::{DialError, KeptBy};
 use crate::reactor::Reactor;
 use crate::stream::Connection;
 
+/// Attempts with both the same can be joined. Of a host's two addresses, one may refuse connections.
+type Destination = (KeptBy, BackendAddr);
+
 /// The connections of one listener in one worker.
 #[derive(Debug)]
 pub struct Http2Pool {
@@ -23,7 +27,7 @@ pub struct Http2Pool {
     /// Connections without open streams, the longest idle first.
     idle: RefCell<BTreeMap<u64, Rc<Http2Connection>>>,
     next_idle: Cell<u64>,
-    attempts: RefCell<HashMap<KeptBy, Vec<Rc<ConnectAttempt>>>>,
+    attempts: RefCell<HashMap<Destination, Vec<Rc<ConnectAttempt>>>>,
     reactor: Reactor,
     most_idle: usize,
     keep: Duration,
@@ -77,14 +81,14 @@ impl Http2Pool {
         Some(Lease::new(usable))
     }
 
-    /// Joins a connection attempt for `kept_by` that is expected to have room, or begins one.
-    pub(crate) fn join(&self, kept_by: KeptBy) -> Joined {
+    /// Joins a connection attempt for `kept_by`, to this address, that is expected to have room, or begins one.
+    pub(crate) fn join(&self, kept_by: KeptBy, backend: BackendAddr) -> Joined {
         let mut attempts = self.attempts.borrow_mut();
         attempts.retain(|_, attempts| {
             attempts.retain(|attempt| !attempt.has_ended());
             !attempts.is_empty()
         });
-        let attempts = attempts.entry(kept_by).or_default();
+        let attempts = attempts.entry((kept_by, backend)).or_default();
         if let Some(attempt) = attempts.iter().find(|attempt| attempt.take_place()) {
             return Joined::Waits(Rc::clone(attempt));
         }

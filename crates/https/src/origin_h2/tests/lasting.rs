@@ -3,7 +3,12 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use tokio::io::duplex;
+use truepeer_policy::BackendAddr;
+
 use super::*;
+use crate::exchange::serve_http1;
+use crate::exchange::tests::client_info;
 use crate::reactor::Reactor;
 
 const OK_HTTP1: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
@@ -224,4 +229,36 @@ fn requests_that_authenticate_their_connection_go_by_http1() {
         });
         assert_eq!(bed.origin.dialled.get(), 1);
     }
+}
+
+/// The dual-stack origin's other address refuses connections.
+#[test]
+fn an_attempt_for_one_family_says_nothing_about_the_other() {
+    let bed = bed();
+    let unreachable = BackendAddr::new("[2001:db8::1]:80".parse().unwrap());
+    bed.origin.unreachable.set(Some(unreachable));
+    bed.origin.held_after.set(Some(0));
+    let origin = bed.origin.next_connection();
+    let mut info = client_info();
+    info.route.backend = unreachable;
+    let (mut one, ours) = duplex(1 << 16);
+    bed.reactor.spawn(serve_http1(ours, Vec::new(), info, Rc::clone(&bed.service)));
+    let (mut two, scripts, reactor) = (bed.client(), bed.origin.clone(), bed.reactor.clone());
+    bed.run(async move {
+        say(&mut one, GET).await;
+        attempts((&reactor, &scripts.dialled), 1).await;
+        say(&mut two, GET).await;
+        reactor.sleep(Duration::from_millis(20)).await;
+        scripts.held_after.set(None);
+        assert!(head(&mut one).await.starts_with("HTTP/1.1 504"));
+        reactor.spawn(async move {
+            let mut origin = Raw::begin(origin, &[]).await;
+            let stream = origin.request().await;
+            origin.answer(stream, b"").await;
+            while origin.next().await.is_some() {}
+        });
+        let text = head(&mut two).await;
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    });
+    assert_eq!(bed.origin.dialled.get(), 2);
 }
