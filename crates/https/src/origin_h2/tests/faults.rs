@@ -346,6 +346,8 @@ fn a_slow_origin_that_answers_pings_is_waited_for() {
         for _ in 0..5 {
             let ping = origin.next_of(PING).await;
             origin.send(PING, ACK, 0, &ping.payload).await;
+            // More than an acknowledgement: it may fall silent again.
+            origin.settings(&[]).await;
         }
         origin.answer(stream, b"").await;
     });

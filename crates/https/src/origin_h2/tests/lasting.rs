@@ -262,3 +262,34 @@ fn an_attempt_for_one_family_says_nothing_about_the_other() {
     });
     assert_eq!(bed.origin.dialled.get(), 2);
 }
+
+/// Some origins end a connection with more than a few PINGs in five minutes and no data between them (gRPC).
+#[test]
+fn an_origin_that_is_quiet_and_alive_is_seldom_asked_again() {
+    const SEVERAL_TIMES: Duration = Duration::from_millis(500);
+    let bed = impatient_bed();
+    let origin = bed.origin.next_connection();
+    let (mut one, mut two, reactor) = (bed.client(), bed.client(), bed.reactor.clone());
+    bed.run(async move {
+        say(&mut one, GET).await;
+        let mut origin = Raw::begin(origin, &[]).await;
+        origin.send(SETTINGS, ACK, 0, &[]).await;
+        let first = origin.request().await;
+        let ping = origin.next_of(PING).await;
+        origin.send(PING, ACK, 0, &ping.payload).await;
+        assert!(reactor.timeout(SEVERAL_TIMES, origin.next_of(PING)).await.is_err());
+        // The connection may have been lost meanwhile, so a new request is a reason to ask.
+        say(&mut two, GET).await;
+        let second = origin.request().await;
+        let ping = origin.next_of(PING).await;
+        origin.send(PING, ACK, 0, &ping.payload).await;
+        assert!(reactor.timeout(SEVERAL_TIMES, origin.next_of(PING)).await.is_err());
+        origin.answer(second, b"").await;
+        assert!(head(&mut two).await.starts_with("HTTP/1.1 200"));
+        // The answer has shown more than a PING: silence after it is new.
+        let ping = origin.next_of(PING).await;
+        origin.send(PING, ACK, 0, &ping.payload).await;
+        origin.answer(first, b"").await;
+        assert!(head(&mut one).await.starts_with("HTTP/1.1 200"));
+    });
+}
