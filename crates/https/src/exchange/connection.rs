@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
 use truepeer_session::registry::SessionStage;
@@ -84,6 +84,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             }
             let next = match self.await_request(&mut request).await {
                 Ok(true) => Box::pin(self.exchange(&request, &mut response)).await,
+                // A close with FIN alone would become a reset if the client sent something more, and the reset would discard them.
+                Ok(false) if self.stream.unacknowledged() > 0 => Next::Linger,
                 Ok(false) => Next::Close,
                 Err(failure) => self.refuse(&failure).await,
             };
@@ -160,7 +162,11 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                 return Poll::Pending;
             }
             let idle = idle.get_or_insert_with(|| idle_list.enter_late(began, cx.waker()));
-            if idle.shall_end() { Poll::Ready(Some(false)) } else { Poll::Pending }
+            if !idle.shall_end() {
+                return Poll::Pending;
+            }
+            stream.look_again();
+            poll_last(stream, buffer, cx).map(Some)
         }));
         let limit = self.service.settings.timeouts.keep_alive;
         // Most requests come within the first second, in which the connection is on no list: it may not be closed for another one yet.
@@ -183,13 +189,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             return came;
         }
         stream.look_again();
-        poll_fn(|cx| match stream.poll_fill(cx, buffer) {
-            Poll::Ready(filled) => Poll::Ready(filled.is_ok_and(|len| len > 0)),
-            Poll::Pending if stream.is_read_out() => Poll::Ready(false),
-            // The read has stopped at this turn's allowance.
-            Poll::Pending => Poll::Pending,
-        })
-        .await
+        poll_fn(|cx| poll_last(stream, buffer, cx)).await
     }
 
     async fn exchange(&mut self, request: &RequestHead, response: &mut ResponseHead) -> Next {
@@ -258,5 +258,19 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         reply.is_head = self.buffer.data().trim_ascii_start().starts_with(b"HEAD ");
         reply.refuse(failure).await;
         if reply.stage == ReplyStage::Ended { Next::Linger } else { Next::Abort }
+    }
+}
+
+/// Whether bytes have come that the kernel was asked for (`look_again`).
+fn poll_last<C: Connection>(
+    stream: &SharedStream<C>,
+    buffer: &mut Buffer,
+    cx: &mut Context<'_>,
+) -> Poll<bool> {
+    match stream.poll_fill(cx, buffer) {
+        Poll::Ready(filled) => Poll::Ready(filled.is_ok_and(|len| len > 0)),
+        Poll::Pending if stream.is_read_out() => Poll::Ready(false),
+        // The read has stopped at this turn's allowance.
+        Poll::Pending => Poll::Pending,
     }
 }

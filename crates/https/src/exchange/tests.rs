@@ -30,9 +30,12 @@ use crate::stream::Connection;
 mod drains;
 mod ends;
 mod expectations;
+mod gives_way;
 mod messages;
 mod refusals;
 mod schedules;
+
+pub(crate) use self::gives_way::give_way;
 
 /// An origin: each connection to it is one script.
 #[derive(Debug, Clone, Default)]
@@ -95,6 +98,88 @@ impl AsyncWrite for Counted {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+/// A client's connection. While it is deaf, it returns bytes only after `look_again`: the loop has not noticed them yet.
+pub(crate) struct Hesitant {
+    stream: DuplexStream,
+    is_deaf: Rc<Cell<bool>>,
+    may_read: Cell<bool>,
+    /// How many reads return nothing although there are bytes, because the turn's allowance is used up.
+    refusals: Cell<usize>,
+    /// Bytes that its kernel has not acknowledged.
+    unacknowledged: Rc<Cell<usize>>,
+}
+
+impl Hesitant {
+    pub(crate) fn new(stream: DuplexStream, may_read: bool, refusals: usize) -> Self {
+        let (is_deaf, may_read, refusals) =
+            (Rc::new(Cell::new(true)), Cell::new(may_read), Cell::new(refusals));
+        Self { stream, is_deaf, may_read, refusals, unacknowledged: Rc::default() }
+    }
+
+    /// Whether it is deaf.
+    pub(crate) fn is_deaf(&self) -> Rc<Cell<bool>> {
+        Rc::clone(&self.is_deaf)
+    }
+
+    pub(crate) fn unacknowledged(&self) -> Rc<Cell<usize>> {
+        Rc::clone(&self.unacknowledged)
+    }
+}
+
+impl Connection for Hesitant {
+    fn look_again(&self) {
+        self.may_read.set(true);
+    }
+
+    fn is_read_out(&self) -> bool {
+        !self.may_read.get()
+    }
+
+    fn unacknowledged(&self) -> usize {
+        self.unacknowledged.get()
+    }
+}
+
+impl AsyncRead for Hesitant {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.is_deaf.get() {
+            let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+            self.may_read.set(read.is_ready());
+            return read;
+        }
+        if !self.may_read.get() {
+            // The event for these bytes comes later; the stream's own wake replaces it.
+            return Poll::Pending;
+        }
+        if let Some(left) = self.refusals.get().checked_sub(1) {
+            self.refusals.set(left);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.may_read.set(read.is_ready());
+        read
+    }
+}
+
+impl AsyncWrite for Hesitant {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

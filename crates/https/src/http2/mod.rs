@@ -21,6 +21,7 @@ mod huffman;
 mod malformed;
 mod request;
 mod response;
+mod rest;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -33,22 +34,23 @@ use std::future::{Future as _, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use h2::server::{Builder, Connection};
+use h2::RecvStream;
+use h2::server::{Builder, Connection, SendResponse};
+use http::Request;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::fuzzed::{any_blocks, any_client};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::fuzzed_watch::any_watched;
 pub(crate) use self::hpack::Input as HpackInput;
+use self::rest::{Rest, RestEnd};
 use self::watch::CountedStream;
 use crate::client_info::ClientInfo;
-use crate::downstream::{Idle, IdleList};
 use crate::exchange::{Failure, Service, TimeLimit, linger};
 use crate::origin::{Accesses, Dial};
-use crate::reactor::Timer;
 use crate::read_buffer::Buffer;
 use crate::stream::Connection as ClientStream;
 
@@ -138,12 +140,15 @@ where
     if let ConnectionEnd::Refused(failure) = &ended {
         service.journal.on_failure(&client_info, client_info.route.backend, failure, service.reactor.now());
     }
-    if !matches!(ended, ConnectionEnd::Theirs) {
+    if !matches!(ended, ConnectionEnd::Theirs | ConnectionEnd::GivesWay) {
         // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY.
         let time_limit = TimeLimit::new(&service.reactor);
         linger(watched.stream(), &mut Buffer::default(), &service.settings, &time_limit).await;
     }
 }
+
+/// What `h2` says of the next request; `None`: none comes.
+type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
 /// How a connection ended.
 enum ConnectionEnd {
@@ -151,6 +156,8 @@ enum ConnectionEnd {
     Theirs,
     /// truepeer ended it normally.
     Ours,
+    /// truepeer ended it for a new one, which needs its descriptor now. The client has acknowledged all bytes before the GOAWAY.
+    GivesWay,
     /// truepeer ended it because of the client's behaviour.
     Refused(Failure),
 }
@@ -182,14 +189,19 @@ where
     let ended = loop {
         let accepted = poll_fn(|cx| {
             if !rest.is_last && drained.as_mut().poll(cx).is_ready() {
-                rest.is_last = true;
-                rest.is_over = true;
+                rest.drain();
                 connection.graceful_shutdown();
             }
+            rest.end = None;
             match connection.poll_accept(cx) {
                 Poll::Pending if watched.is_exhausted() => Poll::Ready(None),
-                Poll::Pending if rest.poll_end(cx, &tally, service.reactor.now()).is_ready() => {
-                    Poll::Ready(None)
+                Poll::Pending => {
+                    let is_quiet = !connection.has_streams();
+                    match rest.poll_end(cx, &tally, is_quiet, service.reactor.now()) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(RestEnd::TimedOut) => Poll::Ready(None),
+                        Poll::Ready(RestEnd::IsWanted) => poll_last(&mut connection, watched, cx),
+                    }
                 }
                 accepted => accepted,
             }
@@ -198,7 +210,10 @@ where
             Some(Ok(accepted)) => accepted,
             Some(Err(error)) => break of_h2(&error),
             None if watched.is_exhausted() => break ConnectionEnd::Refused(Failure::Http2Excess),
-            None if rest.is_last || rest.has_ended => break ConnectionEnd::Ours,
+            None if rest.end == Some(RestEnd::IsWanted) && watched.stream().unacknowledged() == 0 => {
+                break ConnectionEnd::GivesWay;
+            }
+            None if rest.is_last || rest.end.is_some() => break ConnectionEnd::Ours,
             None => break ConnectionEnd::Theirs,
         };
         if tally.is_abusive() {
@@ -238,13 +253,29 @@ where
         ConnectionEnd::Refused(Failure::Http2Excess | Failure::Http2TakenBack) => {
             connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
         }
-        ConnectionEnd::Ours if rest.has_ended => connection.abrupt_shutdown(h2::Reason::NO_ERROR),
+        ConnectionEnd::Ours | ConnectionEnd::GivesWay if rest.end.is_some() => {
+            connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+        }
         _ => {}
     }
     // Send the remaining frames, GOAWAY among them, if the client takes them in time.
     let closed = poll_fn(|cx| connection.poll_closed(cx));
     let _ = service.reactor.timeout(service.settings.timeouts.linger, closed).await;
     ended
+}
+
+/// Asks the kernel for a request that has come meanwhile: it is served. `None`: there is none.
+fn poll_last<C: ClientStream>(
+    connection: &mut Connection<CountedStream<C>, Bytes>,
+    watched: &CountedStream<C>,
+    cx: &mut Context<'_>,
+) -> Poll<Accepted> {
+    watched.stream().look_again();
+    match connection.poll_accept(cx) {
+        Poll::Pending if watched.is_exhausted() || watched.stream().is_read_out() => Poll::Ready(None),
+        // A request, the end, or the end of this turn's allowance.
+        accepted => accepted,
+    }
 }
 
 /// An open stream. Dropping this, even by a panic, counts its end.
@@ -256,53 +287,5 @@ struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.tally.on_end(self.was_reset);
-    }
-}
-
-/// The keep-alive timeout. Only requests extend it.
-struct Rest<'a> {
-    timer: Timer,
-    list: &'a IdleList,
-    idle: Option<Idle<'a>>,
-    /// The timeout between requests, and the one while draining.
-    usual: Duration,
-    last: Duration,
-    /// The connection accepts no more requests.
-    is_last: bool,
-    /// A request has come, so the timer must be re-armed.
-    is_over: bool,
-    has_ended: bool,
-}
-
-impl<'a> Rest<'a> {
-    fn new<O: Dial>(service: &'a Service<O>) -> Self {
-        let timeouts = &service.settings.timeouts;
-        Self {
-            timer: service.reactor.timer(),
-            list: &service.idle,
-            idle: None,
-            usual: timeouts.keep_alive,
-            last: timeouts.linger,
-            is_last: false,
-            is_over: true,
-            has_ended: false,
-        }
-    }
-
-    /// Ready when the timeout has passed, or when the connection must be closed for a new one.
-    fn poll_end(&mut self, cx: &mut Context<'_>, tally: &Tally, now: Instant) -> Poll<()> {
-        if tally.open.get() > 0 {
-            self.is_over = true;
-            self.idle = None;
-            tally.connection.replace(cx.waker().clone());
-            return Poll::Pending;
-        }
-        if std::mem::take(&mut self.is_over) {
-            self.timer.arm(if self.is_last { self.last } else { self.usual });
-            self.idle = Some(self.list.enter(now, cx.waker()));
-        }
-        let is_wanted = self.idle.as_ref().is_some_and(Idle::shall_end);
-        self.has_ended = is_wanted || self.timer.poll_expired(cx).is_ready();
-        if self.has_ended { Poll::Ready(()) } else { Poll::Pending }
     }
 }

@@ -1,6 +1,7 @@
 //! HTTP/2 in memory: h2's own client or hand-made frames, and an origin that follows a script.
 
 mod frames;
+mod gives_way;
 mod hostile;
 mod uploads;
 
@@ -331,22 +332,4 @@ fn a_client_that_reads_too_slowly_is_reset() {
             assert!(client.ready().await.is_ok());
         });
     }
-}
-
-/// The condition when sessions run short.
-#[test]
-fn a_connection_without_streams_is_closed_for_a_new_one() {
-    let bed = bed(HttpSettings::default());
-    let (mut stream, service) = (connect(&bed), Rc::clone(&bed.service));
-    bed.run(async move {
-        stream.write_all(&frames::preface()).await.unwrap();
-        // The server's own settings; then it waits.
-        frames::next_of(&mut stream, &[frames::SETTINGS]).await.unwrap();
-        let later = service.reactor.now() + Duration::from_secs(5);
-        while service.idle.end_longest(later).is_none() {
-            service.reactor.yield_now().await;
-        }
-        let goaway = frames::next_of(&mut stream, &[frames::GOAWAY]).await.unwrap();
-        assert_eq!(goaway.error(), 0);
-    });
 }

@@ -1,0 +1,87 @@
+//! How long a connection waits for its next request.
+
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::Tally;
+use crate::downstream::{Idle, IdleList};
+use crate::exchange::Service;
+use crate::origin::Dial;
+use crate::reactor::Timer;
+
+/// Why a connection without requests ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RestEnd {
+    TimedOut,
+    /// A new connection needs its descriptor or session.
+    IsWanted,
+}
+
+/// The keep-alive timeout. Only requests extend it.
+pub(super) struct Rest<'a> {
+    timer: Timer,
+    list: &'a IdleList,
+    idle: Option<Idle<'a>>,
+    /// The timeout between requests, and the one while draining.
+    usual: Duration,
+    last: Duration,
+    /// The connection accepts no more requests.
+    pub(super) is_last: bool,
+    /// A request has come, so the timer must be re-armed.
+    is_over: bool,
+    /// Found by the last poll.
+    pub(super) end: Option<RestEnd>,
+}
+
+impl<'a> Rest<'a> {
+    pub(super) fn new<O: Dial>(service: &'a Service<O>) -> Self {
+        let timeouts = &service.settings.timeouts;
+        Self {
+            timer: service.reactor.timer(),
+            list: &service.idle,
+            idle: None,
+            usual: timeouts.keep_alive,
+            last: timeouts.linger,
+            is_last: false,
+            is_over: true,
+            end: None,
+        }
+    }
+
+    /// No request but those on their way comes any more.
+    pub(super) fn drain(&mut self) {
+        (self.is_last, self.is_over) = (true, true);
+    }
+
+    /// Ready when the timeout has passed, or when the connection must be closed for a new one. It is closed for another one only if
+    /// it `is_quiet`: all of its responses have left `h2`.
+    pub(super) fn poll_end(
+        &mut self,
+        cx: &mut Context<'_>,
+        tally: &Tally,
+        is_quiet: bool,
+        now: Instant,
+    ) -> Poll<RestEnd> {
+        if tally.open.get() > 0 {
+            self.is_over = true;
+            self.idle = None;
+            tally.connection.replace(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if std::mem::take(&mut self.is_over) {
+            self.timer.arm(if self.is_last { self.last } else { self.usual });
+        }
+        if !is_quiet {
+            self.idle = None;
+        } else if self.idle.is_none() {
+            self.idle = Some(self.list.enter(now, cx.waker()));
+        }
+        // The timeout first: a wanted connection may stay for a while because its client takes nothing.
+        let is_wanted = self.idle.as_ref().is_some_and(Idle::shall_end);
+        self.end = match self.timer.poll_expired(cx) {
+            Poll::Ready(()) => Some(RestEnd::TimedOut),
+            Poll::Pending => is_wanted.then_some(RestEnd::IsWanted),
+        };
+        self.end.map_or(Poll::Pending, Poll::Ready)
+    }
+}
