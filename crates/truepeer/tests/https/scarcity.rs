@@ -16,15 +16,18 @@ pub(crate) fn tests() -> Vec<Test> {
         a_worker_that_fails_ends_the_program_with_the_reason,
         the_connections_of_one_client_are_limited,
     ];
-    type Body = fn(&Bed, OriginVersion) -> anyhow::Result<()>;
+    type Body = fn(&Bed, ClientVersion, OriginVersion) -> anyhow::Result<()>;
     let of_each: [(&str, Body); 3] = [
         ("accepting_pauses_while_there_are_no_descriptors", accepting_pauses),
         ("a_request_without_a_descriptor_for_the_origin_gets_a_status", a_request_without_a_descriptor),
         ("idle_connections_give_way_to_new_ones", idle_connections_give_way),
     ];
-    for version in [Http1, Http2] {
-        for (name, body) in of_each {
-            all.push(Test::new(format!("{name}{}", version.suffix()), move |bed| body(bed, version)));
+    for clients in [ClientVersion::Http1, ClientVersion::Http2] {
+        for origin in [Http1, Http2] {
+            for (name, body) in of_each {
+                let name = format!("{name}{}{}", clients.suffix(), origin.suffix());
+                all.push(Test::new(name, move |bed| body(bed, clients, origin)));
+            }
         }
     }
     all.into_iter().map(|test| test.needs_program("python3")).collect()
@@ -36,14 +39,91 @@ const WORKERS: u32 = 2;
 /// The pause between two attempts to accept.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The version of HTTP that clients speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClientVersion {
+    Http1,
+    Http2,
+}
+
+impl ClientVersion {
+    /// The end of a test's name.
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Http1 => "",
+            Self::Http2 => "_with_http2",
+        }
+    }
+
+    fn curl(self, args: &[&str]) -> Program {
+        curl(&[if self == Self::Http1 { "--http1.1" } else { "--http2" }]).args(args)
+    }
+
+    /// Runs a script that has `connect()`, and `get(connection)` for `/3`.
+    fn start(self, bed: &Bed, script: &str, args: &[&str]) -> anyhow::Result<Running> {
+        let client = if self == Self::Http1 { HTTP1_CLIENT } else { HTTP2_CLIENT };
+        let script = format!("{client}{script}");
+        Program::new("python3").args(["-c", &script]).args(args).start(bed)
+    }
+}
+
+const HTTP1_CLIENT: &str = r"
+import os, socket, ssl, sys, time
+context = ssl._create_unverified_context()
+def connect():
+    plain = socket.create_connection(('127.0.0.1', 443), 60)
+    return context.wrap_socket(plain, server_hostname='site')
+def get(connection):
+    connection.sendall(b'GET /3 HTTP/1.1\r\nHost: site\r\n\r\n')
+    answer = b''
+    while b'\r\n\r\n' not in answer or not answer.endswith(b'xxx'):
+        piece = connection.recv(4096)
+        assert piece, answer
+        answer += piece
+    assert answer.startswith(b'HTTP/1.1 200 '), answer
+";
+
+/// Frames of RFC 9113.
+const HTTP2_CLIENT: &str = r"
+import os, socket, ssl, sys, time
+context = ssl._create_unverified_context()
+context.set_alpn_protocols(['h2'])
+def frame(kind, flags, stream, payload):
+    return len(payload).to_bytes(3, 'big') + bytes([kind, flags]) + stream.to_bytes(4, 'big') + payload
+def connect():
+    plain = socket.create_connection(('127.0.0.1', 443), 60)
+    connection = context.wrap_socket(plain, server_hostname='site')
+    assert connection.selected_alpn_protocol() == 'h2'
+    connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + frame(4, 0, 0, b''))
+    return connection
+def exactly(connection, count):
+    got = b''
+    while len(got) < count:
+        piece = connection.recv(count - len(got))
+        assert piece, got
+        got += piece
+    return got
+streams = {}
+def get(connection):
+    stream = streams[connection] = streams.get(connection, -1) + 2
+    # RFC 7541: GET, https, a path and an authority that are not indexed
+    connection.sendall(frame(1, 5, stream, b'\x82\x87\x04\x02/3\x01\x04site'))
+    body, ended = b'', False
+    while not ended:
+        head = exactly(connection, 9)
+        payload = exactly(connection, int.from_bytes(head[:3], 'big'))
+        kind, flags = head[3], head[4]
+        assert kind not in (3, 7), (head, payload)
+        if kind == 0: body += payload
+        ended = kind in (0, 1) and flags & 1
+    assert body == b'xxx', body
+";
+
 /// Sends requests on one connection until the file `enough` exists.
 const REGULAR: &str = r"
-import http.client, os, ssl, time
-client = http.client.HTTPSConnection('127.0.0.1', 443, timeout=60, context=ssl._create_unverified_context())
-count = 0
+client, count = connect(), 0
 while not os.path.exists('enough'):
-    client.request('GET', '/3')
-    assert client.getresponse().read() == b'xxx'
+    get(client)
     count += 1
     if count % 20 == 0: print('served', count, flush=True)
     time.sleep(.01)
@@ -51,15 +131,10 @@ while not os.path.exists('enough'):
 
 /// Silent connections, until the file `leave` exists.
 const CROWD: &str = r"
-import os, socket, time
 crowd = [socket.create_connection(('127.0.0.1', 443), 60) for _ in range(64)]
 print('here', flush=True)
 while not os.path.exists('leave'): time.sleep(.01)
 ";
-
-fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
-    Program::new("python3").args(["-c", script]).start(bed)
-}
 
 /// The test changes the limits of truepeer, which only its own user or CAP_SYS_RESOURCE may.
 const MINE: [&str; 2] = ["--user", "root"];
@@ -107,20 +182,20 @@ fn ticks(truepeer: &Running) -> anyhow::Result<u64> {
     fields.split_whitespace().skip(11).take(2).map(|field| Ok(field.parse::<u64>()?)).sum()
 }
 
-fn accepting_pauses(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+fn accepting_pauses(bed: &Bed, clients: ClientVersion, version: OriginVersion) -> anyhow::Result<()> {
     let _origin = origin_in(bed, 8080, version)?;
     let truepeer =
         https(bed, HERE, ORIGIN)?.args(&MINE).option("--origin-protocol", version.option()).start(bed)?;
-    let regular = python(bed, REGULAR)?;
+    let regular = clients.start(bed, REGULAR, &[])?;
     regular.wait_for_log("served")?;
 
     let began = Instant::now();
     allow_descriptors(&truepeer, 8)?;
-    let crowd = python(bed, CROWD)?;
+    let crowd = clients.start(bed, CROWD, &[])?;
     crowd.wait_for_log("here")?;
     truepeer.wait_for_log("accepting paused for a moment: ")?;
     truepeer.wait_for_log("Too many open files")?;
-    let late = curl(&["https://127.0.0.1/3"]).start(bed)?;
+    let late = clients.curl(&["https://127.0.0.1/3"]).start(bed)?;
     // Existing connections are still served.
     let served = |log: &str| log.matches("served").count();
     let before = served(&regular.stdout());
@@ -143,20 +218,26 @@ fn accepting_pauses(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
 
     bed.write("leave", "")?;
     ensure!(late.wait_end()?.success() && late.stdout() == "xxx", "{}; {}", late.log(), truepeer.log());
-    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    ensure!(clients.curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
     let settled = pauses(&truepeer)?;
-    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    ensure!(clients.curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
     ensure!(pauses(&truepeer)? == settled, "it still pauses");
     Ok(())
 }
 
 /// One descriptor is left, and the client's own connection takes it.
-fn a_request_without_a_descriptor(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+fn a_request_without_a_descriptor(
+    bed: &Bed,
+    clients: ClientVersion,
+    version: OriginVersion,
+) -> anyhow::Result<()> {
     let origin = origin_in(bed, 8080, version)?;
     let truepeer =
         https(bed, HERE, ORIGIN)?.args(&MINE).option("--origin-protocol", version.option()).start(bed)?;
-    let status =
-        || curl(&["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/3"]).run(bed);
+    let status = || {
+        let args = ["--output", "/dev/null", "--write-out", "%{http_code}", "https://127.0.0.1/3"];
+        clients.curl(&args).run(bed)
+    };
     truepeer.wait_for_log("listening on")?;
     allow_descriptors(&truepeer, 1)?;
     let said = status()?;
@@ -169,19 +250,19 @@ fn a_request_without_a_descriptor(bed: &Bed, version: OriginVersion) -> anyhow::
     Ok(())
 }
 
-/// As many as requested, each after its TLS handshake and without a request, until the file `leave` exists.
+/// As many as requested, each without a request, until the file `leave` exists.
 const IDLE_CROWD: &str = r"
-import os, socket, ssl, sys, time
-context = ssl._create_unverified_context()
-crowd = []
-for _ in range(int(sys.argv[1])):
-    crowd.append(context.wrap_socket(socket.create_connection(('127.0.0.1', 443), 60), server_hostname='site'))
+crowd = [connect() for _ in range(int(sys.argv[1]))]
 print('here', flush=True)
 while not os.path.exists('leave'): time.sleep(.01)
 ";
 
 /// More than there are sessions, and then as many as there are descriptors.
-fn idle_connections_give_way(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+fn idle_connections_give_way(
+    bed: &Bed,
+    clients: ClientVersion,
+    version: OriginVersion,
+) -> anyhow::Result<()> {
     const OPEN_FILES: usize = 160;
     let _origin = origin_in(bed, 8080, version)?;
     let truepeer = https_with_files(bed, OPEN_FILES, HERE, ORIGIN)?
@@ -189,10 +270,10 @@ fn idle_connections_give_way(bed: &Bed, version: OriginVersion) -> anyhow::Resul
         .option("--origin-keepalive", 0)
         .option("--origin-protocol", version.option())
         .start(bed)?;
-    let crowd = Program::new("python3").args(["-c", IDLE_CROWD, "100"]).start(bed)?;
+    let crowd = clients.start(bed, IDLE_CROWD, &["100"])?;
     crowd.wait_for_log("here")?;
     for _ in 0..3 {
-        ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx", "{}", truepeer.log());
+        ensure!(clients.curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx", "{}", truepeer.log());
     }
     let closed = count(&truepeer, "idle_connections_reclaimed")?;
     ensure!(closed >= 30, "{closed} were closed");
@@ -204,7 +285,7 @@ fn idle_connections_give_way(bed: &Bed, version: OriginVersion) -> anyhow::Resul
     ensure!(lines <= 2, "{}", truepeer.log());
     allow_descriptors(&truepeer, 1)?;
     // The client's own connection needs one, and the origin's another.
-    ensure!(curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx", "{}", truepeer.log());
+    ensure!(clients.curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx", "{}", truepeer.log());
     bed.write("leave", "")?;
     Ok(())
 }

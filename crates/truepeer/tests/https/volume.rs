@@ -121,6 +121,8 @@ fn succeed(client: &Running) -> anyhow::Result<String> {
 
 fn bodies_pass(bed: &Bed, version: OriginVersion, mebibytes: usize) -> anyhow::Result<()> {
     let (_origin, truepeer, _front) = start(bed, version)?;
+    python_client(bed, "connect()")?;
+    let before = truepeer.resident_bytes()?;
     bed.write("go", "")?;
     let script = format!(
         r"
@@ -135,8 +137,13 @@ print('whole')
     );
     let said = succeed(&client(bed, &script)?)?;
     ensure!(said.trim() == "whole", "{said}; {}", truepeer.log());
+    let growth = truepeer.resident_bytes()?.saturating_sub(before);
+    ensure!(growth < MOST_GROWTH_BY_A_BODY, "it has grown by {growth} bytes");
     Ok(())
 }
+
+/// The growth allowed for one body at a time, however long it is.
+const MOST_GROWTH_BY_A_BODY: usize = 16 << 20;
 
 /// With clients that speak HTTP/2, four at a time over one connection.
 fn http2_bodies_pass(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
@@ -247,7 +254,11 @@ fn ten_thousand() -> usize {
     limit.map_or(10_000, |limit: usize| (limit.saturating_sub(1000) * 2 / 3).min(10_000))
 }
 
-/// Each connection sends a request, stays, and sends another when all the others are there.
+/// The growth allowed for each connection with a request.
+const MOST_GROWTH_EACH: usize = 64 << 10;
+
+/// Each connection sends a request, stays, and sends another when all the others are there: one after another, or all at once where the
+/// requests share few connections to the origin.
 fn many_are_kept(bed: &Bed, version: OriginVersion, count: usize) -> anyhow::Result<()> {
     let origin = truepeer_testbed::servers::Nginx::default()
         .server(
@@ -260,12 +271,15 @@ fn many_are_kept(bed: &Bed, version: OriginVersion, count: usize) -> anyhow::Res
         .option("--keepalive-timeout", "30m")
         .option("--origin-protocol", version.option())
         .start(bed)?;
+    python_client(bed, "connect()")?;
+    let before = truepeer.resident_bytes()?;
+    let at_once = if version == Http2 { "True" } else { "False" };
     let script = format!(
         r"
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 kept, THREADS = [], 4
-def ask(stream):
-    stream.sendall(b'GET / HTTP/1.1\r\nHost: site\r\n\r\n')
+def send(stream): stream.sendall(b'GET / HTTP/1.1\r\nHost: site\r\n\r\n')
+def receive(stream):
     answer = b''
     while not answer.endswith(b'\r\n\r\nfine'):
         data = stream.recv(1000)
@@ -275,10 +289,16 @@ def ask(stream):
 def begin(number):
     for _ in range(number, {count}, THREADS):
         stream = connect()
-        ask(stream)
+        send(stream)
+        receive(stream)
         kept.append(stream)
 def again(number):
-    for stream in kept[number::THREADS]: ask(stream)
+    streams = kept[number::THREADS]
+    if {at_once}:
+        for stream in streams: send(stream)
+    for stream in streams:
+        if not {at_once}: send(stream)
+        receive(stream)
 def on_threads(work):
     threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
     for thread in threads: thread.start()
@@ -301,5 +321,7 @@ print('again', flush=True)
     bed.write("go", "")?;
     let said = succeed(&clients)?;
     ensure!(said.contains("again") && clients.stderr().is_empty(), "{}; {}", clients.log(), truepeer.log());
+    let growth = truepeer.resident_bytes()?.saturating_sub(before);
+    ensure!(growth < count * MOST_GROWTH_EACH, "it has grown by {growth} bytes for {count} connections");
     Ok(())
 }
