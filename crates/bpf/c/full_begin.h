@@ -115,25 +115,26 @@ static __always_inline int is_turned_known(const struct flow_key *key)
 	return !!slot_of_flow(&turned);
 }
 
-/* Enters both keys of the flow. Nonzero: another flow has one of them, or the peer is another session of this host. Such a pair can't work: what is
- * translated from loopback to loopback does not come in again, so the other session would never see it. It is looked for only after both keys are
- * entered: of two that begin at once, at least one sees the other. */
+/* Enters both keys of the flow. NO_ROOM, or KEY_TAKEN: another flow has one of them, or the peer is another session of this host. Such a pair can't
+ * work: what is translated from loopback to loopback does not come in again, so the other session would never see it. It is looked for only after
+ * both keys are entered: of two that begin at once, at least one sees the other. */
 static __always_inline int enter(struct spliced *flow, __u32 place)
 {
 	__u32 down = place << 1, up = down | 1;
 
-	if (enter_key(&flow->faces[1].key, up))
-		return -1;
-	int is_refused = enter_key(&flow->faces[0].key, down);
+	int refused = enter_key(&flow->faces[1].key, up);
 
-	if (!is_refused && (flow->faces[0].device == LOOPBACK || flow->faces[1].device == LOOPBACK) &&
+	if (refused)
+		return refused;
+	refused = enter_key(&flow->faces[0].key, down);
+	if (!refused && (flow->faces[0].device == LOOPBACK || flow->faces[1].device == LOOPBACK) &&
 	    (is_turned_known(&flow->faces[0].key) || is_turned_known(&flow->faces[1].key))) {
 		remove_key(&flow->faces[0].key, down);
-		is_refused = 1;
+		refused = KEY_TAKEN;
 	}
-	if (is_refused) {
+	if (refused) {
 		remove_key(&flow->faces[1].key, up);
-		return -1;
+		return refused;
 	}
 	/* Last: from now on truepeer may find it. */
 	__sync_val_compare_and_swap((__u32 *)&flow->stage, SPLICE_FREE, SPLICE_SPLICED);
@@ -206,8 +207,9 @@ static __always_inline int begin(struct __sk_buff *skb, struct segment *segment,
 	/* The window of a SYN-ACK has no scale. */
 	__u32 window = bpf_ntohs(window_in(skb, segment));
 	fill_in(flow, segment, dial, key, &offer, window);
-	if (enter(flow, place))
-		return undo(skb, segment, dial, key, TUPLE_TAKEN);
+	int refused = enter(flow, place);
+	if (refused)
+		return undo(skb, segment, dial, key, refused == NO_ROOM ? NO_PLACE : TUPLE_TAKEN);
 	mark_down(BEGUN);
 	if (tell_sender(skb, segment, dial, &flow->faces[0], window))
 		mark_down(FULL_FAILED);

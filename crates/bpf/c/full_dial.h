@@ -44,50 +44,8 @@ static __always_inline const struct flow_key *key_of_dial(__u32 bits)
 	return bits & 1 ? &dial->up : &dial->down;
 }
 
-static __always_inline struct key_bucket *dial_bucket_of(const struct flow_key *key, __u32 *hash)
-{
-	const struct key_secret *secret = key_secret();
-
-	if (!secret)
-		return 0;
-	*hash = hash_of_key(key, secret);
-	__u32 at = *hash & (DIAL_BUCKETS - 1);
-	return bpf_map_lookup_elem(&tf_dialled, &at);
-}
-
-/* 0: no dial has this key. */
-GLOBAL __u32 slot_of_dial(const struct flow_key *key)
-{
-	__u32 hash = 0;
-
-	if (!key)
-		return 0;
-	struct key_bucket *bucket = dial_bucket_of(key, &hash);
-	return bucket ? find_slot(bucket, hash, key, key_of_dial, 0) : 0;
-}
-
-/* Nonzero: another dial has this key, or there is no room. */
-GLOBAL int enter_dial_key(const struct flow_key *key, __u32 bits)
-{
-	__u32 hash = 0;
-
-	if (!key)
-		return -1;
-	struct key_bucket *bucket = dial_bucket_of(key, &hash);
-	return bucket ? take_slot(bucket, hash, key, key_of_dial, bits & SLOT_MASK) : -1;
-}
-
-GLOBAL int remove_dial_key(const struct flow_key *key, __u32 bits)
-{
-	__u32 hash = 0;
-
-	if (!key)
-		return -1;
-	struct key_bucket *bucket = dial_bucket_of(key, &hash);
-	if (bucket)
-		free_slot(bucket, slot_of(hash, bits & SLOT_MASK));
-	return 0;
-}
+#define LAST_DIAL_BUCKET(secret) (DIAL_BUCKETS - 1)
+KEY_TABLE(slot_of_dial, enter_dial_key, remove_dial_key, tf_dialled, LAST_DIAL_BUCKET, key_of_dial)
 
 /* Frees the dial's place. The caller holds its lock. */
 static __always_inline void forget_dial(struct dial *dial)
@@ -286,15 +244,16 @@ static __always_inline int dial_backend(struct __sk_buff *skb, const struct segm
 		leave_lock(dial);
 		return hand_over(skb, segment, options, timestamps);
 	}
-	/* Another CPU has the same header, or another sender names this client. Drop the segment: when it comes again, it finds the other's dial. */
-	if (enter_dial_key(&dial->down, place << 1)) {
-		leave_lock(dial);
-		return lose_for(TOO_EARLY);
-	}
-	if (enter_dial_key(&dial->up, place << 1 | 1)) {
+	int refused = enter_dial_key(&dial->down, place << 1);
+	if (!refused && (refused = enter_dial_key(&dial->up, place << 1 | 1)))
 		remove_dial_key(&dial->down, place << 1);
+	if (refused) {
 		leave_lock(dial);
-		return lose_for(TOO_EARLY);
+		/* Another CPU has the same header, or another sender names this client. Drop the segment: when it comes again, it finds the other's dial. */
+		if (refused == KEY_TAKEN)
+			return lose_for(TOO_EARLY);
+		mark_down(NO_PLACE);
+		return hand_over(skb, segment, options, timestamps);
 	}
 	dial->state = DIALLING;
 	mark_down(HEADER_TAKEN);

@@ -78,6 +78,12 @@ static __always_inline __u32 own_mss_towards(struct __sk_buff *skb, const struct
 	return sender->device == skb->ifindex ? sender->own_mss : 0;
 }
 
+static __always_inline int leave_for(enum full_counter reason)
+{
+	mark_down(reason);
+	return PASS;
+}
+
 /* A SYN that is not quite usual passes: the kernel makes the connection, and truepeer relays it. */
 static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
 				  const struct flow_key *key)
@@ -94,19 +100,21 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	if (skb->ifindex == LOOPBACK && slot_of_dial(&turned))
 		return PASS;
 	if (sender_rule(&key->sender, listener->group) != RULE_REQUIRE)
-		return PASS;
+		return leave_for(OTHER_RULE);
 	struct full_backend *backend = known_backend(listener, now);
-	if (!backend || !has_place())
-		return PASS;
+	if (!backend)
+		return leave_for(BACKEND_UNKNOWN);
+	if (!has_place())
+		return leave_for(NO_PLACE);
 	__u32 own_mss = own_mss_towards(skb, segment);
 	if (!own_mss)
-		return PASS;
+		return leave_for(SENDER_UNKNOWN);
 	struct timestamps timestamps;
 	struct options *options = read_options(skb, segment);
 	if (!options || read_timestamps(options, &timestamps) || !options->sack_permitted || !options->window_scale)
-		return PASS;
+		return leave_for(OTHER_OPTIONS);
 	if (options->signature || options->mptcp || options->fastopen)
-		return PASS;
+		return leave_for(OTHER_OPTIONS);
 	__u16 mss = maximum_segment_size(options);
 	struct agreed_on agreed = { skb->ifindex, options_of(window_scale(options), mss < own_mss ? mss : own_mss) };
 	/* If the listener has an address, that is this host's, and there is nothing to ask. */
@@ -151,8 +159,10 @@ static __always_inline int on_first(struct __sk_buff *skb, const struct segment 
 		return hand_over(skb, segment, options, timestamps);
 	if (segment->flags & FIN || segment->payload_len > HOLD || !is_plain(segment) ||
 	    sender_rule(&key->sender, listener->group) != RULE_REQUIRE || read_start(skb, segment, bench) ||
-	    !is_clear(bench, segment, listener))
+	    !is_clear(bench, segment, listener)) {
+		mark_down(NOT_CLEAR);
 		return hand_over(skb, segment, options, timestamps);
+	}
 	return dial_backend(skb, segment, listener, key, &bench->header, options, timestamps, offset, now);
 }
 
@@ -195,6 +205,10 @@ static __always_inline int on_downstream(struct __sk_buff *skb, const struct seg
 		return DROP;
 	if (!has_timestamps)
 		return lose_for(NOT_OURS);
+	/* The session has begun since splice_in looked for it. Drop the segment: when it comes again, it is translated. The keys of a dial are removed only
+	 * after those of its flow are entered, so one of them is found. */
+	if (slot_of_flow(&key))
+		return lose_for(TOO_EARLY);
 	return on_first(skb, segment, listener, &key, options, &timestamps);
 }
 

@@ -22,6 +22,12 @@ enum full_counter {
 	NOT_OURS,          /* dropped: a wrong number, damaged, or of no connection */
 	LEARNT_BACKEND,
 	FULL_FAILED,       /* a helper of the kernel failed: TCP sends again */
+	/* Why a SYN is left to truepeer's listener: */
+	OTHER_RULE,        /* the sender may not send, or need not send a header */
+	BACKEND_UNKNOWN,   /* truepeer has not connected to it within a minute */
+	SENDER_UNKNOWN,    /* not by which device it is answered, or it is another one */
+	OTHER_OPTIONS,     /* no timestamps, SACK or window scaling; or options that change the handshake */
+	NOT_CLEAR,         /* why a header is left to it: it is not whole, or leaves something to decide */
 	FULL_COUNTERS,
 };
 
@@ -101,6 +107,15 @@ struct {
 	__type(value, struct full_places);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } tf_places SEC(".maps");
+
+/* `full_secret` of the programs that use these tables, for the process that takes truepeer's place: its programs know the cookies of these. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tf_secret SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

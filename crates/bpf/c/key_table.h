@@ -96,7 +96,10 @@ static __always_inline void free_slot(struct key_bucket *bucket, __u32 slot)
 			__sync_val_compare_and_swap(&bucket->slots[i], slot, 0);
 }
 
-/* Nonzero: another connection has this key, or there is no room. Of two that come at once both may fail. */
+/* Why a key was not entered. */
+#define KEY_TAKEN (-1) /* another connection has it; of two that come at once both may be told so */
+#define NO_ROOM (-2)   /* no slot is free where it belongs */
+
 static __always_inline int take_slot(struct key_bucket *bucket, __u32 hash, const struct flow_key *key, key_at *key_of, __u32 bits)
 {
 	__u32 own = slot_of(hash, bits), i = 0;
@@ -106,10 +109,50 @@ static __always_inline int take_slot(struct key_bucket *bucket, __u32 hash, cons
 		if (!slot_at(bucket, i) && __sync_val_compare_and_swap(&bucket->slots[i], 0, own) == 0)
 			break;
 	if (i == KEY_WAYS)
-		return -1;
+		return NO_ROOM;
 	/* Look for the key only after storing the slot. Of two CPUs that enter the same key at once, at least one sees the other. */
 	if (!find_slot(bucket, hash, key, key_of, own))
 		return 0;
 	free_slot(bucket, own);
-	return -1;
+	return KEY_TAKEN;
 }
+
+/* The functions of one table. `bucket_in` is its map, `mask_of(secret)` the number of its last bucket, `key_of` a key_at.
+ * SLOT(key): its slot; 0: there is none. ENTER(key, bits): the key stands in its connection already; KEY_TAKEN, NO_ROOM. REMOVE(key, bits). */
+#define KEY_TABLE(SLOT, ENTER, REMOVE, bucket_in, mask_of, key_of)                                        \
+	static __always_inline struct key_bucket *SLOT##_bucket(const struct flow_key *key, __u32 *hash) \
+	{                                                                                                 \
+		const struct key_secret *secret = key_secret();                                           \
+                                                                                                          \
+		if (!key || !secret)                                                                      \
+			return 0;                                                                         \
+		*hash = hash_of_key(key, secret);                                                         \
+		__u32 at = *hash & mask_of(secret);                                                       \
+		return bpf_map_lookup_elem(&bucket_in, &at);                                              \
+	}                                                                                                 \
+                                                                                                          \
+	GLOBAL __u32 SLOT(const struct flow_key *key)                                                     \
+	{                                                                                                 \
+		__u32 hash = 0;                                                                           \
+		struct key_bucket *bucket = SLOT##_bucket(key, &hash);                                    \
+                                                                                                          \
+		return bucket && key ? find_slot(bucket, hash, key, key_of, 0) : 0;                       \
+	}                                                                                                 \
+                                                                                                          \
+	GLOBAL int ENTER(const struct flow_key *key, __u32 bits)                                          \
+	{                                                                                                 \
+		__u32 hash = 0;                                                                           \
+		struct key_bucket *bucket = SLOT##_bucket(key, &hash);                                    \
+                                                                                                          \
+		return bucket && key ? take_slot(bucket, hash, key, key_of, bits & SLOT_MASK) : NO_ROOM;  \
+	}                                                                                                 \
+                                                                                                          \
+	GLOBAL int REMOVE(const struct flow_key *key, __u32 bits)                                         \
+	{                                                                                                 \
+		__u32 hash = 0;                                                                           \
+		struct key_bucket *bucket = SLOT##_bucket(key, &hash);                                    \
+                                                                                                          \
+		if (bucket)                                                                               \
+			free_slot(bucket, slot_of(hash, bits & SLOT_MASK));                               \
+		return 0;                                                                                 \
+	}

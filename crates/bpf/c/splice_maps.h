@@ -96,27 +96,8 @@ static __always_inline const struct flow_key *key_of_flow(__u32 bits)
 	return flow ? &flow->faces[bits & 1].key : 0;
 }
 
-static __always_inline struct key_bucket *bucket_of(const struct flow_key *key, __u32 *hash)
-{
-	const struct key_secret *secret = key_secret();
-
-	if (!secret)
-		return 0;
-	*hash = hash_of_key(key, secret);
-	__u32 at = *hash & secret->last_bucket;
-	return bpf_map_lookup_elem(&ts_keys, &at);
-}
-
-/* 0: no flow has this key. */
-GLOBAL __u32 slot_of_flow(const struct flow_key *key)
-{
-	__u32 hash = 0;
-
-	if (!key)
-		return 0;
-	struct key_bucket *bucket = bucket_of(key, &hash);
-	return bucket ? find_slot(bucket, hash, key, key_of_flow, 0) : 0;
-}
+#define LAST_KEY_BUCKET(secret) ((secret)->last_bucket)
+KEY_TABLE(slot_of_flow, enter_key, remove_key, ts_keys, LAST_KEY_BUCKET, key_of_flow)
 
 /* Nonzero: no flow has this key. */
 static __always_inline int find_place(const struct flow_key *key, struct splice_place *place)
@@ -125,29 +106,6 @@ static __always_inline int find_place(const struct flow_key *key, struct splice_
 
 	place->bits = slot & SLOT_MASK;
 	return !slot;
-}
-
-/* The flow must have the key already. Nonzero: another flow has it, or there is no room. */
-GLOBAL int enter_key(const struct flow_key *key, __u32 bits)
-{
-	__u32 hash = 0;
-
-	if (!key)
-		return -1;
-	struct key_bucket *bucket = bucket_of(key, &hash);
-	return bucket ? take_slot(bucket, hash, key, key_of_flow, bits & SLOT_MASK) : -1;
-}
-
-GLOBAL int remove_key(const struct flow_key *key, __u32 bits)
-{
-	__u32 hash = 0;
-
-	if (!key)
-		return -1;
-	struct key_bucket *bucket = bucket_of(key, &hash);
-	if (bucket)
-		free_slot(bucket, slot_of(hash, bits & SLOT_MASK));
-	return 0;
 }
 
 /* Moves a flow on unless somebody else has moved it meanwhile. */

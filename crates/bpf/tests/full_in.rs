@@ -21,7 +21,8 @@ use truepeer_testbed::{Bed, Test, ip_here, skip};
 const DOOR: &str = "127.0.0.1:8443";
 const BACKEND: &str = "127.0.0.1:80";
 const PASS: i32 = -1;
-/// The place of each dial of a round.
+const DROP: i32 = 2;
+/// Where each dial of a round stands.
 const PLACE: u32 = 77;
 /// The number of ports of the first senders, from 10,000 on; those of the second ones follow.
 const PORTS: u16 = 20_000;
@@ -31,6 +32,8 @@ fn main() -> ExitCode {
     truepeer_testbed::main(vec![
         Test::new("no_byte_goes_to_another_dial", move |bed| no_byte(bed, rounds)),
         Test::new("a_late_reset_ends_no_other_dial", a_late_reset),
+        Test::new("a_header_that_comes_again_as_its_session_begins_is_the_sessions", again_as_it_begins),
+        Test::new("without_a_slot_for_its_dial_a_connection_is_truepeers", without_a_slot),
     ])
 }
 
@@ -252,6 +255,46 @@ fn one_round(door: &FullDoor, late: &Late, round: u64) -> Result<Vec<u8>> {
     ensure!(told.payload.len() == 20 || told.payload.len() == 70, "{} bytes", told.payload.len());
     door.end([other.from, DOOR.parse()?], [BACKEND.parse()?, other.client]);
     Ok(reset)
+}
+
+/// A sender and its session.
+fn begun(door: &FullDoor) -> Result<Sender> {
+    let sender = Sender::connect(door, 10_000, 1, b'A')?;
+    let asked = parse(&door.comes_in(&sender.first()?)?.frame)?;
+    ensure!(asked.flags == SYN && asked.from == sender.client, "{asked:?}");
+    let told = parse(&door.comes_in(&answer_to(&asked)?)?.frame)?;
+    ensure!(told.flags & SYN == 0 && told.payload == [b'A'; 20], "no session: {told:?}");
+    Ok(sender)
+}
+
+/// How often the program has left a connection to truepeer, or has tried to: without a real packet the kernel does not let it.
+fn left_to_truepeer(door: &FullDoor) -> Result<u64> {
+    Ok(door.counter("to_truepeer")? + door.counter("failed")?)
+}
+
+/// splice_in has looked for the session before it began, so full_in gets the segment.
+fn again_as_it_begins(bed: &Bed) -> Result<()> {
+    ip_here(&["link set lo up"])?;
+    let _listener = std::net::TcpListener::bind(DOOR)?;
+    let door = door(bed, false)?;
+    let sender = begun(&door)?;
+    let outcome = door.comes_in(&sender.first()?)?;
+    ensure!(outcome.verdict == DROP, "it goes on: {outcome:?}");
+    ensure!(left_to_truepeer(&door)? == 0, "truepeer gets a connection that has a session");
+    ensure!(door.counter("too_early")? == 1);
+    Ok(())
+}
+
+fn without_a_slot(bed: &Bed) -> Result<()> {
+    ip_here(&["link set lo up"])?;
+    let _listener = std::net::TcpListener::bind(DOOR)?;
+    let door = door(bed, false)?;
+    let sender = Sender::connect(&door, 10_000, 1, b'A')?;
+    door.fill_slots_of(sender.from, DOOR.parse()?);
+    door.comes_in(&sender.first()?)?;
+    let counted = [door.counter("too_early")?, door.counter("no_place")?, left_to_truepeer(&door)?];
+    ensure!(counted == [0, 1, 1], "too early, no place, left to truepeer: {counted:?}");
+    Ok(())
 }
 
 /// So many times the other CPU must have done its part while the program stood still.

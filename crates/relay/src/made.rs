@@ -14,7 +14,7 @@ use truepeer_sys::repair::wait_for_grace_period;
 use crate::worker::{Order, Team};
 
 /// The time between two looks for new sessions.
-const LOOK: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(125);
 /// If one look finds so many, the next one comes sooner: the kernel has places for some thousands.
 const MANY: usize = 500;
 const SOON: Duration = Duration::from_millis(50);

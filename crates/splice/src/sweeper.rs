@@ -8,11 +8,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use truepeer_bpf::{Forgotten, Question, Splices, Watched};
-use truepeer_sys::repair;
+use truepeer_sys::repair::{self, wait_for_grace_period};
 
 /// The time between two looks at the flows.
 const SWEEP: Duration = Duration::from_secs(1);
-/// The same while places are short.
+/// The same while many places are in use.
 const SWEEP_SOON: Duration = Duration::from_millis(250);
 /// An ended flow stays until nothing has come for so long: retransmissions are still translated.
 const LINGER: Duration = Duration::from_secs(5);
@@ -86,10 +86,10 @@ fn run(splices: &Arc<Splices>, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Wa
                 none if none.is_empty() => {}
                 adopted => hand_out(adopted),
             }
-            splices.sweep(now, LINGER);
+            sweep(splices, now);
             splices.questions().iter().for_each(|question| ask(splices, question));
             splices.unattended().into_iter().for_each(|forgotten| again.reset(forgotten));
-            sweep_at = now + if splices.is_short_of_places() { SWEEP_SOON } else { SWEEP };
+            sweep_at = now + if splices.is_filling() { SWEEP_SOON } else { SWEEP };
         }
         again.repeat(now);
         let next = again.due().map_or(sweep_at, |due| due.min(sweep_at));
@@ -99,6 +99,15 @@ fn run(splices: &Arc<Splices>, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Wa
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return again.finish(),
         }
+    }
+}
+
+fn sweep(splices: &Splices, now: Instant) {
+    let swept = splices.sweep(now, LINGER);
+    let before = Instant::now();
+    // Failing, the places rest for a second.
+    if swept.ended > 0 && splices.is_filling() && wait_for_grace_period().is_ok() {
+        splices.have_rested(before);
     }
 }
 

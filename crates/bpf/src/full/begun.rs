@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Full, Lent};
+use super::{Full, Lending, Lent};
 use crate::splice::{Stage, addresses_of, boot_ns};
 use crate::{AttachError, Watched};
 
@@ -47,15 +47,19 @@ impl Full {
     /// # Errors
     /// If a system call fails.
     pub fn begun(&self) -> Result<Vec<Begun>, AttachError> {
+        if !self.take_over()? {
+            return Ok(Vec::new());
+        }
         let places = {
             let mut lent = self.lent();
-            let Lent { ring, taken, is_over, .. } = &mut *lent;
+            let Lent { ring, taken, state, .. } = &mut *lent;
             let now = Instant::now();
             taken.extend(ring.taken().into_iter().map(|place| (place, now)));
             let Settled { used, unused } =
                 settle(taken, now, |place| self.splices.stage(place) != Stage::Free);
-            // After `release()` the next process gives them back.
-            unused.into_iter().filter(|_| !*is_over).for_each(|place| self.splices.give_back(place));
+            // The places of another process are not this one's to give back.
+            let are_own = *state == Lending::Goes;
+            unused.into_iter().filter(|_| are_own).for_each(|place| self.splices.give_back(place));
             used
         };
         let begun = places.into_iter().map(|place| self.at(place)).collect();
@@ -85,14 +89,16 @@ impl Full {
     /// the sessions that they have begun.
     pub fn release(&self) {
         let mut lent = self.lent();
-        let (taken, now) = (lent.ring.take_back(), Instant::now());
-        lent.taken.extend(taken.into_iter().map(|place| (place, now)));
-        lent.is_over = true;
+        if lent.state == Lending::Goes {
+            let (taken, now) = (lent.ring.take_back(), Instant::now());
+            lent.taken.extend(taken.into_iter().map(|place| (place, now)));
+        }
+        lent.state = Lending::IsOver;
     }
 
     pub(super) fn lend(&self) -> Result<(), AttachError> {
         let mut lent = self.lent();
-        if lent.is_over {
+        if lent.state != Lending::Goes {
             return Ok(());
         }
         let now = monotonic_ns();

@@ -7,7 +7,7 @@ use crate::AttachError;
 
 /// Name and meaning of each.
 #[rustfmt::skip]
-pub const FULL_COUNTERS: [(&str, &str); 13] = [
+pub const FULL_COUNTERS: [(&str, &str); 18] = [
     ("syn_answered", "SYNs of senders, answered by a cookie"),
     ("header_taken", "headers after which the kernel asked the backend"),
     ("header_repeated", "headers that came again before the backend had answered"),
@@ -21,6 +21,11 @@ pub const FULL_COUNTERS: [(&str, &str); 13] = [
     ("not_ours", "segments with a wrong number, or damaged"),
     ("learnt_backend", "answers of backends to truepeer's own connections"),
     ("failed", "the kernel failed to do something: TCP sends again"),
+    ("other_rule", "SYNs of senders that may not send, or need not send a header: truepeer decides"),
+    ("backend_unknown", "SYNs while truepeer had not connected to the backend within a minute: truepeer answers"),
+    ("sender_unknown", "SYNs by another device than the route to their sender, or while that was unknown: truepeer answers"),
+    ("other_options", "SYNs without timestamps, SACK or window scaling, or with options for others: truepeer answers"),
+    ("not_clear", "headers that are not whole, or leave something to decide: truepeer reads them"),
 ];
 
 impl Full {

@@ -20,7 +20,7 @@ use crate::layout::Address;
 use crate::load::{Loaded, load_calling};
 use crate::programs::{FULL_IN, FULL_IN_DOOR, Object};
 use crate::splice::door::Outcome;
-use crate::splice::keys::{Bucket, Keys, count};
+use crate::splice::keys::{Bucket, Keys, count, fill};
 use crate::splice::mapped::{Mapped, Shared};
 use crate::splice::{SPLICE_LAYOUT, Spliced, Stage, key_of};
 use crate::{AttachError, Place};
@@ -171,6 +171,13 @@ impl FullDoor {
     /// Whether the program, which has ended, stood still until it was let go.
     pub fn has_waited(&self) -> bool {
         self.stop().has_gone.load(Ordering::Acquire) == 0
+    }
+
+    /// No key of a dial can be entered any more where this sender's belongs: other dials have all slots.
+    pub fn fill_slots_of(&self, sender: SocketAddr, listens: SocketAddr) {
+        let tables = self.tables();
+        let hash = tables.keys.hash_of(&key_of(sender, listens)).unwrap_or_default();
+        fill(tables.dialled.at(hash & (tables.dialled.count() - 1)), hash);
     }
 
     /// How many keys lead to dials.

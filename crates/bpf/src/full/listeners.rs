@@ -9,7 +9,7 @@ use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 
 use super::begun::monotonic_ns;
 use super::layout::{Endpoint, RawBackend, RawListener, RawPort, address_of, endpoint};
-use super::{Full, Tables};
+use super::{Full, Lending, Tables};
 use crate::tables::write;
 use crate::{AttachError, trie};
 
@@ -77,34 +77,121 @@ impl Served {
 }
 
 impl Full {
-    /// Has the kernel make sessions of this listener. Each comes back with `number` ([`super::Begun`]). Another call replaces the rules.
+    /// Has the kernel make sessions of this listener. Each comes back with `number` ([`super::Begun`]). Another call replaces the rules. Returns false if
+    /// that begins only when this process owns the tables.
     ///
     /// # Errors
     /// If a system call fails, or if there are too many listeners.
-    pub fn serve(&self, number: u16, served: &Served) -> Result<(), AttachError> {
+    pub fn serve(&self, number: u16, served: &Served) -> Result<bool, AttachError> {
         let mut tables = self.tables();
-        let before = tables.group_of(number);
-        let group = match (tables.free_group(), before) {
-            (Ok(free), _) => free,
-            // No group is free, so the lists are replaced in place. Without senders first: until the new ones are written, truepeer gets all
-            // connections.
-            (Err(_), Some(before)) => {
-                tables.empty_senders(before)?;
-                before
+        // Asked with the tables' lock taken: see take_over().
+        match self.lent().state {
+            Lending::Goes => tables.serve(number, served).map(|()| true),
+            Lending::IsOver => Ok(false),
+            Lending::NotYet => {
+                tables.waiting.insert(number, served.clone());
+                if tables.waiting.len() <= tables.groups.len() {
+                    return Ok(false);
+                }
+                tables.waiting.remove(&number);
+                Err(AttachError::TooManyListeners)
             }
+        }
+    }
+
+    /// An heir serves its listeners as soon as it has the tables. Whether this process has them.
+    pub(super) fn take_over(&self) -> Result<bool, AttachError> {
+        let mut tables = self.tables();
+        if self.lent().state != Lending::NotYet {
+            return Ok(true);
+        }
+        if self.splices.is_guest() {
+            return Ok(false);
+        }
+        self.lent().state = Lending::Goes;
+        tables.leave_all()?;
+        let waiting = std::mem::take(&mut tables.waiting);
+        waiting.iter().try_for_each(|(number, served)| tables.serve(*number, served))?;
+        Ok(true)
+    }
+
+    /// The kernel answers no more SYNs for this listener.
+    ///
+    /// # Errors
+    /// If a system call fails.
+    pub fn leave(&self, number: u16, unspoken: Unspoken) -> Result<(), AttachError> {
+        let mut tables = self.tables();
+        if self.lent().state == Lending::NotYet {
+            tables.waiting.remove(&number);
+            return Ok(());
+        }
+        tables.leave_ports(number, &[], unspoken)?;
+        match tables.group_of(number) {
+            // The kernel still needs the lists.
+            Some(_) if unspoken == Unspoken::ByKernel => Ok(()),
+            Some(group) => tables.forget_group(group),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the programs ask of a sender and its client.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Lists {
+    claims: Vec<trie::Entry>,
+    denied: Vec<trie::Entry>,
+    senders: Vec<trie::Entry>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum List {
+    Claims,
+    Denied,
+    Senders,
+}
+
+trait WriteList {
+    fn write(&mut self, list: List, group: u8, entries: &[trie::Entry]) -> Result<(), AttachError>;
+}
+
+impl WriteList for Tables {
+    fn write(&mut self, list: List, group: u8, entries: &[trie::Entry]) -> Result<(), AttachError> {
+        match list {
+            List::Claims => write(&mut self.claims, "tp_claims", group, entries),
+            List::Denied => write(&mut self.denied, "tp_denied", group, entries),
+            List::Senders => write(&mut self.senders, "tp_senders", group, entries),
+        }
+    }
+}
+
+/// The programs read the lists at the same time. Without senders, the connections of the group's listener are truepeer's for a moment; with
+/// senders, the other lists say whom to refuse.
+fn change(tables: &mut impl WriteList, group: u8, lists: &Lists) -> Result<(), AttachError> {
+    tables.write(List::Senders, group, &[])?;
+    tables.write(List::Claims, group, &lists.claims)?;
+    tables.write(List::Denied, group, &lists.denied)?;
+    tables.write(List::Senders, group, &lists.senders)
+}
+
+impl Tables {
+    fn serve(&mut self, number: u16, served: &Served) -> Result<(), AttachError> {
+        let before = self.group_of(number);
+        let group = match (self.free_group(), before) {
+            (Ok(free), _) => free,
+            (Err(_), Some(before)) => before,
             (Err(failure), None) => return Err(failure),
         };
-        let lists = [
-            trie::claims(&served.claims, &served.own_addresses),
-            trie::denied(&served.claims),
-            trie::senders(&served.senders, served.header, &served.exceptions),
-        ];
-        tables.set_lists(group, &lists)?;
-        tables.groups[usize::from(group)] = Some(number);
-        tables.remove_forgotten()?;
+        let lists = Lists {
+            claims: trie::claims(&served.claims, &served.own_addresses),
+            denied: trie::denied(&served.claims),
+            senders: trie::senders(&served.senders, served.header, &served.exceptions),
+        };
+        change(self, group, &lists)?;
+        self.groups[usize::from(group)] = Some(number);
+        self.remove_forgotten()?;
         let mut ports = Vec::new();
         for (version, at, backend) in served.families() {
-            tables.add_backend(backend)?;
+            self.add_backend(backend)?;
             let raw = RawListener {
                 address: address_of(at),
                 backend: address_of(backend.ip()),
@@ -117,34 +204,17 @@ impl Full {
                 is_draining: 0,
             };
             let port = RawPort { port: served.listens.port().to_be_bytes(), version, unused: 0 };
-            tables.listeners.insert(port, raw, 0).map_err(AttachError::map("writing", "tf_listeners"))?;
+            self.listeners.insert(port, raw, 0).map_err(AttachError::map("writing", "tf_listeners"))?;
             ports.push(port);
         }
         // Ports that the listener has no longer.
-        tables.leave_ports(number, &ports, Unspoken::ToListener)?;
+        self.leave_ports(number, &ports, Unspoken::ToListener)?;
         match before {
-            Some(before) if before != group => tables.forget_group(before),
+            Some(before) if before != group => self.forget_group(before),
             _ => Ok(()),
         }
     }
 
-    /// The kernel answers no more SYNs for this listener.
-    ///
-    /// # Errors
-    /// If a system call fails.
-    pub fn leave(&self, number: u16, unspoken: Unspoken) -> Result<(), AttachError> {
-        let mut tables = self.tables();
-        tables.leave_ports(number, &[], unspoken)?;
-        match tables.group_of(number) {
-            // The kernel still needs the lists.
-            Some(_) if unspoken == Unspoken::ByKernel => Ok(()),
-            Some(group) => tables.forget_group(group),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Tables {
     fn group_of(&self, number: u16) -> Option<u8> {
         let at = self.groups.iter().position(|owner| *owner == Some(number))?;
         u8::try_from(at).ok()
@@ -155,30 +225,13 @@ impl Tables {
         free.and_then(|at| u8::try_from(at).ok()).ok_or(AttachError::TooManyListeners)
     }
 
-    fn set_lists(
-        &mut self,
-        group: u8,
-        [claims, denied, senders]: &[Vec<trie::Entry>; 3],
-    ) -> Result<(), AttachError> {
-        // Write the senders last: until they are there, the programs do nothing.
-        write(&mut self.claims, "tp_claims", group, claims)?;
-        write(&mut self.denied, "tp_denied", group, denied)?;
-        write(&mut self.senders, "tp_senders", group, senders)
-    }
-
     pub(super) fn set_own_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), AttachError> {
-        write(&mut self.denied, "tp_denied", OWN_ADDRESSES, &trie::hosts(addresses))
+        self.write(List::Denied, OWN_ADDRESSES, &trie::hosts(addresses))
     }
 
     fn forget_group(&mut self, group: u8) -> Result<(), AttachError> {
         self.groups[usize::from(group)] = None;
-        self.empty_senders(group)?;
-        self.set_lists(group, &Default::default())
-    }
-
-    /// Without senders, the programs do nothing for this group's listener.
-    fn empty_senders(&mut self, group: u8) -> Result<(), AttachError> {
-        write(&mut self.senders, "tp_senders", group, &[])
+        change(self, group, &Lists::default())
     }
 
     fn entries(&self) -> Result<Vec<(RawPort, RawListener)>, AttachError> {
@@ -196,6 +249,13 @@ impl Tables {
             }
         }
         Ok(())
+    }
+
+    /// Those of a process that was killed before it left them.
+    fn leave_all(&mut self) -> Result<(), AttachError> {
+        let numbers: BTreeSet<u32> = self.entries()?.iter().map(|(_, raw)| raw.number).collect();
+        let numbers = numbers.into_iter().filter_map(|number| u16::try_from(number).ok());
+        numbers.into_iter().try_for_each(|number| self.leave_ports(number, &[], Unspoken::ToListener))
     }
 
     /// Removes ports that were left so long ago that all their cookies have expired.
@@ -230,6 +290,43 @@ fn now_s() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The lists of one group, as the programs find them after each change.
+    #[derive(Default)]
+    struct Seen(Vec<Lists>);
+
+    impl WriteList for Seen {
+        fn write(&mut self, list: List, _: u8, entries: &[trie::Entry]) -> Result<(), AttachError> {
+            let mut now = self.0.last().cloned().unwrap_or_default();
+            let changed = match list {
+                List::Claims => &mut now.claims,
+                List::Denied => &mut now.denied,
+                List::Senders => &mut now.senders,
+            };
+            *changed = entries.to_vec();
+            self.0.push(now);
+            Ok(())
+        }
+    }
+
+    /// As after a reload with as many listeners as there are groups.
+    #[test]
+    fn no_sender_is_judged_by_old_lists_and_new_ones() {
+        let entries = |net: &str, value| vec![(net.parse().unwrap(), value)];
+        let lists = |net: &str| Lists {
+            claims: entries(net, 1),
+            denied: entries(net, trie::DENIED),
+            senders: entries(net, 1),
+        };
+        let (old, new) = (lists("2001:db8:1::/48"), lists("2001:db8:2::/48"));
+        let mut seen = Seen(vec![old.clone()]);
+        change(&mut seen, 3, &new).unwrap();
+        change(&mut seen, 3, &Lists::default()).unwrap();
+        for lists in &seen.0 {
+            assert!(lists.senders.is_empty() || [&old, &new].contains(&lists), "{lists:?}");
+        }
+        assert!(seen.0.contains(&new) && seen.0.last() == Some(&Lists::default()), "{:?}", seen.0);
+    }
 
     fn served(listens: &str, is_dual: bool, ipv4: &str, ipv6: &str) -> Served {
         Served {

@@ -10,7 +10,7 @@ mod listeners;
 mod places;
 mod programs;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,7 @@ pub struct Full {
     tables: Mutex<Tables>,
     counters: PerCpuArray<MapData, u64>,
     /// Places of the table of flows that the programs may use.
-    lent: Mutex<Lent>,
+    lent: Arc<Mutex<Lent>>,
 }
 
 struct Tables {
@@ -45,6 +45,8 @@ struct Tables {
     denied: LpmTrie<MapData, Address, u32>,
     /// The number of the listener that has each group of the lists.
     groups: Vec<Option<u16>>,
+    /// An heir's listeners, until it has the tables.
+    waiting: BTreeMap<u16, Served>,
 }
 
 struct Lent {
@@ -52,13 +54,25 @@ struct Lent {
     looked: Array<MapData, u64>,
     /// Places that programs have taken and that have no session yet, and when truepeer saw that.
     taken: Vec<(u32, Instant)>,
+    state: Lending,
+}
+
+/// Whether places are lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lending {
+    /// This process is an heir. Another process still lends places.
+    NotYet,
+    /// This process lends places.
+    Goes,
     /// Another process may have the places ([`Full::release`]).
-    is_over: bool,
+    IsOver,
 }
 
 impl Full {
     /// Attaches the programs to these devices, beside those of `splices`, which are at `pins`. They learn the way to a backend from truepeer's
     /// connections. They ignore connections from this host's own addresses, because any program can make those.
+    ///
+    /// An heir's programs go on for the process that still serves, until it has [released](Full::release) the tables, or is gone.
     ///
     /// # Errors
     /// If the kernel refuses a step, or lacks what is needed (Linux 6.9).
@@ -68,18 +82,27 @@ impl Full {
         devices: &[Device],
         own_addresses: &BTreeSet<IpAddr>,
     ) -> Result<Self, AttachError> {
-        let (place, maps) = programs::attach(pins, devices)?;
+        let is_heir = splices.is_guest();
+        let (place, maps) = programs::attach(pins, devices, is_heir)?;
         let programs::Maps { listeners, backends, senders, claims, denied, places, looked, counters } = maps;
         let groups = vec![None; listeners::OWN_ADDRESSES.into()];
+        let waiting = BTreeMap::new();
+        let state = if is_heir { Lending::NotYet } else { Lending::Goes };
+        let lent = Arc::new(Mutex::new(Lent { ring: places, looked, taken: Vec::new(), state }));
         let full = Self {
             splices: Arc::clone(splices),
             place,
-            tables: Mutex::new(Tables { listeners, backends, senders, claims, denied, groups }),
+            tables: Mutex::new(Tables { listeners, backends, senders, claims, denied, groups, waiting }),
             counters,
-            lent: Mutex::new(Lent { ring: places, looked, taken: Vec::new(), is_over: false }),
+            lent: Arc::clone(&lent),
         };
         full.tables().set_own_addresses(own_addresses)?;
-        full.lend()?;
+        if is_heir {
+            // Programs begin flows at the places that they have taken already. These flows are adopted.
+            splices.before_adopting(move || _ = lock(&lent).ring.take_back());
+        } else {
+            full.lend()?;
+        }
         Ok(full)
     }
 
@@ -88,18 +111,22 @@ impl Full {
     }
 
     fn lent(&self) -> MutexGuard<'_, Lent> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lent)
     }
 }
 
 impl Drop for Full {
     fn drop(&mut self) {
-        // After `release()` the programs and tables there may be another process's.
-        if !self.lent().is_over {
+        // In every other state the programs and tables there may be another process's.
+        if self.lent().state == Lending::Goes {
             // If it fails, the programs stay and do nothing: nobody looks at them any more.
             let _ = leave(&self.place);
         }
     }
+}
+
+fn lock(lent: &Mutex<Lent>) -> MutexGuard<'_, Lent> {
+    lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for Full {

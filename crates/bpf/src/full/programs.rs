@@ -18,6 +18,8 @@ use crate::programs::{FULL_IN, FULL_OUT};
 use crate::splice::SPLICE_LAYOUT;
 use crate::{AttachError, Device, Place};
 
+const SECRET: &str = "tf_secret";
+
 /// The tables that truepeer reads or writes.
 pub(super) struct Maps {
     pub(super) listeners: HashMap<MapData, RawPort, RawListener>,
@@ -41,11 +43,15 @@ macro_rules! open {
 pub(super) use open;
 
 /// Attaches the programs behind those that translate, which know the open sessions. Tables of an earlier process are removed: its listeners are gone.
-pub(super) fn attach(pins: &Path, devices: &[Device]) -> Result<(Place, Maps), AttachError> {
+/// An heir keeps the tables, and replaces the programs of the process that still serves.
+pub(super) fn attach(pins: &Path, devices: &[Device], is_heir: bool) -> Result<(Place, Maps), AttachError> {
     let function = kernel_function().ok_or(AttachError::NoAssign)?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
-    leave(&place)?;
-    let globals = [Global::FullSecret(secret())];
+    if !is_heir {
+        leave(&place)?;
+    }
+    let secret = secret_at(&place)?.unwrap_or_else(secret);
+    let globals = [Global::FullSecret(secret)];
     for (object, stage, function) in [(FULL_OUT, OUT, None), (FULL_IN, IN, Some(function))] {
         let mut loaded = load_calling(object, &place, &globals, function)?;
         let program: &mut SchedClassifier = loaded
@@ -55,6 +61,7 @@ pub(super) fn attach(pins: &Path, devices: &[Device]) -> Result<(Place, Maps), A
         program.load().map_err(AttachError::attach(object.name, "the kernel"))?;
         devices.iter().try_for_each(|device| links::attach_to_device(&place, program, stage, device))?;
     }
+    tell(&place, secret)?;
     let maps = Maps {
         listeners: open!(place, HashMap, "tf_listeners"),
         backends: open!(place, HashMap, "tf_backends"),
@@ -77,6 +84,24 @@ pub(crate) fn leave(place: &Place) -> Result<(), AttachError> {
     let links = entries(&place.links())?.into_iter().filter(|pin| begins(pin, &["full_in-", "full_out-"]));
     let maps = entries(&place.maps())?.into_iter().filter(|pin| begins(pin, &["tf_", "tp_"]));
     unlink(links.chain(maps))
+}
+
+/// The secret of programs that are attached already.
+fn secret_at(place: &Place) -> Result<Option<[u64; 2]>, AttachError> {
+    if !place.maps().join(SECRET).exists() {
+        return Ok(None);
+    }
+    let table: Array<MapData, u64> = open!(place, Array, "tf_secret");
+    let word = |at| table.get(&at, 0).map_err(AttachError::map("reading", SECRET));
+    let words = [word(0)?, word(1)?];
+    // Zeros: the process that made the table was killed before its programs were used.
+    Ok((words != [0; 2]).then_some(words))
+}
+
+fn tell(place: &Place, secret: [u64; 2]) -> Result<(), AttachError> {
+    let mut table: Array<MapData, u64> = open!(place, Array, "tf_secret");
+    let mut words = (0_u32..).zip(secret);
+    words.try_for_each(|(at, word)| table.set(at, word, 0)).map_err(AttachError::map("writing", SECRET))
 }
 
 /// A secret that nobody can guess: the keys of `RandomState` come from the operating system, and its hash (SipHash) doesn't reveal them.

@@ -130,7 +130,12 @@ impl Keys {
         }
     }
 
-    /// The number of keys, for tests.
+    /// The hash of a key, for tests.
+    pub(crate) fn hash_of(&self, key: &FlowKey) -> Option<u32> {
+        self.secret().map(|secret| hash(secret, key))
+    }
+
+    /// How many there are, for tests.
     pub(crate) fn count(&self) -> usize {
         count(&self.buckets)
     }
@@ -141,6 +146,14 @@ pub(crate) fn count(buckets: &Mapped<Bucket>) -> usize {
     let in_use =
         |place| buckets.at(place).slots.iter().filter(|slot| slot.load(Ordering::Acquire) != 0).count();
     (0..buckets.count()).map(in_use).sum()
+}
+
+/// Every free slot becomes that of a key with another hash, for tests.
+pub(crate) fn fill(bucket: &Bucket, hash: u32) {
+    for slot in &bucket.slots {
+        // Err: it is another one's already.
+        let _ = slot.compare_exchange(0, slot_of(!hash, 0), Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 fn hash(secret: &Secret, key: &FlowKey) -> u32 {

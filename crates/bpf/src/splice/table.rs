@@ -1,33 +1,30 @@
 //! The tables of spliced flows, and which of their places are free.
 
-use std::collections::VecDeque;
+mod free;
+mod sweep;
+
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, SkStorage};
 use rustix::time::{ClockId, clock_gettime};
 
+use self::free::FreePlaces;
+use self::sweep::LetGo;
+pub use self::sweep::Swept;
 use super::attach::{Locks, attach};
-use super::attention::{Attention, Care};
 use super::flow::Flow;
 use super::keys::{Keys, NotEntered};
 use super::layout::{SPLICE_LAYOUT, Spliced, Stage, key_of};
 use super::mapped::Mapped;
-use super::watched::{Forgotten, Question, Unattended, Watched, connections, question};
+use super::watched::{Question, Unattended, Watched};
 use crate::layout::FlowKey;
 use crate::{AttachError, Device, Place, SPLICE_COUNTERS, full};
-
-/// A place is used again only so long after: no program that still runs knows it then.
-const REST: Duration = Duration::from_secs(1);
-
-/// While fewer than an eighth of all places are free, ended flows make room in a tenth of the time.
-const SHORT_OF: usize = 8;
-const SOONER: u32 = 10;
 
 /// One connection of a session.
 #[derive(Debug, Clone, Copy)]
@@ -68,22 +65,13 @@ pub enum ArmError {
     },
 }
 
-/// What a sweep has ended.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Flows that were let go and go on.
-    pub open: usize,
-    /// Flows that have ended since the last sweep.
-    pub ended: usize,
-}
-
 /// The spliced flows of a network namespace.
 pub struct Splices {
     flows: Mapped<Spliced>,
     keys: Keys,
     sockets: Mutex<SkStorage<MapData, u32>>,
     counters: PerCpuArray<MapData, u64>,
-    free: Mutex<VecDeque<(u32, Option<Instant>)>>,
+    free: Mutex<FreePlaces>,
     let_go: Mutex<Vec<LetGo>>,
     /// Flows that were forgotten though their peers may live: see [`Splices::unattended`].
     unattended: Mutex<Vec<(u32, [Unattended; 2])>>,
@@ -93,6 +81,7 @@ pub struct Splices {
     questions: Mutex<Vec<Question>>,
     locks: Locks,
     role: Mutex<Role>,
+    before_adopting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What this process may do with the tables.
@@ -104,16 +93,6 @@ enum Role {
     Guest,
     /// It will own them once its predecessor has released them.
     Heir,
-}
-
-/// A flow without sockets, as the last sweep saw it.
-struct LetGo {
-    place: u32,
-    segments: [u64; 2],
-    quiet_since: Instant,
-    /// The flow has ended; its place becomes free when no segment has come for long enough.
-    is_ending: bool,
-    attention: Attention,
 }
 
 impl Splices {
@@ -153,10 +132,19 @@ impl Splices {
         if *role == Role::Heir && self.locks.own() {
             // The last owner may have been killed before it wrote a secret. If this fails, no key can be entered, and sessions stay in user space.
             let _ = self.keys.begin();
+            if let Some(before_adopting) = self.before_adopting.get() {
+                before_adopting();
+            }
             *role = Role::Owner;
             drop(role);
             self.adopt();
         }
+    }
+
+    /// What an heir does when it has become the owner, before it adopts flows.
+    pub(crate) fn before_adopting(&self, work: impl Fn() + Send + Sync + 'static) {
+        // Err: the programs that make sessions are attached once.
+        let _ = self.before_adopting.set(Box::new(work));
     }
 
     /// Lets another process own the tables. Flows that are not let go yet stay with this one.
@@ -198,7 +186,7 @@ impl Splices {
         let open = |name: &'static str| {
             MapData::from_pin(place.maps().join(name)).map_err(AttachError::map("opening", name))
         };
-        let flows = Mapped::open(place, "ts_flows")?;
+        let flows: Mapped<Spliced> = Mapped::open(place, "ts_flows")?;
         let keys = Keys::open(place)?;
         if role == Role::Owner {
             keys.begin()?;
@@ -210,17 +198,18 @@ impl Splices {
             .try_into()
             .map_err(AttachError::map("opening", "ts_counters"))?;
         Ok(Self {
+            free: Mutex::new(FreePlaces::new(flows.count())),
             flows,
             keys,
             sockets: Mutex::new(sockets),
             counters,
-            free: Mutex::default(),
             let_go: Mutex::default(),
             unattended: Mutex::default(),
             adopted: Mutex::default(),
             questions: Mutex::default(),
             locks,
             role: Mutex::new(role),
+            before_adopting: OnceLock::new(),
         })
     }
 
@@ -228,11 +217,11 @@ impl Splices {
     /// flows are forgotten, and their peers reset if they may wait.
     fn adopt(&self) {
         let has_elder = self.locks.have_elder();
-        // A flow that the elder is about to begin will have begun when the place has rested.
-        let since = has_elder.then(Instant::now);
+        // Whatever was about to begin has begun by then: by that process, or by programs that make sessions.
+        let since = (has_elder || self.before_adopting.get().is_some()).then(Instant::now);
         for place in 0..self.flows.count() {
             match self.stage(place) {
-                Stage::Free => lock(&self.free).push_back((place, since)),
+                Stage::Free => lock(&self.free).give_back(place, since),
                 Stage::Armed | Stage::Tail if has_elder => self.let_go(place),
                 Stage::Armed => _ = self.forget(place),
                 Stage::Tail => self.forget_unattended(place),
@@ -322,95 +311,6 @@ impl Splices {
         self.at(bits >> 1).faces[bits as usize & 1].key()
     }
 
-    /// Whether fewer than an eighth of all places are free.
-    pub fn is_short_of_places(&self) -> bool {
-        lock(&self.free).len() < self.flows.count() as usize / SHORT_OF && !self.is_guest()
-    }
-
-    /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room, sooner while places are short: then a reset
-    /// may answer a peer that has lost the last acknowledgement.
-    pub fn sweep(&self, now: Instant, linger: Duration) -> Swept {
-        let linger = if self.is_short_of_places() { linger / SOONER } else { linger };
-        let mut let_go = lock(&self.let_go);
-        let before = let_go.len();
-        let is_unfinished = |entry: &LetGo| matches!(self.stage(entry.place), Stage::Armed | Stage::Tail);
-        // Unfinished flows of a process that has handed over and then died.
-        let are_orphans = let_go.iter().any(is_unfinished) && !self.locks.have_elder();
-        let_go.retain_mut(|entry| {
-            // Most entries wait. Don't read their flows each time: they are in no cache.
-            if entry.is_ending && now.saturating_duration_since(entry.quiet_since) < linger {
-                return true;
-            }
-            let flow = self.at(entry.place);
-            let segments = flow.faces.each_ref().map(|face| face.segments.load(Ordering::Relaxed));
-            if segments != entry.segments {
-                (entry.segments, entry.quiet_since) = (segments, now);
-            }
-            let is_quiet = now.saturating_duration_since(entry.quiet_since) >= linger;
-            let stage = self.stage(entry.place);
-            entry.is_ending = matches!(stage, Stage::Closing | Stage::Dead);
-            let is_over = match stage {
-                Stage::Closing | Stage::Dead => is_quiet,
-                Stage::Spliced => match entry.attention.look(segments, now) {
-                    Care::Nothing => false,
-                    Care::Ask(side) => {
-                        lock(&self.questions).push(question(self, entry.place, side));
-                        false
-                    }
-                    Care::Gone(_) => true,
-                },
-                // Its keys are removed, and may be another flow's by now.
-                Stage::Gone | Stage::Free => true,
-                Stage::Armed | Stage::Tail => are_orphans,
-            };
-            if !is_over {
-                return true;
-            }
-            self.end(entry.place);
-            false
-        });
-        Swept { open: let_go.len(), ended: before - let_go.len() }
-    }
-
-    /// Ends a flow that was let go.
-    fn end(&self, place: u32) {
-        match self.stage(place) {
-            // The owner gives the place back.
-            Stage::Closing | Stage::Dead if self.is_guest() => _ = self.make_room(place),
-            _ if self.is_guest() => {}
-            Stage::Gone | Stage::Free => self.put_back(place),
-            Stage::Spliced | Stage::Tail => self.forget_unattended(place),
-            Stage::Armed | Stage::Closing | Stage::Dead => _ = self.forget(place),
-        }
-    }
-
-    /// Flows that were forgotten since the last call although their peers may still wait: the caller resets these.
-    pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
-        let places = std::mem::take(&mut *lock(&self.unattended));
-        places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()
-    }
-
-    /// Whether flows that nobody watches go on.
-    pub fn has_unwatched(&self) -> bool {
-        !lock(&self.let_go).is_empty()
-    }
-
-    /// Questions to send to silent peers of flows that nobody watches.
-    pub fn questions(&self) -> Vec<Question> {
-        std::mem::take(&mut *lock(&self.questions))
-    }
-
-    /// Has splice_out learn the route to a peer from the socket that asks it: the flow's segments then leave by the same device (`face->device`).
-    pub fn speaks(&self, question: &Question, socket: BorrowedFd<'_>) {
-        // If it fails, they leave by the same device as before.
-        let _ = lock(&self.sockets).insert(&socket.as_raw_fd(), question.place, 0);
-    }
-
-    /// The flows that were let go and go on, for tests.
-    pub fn unended(&self) -> Vec<String> {
-        lock(&self.let_go).iter().map(|entry| format!("{:?}", self.at(entry.place))).collect()
-    }
-
     /// A counter of [`SPLICE_COUNTERS`] since the tables were made.
     ///
     /// # Errors
@@ -431,40 +331,10 @@ impl Splices {
         Stage::of(self.at(place).stage.load(Ordering::Acquire))
     }
 
-    /// Removes the keys, then the flow: its packets are the kernel's again. Returns the last known state of its connections; `None` if a new
-    /// connection has taken the addresses.
-    pub(super) fn forget(&self, place: u32) -> Option<[Unattended; 2]> {
-        let was = self.at(place).stage.swap(Stage::Gone as u32, Ordering::AcqRel);
-        let last = (was != Stage::Gone as u32).then(|| connections(self, place));
-        if last.is_some() {
-            self.remove_keys(place);
-        }
-        self.put_back(place);
-        last
-    }
-
-    fn forget_unattended(&self, place: u32) {
-        let last = self.forget(place);
-        lock(&self.unattended).extend(last.map(|last| (place, last)));
-    }
-
     fn remove_keys(&self, place: u32) {
         for (side, face) in (0_u32..).zip(&self.at(place).faces) {
             self.keys.remove(&face.key(), place << 1 | side);
         }
-    }
-
-    /// The flow's sockets are closed; it is swept from now on.
-    pub(super) fn let_go(&self, place: u32) {
-        let now = Instant::now();
-        let attention = Attention::new(now);
-        lock(&self.let_go).push(LetGo {
-            place,
-            segments: [0, 0],
-            quiet_since: now,
-            is_ending: false,
-            attention,
-        });
     }
 
     fn put_back(&self, place: u32) {
@@ -474,7 +344,7 @@ impl Splices {
 
     pub(crate) fn take_place(&self) -> Option<u32> {
         loop {
-            let place = self.take_rested()?;
+            let place = lock(&self.free).take(Instant::now())?;
             if self.stage(place) == Stage::Free {
                 return Some(place);
             }
@@ -483,17 +353,13 @@ impl Splices {
         }
     }
 
-    fn take_rested(&self) -> Option<u32> {
-        let mut free = lock(&self.free);
-        let (_, since) = free.front()?;
-        if since.is_some_and(|since| since.elapsed() < REST) {
-            return None;
-        }
-        free.pop_front().map(|(place, _)| place)
+    /// A grace period has passed since `before`, so places that were given back before that may be used again.
+    pub fn have_rested(&self, before: Instant) {
+        lock(&self.free).have_rested(before);
     }
 
     pub(crate) fn give_back(&self, place: u32) {
-        lock(&self.free).push_back((place, Some(Instant::now())));
+        lock(&self.free).give_back(place, Some(Instant::now()));
     }
 }
 

@@ -151,6 +151,11 @@ impl Watched {
         faces.iter().position(|face| face.known.load(Ordering::Acquire) & RESET != 0)
     }
 
+    /// Marks the flow as gone and leaves its keys, as a process that is killed while it makes room. For tests.
+    pub fn begin_to_make_room(&self) {
+        self.splices.at(self.place).stage.store(Stage::Gone as u32, Ordering::Release);
+    }
+
     /// Ends the flow: its segments are the kernel's from now on. The kernel answers segments to its own addresses by resets, and no others.
     #[must_use]
     pub fn forget(mut self) -> Forgotten {

@@ -71,6 +71,10 @@ fn main() -> ExitCode {
         places::an_heir_of_empty_tables_begins_flows,
     ));
     tests.push(Test::new("what_made_room_keeps_its_keys", places::what_made_room_keeps_its_keys));
+    tests.push(Test::new(
+        "the_keys_of_a_flow_that_is_gone_are_removed",
+        places::the_keys_of_a_flow_that_is_gone_are_removed,
+    ));
     truepeer_testbed::main(tests)
 }
 

@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use truepeer_bpf::{Flow, Side, Splices, Stage};
 use truepeer_testbed::{Bed, NetNs};
 
@@ -110,5 +110,27 @@ pub(crate) fn what_made_room_keeps_its_keys(bed: &Bed) -> Result<()> {
     ensure!(forgotten.connections().is_none(), "the new session's peers would be reset");
     drop(new);
     ensure!(!table.is_in_use(1));
+    Ok(())
+}
+
+/// Whoever made room was killed before it removed the keys.
+pub(crate) fn the_keys_of_a_flow_that_is_gone_are_removed(bed: &Bed) -> Result<()> {
+    let table = Table::make(bed)?;
+    // The keys of these addresses have 16 slots each.
+    for round in 0..20 {
+        let flow = table.arm(1).with_context(|| format!("round {round}"))?;
+        flow.cut([0, 0], [0, 0]);
+        flow.all_is_delivered([true, true]);
+        let ended = flow.let_go();
+        ended.begin_to_make_room();
+        if round % 2 == 0 {
+            drop(ended);
+            ensure!(table.splices.sweep(Instant::now(), Duration::ZERO).ended == 1);
+        } else {
+            ensure!(ended.forget().connections().is_none(), "the new session's peers would be reset");
+        }
+        thread::sleep(Duration::from_millis(1));
+        table.splices.have_rested(Instant::now());
+    }
     Ok(())
 }

@@ -74,8 +74,11 @@ impl FullListeners {
             return self.leave(id);
         }
         match self.full.serve(id.number(), &served) {
-            Ok(()) => info!(
+            Ok(true) => info!(
                 "the kernel accepts and connects by itself at {listens}, after truepeer's first connection to each backend"
+            ),
+            Ok(false) => info!(
+                "the kernel accepts and connects by itself at {listens}, as soon as the old process lets go"
             ),
             Err(failure) if self.not_taken.insert(id) => {
                 debug!("--splice full: not yet at {listens}: {failure}");

@@ -33,14 +33,8 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
     }
     match attach(is_upgrade) {
         Ok((splices, devices)) => {
-            let may = wants_full(process);
-            if may && splices.is_guest() {
-                warn!(
-                    "--splice full: as auto until truepeer is started again: an upgrade does not take over the programs"
-                );
-            }
-            let may = may && !splices.is_guest();
-            let full = may.then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
+            let full =
+                wants_full(process).then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
             let full = full.transpose().unwrap_or_else(|failure| {
                 warn!("--splice full: {failure:#}; until the next start it is as auto");
                 None

@@ -32,6 +32,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_header_within_the_stream_is_not_taken,
         a_wrong_sum_makes_no_session,
         a_new_sender_is_answered_by_its_own_device_only,
+        a_header_by_another_device_than_its_syn_makes_no_session,
         a_clock_that_stands_still_is_not_old_for_the_backend,
         forwarded_connections_to_other_hosts_pass,
     ]
@@ -249,6 +250,18 @@ fn a_new_sender_is_answered_by_its_own_device_only(bed: &Bed) -> Result<()> {
     talker.from.set_port(2001);
     let answer = ground.ask(&mut talker)?;
     ensure!(answer.window == 1024, "not the kernel's answer: {answer:?}");
+    ground.goes_on(&mut talker, 5000)
+}
+
+/// Somebody on another link knows all numbers, but can't send as this sender's device.
+fn a_header_by_another_device_than_its_syn_makes_no_session(bed: &Bed) -> Result<()> {
+    let ground = Ground::make(bed)?;
+    let far = ground.wire.another_device("far")?;
+    let mut talker = ground.talker(2000, 99)?;
+    ground.ask(&mut talker)?;
+    far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &talker.data(&header(6000)?).packet(), &[]))?;
+    ground.has_none_of("203.0.113.7:6000")?;
+    ensure!(!ground.truepeer.log().contains("203.0.113.7:6000"), "{}", ground.truepeer.log());
     ground.goes_on(&mut talker, 5000)
 }
 

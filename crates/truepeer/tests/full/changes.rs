@@ -30,11 +30,12 @@ fn serve<'b>(bed: &'b Bed, splice: &str) -> Result<Stand<'b>> {
 
 fn a_reload_that_ends_full_resets_no_sender_that_is_silent(bed: &Bed) -> Result<()> {
     let stand = serve(bed, "full")?;
-    for v6 in [false, true] {
+    for (made, v6) in [(1, false), (2, true)] {
         stand.learn(v6)?;
         stand.open(v6, 5000)?;
+        // truepeer learns of it a moment later.
+        stand.wait_made(made)?;
     }
-    stand.wait_made(2)?;
     let silent = [stand.connect(false)?, stand.connect(true)?];
     stand.configure("auto")?;
     stand.reload()?;
