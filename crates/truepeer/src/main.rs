@@ -156,6 +156,7 @@ fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
         named: plan::names_backends(&args.routing),
         with_routes: args.with_routes,
         timeout: args.timeout.unwrap_or(spec::defaults::PROBE_TIMEOUT),
+        running: args.admin.clone(),
         json: args.json,
     };
     let holds = doctor::examine(&options, &mut output::stdout())?;

@@ -39,6 +39,11 @@ impl Client {
         Ok(Self { address })
     }
 
+    /// The one at this address.
+    pub(crate) fn of_address(address: AdminAddr) -> Self {
+        Self { address }
+    }
+
     /// The one that listens on this socket.
     pub(crate) fn at(socket: &Path) -> Self {
         Self { address: AdminAddr::Unix(socket.to_owned()) }

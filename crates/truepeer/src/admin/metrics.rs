@@ -129,6 +129,7 @@ pub(super) fn text(running: &dyn Running, format: MetricsFormat) -> String {
 struct Snapshot {
     state: State,
     listeners: Vec<ListenerValues>,
+    made_by_kernel: Vec<(&'static str, u64)>,
     attachments: Vec<AttachmentDoc>,
 }
 
@@ -147,6 +148,7 @@ impl Snapshot {
         Self {
             state: running.state(),
             listeners: running.listeners().iter().map(|view| ListenerValues::of(running, view)).collect(),
+            made_by_kernel: running.made_by_kernel(),
             attachments: running.attachments().iter().map(AttachmentDoc::of).collect(),
         }
     }
@@ -232,6 +234,7 @@ impl Collector for Snapshot {
         for timing in Timing::ALL {
             self.encode_times(&mut encoder, timing)?;
         }
+        self.encode_made_by_kernel(&mut encoder)?;
         self.encode_attachments(&mut encoder)
     }
 }
@@ -274,6 +277,18 @@ impl Snapshot {
                 &buckets,
                 None,
             )?;
+        }
+        Ok(())
+    }
+
+    fn encode_made_by_kernel(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        if self.made_by_kernel.is_empty() {
+            return Ok(());
+        }
+        let help = "What the kernel's programs of --splice full have counted, by event (truepeer doctor --admin explains those by which sessions stay in user space).";
+        let mut metric = encoder.encode_descriptor("splice_full", help, None, MetricType::Counter)?;
+        for (event, value) in &self.made_by_kernel {
+            count(&mut metric, &vec![("event", (*event).to_owned())], *value)?;
         }
         Ok(())
     }

@@ -55,6 +55,11 @@ pub(crate) trait Running: Send + Sync {
     /// The sessions of each engine.
     fn sessions(&self) -> Vec<Arc<dyn SessionList>>;
 
+    /// What the kernel's programs of `--splice full` have counted ([`truepeer_bpf::FULL_COUNTERS`]), if they are loaded.
+    fn made_by_kernel(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// What is attached in the kernel for this program.
     fn attachments(&self) -> Vec<AttachmentView> {
         Vec::new()

@@ -24,6 +24,9 @@ pub(crate) struct StatusDoc {
     #[serde(default, skip_serializing_if = "PassedNames::is_empty")]
     pub(crate) passed: PassedNames,
     pub(crate) listeners: Vec<ListenerDoc>,
+    /// What the kernel's programs of `--splice full` have counted, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) made_by_kernel: BTreeMap<String, u64>,
     pub(crate) attachments: Vec<AttachmentDoc>,
 }
 
@@ -78,6 +81,11 @@ impl StatusDoc {
             },
             passed: passed::names().clone(),
             listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
+            made_by_kernel: running
+                .made_by_kernel()
+                .into_iter()
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
             attachments: running.attachments().iter().map(AttachmentDoc::of).collect(),
         }
     }

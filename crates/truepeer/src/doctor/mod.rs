@@ -18,6 +18,7 @@ mod privileges;
 mod probe;
 mod report;
 mod routing;
+mod splice;
 mod subject;
 
 use std::io::Write;
@@ -50,6 +51,7 @@ pub(crate) fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bo
     routing::examine(&subject, &mut report)?;
     backend::examine(&subject, &mut report);
     attach::examine(&mut report);
+    splice::examine(options.running.as_ref(), &mut report);
     report.write(options.json, out)?;
     Ok(report.holds())
 }

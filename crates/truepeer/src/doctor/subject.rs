@@ -6,6 +6,7 @@ use crate::routes::item::IpFamily;
 use crate::routes::options::SetupOptions;
 use crate::routes::place::BackendPlace;
 use crate::routes::plan::{RoutePlan, Setup};
+use crate::spec::AdminAddr;
 
 /// What to check, and how.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct DoctorOptions {
     pub(crate) with_routes: bool,
     /// How long to wait for a backend.
     pub(crate) timeout: Duration,
+    /// A running truepeer, whose sessions are examined as well.
+    pub(crate) running: Option<AdminAddr>,
     /// Write JSON.
     pub(crate) json: bool,
 }

@@ -29,6 +29,10 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     for listener in &status.listeners {
         write_listener(listener, out)?;
     }
+    if !status.made_by_kernel.is_empty() {
+        writeln!(out, "the kernel's programs (--splice full):")?;
+        write_reasons(&status.made_by_kernel, out)?;
+    }
     for place in &status.attachments {
         let netns = if place.netns.is_empty() { String::new() } else { format!(" in {}", place.netns) };
         if !place.attached {

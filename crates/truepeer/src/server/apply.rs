@@ -187,13 +187,18 @@ impl Engines {
         *self.ids.entry(key).or_insert_with(|| ListenerId::new(next))
     }
 
+    /// The programs of `--splice full`.
+    pub(super) fn full(&self) -> Option<Arc<truepeer_bpf::Full>> {
+        self.programs.full.as_ref().map(FullListeners::programs)
+    }
+
     fn relay(&mut self) -> Result<&mut Relay, EngineError> {
         if self.relay.is_none() {
             let bell = self.bell.clone();
             let on_end = move || bell.ring();
-            let Programs { splices, full } = &self.programs;
-            let full = full.as_ref().map(FullListeners::programs);
-            let splices = splices.as_ref().map(|splices| Splicing::start(Arc::clone(splices), full));
+            let full = self.full();
+            let splices =
+                self.programs.splices.as_ref().map(|splices| Splicing::start(Arc::clone(splices), full));
             let splicing = splices.transpose().map_err(EngineError::Thread)?;
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
             self.relay = Some(Relay::start_splicing(workers, budgets, journal, splicing, on_end)?);

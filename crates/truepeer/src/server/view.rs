@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use truepeer_bpf::Full;
 use truepeer_session::counters::Counters;
 use truepeer_session::{Journal, SessionList};
 
@@ -16,6 +17,7 @@ use crate::plan::AttachKey;
 /// A view that the server's thread brings up to date after each change.
 pub(super) struct View {
     journal: Arc<Journal>,
+    full: Option<Arc<Full>>,
     requests: Requests,
     shown: Mutex<Shown>,
 }
@@ -36,7 +38,8 @@ impl View {
             attachments: Vec::new(),
         };
         let journal = Arc::clone(&process.engines.journal);
-        Arc::new(Self { journal, requests, shown: Mutex::new(shown) })
+        let full = process.engines.full();
+        Arc::new(Self { journal, full, requests, shown: Mutex::new(shown) })
     }
 
     fn shown(&self) -> MutexGuard<'_, Shown> {
@@ -76,6 +79,12 @@ impl Running for View {
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
         self.shown().sessions.clone()
+    }
+
+    fn made_by_kernel(&self) -> Vec<(&'static str, u64)> {
+        let counters = self.full.as_ref().map(|full| full.counters());
+        // Unreadable: they are not shown.
+        counters.and_then(Result::ok).unwrap_or_default()
     }
 
     fn attachments(&self) -> Vec<AttachmentView> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::routing::RoutingArgs;
+use super::serve::AdminAddr;
 use super::text::parse_duration;
 
 /// Check what truepeer needs on this machine, and print the one command that fixes what fails
@@ -16,6 +17,8 @@ pub(crate) struct DoctorArgs {
     pub(crate) with_routes: bool,
     #[arg(long, value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
+    #[arg(long)]
+    pub(crate) admin: Option<AdminAddr>,
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -328,6 +328,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ROUTES, ACTION, "force", "", "remove: even while a running truepeer uses them"),
     row(DOCTOR, ACTION, "try", "", "Add missing routes for the duration of the test, as truepeer proxy would").common(),
     row(DOCTOR, ACTION, "timeout", "TIME", "How long to wait for a backend").is(|| time(d::PROBE_TIMEOUT)),
+    row(DOCTOR, ACTION, "admin", "PATH|ADDR:PORT", "A running truepeer: also tell which of its sessions stay in user space, and why"),
 
     row(HTTPS, STACK, "stack", "kernel|vpp", "Network stack: the kernel's, or that of the VPP started by truepeer vpp up").is(|| "kernel".to_owned()),
     row(HTTPS, STACK, "vpp-namespace", "ID", "--stack vpp: the namespace").means("the proxy's"),

@@ -1,0 +1,176 @@
+//! Checks whether sessions of `truepeer proxy` can leave user space here. A failure is only a note, because they are relayed otherwise. Of a running
+//! truepeer: how many have stayed, and why.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+
+use super::attach::obstacle;
+use super::report::{Check, Report};
+use crate::admin::client::Client;
+use crate::admin::status::{ListenerDoc, StatusDoc};
+use crate::spec::AdminAddr;
+
+const AUTO: &str = "truepeer proxy --splice auto (sessions that leave user space)";
+const FULL: &str = "truepeer proxy --splice full (sessions that the kernel makes)";
+
+pub(super) fn examine(running: Option<&AdminAddr>, report: &mut Report) {
+    match obstacle() {
+        None => {
+            report.add(Check::ok("splice", AUTO));
+            report.add(full());
+        }
+        Some((found, mend)) => {
+            let check = Check::note("splice", AUTO, format!("sessions are relayed: {found}"));
+            report.add(if mend.is_empty() { check } else { check.mend(mend) });
+        }
+    }
+    let Some(running) = running else { return };
+    match ask(running) {
+        Ok(status) => stays(&status).into_iter().for_each(|check| report.add(check)),
+        Err(failure) => {
+            report.add(Check::skip(
+                "splice_stays",
+                format!("the truepeer at {running}"),
+                format!("{failure:#}"),
+            ));
+        }
+    }
+}
+
+fn full() -> Check {
+    if truepeer_bpf::can_begin_again() {
+        return Check::ok("splice_full", FULL);
+    }
+    let cookies = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_syncookies").unwrap_or_default();
+    let note =
+        Check::note("splice_full", FULL, "it is as auto: it needs Linux 6.9 and net.ipv4.tcp_syncookies");
+    if cookies.trim() == "0" { note.mend("sysctl -w net.ipv4.tcp_syncookies=1") } else { note }
+}
+
+fn ask(running: &AdminAddr) -> anyhow::Result<StatusDoc> {
+    let answer = Client::of_address(running.clone()).ask("GET", "/status")?;
+    serde_json::from_str(&answer).context("the answer is not of this version of truepeer")
+}
+
+/// For each listener of whose sessions some may leave.
+fn stays(status: &StatusDoc) -> Vec<Check> {
+    let mut checks: Vec<Check> = status.listeners.iter().filter_map(stays_of).collect();
+    if !status.made_by_kernel.is_empty() {
+        let why: BTreeMap<String, u64> = status
+            .made_by_kernel
+            .iter()
+            .filter(|(name, _)| is_reason(name))
+            .map(|(n, c)| (n.clone(), *c))
+            .collect();
+        let begun = status.made_by_kernel.get("begun").copied().unwrap_or_default();
+        let tried = format!("sessions of the kernel ({begun} made)");
+        checks.push(check("splice_full_stays", tried, "truepeer's instead", &why));
+    }
+    checks
+}
+
+fn stays_of(listener: &ListenerDoc) -> Option<Check> {
+    let left = listener.count("sessions_spliced");
+    if left == 0 && listener.not_spliced.is_empty() {
+        return None;
+    }
+    let tried = format!("sessions of {} ({left} have left user space)", listener.name());
+    Some(check("splice_stays", tried, "stayed", &listener.not_spliced))
+}
+
+fn check(name: &'static str, tried: String, what: &str, why: &BTreeMap<String, u64>) -> Check {
+    let mut why: Vec<_> = why.iter().filter(|(_, times)| **times > 0).collect();
+    if why.is_empty() {
+        return Check::ok(name, tried);
+    }
+    why.sort_by_key(|(reason, times)| (std::cmp::Reverse(**times), (*reason).clone()));
+    let reasons: Vec<String> =
+        why.iter().map(|(reason, times)| reason_with_meaning(reason, **times)).collect();
+    Check::note(name, tried, format!("{what}: {}", reasons.join("; ")))
+}
+
+fn reason_with_meaning(reason: &str, times: u64) -> String {
+    let of_full = truepeer_bpf::FULL_COUNTERS.iter().find(|(name, _)| *name == reason);
+    let meaning = of_full.or_else(|| REASONS.iter().find(|(name, _)| *name == reason));
+    meaning
+        .map_or_else(|| format!("{times} {reason}"), |(_, meaning)| format!("{times} {reason} ({meaning})"))
+}
+
+/// Those of the counters of `full` that say why truepeer has a connection.
+fn is_reason(counter: &str) -> bool {
+    const REASONS: [&str; 9] = [
+        "backend_said_no",
+        "backend_differs",
+        "no_place",
+        "tuple_taken",
+        "other_rule",
+        "backend_unknown",
+        "sender_unknown",
+        "other_options",
+        "not_clear",
+    ];
+    REASONS.contains(&counter)
+}
+
+/// Why a session stays, as it is counted. docs/splice.md has the same list.
+#[rustfmt::skip]
+const REASONS: &[(&str, &str)] = &[
+    ("segment_sizes", "segments of one side don't fit through the other's path"),
+    ("window_scale", "an end's windows are too narrow for the scale that the other end was told"),
+    ("timestamps", "one connection has them, the other has not"),
+    ("sack", "one connection has it, the other has not"),
+    ("ecn", "one connection has it, the other has not"),
+    ("families", "one connection is IPv4, the other IPv6"),
+    ("ended", "one side had ended"),
+    ("offers", "one end was offered more than the other takes, for two seconds"),
+    ("unsent", "an end has taken nothing for two seconds"),
+    ("packets_not_seen", "they pass other devices than the programs are attached to"),
+    ("table_full", "no room in the table of sessions"),
+    ("addresses_in_use", "another session has these addresses"),
+    ("chained", "its other end is another session of this truepeer"),
+    ("not_loaded", "the programs are not loaded: see the log"),
+    ("numbers_changed", "the kernel said something unexpected"),
+    ("failed", "the kernel said something unexpected"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_stands_in_the_documentation() {
+        let page = include_str!("../../../../docs/splice.md");
+        for (reason, _) in REASONS {
+            assert!(page.contains(&format!("`{reason}`")), "{reason}");
+        }
+        // And each of the documentation is here.
+        let (_, table) = page.split_once("| reason | |").expect("the table of reasons");
+        let table = table.split_once("\n\n").expect("its end").0;
+        for row in table.lines().filter_map(|line| line.strip_prefix("| `")) {
+            let names = row.split(" | ").next().expect("a first column");
+            for name in names.split(", ").map(|name| name.trim_matches('`')) {
+                assert!(REASONS.iter().any(|(known, _)| *known == name), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_reason_of_full_is_a_counter() {
+        let named = truepeer_bpf::FULL_COUNTERS.iter().filter(|(name, _)| is_reason(name));
+        assert_eq!(named.count(), 9);
+    }
+
+    #[test]
+    fn the_most_frequent_reason_comes_first() {
+        let why =
+            [("sack", 3), ("segment_sizes", 12), ("ended", 0)].map(|(name, n)| (name.to_owned(), n)).into();
+        let check = check("splice_stays", "sessions".to_owned(), "stayed", &why);
+        assert_eq!(
+            check.found.as_deref(),
+            Some(
+                "stayed: 12 segment_sizes (segments of one side don't fit through the other's path); 3 sack (one connection has it, the other has not)"
+            )
+        );
+    }
+}
