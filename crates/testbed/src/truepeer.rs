@@ -31,6 +31,12 @@ impl Truepeer {
         self.option("--listen", address)
     }
 
+    /// Adds a listening address without TLS (`--listen-http`).
+    pub fn listen_http(mut self, address: impl Display) -> Truepeer {
+        self.listeners.push(address.to_string());
+        self.option("--listen-http", address)
+    }
+
     /// The backend for IPv4 clients.
     pub fn ipv4(self, address: impl Display) -> Truepeer {
         self.option("--ipv4", address)

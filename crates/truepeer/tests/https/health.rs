@@ -135,7 +135,7 @@ fn listeners_share_their_checks(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = https_by(bed, HERE, "http://localhost:8080")?
         .option("--workers", 2)
         .option("-l", "127.0.0.1:8443")
-        .option("--listen-http", "127.0.0.1:80")
+        .listen_http("127.0.0.1:80")
         .option("--origin-health", "/ready,200ms")
         .start(bed)?;
     truepeer.wait_state("the first check", || checks(bed) > 0)?;

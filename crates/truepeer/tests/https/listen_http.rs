@@ -28,7 +28,7 @@ const SEEN: &str =
 
 fn clients_without_tls_are_sent_to_https(bed: &Bed) -> anyhow::Result<()> {
     let _origin = Nginx::default().server("127.0.0.1:8080", "", SEEN).start(bed)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.option("--listen-http", "127.0.0.1:80").start(bed)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.listen_http("127.0.0.1:80").start(bed)?;
     let report = "%{http_code} %{redirect_url} %{num_connects}\\n";
     let answers =
         curl(&["--write-out", report, "http://127.0.0.1/a/b?c=d", "http://127.0.0.1:80/"]).run(bed)?;
@@ -43,8 +43,7 @@ fn clients_without_tls_are_sent_to_https(bed: &Bed) -> anyhow::Result<()> {
 
 fn the_redirect_names_the_port(bed: &Bed) -> anyhow::Result<()> {
     let _origin = Nginx::default().server("127.0.0.1:8080", "", SEEN).start(bed)?;
-    let _truepeer =
-        https(bed, "127.0.0.1:8443", ORIGIN)?.option("--listen-http", "127.0.0.1:8000").start(bed)?;
+    let _truepeer = https(bed, "127.0.0.1:8443", ORIGIN)?.listen_http("127.0.0.1:8000").start(bed)?;
     let followed = curl(&["--location", "http://127.0.0.1:8000/a"]).run(bed)?;
     ensure!(followed == "https 127.0.0.1 GET /a", "{followed}");
     // No host, no URL.
@@ -57,7 +56,7 @@ fn the_redirect_names_the_port(bed: &Bed) -> anyhow::Result<()> {
 /// 308 makes clients repeat method and body.
 fn requests_with_bodies_are_redirected_whole(bed: &Bed) -> anyhow::Result<()> {
     let _origin = crate::kit::origin(bed, 8080)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.option("--listen-http", "127.0.0.1:80").start(bed)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.listen_http("127.0.0.1:80").start(bed)?;
     let body = bed.write("body", "z".repeat(100_000))?;
     let digest = curl(&["--location", "http://127.0.0.1/", "--data-binary"])
         .arg(format!("@{}", body.display()))
@@ -69,7 +68,7 @@ fn requests_with_bodies_are_redirected_whole(bed: &Bed) -> anyhow::Result<()> {
 fn clients_without_tls_are_served_where_that_is_wanted(bed: &Bed) -> anyhow::Result<()> {
     let _origin = Nginx::default().server("127.0.0.1:8080", "", SEEN).start(bed)?;
     let _truepeer = https(bed, HERE, ORIGIN)?
-        .option("--listen-http", "127.0.0.1:80")
+        .listen_http("127.0.0.1:80")
         .option("--on-http", "serve")
         .option("--methods", "GET,POST")
         .start(bed)?;
@@ -88,7 +87,7 @@ fn the_redirect_may_name_another_port(bed: &Bed) -> anyhow::Result<()> {
     for (to, url) in [("redirect:443", "https://127.0.0.1/a"), ("redirect:9443", "https://127.0.0.1:9443/a")]
     {
         let _truepeer = https(bed, "127.0.0.1:8443", ORIGIN)?
-            .option("--listen-http", "127.0.0.1:8000")
+            .listen_http("127.0.0.1:8000")
             .option("--on-http", to)
             .start(bed)?;
         let told = curl(&["--write-out", "%{redirect_url}", "http://127.0.0.1:8000/a"]).run(bed)?;
@@ -102,7 +101,7 @@ fn what_comes_with_the_header_is_read(bed: &Bed) -> anyhow::Result<()> {
     let _origin = Nginx::default().server("127.0.0.1:8080", "", SEEN).start(bed)?;
     for on_http in ["serve", "redirect"] {
         let truepeer = https(bed, HERE, ORIGIN)?
-            .option("--listen-http", "127.0.0.1:80")
+            .listen_http("127.0.0.1:80")
             .option("--on-http", on_http)
             .option("--header", "optional")
             .start(bed)?;
@@ -128,7 +127,7 @@ fn no_byte_behind_the_header_is_lost(bed: &Bed) -> anyhow::Result<()> {
     const FIRST_READ: usize = 4096;
     let origin = crate::kit::origin(bed, 8080)?;
     let truepeer = https(bed, HERE, ORIGIN)?
-        .option("--listen-http", "127.0.0.1:80")
+        .listen_http("127.0.0.1:80")
         .option("--on-http", "serve")
         .option("--header", "require")
         .start(bed)?;
