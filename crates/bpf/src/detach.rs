@@ -25,10 +25,15 @@ pub fn drain(place: &Place, new: NewConnections) -> Result<FlowCount, AttachErro
 
 /// How many connections keep it attached. `None`: somebody has attached here again since [`drain`].
 pub fn still_open(place: &Place) -> Result<Option<FlowCount>, AttachError> {
+    if !place.exists()? {
+        return Ok(Some(FlowCount::default()));
+    }
+    // `attach add` replaces tables that are too small: without the lock, one of them could be missing at this moment.
+    let _lock = place.lock()?;
     if Tables::are_all_there(place) && is_attached(&Tables::open(place)?)? {
         return Ok(None);
     }
-    if !place.exists()? || !place.hook(LAST_RITES).exists() {
+    if !place.hook(LAST_RITES).exists() {
         return Ok(Some(FlowCount::default()));
     }
     count(place).map(Some)
