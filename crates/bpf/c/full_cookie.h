@@ -94,7 +94,7 @@ static __always_inline __u64 hash_of(const struct flow_key *key, __u32 is, __u32
 	return siphash(&input);
 }
 
-/* What the cookie covers beside addresses, ports and numbers: the header's segment must agree with the SYN in it. */
+/* The cookie covers these fields too, beside addresses, ports and sequence numbers: the segment with the header must have the values of the SYN. */
 struct agreed_on {
 	__u32 device;  /* that the SYN came by */
 	__u32 options; /* as in our timestamp */

@@ -13,7 +13,7 @@
  */
 #include "full_begin.h"
 
-/* What is known of a backend is good for so long. Then truepeer's next connection to it shows it again. */
+/* How long facts about a backend are valid. After that, truepeer's next connection to the backend renews them. */
 #define KNOWN_FOR_NS 60000000000LL
 
 static __always_inline struct full_backend *known_backend(const struct full_listener *listener, __u64 now)

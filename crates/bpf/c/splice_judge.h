@@ -77,9 +77,9 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 	return !is_before(face->nxt, segment->ack) && !is_before(segment->ack, oldest);
 }
 
-/* In TAIL such a segment is dropped, as our socket would drop it, data and all (RFC 5961, 5.2). If it were translated, the other peer might take it,
- * and the acknowledgement of that would be beyond what is known here. Its sender repeats it with its newest acknowledgement. Later no socket of ours
- * is left that it could harm. */
+/* In TAIL the program drops such a segment with its data, as our socket would (RFC 5961, 5.2). Otherwise the other peer might take the data and
+ * acknowledge bytes that our socket has not seen. The sender repeats the segment with its newest acknowledgement. After TAIL we have no socket that it
+ * could harm. */
 static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
 {
 	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);

@@ -45,7 +45,7 @@ pub(super) struct Endpoint {
 pub(super) struct RawBackend([u64; 7]);
 
 impl RawBackend {
-    /// Nothing is known yet.
+    /// No connection to the backend has been seen yet.
     pub(super) const UNKNOWN: Self = Self([0; 7]);
 
     /// For tests: a backend that is reached by this device, without a mark, with segments of at most `mss` both ways.

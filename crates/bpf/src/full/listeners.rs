@@ -135,7 +135,7 @@ impl Full {
     }
 }
 
-/// What the programs ask of a sender and its client.
+/// The lists that a sender and its client must pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Lists {
     claims: Vec<trie::Entry>,

@@ -23,7 +23,7 @@ struct Heard {
     asked_soon: u32,
 }
 
-/// What to do about a flow's peers.
+/// The action that a look at a flow calls for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Care {
     /// Nothing.

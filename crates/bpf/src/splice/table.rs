@@ -84,7 +84,7 @@ pub struct Splices {
     before_adopting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// What this process may do with the tables.
+/// The role of this process, which decides what it may do with the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// It begins flows, gives their places back, and keeps others from that.
@@ -141,7 +141,7 @@ impl Splices {
         }
     }
 
-    /// What an heir does when it has become the owner, before it adopts flows.
+    /// Sets the work that an heir does once it owns the tables, before it adopts flows.
     pub(crate) fn before_adopting(&self, work: impl Fn() + Send + Sync + 'static) {
         // Err: the programs that make sessions are attached once.
         let _ = self.before_adopting.set(Box::new(work));

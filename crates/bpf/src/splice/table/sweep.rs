@@ -84,7 +84,7 @@ impl Splices {
                 }
                 Care::Gone(_) => true,
             },
-            // Its keys are removed, and may be another flow's by now.
+            // Another flow may have its keys by now, or a killed process has left them.
             Stage::Gone | Stage::Free => true,
             Stage::Armed | Stage::Tail => are_orphans,
         }
