@@ -187,6 +187,10 @@ impl Connection {
     }
 
     pub(super) fn put_in(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            // A small buffer fills up after every few bytes. In vain are only writes without progress in between.
+            self.writes_in_vain = 0;
+        }
         self.written_bytes += bytes.len();
         self.outbound.extend(bytes);
     }

@@ -221,4 +221,13 @@ mod tests {
             171, 171, 171, 206, 206, 206, 206, 206, 206, 206, 206, 206, 206, 206, 206, 206, 209, 217, 0, 4,
         ]);
     }
+
+    /// A send buffer of one byte, which the network empties during calls: each second write finds it full, with progress in between.
+    #[test]
+    fn a_send_buffer_of_one_byte_fills_up_again_and_again() {
+        super::any_sessions(&[
+            24, 24, 0, 212, 24, 0, 100, 100, 102, 155, 155, 155, 27, 1, 0, 0, 0, 0, 0, 0, 61, 0, 0, 0, 0, 0,
+            0, 0, 0, 47,
+        ]);
+    }
 }
