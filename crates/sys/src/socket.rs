@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -102,8 +103,27 @@ pub fn set_defer_accept(listener: BorrowedFd<'_>, wait: Duration) -> Result<(), 
 /// (SK_FORCE_REUSE); what a socket must not share, its tuple, connect() judges.
 ///
 /// # Errors
-/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace; what bind(2) says.
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`share_ports_by`] has named nobody who has it; what bind(2) says.
 pub fn bind_beside_listeners(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), CallError> {
+    match (bind_under_repair(socket, address), OTHER.get()) {
+        (Err(CallError { errno: Errno::PERM, .. }), Some(other)) => {
+            other(socket, address).named("bind by the keeper")
+        }
+        (bound, _) => bound,
+    }
+}
+
+/// Binds a socket as [`bind_beside_listeners`] does.
+pub type BindBeside = dyn Fn(BorrowedFd<'_>, SocketAddr) -> Result<(), Errno> + Send + Sync;
+
+static OTHER: OnceLock<Box<BindBeside>> = OnceLock::new();
+
+/// Names another process that binds sockets in [`bind_beside_listeners`] if this one lacks the capability. Only the first call has an effect.
+pub fn share_ports_by(other: Box<BindBeside>) {
+    let _ = OTHER.set(other);
+}
+
+fn bind_under_repair(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), CallError> {
     set_repair(socket, true)?;
     let bound = rustix::net::bind(socket, &address).named("bind");
     // Nothing was sent or received: leaving repair does nothing else than to clear SO_REUSEADDR.

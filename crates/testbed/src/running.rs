@@ -70,6 +70,12 @@ impl Running {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
     }
 
+    /// The processes that it has started, as far as they still run or nobody has waited for their end.
+    pub fn children(&self) -> anyhow::Result<Vec<i32>> {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid()))?;
+        children.split_whitespace().map(|child| child.parse().context("a process id")).collect()
+    }
+
     /// Its standard output so far.
     pub fn stdout(&self) -> String {
         read(&self.out)

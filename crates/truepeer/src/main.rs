@@ -13,6 +13,7 @@ mod confine;
 mod date;
 mod doctor;
 mod file;
+mod keeper;
 mod log;
 mod operate;
 mod output;

@@ -3,12 +3,14 @@
 //! Access needs the same permission as ptrace(2): the same user, or CAP_SYS_PTRACE; with Yama's ptrace_scope=1
 //! the process must also be a descendant.
 
+mod apart;
 mod descriptor;
 mod fork;
 mod memory;
 mod signals;
 mod spawn;
 
+pub use apart::fork_apart;
 pub use descriptor::{Reach, descriptor_of};
 pub use fork::{Forked, fork};
 pub use memory::{read_memory, write_memory};

@@ -103,6 +103,15 @@ pub(super) fn set_mask(set: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set, std::ptr::null_mut()) };
 }
 
+/// Blocks every signal that can be blocked, in the calling thread.
+pub(super) fn block_all_signals() {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset writes a whole sigset_t, for which `all` has room.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: sigfillset has initialised it.
+    set_mask(&unsafe { all.assume_init() });
+}
+
 /// Restores the default action of signals that shells and nohup(1) make background jobs ignore (HUP, INT, QUIT):
 /// an ignored signal stays ignored in every program that this process starts (execve(2)).
 pub fn hear_ignored_signals() {

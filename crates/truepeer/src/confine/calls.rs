@@ -30,12 +30,12 @@ const SOCKETS: &[i64] = numbers! {
     SYS_accept SYS_accept4 SYS_bind SYS_listen SYS_connect SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
     SYS_setsockopt SYS_socketpair SYS_pipe2 SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
 };
-/// Memory and threads; `clone` has a condition. glibc falls back to it from `clone3`, whose arguments no filter sees.
+/// Memory and threads, and the end of the keeper; `clone` has a condition. glibc falls back to it from `clone3`, whose arguments no filter sees.
 const PROCESS: &[i64] = numbers! {
     SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_membarrier SYS_rseq SYS_set_robust_list
     SYS_get_robust_list SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_sigaltstack
     SYS_tgkill SYS_getpid SYS_gettid SYS_getppid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getgroups SYS_getrandom
-    SYS_prlimit64 SYS_getrusage SYS_sysinfo SYS_uname SYS_sched_getaffinity SYS_sched_setaffinity SYS_getcpu SYS_capget
+    SYS_wait4 SYS_prlimit64 SYS_getrusage SYS_sysinfo SYS_uname SYS_sched_getaffinity SYS_sched_setaffinity SYS_getcpu SYS_capget
     SYS_exit SYS_exit_group
 };
 /// Files, as far as Landlock and the user's rights permit.
@@ -52,6 +52,27 @@ const OLDER: &[i64] = numbers! {
 };
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
+/// What the keeper needs: one socket, netlink, the kernel's own files, time, memory. `socket` and `setsockopt` have conditions.
+const KEEPER: &[i64] = numbers! {
+    SYS_recvmsg SYS_sendmsg SYS_recvfrom SYS_sendto SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_lseek SYS_fcntl
+    SYS_openat SYS_newfstatat SYS_fstat SYS_statx SYS_ppoll
+    SYS_bind SYS_connect SYS_getsockname SYS_getsockopt
+    SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_futex SYS_getrandom
+    SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
+    SYS_clock_gettime SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_sched_yield
+    SYS_getpid SYS_gettid SYS_getppid SYS_getuid SYS_geteuid SYS_exit SYS_exit_group
+};
+/// The older names of some of these.
+#[cfg(target_arch = "x86_64")]
+const KEEPER_OLDER: &[i64] = numbers! { SYS_open SYS_stat SYS_poll SYS_time };
+#[cfg(not(target_arch = "x86_64"))]
+const KEEPER_OLDER: &[i64] = &[];
+/// The options that the keeper sets: of netlink, and those of a client's port that another program listens on.
+const KEEPER_OPTIONS: [(i32, Option<i32>); 3] = [
+    (libc::SOL_NETLINK, None),
+    (libc::IPPROTO_TCP, Some(libc::TCP_REPAIR)),
+    (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
+];
 /// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor raw ones,
 /// which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.
 const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
@@ -75,13 +96,22 @@ pub(super) fn restrict(splices: bool) -> Result<usize> {
         rules.insert(libc::SYS_flock, Vec::new());
     }
     let count = rules.len();
+    install(rules)?;
+    Ok(count)
+}
+
+/// Installs the keeper's filter.
+pub(super) fn restrict_keeper() -> Result<()> {
+    install(keeper_rules()?)
+}
+
+fn install(rules: Rules) -> Result<()> {
     let program = compile(rules)?;
     let program: Vec<_> = program
         .iter()
         .map(|one| libc::sock_filter { code: one.code, jt: one.jt, jf: one.jf, k: one.k })
         .collect();
-    truepeer_sys::seccomp::confine(&program).context("can't install the filter")?;
-    Ok(count)
+    truepeer_sys::seccomp::confine(&program).context("can't install the filter")
 }
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
@@ -99,6 +129,26 @@ fn rules() -> Result<Rules> {
     rules.insert(libc::SYS_clone, vec![rule(&[(0, SeccompCmpOp::MaskedEq(threads), threads)])?]);
     rules.insert(libc::SYS_ioctl, vec![rule(&TYPES_IN.map(|request| (1, SeccompCmpOp::Ne, request)))?]);
     rules.extend(plain.map(|call| (*call, Vec::new())));
+    Ok(rules)
+}
+
+fn keeper_rules() -> Result<Rules> {
+    let mut rules = Rules::new();
+    let route = (2, SeccompCmpOp::Eq, unsigned(libc::NETLINK_ROUTE));
+    let datagrams = (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_DGRAM));
+    let sockets = [
+        rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_NETLINK)), route])?,
+        // The lock of the rules.
+        rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_UNIX)), datagrams])?,
+    ];
+    rules.insert(libc::SYS_socket, sockets.into());
+    let options = KEEPER_OPTIONS.iter().map(|(level, option)| {
+        let level = (1, SeccompCmpOp::Eq, unsigned(*level));
+        let option = option.map(|option| (2, SeccompCmpOp::Eq, unsigned(option)));
+        rule(&[Some(level), option].into_iter().flatten().collect::<Vec<_>>())
+    });
+    rules.insert(libc::SYS_setsockopt, options.collect::<Result<_>>()?);
+    rules.extend(KEEPER.iter().chain(KEEPER_OLDER).map(|call| (*call, Vec::new())));
     Ok(rules)
 }
 
@@ -149,14 +199,25 @@ mod tests {
 
     #[test]
     fn what_starts_programs_or_reaches_others_is_on_no_list() {
-        let rules = rules().unwrap();
+        for rules in [rules().unwrap(), keeper_rules().unwrap()] {
+            for call in numbers! {
+                SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_kill SYS_mount SYS_umount2
+                SYS_setuid SYS_setresuid SYS_capset SYS_init_module SYS_finit_module SYS_keyctl SYS_io_uring_setup SYS_bpf
+                SYS_unshare SYS_setns SYS_clone3 SYS_pidfd_getfd SYS_memfd_create SYS_reboot SYS_kexec_load SYS_userfaultfd
+            } {
+                assert!(!rules.contains_key(call), "{call}");
+            }
+            assert!(rules.len() > 40 && compile(rules).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_keeper_starts_nothing_and_listens_nowhere() {
+        let rules = keeper_rules().unwrap();
         for call in numbers! {
-            SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_kill SYS_mount SYS_umount2
-            SYS_setuid SYS_setresuid SYS_capset SYS_init_module SYS_finit_module SYS_keyctl SYS_io_uring_setup SYS_bpf
-            SYS_unshare SYS_setns SYS_clone3 SYS_pidfd_getfd SYS_memfd_create SYS_reboot SYS_kexec_load SYS_userfaultfd
+            SYS_clone SYS_listen SYS_accept SYS_accept4 SYS_socketpair SYS_unlinkat SYS_tgkill SYS_prctl SYS_ioctl SYS_dup
         } {
             assert!(!rules.contains_key(call), "{call}");
         }
-        assert!(rules.len() > 100 && compile(rules).is_ok());
     }
 }

@@ -1,6 +1,6 @@
 //! Landlock: which files a process may open after its start.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use landlock::{
     ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
@@ -41,6 +41,8 @@ const ETC: &[&str] = &[
     "/etc/pki",
     "/etc/ca-certificates",
 ];
+/// What routes may need to change.
+const SWITCHES: &str = "/proc/sys/net";
 /// The variables that name other authorities.
 const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 
@@ -49,7 +51,28 @@ const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 /// # Errors
 /// What is missing, in words.
 pub(super) fn restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> Result<String, String> {
-    match try_restrict(job, files, reads_everything) {
+    said(try_restrict(job, files, reads_everything))
+}
+
+/// Permits the keeper the kernel's own files: the lists of sockets, and the switches of the network.
+///
+/// # Errors
+/// What is missing, in words.
+pub(super) fn restrict_keeper() -> Result<String, String> {
+    let restrict = || -> Result<RulesetStatus, RulesetError> {
+        let rules = Ruleset::default()
+            .handle_access(AccessFs::from_all(TRIED))?
+            .scope(Scope::Signal)?
+            .create()?
+            .add_rules(path_beneath_rules(["/proc"], AccessFs::ReadFile | AccessFs::ReadDir))?
+            .add_rules(path_beneath_rules([SWITCHES], AccessFs::WriteFile | AccessFs::Truncate))?;
+        Ok(rules.restrict_self()?.ruleset)
+    };
+    said(restrict())
+}
+
+fn said(outcome: Result<RulesetStatus, RulesetError>) -> Result<String, String> {
+    match outcome {
         Ok(RulesetStatus::NotEnforced) => {
             Err("Landlock: this kernel lacks it, or it is off (lsm=)".to_owned())
         }
@@ -71,11 +94,9 @@ fn try_restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> Result<
         .add_rules(path_beneath_rules(authorities, read))?
         .add_rules(path_beneath_rules(job.reads.iter().chain(files), read))?
         .add_rules(path_beneath_rules(&job.admin, read | AccessFs::MakeSock | AccessFs::RemoveFile))?;
-    if job.routes {
-        rules = rules.add_rules(path_beneath_rules(
-            [Path::new("/proc/sys/net")],
-            read | AccessFs::WriteFile | AccessFs::Truncate,
-        ))?;
+    if job.changes_routes() {
+        rules = rules
+            .add_rules(path_beneath_rules([SWITCHES], read | AccessFs::WriteFile | AccessFs::Truncate))?;
     }
     Ok(rules.restrict_self()?.ruleset)
 }

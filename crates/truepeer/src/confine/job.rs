@@ -8,7 +8,7 @@ use truepeer_policy::Source;
 
 use super::needs::{
     BUFFERS, CLIENT_LOW_PORT, Grade, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES,
-    SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, TRANSPARENT, kernel,
+    SHARE_PORT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, TRANSPARENT, kernel,
 };
 use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
 use crate::routes::sysctl;
@@ -21,6 +21,8 @@ pub(super) struct Job {
     needs: Vec<&'static Need>,
     /// It may add and remove rules.
     pub(super) routes: bool,
+    /// Its keeper does that, and shares ports.
+    pub(super) has_keeper: bool,
     /// It uses the tables of spliced sessions.
     pub(super) splices: bool,
     /// It has attachments.
@@ -70,17 +72,31 @@ impl Job {
         }
     }
 
-    /// The first need that fails with `kept` and did not with `held`.
+    /// Whether this process itself adds and removes rules.
+    pub(super) fn changes_routes(&self) -> bool {
+        self.routes && !self.has_keeper
+    }
+
+    /// The first need that fails with `kept`, and without the keeper if there is none, and did not with `held`.
     pub(super) fn lost(&self, held: CapabilitySet, kept: CapabilitySet) -> Option<&'static Need> {
         let is_lost = |need: &&&Need| {
-            need.grade == Grade::Required && need.is_in(held, kernel()) && !need.is_in(kept, kernel())
+            need.grade == Grade::Required
+                && need.is_in(held, kernel())
+                && !need.is_in(kept, kernel())
+                && !self.is_kept_elsewhere(need)
         };
         self.needs.iter().find(is_lost).copied()
     }
 
+    fn is_kept_elsewhere(&self, need: &Need) -> bool {
+        self.has_keeper && *need == ROUTES
+    }
+
     /// The capabilities that it needs after the start, of those in `held`: of each need the first that is enough.
     pub(super) fn keeps(&self, held: CapabilitySet) -> CapabilitySet {
-        let later = |need: &&&Need| need.when.iter().any(|moment| *moment != Moment::Start);
+        let later = |need: &&&Need| {
+            need.when.iter().any(|moment| *moment != Moment::Start) && !self.is_kept_elsewhere(need)
+        };
         let first = |need: &&Need| need.enough_on(kernel()).find(|capability| capability.is_in(held));
         self.needs
             .iter()
@@ -88,6 +104,13 @@ impl Job {
             .filter_map(first)
             .fold(CapabilitySet::empty(), |set, one| set | one.set())
     }
+}
+
+/// The capabilities of a keeper, of those in `held`: rules and routes, and a client's port that another program listens on.
+pub(super) fn of_keeper(held: CapabilitySet) -> CapabilitySet {
+    let needs = [&ROUTES, &SHARE_PORT, &CLIENT_LOW_PORT];
+    let enough = needs.iter().filter_map(|need| need.enough_on(kernel()).find(|one| one.is_in(held)));
+    enough.fold(CapabilitySet::empty(), |set, one| set | one.set())
 }
 
 fn of_listener(listener: &ListenerConfig, manages: bool) -> Vec<&'static Need> {

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! start, one thread ─▶ user, capabilities ─▶ no_new_privs ─▶ Landlock: files ─▶ seccomp: system calls ─▶ listeners, workers
+//!             └─fork─▶ the same, for the keeper ─▶ rules and routes, by CAP_NET_ADMIN
 //! ```
 //! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of them, and
-//! the capabilities for ports below 1024 and for rules stay while a reload may need them.
+//! the capability for ports below 1024 stays while a reload may need it. Rules are changed by the [keeper](crate::keeper).
 
 mod calls;
 mod capability;
@@ -19,11 +20,13 @@ use std::path::PathBuf;
 use anyhow::{Context as _, anyhow, bail};
 use rustix::thread::CapabilitySet;
 
+use crate::keeper::{Keeper, Permitted};
 use crate::plan::{ConfineConfig, ProcessConfig};
 use crate::spec::{AdminAddr, ConfineMode};
 
 pub(crate) use capability::{Capability, held};
 use job::Job;
+use needs::{ROUTES, kernel};
 use user::Found;
 
 /// What a process is about to give up.
@@ -44,6 +47,7 @@ pub(crate) struct Confined {
     /// The capabilities of before and after; `None`: all were kept.
     reduced: Option<(CapabilitySet, CapabilitySet)>,
     limits_files: bool,
+    has_keeper: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -87,6 +91,30 @@ impl<'a> Plan<'a> {
         self.job.has_splice_tables(has);
     }
 
+    /// Starts the process that changes rules for this one, which then keeps no capability for that. Without it, this process keeps the capability.
+    pub(crate) fn start_keeper(&mut self, permitted: Permitted) -> Option<Keeper> {
+        if !self.is_on || !self.job.routes || !ROUTES.is_in(held(), kernel()) {
+            return None;
+        }
+        let user = self.user;
+        // Sessions that have left user space need the rules after a crash, too.
+        let rules_stay = self.job.splices;
+        match Keeper::start(permitted, rules_stay, || confine_keeper(user)) {
+            Ok((keeper, missing)) => {
+                let missing = missing.into_iter().map(|missing| format!("the keeper: {missing}"));
+                self.confined.missing.extend(missing);
+                self.job.has_keeper = true;
+                self.confined.has_keeper = true;
+                keeper.share_ports();
+                Some(keeper)
+            }
+            Err(error) => {
+                self.confined.missing.push(format!("a process of their own for rules and routes: {error:#}"));
+                None
+            }
+        }
+    }
+
     /// Gives it up. What is not possible here is left out, and [`Confined::announce`] names it.
     pub(crate) fn enter(self) -> anyhow::Result<Confined> {
         let Self { files, job, user, is_on, mut confined, .. } = self;
@@ -124,8 +152,21 @@ impl<'a> Plan<'a> {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
+        confined.done.extend(confined.has_keeper.then(|| "rules and routes by a keeper".to_owned()));
         Ok(confined)
     }
+}
+
+/// Makes a keeper give up all but its own job. Returns what was not possible.
+fn confine_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
+    let mut missing = privileges::reduce_to(job::of_keeper(held()), user)?;
+    if let Err(error) = rustix::thread::set_no_new_privs(true) {
+        missing.push(format!("no_new_privs, and with it seccomp and Landlock: {error}"));
+        return Ok(missing);
+    }
+    missing.extend(files::restrict_keeper().err());
+    missing.extend(calls::restrict_keeper().err().map(|error| format!("seccomp: {error:#}")));
+    Ok(missing)
 }
 
 /// Why this process can't be confined at all.
@@ -176,7 +217,9 @@ impl Confined {
     /// The new configuration needs a capability that this process has given up.
     pub(crate) fn permits(&self, process: &ProcessConfig) -> anyhow::Result<()> {
         let Some((before, after)) = self.reduced else { return Ok(()) };
-        match Job::of(process, &[], false).lost(before, after) {
+        let mut job = Job::of(process, &[], false);
+        job.has_keeper = self.has_keeper;
+        match job.lost(before, after) {
             Some(need) => bail!(
                 "{} now needs {}, which this process gave up after its start: restart it",
                 need.of.replace('`', ""),

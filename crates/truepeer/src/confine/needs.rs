@@ -128,7 +128,7 @@ pub(crate) const BUFFERS: Need = Need {
     why: "buffers beyond net.core.rmem_max and wmem_max (SO_RCVBUFFORCE, SO_SNDBUFFORCE)",
 };
 
-/// A confined process keeps the capability for routes only: it permits far more than this.
+/// No confined process keeps the capability for this alone: it permits far more. A keeper does it.
 pub(crate) const SHARE_PORT: Need = Need {
     name: "share-port",
     of: "`proxy`, `https --client-address transparent`, where a program of this machine listens on a client's port",

@@ -31,14 +31,7 @@ pub(super) fn reduce(job: &Job, user: Option<Found>, files: &[PathBuf]) -> anyho
     let keeps = job.keeps(held);
     let reader =
         READ_AGAIN.enough_on(super::needs::kernel()).find(|one| one.is_in(held)).map(Capability::set);
-    if let Some(user) = user {
-        set_keep_capabilities(true).context("prctl(PR_SET_KEEPCAPS)")?;
-        set_thread_groups(&[]).context("setgroups")?;
-        set_thread_res_gid(user.gid(), user.gid(), user.gid()).context("setresgid")?;
-        set_thread_res_uid(user.uid(), user.uid(), user.uid()).context("setresuid")?;
-    }
-    // Fails only before Linux 4.3, which has no ambient capabilities.
-    let _ = clear_ambient_capability_set();
+    become_user(user)?;
     let all = keeps | reader.unwrap_or(CapabilitySet::empty());
     let bounding = held & CapabilitySet::SETPCAP;
     if let Err(error) = set(keeps, all | bounding) {
@@ -63,6 +56,28 @@ pub(super) fn reduce(job: &Job, user: Option<Found>, files: &[PathBuf]) -> anyho
         ));
     }
     Ok(Reduced { kept, reads_everything: unreadable && reader.is_some(), missing })
+}
+
+/// Becomes `user`, and keeps `keeps` alone. Returns what is missing.
+pub(super) fn reduce_to(keeps: CapabilitySet, user: Option<Found>) -> anyhow::Result<Vec<String>> {
+    let bounding = capabilities(None).context("capget")?.permitted & CapabilitySet::SETPCAP;
+    become_user(user)?;
+    set(keeps | bounding, keeps | bounding)?;
+    let missing = bound(keeps).err();
+    set(keeps, keeps)?;
+    Ok(missing.into_iter().collect())
+}
+
+fn become_user(user: Option<Found>) -> anyhow::Result<()> {
+    if let Some(user) = user {
+        set_keep_capabilities(true).context("prctl(PR_SET_KEEPCAPS)")?;
+        set_thread_groups(&[]).context("setgroups")?;
+        set_thread_res_gid(user.gid(), user.gid(), user.gid()).context("setresgid")?;
+        set_thread_res_uid(user.uid(), user.uid(), user.uid()).context("setresuid")?;
+    }
+    // Fails only before Linux 4.3, which has no ambient capabilities.
+    let _ = clear_ambient_capability_set();
+    Ok(())
 }
 
 /// Gives up the capability to read every file, too.

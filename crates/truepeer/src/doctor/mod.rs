@@ -26,7 +26,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use self::subject::Subject;
-use crate::routes::guard::RoutesGuard;
+use crate::routes::guard::{Hands, RoutesGuard};
 use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 use crate::routes::plan::RoutePlan;
@@ -38,8 +38,10 @@ pub(crate) use subject::DoctorOptions;
 /// Runs the checks, writes the report, and returns whether every required check passed.
 pub(crate) fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {
     let setup = options.routing.setup()?;
-    let _routes =
-        options.with_routes.then(|| RoutesGuard::establish(RoutesMode::AutoIfAllowed, &setup)).transpose()?;
+    let _routes = options
+        .with_routes
+        .then(|| RoutesGuard::establish(RoutesMode::AutoIfAllowed, &setup, &Hands::Own))
+        .transpose()?;
     let plan = RoutePlan::for_setup(&setup);
     let mark = setup.mark.or(plan.upstream_mark);
     let local = local_addresses(&mut Netlink::open()?)?;

@@ -38,24 +38,34 @@ pub(crate) enum RoutesError {
         /// The source that unbound UDP backends need.
         wanted: String,
     },
+    /// The keeper's failure, with its causes in words.
+    #[error("{words}")]
+    Told {
+        /// The failure.
+        words: String,
+        /// The kernel's error.
+        answer: io::Error,
+    },
 }
 
 impl RoutesError {
+    /// The kernel's error, if it refused.
+    pub(crate) fn answer(&self) -> Option<&io::Error> {
+        match self {
+            Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. } => Some(source),
+            Self::Told { answer, .. } => Some(answer),
+            Self::InTheWay { .. } => None,
+        }
+    }
+
     /// Whether the cause is a missing capability.
     pub(crate) fn is_missing_privilege(&self) -> bool {
-        let source = match self {
-            Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. } => source,
-            Self::InTheWay { .. } => return false,
-        };
-        source.kind() == io::ErrorKind::PermissionDenied
+        self.answer().is_some_and(|answer| answer.kind() == io::ErrorKind::PermissionDenied)
     }
 
     /// A hint for error numbers that do not show their cause.
     pub(crate) fn hint(&self) -> Option<&'static str> {
-        let (Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. }) = self else {
-            return None;
-        };
-        match source.kind() {
+        match self.answer()?.kind() {
             io::ErrorKind::NetworkDown => Some("the loopback interface is down: ip link set lo up"),
             io::ErrorKind::ReadOnlyFilesystem => {
                 Some("/proc/sys is read-only here: set it from outside, e.g. docker run --sysctl NAME=1")

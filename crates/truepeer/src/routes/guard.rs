@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::apply::{self, ApplyOutcome, RoutesError};
-use super::found::Tag;
-use super::item::{Item, Need};
-use super::netlink::{Netlink, NetlinkError};
-use super::owners::{Living, Owner, RulesLock};
+use super::change;
+use super::item::Item;
+use super::netlink::Netlink;
+use super::owners::{Owner, RulesLock};
 use super::plan::{RoutePlan, Setup};
 use super::print::apply_command;
+use crate::keeper::Keeper;
 
 /// Whether truepeer sets up rules and routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -26,11 +27,39 @@ pub(crate) enum RoutesMode {
     Manual,
 }
 
+/// Who changes the kernel's rules.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Hands {
+    /// This process, if it may.
+    #[default]
+    Own,
+    /// The keeper: this process has given up the capability.
+    Keeper(Keeper),
+}
+
+impl Hands {
+    /// Adds what is missing of a plan. `sweeps`: first removes what killed processes have left and nobody needs.
+    fn add(&self, plan: &RoutePlan, sweeps: bool) -> anyhow::Result<ApplyOutcome> {
+        match self {
+            Self::Own => Ok(change::add(plan, sweeps)?),
+            Self::Keeper(keeper) => keeper.add(plan, sweeps),
+        }
+    }
+
+    fn remove_unused(&self) -> anyhow::Result<usize> {
+        match self {
+            Self::Own => Ok(change::remove_unused()?),
+            Self::Keeper(keeper) => keeper.remove_unused(),
+        }
+    }
+}
+
 /// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.
 #[derive(Debug)]
 #[must_use = "the routes go with the guard"]
 pub(crate) struct RoutesGuard {
     owner: Option<Owner>,
+    hands: Hands,
     upstream_mark: Option<u32>,
     /// The rules and routes that are in place. If another program removes them, they are added again.
     kept: Option<RoutePlan>,
@@ -49,10 +78,12 @@ impl RoutesGuard {
     ///
     /// # Errors
     /// Only with [`RoutesMode::Auto`]: something that is needed could not be added.
-    pub(crate) fn establish(mode: RoutesMode, setup: &Setup) -> anyhow::Result<Self> {
+    pub(crate) fn establish(mode: RoutesMode, setup: &Setup, hands: &Hands) -> anyhow::Result<Self> {
+        let hands = hands.clone();
         if mode == RoutesMode::Manual {
             return Ok(Self {
                 owner: None,
+                hands,
                 upstream_mark: setup.mark,
                 kept: None,
                 warned: None,
@@ -60,7 +91,7 @@ impl RoutesGuard {
             });
         }
         let mut plan = RoutePlan::for_setup(setup);
-        let (owner, outcome) = bring_about(&plan);
+        let (owner, outcome) = bring_about(&plan, &hands);
         let holds = match outcome {
             Ok(outcome) => {
                 let has_failed =
@@ -69,7 +100,7 @@ impl RoutesGuard {
                 report(&outcome, setup)
             }
             Err(error) => {
-                tracing::warn!(error = chain(&error), "routes: the kernel's rules can't be read");
+                tracing::warn!("routes: the kernel's rules can't be read or changed: {error:#}");
                 plan.items.clear();
                 false
             }
@@ -78,7 +109,7 @@ impl RoutesGuard {
         let upstream_mark = setup.mark.or(plan.upstream_mark.filter(|_| holds));
         // A process that isn't counted removes nothing at its end, so it adds nothing meanwhile.
         let kept = (owner.is_some() && !plan.items.is_empty()).then_some(plan);
-        let guard = Self { owner, upstream_mark, kept, warned: None, has_met_lock: false };
+        let guard = Self { owner, hands, upstream_mark, kept, warned: None, has_met_lock: false };
         anyhow::ensure!(holds || mode != RoutesMode::Auto, "--routes auto: not all routes could be made");
         Ok(guard)
     }
@@ -103,7 +134,7 @@ impl RoutesGuard {
             self.has_met_lock = true;
             return;
         }
-        let restored = Netlink::open().and_then(|mut netlink| apply::apply(&mut netlink, plan, Tag::Owned));
+        let restored = self.hands.add(plan, false);
         drop(lock);
         let is_due = self.warned.is_none_or(|warned| now >= warned + WARN_EVERY);
         if !is_due
@@ -113,7 +144,7 @@ impl RoutesGuard {
         }
         self.warned = Some(now);
         match restored {
-            Err(error) => tracing::warn!(error = chain(&error), "routes: the kernel's rules can't be read"),
+            Err(error) => tracing::warn!("routes: some are missing, and can't be put back: {error:#}"),
             Ok(ApplyOutcome { added, failed, .. }) => match failed.first() {
                 None => tracing::warn!(
                     added = added.len(),
@@ -138,10 +169,10 @@ impl RoutesGuard {
 impl Drop for RoutesGuard {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
-        match release(owner) {
-            Ok(removed) => tracing::debug!(removed = removed.len(), "routes: removed"),
+        match release(owner, &self.hands) {
+            Ok(removed) => tracing::debug!(removed, "routes: removed"),
             Err(error) => tracing::warn!(
-                error = chain(&error),
+                error = format!("{error:#}"),
                 "routes: left in place; `truepeer routes remove` takes them out (ExecStopPost= of a unit)"
             ),
         }
@@ -152,7 +183,7 @@ impl Drop for RoutesGuard {
 ///
 /// The order matters if the lock can't be taken: [`release`] removes first and counts again afterwards, so one of two
 /// processes always sees the other.
-fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<ApplyOutcome, NetlinkError>) {
+fn bring_about(plan: &RoutePlan, hands: &Hands) -> (Option<Owner>, anyhow::Result<ApplyOutcome>) {
     let _lock = RulesLock::acquire();
     let owner = Owner::of(plan.items.iter().map(|item| &item.need));
     let owner = owner
@@ -160,54 +191,14 @@ fn bring_about(plan: &RoutePlan) -> (Option<Owner>, Result<ApplyOutcome, Netlink
             tracing::warn!(%error, "routes: not counted as a user of the rules: another truepeer that ends may remove them");
         })
         .ok();
-    let outcome = Netlink::open().and_then(|mut netlink| {
-        sweep_stale(&mut netlink, plan);
-        apply::apply(&mut netlink, plan, Tag::Owned)
-    });
-    (owner, outcome)
+    (owner, hands.add(plan, true))
 }
 
-/// Removes what killed processes have left and nobody needs.
-fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
-    let Ok(living) = Living::read() else { return };
-    let is_ours = |need: &Need| plan.items.iter().any(|item| means_the_same(&item.need, need));
-    let swept = apply::sweep(netlink, &[Tag::Owned], |need| is_ours(need) || living.need(need));
-    if let Err(error) = swept {
-        tracing::debug!(error = chain(&error), "routes: stale ones are left");
-    }
-}
-
-/// Stops counting this process, then removes what nobody else needs.
-fn release(owner: Owner) -> Result<Vec<Need>, NetlinkError> {
+/// Stops counting this process, then removes what nobody else needs. Returns how much that was.
+fn release(owner: Owner, hands: &Hands) -> anyhow::Result<usize> {
     let _lock = RulesLock::acquire();
     drop(owner);
-    let Ok(living) = Living::read() else { return Ok(Vec::new()) };
-    let mut netlink = Netlink::open()?;
-    let removed = apply::sweep(&mut netlink, &[Tag::Owned], |need| living.need(need))?;
-    give_back(&mut netlink, &removed)?;
-    Ok(removed)
-}
-
-/// Adds again what another process has begun to need since it was found unused. This happens only without the lock,
-/// which another user may hold. The other process is counted before it looks for what is missing: either it is seen
-/// here, or it finds the item removed and adds it itself.
-fn give_back(netlink: &mut Netlink, removed: &[Need]) -> Result<(), NetlinkError> {
-    let Ok(living) = Living::read() else { return Ok(()) };
-    let again = removed.iter().filter(|need| living.need(need)).cloned();
-    let items: Vec<Item> = again.map(|need| Item { need, why: "another truepeer needs it" }).collect();
-    if !items.is_empty() {
-        apply::apply(netlink, &RoutePlan { items, upstream_mark: None }, Tag::Owned)?;
-    }
-    Ok(())
-}
-
-/// Two rules are the same if they select the same packets. A route serves even if its source address differs.
-fn means_the_same(wanted: &Need, found: &Need) -> bool {
-    match (wanted, found) {
-        (Need::Rule(a), Need::Rule(b)) => a.is_same_as(b),
-        (Need::LocalRoute(a), Need::LocalRoute(b)) => a.family == b.family && a.table == b.table,
-        (wanted, found) => wanted == found,
-    }
+    hands.remove_unused()
 }
 
 /// Logs the outcome: one line for success, one for missing privileges, one for each other failure.

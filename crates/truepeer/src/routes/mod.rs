@@ -11,6 +11,7 @@
 //! ```
 
 pub(crate) mod apply;
+pub(crate) mod change;
 pub(crate) mod found;
 pub(crate) mod guard;
 pub(crate) mod item;

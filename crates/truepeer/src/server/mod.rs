@@ -41,7 +41,9 @@ use self::view::View;
 use crate::admin::{self, Admin, State};
 use crate::confine::{self, Confined};
 use crate::file::{ConfigSource, LoadedConfig};
+use crate::keeper::Permitted;
 use crate::output;
+use crate::routes::guard::Hands;
 
 /// How long replies to the last datagrams may take when a drain ends.
 const LAST_REPLIES: Duration = Duration::from_millis(300);
@@ -129,11 +131,12 @@ impl<'a> Server<'a> {
         admin::open_ahead(&plan.sockets_ahead(), inherited.sockets())?;
         let programs = splice::load(&loaded.process, is_upgrade);
         plan.has_splice_tables(programs.splices.is_some());
-        // Before the first thread, because threads inherit it. Listeners and rules can still be added.
+        let hands = plan.start_keeper(Permitted::of(loaded)).map_or(Hands::Own, Hands::Keeper);
+        // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the keeper.
         let confined = plan.enter()?;
         let can_make_sessions = programs.full.is_some();
         let can_splice = programs.splices.is_some() && splice::is_wanted(&loaded.process);
-        let process = Process::new(&loaded.process, open_files, advise, &events.bell(), programs);
+        let process = Process::new(&loaded.process, open_files, advise, &events.bell(), programs, hands);
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
         let mut server = Self {
@@ -213,7 +216,8 @@ impl<'a> Server<'a> {
         let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
         let routes = &self.process.routes;
         let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look()];
-        match events.next(deadlines.into_iter().flatten().min(), routes.noticed())? {
+        let watched: Vec<_> = routes.noticed().into_iter().flatten().collect();
+        match events.next(deadlines.into_iter().flatten().min(), &watched)? {
             Event::Signal(SIGUSR1) => self.process.report(),
             Event::Signal(SIGHUP) if self.draining_until.is_some() => {
                 info!("not reloaded: truepeer is about to end");
@@ -232,6 +236,7 @@ impl<'a> Server<'a> {
         let has_ended = self.process.have_ended().inspect_err(|broken| {
             self.view.set_state(State::Broken(format!("{broken:#}")));
         })?;
+        self.process.routes.notice_keeper();
         self.process.routes.restore_if_due(now);
         self.reload_if_changed(now);
         self.manager.ping(now);

@@ -24,6 +24,7 @@ use crate::plan::{
     AttachKey, Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey,
     ProcessConfig,
 };
+use crate::routes::guard::Hands;
 
 /// A running process. Dropping it ends everything at once.
 pub(super) struct Process {
@@ -51,6 +52,7 @@ impl Process {
         advise: Advise,
         bell: &Bell,
         programs: Programs,
+        hands: Hands,
     ) -> Self {
         let workers = config.workers.map_or_else(super::cores, std::num::NonZeroUsize::get);
         let budgets = rules::budgets(&[], config.max_flows, open_files);
@@ -58,7 +60,7 @@ impl Process {
         Self {
             engines: Engines::new(workers, budgets, journal, bell.clone(), programs),
             attachments: Attachments::new(bell.clone()),
-            routes: Routes::default(),
+            routes: Routes::by(hands),
             config: config.clone(),
             open_files,
         }
@@ -258,7 +260,7 @@ impl Process {
     /// Leaves rules and routes in place if sessions that need them go on without truepeer.
     pub(super) fn leave_routes(&mut self) {
         if self.engines.leave_sessions() {
-            std::mem::forget(std::mem::take(&mut self.routes));
+            std::mem::take(&mut self.routes).leave();
         }
     }
 

@@ -3,8 +3,9 @@
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Instant;
 
+use crate::keeper::Keeper;
 use crate::plan::{Checked, Config, setup_of};
-use crate::routes::guard::RoutesGuard;
+use crate::routes::guard::{Hands, RoutesGuard};
 use crate::routes::plan::Setup;
 use crate::routes::watch::RoutesWatch;
 
@@ -12,11 +13,17 @@ use crate::routes::watch::RoutesWatch;
 #[derive(Default)]
 pub(super) struct Routes {
     guards: Vec<(Setup, RoutesGuard)>,
+    hands: Hands,
     /// Set once a guard has rules to look after.
     watch: Option<RoutesWatch>,
 }
 
 impl Routes {
+    /// No rules yet.
+    pub(super) fn by(hands: Hands) -> Self {
+        Self { guards: Vec::new(), hands, watch: None }
+    }
+
     /// Adds the rules that this entry needs and no earlier one did. Returns the mark for upstream connections.
     pub(super) fn establish(&mut self, config: &Config, checked: &Checked) -> anyhow::Result<Option<u32>> {
         let setup = setup_of(config, checked).setup()?;
@@ -24,7 +31,7 @@ impl Routes {
         let place = match known {
             Some(place) => place,
             None => {
-                let guard = RoutesGuard::establish(config.routes.mode, &setup)?;
+                let guard = RoutesGuard::establish(config.routes.mode, &setup, &self.hands)?;
                 if guard.is_kept() && self.watch.is_none() {
                     let watch = RoutesWatch::begin(Instant::now());
                     let failed = |error: &_| tracing::warn!(%error, "routes: can't notice when another program removes them");
@@ -37,9 +44,27 @@ impl Routes {
         Ok(self.guards[place].1.upstream_mark())
     }
 
-    /// Readable when [`Self::restore_if_due`] may have something to do.
-    pub(super) fn noticed(&self) -> Option<BorrowedFd<'_>> {
-        self.watch.as_ref().map(RoutesWatch::as_fd)
+    /// Readable when [`Self::restore_if_due`] or [`Self::notice_keeper`] may have something to do.
+    pub(super) fn noticed(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [self.watch.as_ref().map(RoutesWatch::as_fd), self.keeper().and_then(Keeper::watched)]
+    }
+
+    /// Says if the keeper has ended by itself.
+    pub(super) fn notice_keeper(&self) {
+        self.keeper().into_iter().for_each(Keeper::notice);
+    }
+
+    fn keeper(&self) -> Option<&Keeper> {
+        match &self.hands {
+            Hands::Own => None,
+            Hands::Keeper(keeper) => Some(keeper),
+        }
+    }
+
+    /// Leaves all rules in place.
+    pub(super) fn leave(self) {
+        self.keeper().into_iter().for_each(Keeper::end);
+        std::mem::forget(self);
     }
 
     /// When to call [`Self::restore_if_due`] at the latest.
@@ -52,5 +77,13 @@ impl Routes {
         if self.watch.as_mut().is_some_and(|watch| watch.is_due(now)) {
             self.guards.iter_mut().for_each(|(_, guard)| guard.restore(now));
         }
+    }
+}
+
+/// The guards first: the keeper removes their rules.
+impl Drop for Routes {
+    fn drop(&mut self) {
+        self.guards.clear();
+        self.keeper().into_iter().for_each(Keeper::end);
     }
 }

@@ -1,4 +1,4 @@
-//! The server's events: signals, the engines' bell, a watched descriptor, and a deadline.
+//! The server's events: signals, the engines' bell, watched descriptors, and a deadline.
 //!
 //! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
 //! on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are non-blocking, and
@@ -21,7 +21,7 @@ pub(crate) enum Event {
     Signal(i32),
     /// The bell was rung, once or several times.
     Bell,
-    /// The watched descriptor is readable.
+    /// A watched descriptor is readable.
     Watched,
     /// The deadline has passed.
     Timeout,
@@ -62,14 +62,14 @@ impl Events {
         self.bell.clone()
     }
 
-    /// Waits for the next event, until `deadline` at most. `watched` stays readable until its owner has read it.
+    /// Waits for the next event, until `deadline` at most. What is `watched` stays readable until its owner has read it.
     ///
     /// # Errors
     /// poll(2) or read(2) failed.
     pub(crate) fn next(
         &mut self,
         deadline: Option<Instant>,
-        watched: Option<BorrowedFd<'_>>,
+        watched: &[BorrowedFd<'_>],
     ) -> io::Result<Event> {
         let rung = &mut self.rung;
         let mut other = Event::Timeout;
@@ -103,13 +103,13 @@ enum Woken {
 fn wait(
     signals: &UnixStream,
     bell: &mut UnixStream,
-    watched: Option<BorrowedFd<'_>>,
+    watched: &[BorrowedFd<'_>],
     deadline: Option<Instant>,
 ) -> io::Result<Woken> {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let all = [Some(signals.as_fd()), Some(bell.as_fd()), watched].into_iter().flatten();
+        let all = [signals.as_fd(), bell.as_fd()].into_iter().chain(watched.iter().copied());
         let mut polled: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut polled, left.as_ref()) {
             Err(Errno::INTR) => {}
@@ -147,17 +147,17 @@ mod tests {
         let mut events = Events::hear(&[SIGWINCH]).unwrap();
         for _ in 0..3 {
             raise(SIGWINCH).unwrap();
-            assert_eq!(events.next(None, None).unwrap(), Event::Signal(SIGWINCH));
+            assert_eq!(events.next(None, &[]).unwrap(), Event::Signal(SIGWINCH));
         }
         let bell = events.bell();
-        let waiting = thread::spawn(move || (events.next(None, None), events));
+        let waiting = thread::spawn(move || (events.next(None, &[]), events));
         bell.ring();
         let (event, mut events) = waiting.join().unwrap();
         assert_eq!(event.unwrap(), Event::Bell);
         bell.ring();
         raise(SIGWINCH).unwrap();
-        assert_eq!(events.next(None, None).unwrap(), Event::Signal(SIGWINCH));
-        assert_eq!(events.next(None, None).unwrap(), Event::Bell);
+        assert_eq!(events.next(None, &[]).unwrap(), Event::Signal(SIGWINCH));
+        assert_eq!(events.next(None, &[]).unwrap(), Event::Bell);
     }
 
     #[test]
@@ -166,16 +166,16 @@ mod tests {
         let (watched, other) = UnixStream::pair().unwrap();
         (&other).write_all(b"x").unwrap();
         events.bell().ring();
-        assert_eq!(events.next(None, Some(watched.as_fd())).unwrap(), Event::Bell);
-        assert_eq!(events.next(None, Some(watched.as_fd())).unwrap(), Event::Watched);
+        assert_eq!(events.next(None, &[watched.as_fd()]).unwrap(), Event::Bell);
+        assert_eq!(events.next(None, &[watched.as_fd()]).unwrap(), Event::Watched);
     }
 
     #[test]
     fn waiting_ends_with_its_time() {
         let mut events = Events::hear(&[]).unwrap();
         let deadline = Instant::now() + Duration::from_millis(20);
-        assert_eq!(events.next(Some(deadline), None).unwrap(), Event::Timeout);
+        assert_eq!(events.next(Some(deadline), &[]).unwrap(), Event::Timeout);
         assert!(Instant::now() >= deadline);
-        assert_eq!(events.next(Some(deadline), None).unwrap(), Event::Timeout);
+        assert_eq!(events.next(Some(deadline), &[]).unwrap(), Event::Timeout);
     }
 }

@@ -5,8 +5,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use rustix::process::Signal;
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, ip_here, tests};
 
 use crate::support::{CLIENT_6, TRUEPEER, delivers, delivers_both, proxy, routes, state, switch_value};
@@ -17,6 +17,10 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         a_second_instance_is_not_cut_off_by_the_end_of_the_first,
         a_killed_instances_routes_are_adopted_or_swept_at_the_next_start,
+        the_keeper_of_a_killed_instance_removes_its_rules,
+        the_keeper_of_a_killed_instance_leaves_the_rules_of_others,
+        a_killed_keeper_is_told_of_and_the_instance_serves_on,
+        a_reload_changes_rules_by_the_keeper_and_its_table_is_fixed,
         a_killed_owner_is_not_counted,
         a_rule_is_removed_with_its_last_user_whatever_else_runs,
         each_instance_keeps_what_it_needs_and_nothing_more,
@@ -73,8 +77,9 @@ fn a_second_instance_is_not_cut_off_by_the_end_of_the_first(bed: &Bed) -> Result
 fn a_killed_instances_routes_are_adopted_or_swept_at_the_next_start(bed: &Bed) -> Result<()> {
     let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
     let before = state(bed)?;
-    kill(&proxy(bed, 8443, &format!("{BACKENDS} --table 200"))?)?;
-    kill(&proxy(bed, 8443, "-4 127.0.0.1:80 -6 10.5.5.2:80")?)?;
+    // Without a keeper.
+    kill(&proxy(bed, 8443, &format!("{BACKENDS} --table 200 --confine off"))?)?;
+    kill(&proxy(bed, 8443, "-4 127.0.0.1:80 -6 10.5.5.2:80 --confine off")?)?;
     let left = state(bed)?;
     ensure!(!left.contains("200"), "the other table's were to be swept:\n{left}");
     ensure!(left.contains("10.5.5.2"), "a kill can't remove anything:\n{left}");
@@ -84,6 +89,97 @@ fn a_killed_instances_routes_are_adopted_or_swept_at_the_next_start(bed: &Bed) -
     truepeer.stop()?;
     ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
     Ok(())
+}
+
+fn the_keeper_of_a_killed_instance_removes_its_rules(bed: &Bed) -> Result<()> {
+    ip_here(&["addr add 10.9.0.1/32 dev lo"])?;
+    let before = state(bed)?;
+    for options in [BACKENDS, "-4 10.9.0.1:80 -6 10.5.5.2:80"] {
+        let killed = proxy(bed, 8443, options)?;
+        ensure!(state(bed)? != before, "no rules");
+        let keeper = keeper_of(&killed)?;
+        kill(&killed)?;
+        bed.wait_for("the keeper's end", || !is_alive(keeper))?;
+        ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+        ensure!(killed.log().contains("its keeper has removed them"), "{}", killed.log());
+    }
+    Ok(())
+}
+
+fn the_keeper_of_a_killed_instance_leaves_the_rules_of_others(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let before = state(bed)?;
+    let killed = proxy(bed, 8443, "-4 127.0.0.1:80 -6 10.5.5.2:80")?;
+    let other = proxy(bed, 8444, BACKENDS)?;
+    let keeper = keeper_of(&killed)?;
+    kill(&killed)?;
+    bed.wait_for("the keeper's end", || !is_alive(keeper))?;
+    ensure!(!state(bed)?.contains("10.5.5.2"), "nobody needs it:\n{}", state(bed)?);
+    delivers_both("127.0.0.1:8444")?;
+    other.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+/// Its rules stay, and are counted, until the next start finds them.
+fn a_killed_keeper_is_told_of_and_the_instance_serves_on(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let before = state(bed)?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    let keeper = keeper_of(&truepeer)?;
+    let other = proxy(bed, 8444, BACKENDS)?;
+    let running = state(bed)?;
+    kill_process(Pid::from_raw(keeper).context("0")?, Signal::KILL)?;
+    truepeer.wait_for_log(&format!("the keeper (process {keeper}) has ended by itself"))?;
+    bed.wait_for("the keeper is reaped", || truepeer.children().is_ok_and(|children| children.is_empty()))?;
+    other.stop()?;
+    ensure!(state(bed)? == running, "the other has removed them:\n{}", state(bed)?);
+    delivers_both("127.0.0.1:8443")?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("reloaded: nothing has changed")?;
+    ensure!(truepeer.stop()?.success(), "{}", truepeer.log());
+    ensure!(truepeer.log().contains("left in place"), "{}", truepeer.log());
+    ensure!(state(bed)? == running, "changed:\n{}", state(bed)?);
+    proxy(bed, 8443, BACKENDS)?.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn a_reload_changes_rules_by_the_keeper_and_its_table_is_fixed(bed: &Bed) -> Result<()> {
+    let config = |backend: &str, table: u32| {
+        format!(
+            "[[proxy]]\nlisten = [\"127.0.0.1:8443\"]\nipv4 = \"{backend}\"\nroutes = \"auto\"\ntable = {table}\nallow = [\"loopback\"]\n"
+        )
+    };
+    let before = state(bed)?;
+    let file = bed.write("truepeer.toml", config("127.0.0.1:80", 200))?;
+    let truepeer = Program::new(TRUEPEER).args(["serve", "-c", &file.display().to_string()]).start(bed)?;
+    truepeer.wait_listening("127.0.0.1:8443")?;
+    bed.write("truepeer.toml", config("10.5.5.2:80", 200))?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("backends' addresses")?;
+    let running = state(bed)?;
+    ensure!(running.contains("10.5.5.2") && running.contains("200"), "{running}\n{}", truepeer.log());
+    bed.write("truepeer.toml", config("10.5.5.3:80", 201))?;
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("table 201 is none of the tables of the start: restart truepeer")?;
+    truepeer.wait_for_log("not reloaded, everything stays as it was")?;
+    ensure!(state(bed)? == running, "changed:\n{}", state(bed)?);
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn keeper_of(truepeer: &truepeer_testbed::Running) -> Result<i32> {
+    let children = truepeer.children()?;
+    ensure!(children.len() == 1, "{children:?}: {}", truepeer.log());
+    Ok(children[0])
+}
+
+/// Nobody may have waited for the end of an orphan.
+fn is_alive(process: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains("zombie"))
 }
 
 fn a_killed_owner_is_not_counted(bed: &Bed) -> Result<()> {
@@ -184,12 +280,12 @@ fn kill(truepeer: &truepeer_testbed::Running) -> Result<()> {
 fn a_changed_switch_is_restored_even_after_a_kill(bed: &Bed) -> Result<()> {
     ip_here(&["addr add 10.9.0.1/32 dev lo"])?;
     let accepts = || Ok::<_, anyhow::Error>(switch_value("ipv4/tcp_fwmark_accept")?.trim() == "1");
-    kill(&proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80")?)?;
+    kill(&proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80 --confine off")?)?;
     ensure!(accepts()?, "it was to be on");
     let next = proxy(bed, 8443, "-4 127.0.0.1:80 -6 [::1]:80")?;
     ensure!(!accepts()?, "the next start needs it no more");
     next.stop()?;
-    kill(&proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80")?)?;
+    kill(&proxy(bed, 8443, "-4 10.9.0.1:80 -6 [::1]:80 --confine off")?)?;
     routes(bed, "remove")?;
     ensure!(!accepts()?, "remove was to restore it");
     ensure!(ours(bed)? == 0, "something is left:\n{}", state(bed)?);

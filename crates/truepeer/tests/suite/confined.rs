@@ -32,7 +32,11 @@ pub(crate) fn tests() -> Vec<Test> {
 
 /// The lines of /proc/PID/task/*/status with this name.
 fn of_every_thread(truepeer: &Running, name: &str) -> anyhow::Result<Vec<String>> {
-    let threads = fs::read_dir(format!("/proc/{}/task", truepeer.pid()))?;
+    of_every_thread_of(truepeer.pid(), name)
+}
+
+fn of_every_thread_of(process: i32, name: &str) -> anyhow::Result<Vec<String>> {
+    let threads = fs::read_dir(format!("/proc/{process}/task"))?;
     threads
         .map(|thread| {
             let status = fs::read_to_string(thread?.path().join("status"))?;
@@ -56,9 +60,8 @@ fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow
     classic_rules(bed)?;
     let manual = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4).option("--routes", "manual");
     // CAP_SYS_RESOURCE, which helps with pipes, is not everywhere.
-    for (truepeer, wanted) in
-        [(&manual, NET_RAW | NET_BIND_SERVICE), (&proxy(), NET_RAW | NET_ADMIN | NET_BIND_SERVICE)]
-    {
+    let wanted = NET_RAW | NET_BIND_SERVICE;
+    for (truepeer, has_keeper) in [(&manual, false), (&proxy(), true)] {
         let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Who, truepeer)?;
         ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
         for sets in ["CapEff", "CapPrm", "CapBnd"] {
@@ -76,8 +79,37 @@ fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow
             all_are(&truepeer, name, wanted)?;
         }
         ensure!(truepeer.log().contains("confined: "), "{}", truepeer.log());
+        let keepers = truepeer.children()?;
+        ensure!(keepers.len() == usize::from(has_keeper), "{keepers:?}: {}", truepeer.log());
+        keepers.iter().try_for_each(|keeper| has_only_what_a_keeper_needs(*keeper))?;
         truepeer.stop()?;
+        let is_there = |keeper: &i32| fs::exists(format!("/proc/{keeper}")).unwrap_or(true);
+        ensure!(!keepers.iter().any(is_there), "the keeper outlives its process");
     }
+    Ok(())
+}
+
+fn has_only_what_a_keeper_needs(keeper: i32) -> anyhow::Result<()> {
+    let wanted = format!("{:016x}", NET_ADMIN | NET_BIND_SERVICE);
+    for (name, wanted) in [
+        ("Name", "truepeer-keeper"),
+        ("CapEff", &wanted),
+        ("CapPrm", &wanted),
+        ("CapBnd", &wanted),
+        ("CapInh", "0000000000000000"),
+        ("CapAmb", "0000000000000000"),
+        ("NoNewPrivs", "1"),
+        ("Seccomp", "2"),
+    ] {
+        let found = of_every_thread_of(keeper, name)?;
+        ensure!(found == [wanted], "the keeper's {name}: {found:?}, not {wanted}");
+    }
+    let open: Vec<_> = fs::read_dir(format!("/proc/{keeper}/fd"))?
+        .map(|entry| fs::read_link(entry?.path()))
+        .collect::<Result<_, _>>()?;
+    // The standard streams, and the socket to its process.
+    ensure!(open.len() == 4, "{open:?}");
+    ensure!(open.iter().filter(|file| file.starts_with("/dev/null")).count() >= 2, "{open:?}");
     Ok(())
 }
 
@@ -149,7 +181,14 @@ fn started_by_root_it_becomes_another_user(bed: &Bed) -> anyhow::Result<()> {
             ensure!(found.split('\t').all(|id| id != "0"), "{ids}: {found}");
         }
     }
-    all_are(&stand.truepeer, "Groups", " ")
+    all_are(&stand.truepeer, "Groups", " ")?;
+    for keeper in stand.truepeer.children()? {
+        for ids in ["Uid", "Gid"] {
+            let found = of_every_thread_of(keeper, ids)?;
+            ensure!(found[0] == of_every_thread(&stand.truepeer, ids)?[0], "the keeper's {ids}: {found:?}");
+        }
+    }
+    Ok(())
 }
 
 fn a_named_user_is_taken(bed: &Bed) -> anyhow::Result<()> {

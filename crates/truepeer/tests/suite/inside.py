@@ -7,12 +7,13 @@ instruction, which is executed again with other registers. Everything that confi
 import ctypes
 import os
 import signal
+import struct
 import sys
 
 NAMES = "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs"
 ATTACH, DETACH, GETREGS, SETREGS, SINGLESTEP = 16, 17, 12, 13, 9
 AT_FDCWD, O_WRONLY, O_CREAT, O_APPEND = -100, 1, 0o100, 0o2000
-RAW, STREAM = 3, 1
+RAW, STREAM, DATAGRAM, AF_NETLINK = 3, 1, 2, 16
 
 
 class Registers(ctypes.Structure):
@@ -47,12 +48,14 @@ place = before.rsp - 8192
 
 
 def call(number, *arguments):
-    """Texts are copied into the process. Returns the call's result, or its negative errno."""
+    """Texts and bytes are copied into the process. Returns the call's result, or its negative errno."""
     registers, free, values = Registers.from_buffer_copy(before), place, []
     for argument in arguments:
         if isinstance(argument, str):
+            argument = argument.encode() + b"\0"
+        if isinstance(argument, bytes):
             memory.seek(free)
-            memory.write(argument.encode() + b"\0")
+            memory.write(argument)
             argument, free = free, free + 256
         values.append(argument % 2**64)
     registers.rip -= 2
@@ -69,6 +72,43 @@ def call(number, *arguments):
 
 def reads(path):
     return call(257, AT_FDCWD, path, 0)
+
+
+def netlink(kind, body):
+    """Sends a request to rtnetlink, and returns the kernel's answer: 0 or a negative errno."""
+    request, acknowledge, create = 1, 4, 0x400
+    message = struct.pack("=IHHII", 16 + len(body), kind, request | acknowledge | create, 1, 0) + body
+    descriptor = call(41, AF_NETLINK, RAW, 0)
+    sent = call(44, descriptor, message, len(message), 0, 0, 0)
+    if sent != len(message):
+        return sent
+    # The answer is written over the message.
+    call(45, descriptor, message, 256, 0, 0, 0)
+    memory.seek(place + 16)
+    (error,) = struct.unpack("=i", memory.read(4))
+    call(3, descriptor)
+    return error
+
+
+def rule(kind):
+    """`ip rule add|delete from 198.51.100.99 table 250 priority 77`"""
+    header = struct.pack("=8BI", 2, 0, 32, 0, 250, 0, 0, 1, 0)
+    source = struct.pack("=HH4B", 8, 2, 198, 51, 100, 99)
+    return netlink(kind, header + source + struct.pack("=HHI", 8, 6, 77))
+
+
+def route():
+    """`ip route add local default dev lo table 251`"""
+    header = struct.pack("=8BI", 2, 0, 0, 0, 251, 3, 254, 2, 0)
+    return netlink(24, header + struct.pack("=HHI", 8, 4, 1))
+
+
+def option(kind, level, name):
+    """Sets an option of a new IPv4 socket to 1."""
+    descriptor = call(41, 2, kind, 0)
+    result = call(54, descriptor, level, name, struct.pack("=i", 1), 4)
+    call(3, descriptor)
+    return result
 
 
 TRIES = {
@@ -92,6 +132,12 @@ TRIES = {
     "socket_raw": lambda: call(41, 2, RAW, 6),
     "socket_raw_ipv6": lambda: call(41, 10, RAW, 6),
     "socket_vsock": lambda: call(41, 40, STREAM, 0),
+    "rule_add": lambda: rule(32),
+    "rule_delete": lambda: rule(33),
+    "route_add": route,
+    "tcp_repair": lambda: option(STREAM, 6, 19),
+    "buffer_force": lambda: option(DATAGRAM, 1, 33),
+    "write_switch": lambda: call(257, AT_FDCWD, "/proc/sys/net/ipv4/tcp_fwmark_accept", O_WRONLY),
     "read_shadow": lambda: reads("/etc/shadow"),
     "read_init": lambda: reads("/proc/1/environ"),
     "append_to_passwd": lambda: call(257, AT_FDCWD, "/etc/passwd", O_WRONLY | O_APPEND),

@@ -15,7 +15,9 @@ pub(crate) fn tests() -> Vec<Test> {
 
 const TRIES: &str = include_str!("inside.py");
 /// Not by a filter, but by the user, and by Landlock.
-const FILES: [&str; 4] = ["read_shadow", "read_init", "append_to_passwd", "create_file"];
+const FILES: [&str; 5] = ["read_shadow", "read_init", "append_to_passwd", "create_file", "write_switch"];
+/// Not by a filter, but by the missing capability.
+const RULES: [&str; 5] = ["rule_add", "rule_delete", "route_add", "tcp_repair", "buffer_force"];
 
 /// The results of all tries, by name: a result, or a negative errno.
 fn tried_inside(bed: &Bed, truepeer: &Running, new: &str) -> anyhow::Result<BTreeMap<String, i64>> {
@@ -34,6 +36,7 @@ fn a_process_can_not_do_what_its_job_does_not_need(bed: &Bed) -> anyhow::Result<
         return truepeer_testbed::skip("makes x86-64's system calls");
     }
     let missing = -i64::from(Errno::NOSYS.raw_os_error());
+    let not_permitted = -i64::from(Errno::PERM.raw_os_error());
     let denied = -i64::from(Errno::ACCESS.raw_os_error());
     // Everybody may write there, but for Landlock.
     let new = format!("/tmp/truepeer-inside-{}", std::process::id());
@@ -44,9 +47,15 @@ fn a_process_can_not_do_what_its_job_does_not_need(bed: &Bed) -> anyhow::Result<
         ensure!(tried.len() > 20 && tried["getppid"] > 0, "{tried:?}");
         for (name, result) in tried.iter().filter(|(name, _)| *name != "getppid") {
             let is_file = FILES.contains(&name.as_str());
+            let is_rule = RULES.contains(&name.as_str());
             if is_confined {
-                ensure!(*result == if is_file { denied } else { missing }, "{name}: {result}");
-            } else if is_file {
+                let wanted = match (is_file, is_rule) {
+                    (true, _) => denied,
+                    (_, true) => not_permitted,
+                    _ => missing,
+                };
+                ensure!(*result == wanted, "{name}: {result}, not {wanted}");
+            } else if is_file || is_rule {
                 ensure!(*result >= 0, "{name}: {result}");
             } else {
                 ensure!(*result != missing, "{name}: {result}");

@@ -1,0 +1,215 @@
+//! The keeper's side.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, RecvFlags, SocketType, ipproto, sockopt};
+use rustix::process::{Pid, getppid};
+use truepeer_sys::socket::{bind_beside_listeners, is_unconnected, local_address};
+
+use super::permitted::{Permitted, check_client};
+use super::records::{NeedRecord, limited, outcomes};
+use super::wire::{self, Answer, MOST_NEEDS, Received, Request};
+use crate::routes::change;
+use crate::routes::guard::chain;
+use crate::routes::item::{Item, Need};
+use crate::routes::netlink::NetlinkError;
+use crate::routes::owners::RulesLock;
+use crate::routes::plan::RoutePlan;
+
+/// The kernel closes the sockets of a killed process one after another: the keeper may notice the end of its own before the tokens are closed.
+const CLOSING: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(2);
+
+pub(super) struct Service {
+    pub(super) permitted: Permitted,
+    /// The process that asks, this one's parent.
+    pub(super) relay: Pid,
+    /// Rules stay if the relay ends without a word.
+    pub(super) rules_stay: bool,
+}
+
+/// Serves until the relay says so, or ends. Returns the exit status.
+pub(super) fn serve(
+    line: &OwnedFd,
+    service: &Service,
+    confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
+) -> i32 {
+    let _ = rustix::thread::set_name(c"truepeer-keeper");
+    let ready = hold_no_output().map_err(anyhow::Error::from).and_then(|()| confine());
+    let (first, is_ready) = match ready {
+        Ok(missing) => (Answer::Ready { missing }, true),
+        Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
+    };
+    if wire::send(line.as_fd(), 0, &first, None).is_err() || !is_ready {
+        return 1;
+    }
+    loop {
+        let (number, answer) = match wire::receive(line.as_fd(), RecvFlags::empty()) {
+            Ok(Received::Message { number, body: Request::End, .. }) => {
+                let _ = wire::send(line.as_fd(), number, &Answer::Done, None);
+                return 0;
+            }
+            Ok(Received::Message { number, body, descriptor }) => {
+                (number, service.carry_out(body, descriptor))
+            }
+            Ok(Received::Bad(reason)) => (0, Answer::Refused(limited(&reason))),
+            Ok(Received::End) | Err(_) => break,
+        };
+        // A relay that has no room for an answer doesn't wait for it.
+        let _ = wire::send(line.as_fd(), number, &answer, None);
+    }
+    service.clean_up();
+    0
+}
+
+/// A program that waits for the end of truepeer's output must not wait for the keeper's.
+fn hold_no_output() -> std::io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    Ok(rustix::stdio::dup2_stdout(&null)?)
+}
+
+impl Service {
+    fn carry_out(&self, request: Request, descriptor: Option<OwnedFd>) -> Answer {
+        let done = match (request, descriptor) {
+            (Request::Add { needs, sweeps }, None) => self.add(needs, sweeps),
+            (Request::RemoveUnused, None) => {
+                Ok(change::remove_unused().map_or_else(|error| failed(&error), Answer::Removed))
+            }
+            (Request::Share { address }, Some(socket)) => share(socket.as_fd(), address),
+            _ => Err("a descriptor too many, or too few".to_owned()),
+        };
+        done.unwrap_or_else(|reason| Answer::Refused(limited(&reason)))
+    }
+
+    /// All or none: a plan with one rule that is not permitted is refused.
+    fn add(&self, needs: Vec<NeedRecord>, sweeps: bool) -> Result<Answer, String> {
+        if needs.len() > MOST_NEEDS {
+            return Err(format!("{} rules and routes", needs.len()));
+        }
+        let items = needs.into_iter().map(|record| {
+            let need = Need::try_from(record)?;
+            self.permitted.check(&need)?;
+            Ok(Item { need, why: "asked for" })
+        });
+        let plan = RoutePlan { items: items.collect::<Result<_, String>>()?, upstream_mark: None };
+        Ok(match change::add(&plan, sweeps) {
+            Ok(outcome) => Answer::Added(outcomes(&plan.items, &outcome)),
+            Err(error) => failed(&error),
+        })
+    }
+
+    /// The relay has ended without a word. What it used alone is removed.
+    fn clean_up(&self) {
+        let deadline = Instant::now() + CLOSING;
+        while getppid() == Some(self.relay) && Instant::now() < deadline {
+            thread::sleep(PAUSE);
+        }
+        if self.rules_stay {
+            return;
+        }
+        let _lock = RulesLock::acquire();
+        match change::remove_unused() {
+            Ok(0) => {}
+            Ok(removed) => tracing::warn!(
+                removed,
+                "routes: process {} has ended without removing its rules; its keeper has removed them",
+                self.relay
+            ),
+            Err(error) => tracing::warn!(
+                error = chain(&error),
+                "routes: process {} has ended without removing its rules, and they can't be removed; the next start of truepeer does it, \
+                 or `truepeer routes remove`",
+                self.relay
+            ),
+        }
+    }
+}
+
+fn failed(error: &NetlinkError) -> Answer {
+    Answer::Failed { words: limited(&chain(error)), errno: error.source.raw_os_error().unwrap_or_default() }
+}
+
+/// Binds a socket that is about to connect as a client whose port a program of this host listens on.
+fn share(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Answer, String> {
+    check_client(address)?;
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let is_tcp = sockopt::socket_domain(socket) == Ok(family)
+        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
+        && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP));
+    let is_unused =
+        is_tcp && is_unconnected(socket) && local_address(socket).is_ok_and(|local| local.port() == 0);
+    if !is_unused {
+        return Err("the socket is no new TCP socket of the address's family".to_owned());
+    }
+    Ok(match bind_beside_listeners(socket, address) {
+        Ok(()) => Answer::Done,
+        Err(error) => Answer::Failed { words: error.to_string(), errno: error.errno.raw_os_error() },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, UdpSocket};
+
+    use rustix::process::getpid;
+
+    use super::*;
+    use crate::keeper::records::{Family, Transport};
+
+    fn service() -> Service {
+        Service { permitted: Permitted::default(), relay: getpid(), rules_stay: false }
+    }
+
+    fn is_refused(answer: &Answer) -> bool {
+        matches!(answer, Answer::Refused(_))
+    }
+
+    /// None of these reaches the kernel.
+    #[test]
+    fn requests_of_nobody_are_refused() {
+        let rule = NeedRecord::Rule {
+            family: Family::V4,
+            from: None,
+            sent_here: false,
+            mark: None,
+            transport: Some(Transport::Tcp),
+            ports: None,
+            table: 254,
+        };
+        for needs in [vec![rule.clone()], vec![NeedRecord::Switch(9)], vec![rule; MOST_NEEDS + 1]] {
+            assert!(is_refused(&service().carry_out(Request::Add { needs, sweeps: false }, None)));
+        }
+        let null = || Some(OwnedFd::from(File::open("/dev/null").unwrap()));
+        assert!(is_refused(&service().carry_out(Request::RemoveUnused, null())));
+        assert!(is_refused(&service().carry_out(Request::Add { needs: Vec::new(), sweeps: false }, null())));
+        let share = || Request::Share { address: "192.0.2.7:5000".parse().unwrap() };
+        assert!(is_refused(&service().carry_out(share(), None)));
+        assert!(is_refused(&service().carry_out(share(), null())));
+    }
+
+    #[test]
+    fn only_a_new_tcp_socket_is_bound() {
+        let address: SocketAddr = "192.0.2.7:5000".parse().unwrap();
+        let new = |address| truepeer_sys::socket::tcp_socket(address).unwrap();
+        let of_another_family = new("[::1]:0".parse().unwrap());
+        let used = [
+            OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap()),
+            UdpSocket::bind("127.0.0.1:0").unwrap().into(),
+            of_another_family,
+        ];
+        for socket in &used {
+            share(socket.as_fd(), address).unwrap_err();
+        }
+        let bound = new(address);
+        rustix::net::bind(&bound, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+        share(bound.as_fd(), address).unwrap_err();
+        share(new(address).as_fd(), "192.0.2.7:0".parse().unwrap()).unwrap_err();
+        // Permitted here; whether the kernel does it depends on who runs this test.
+        share(new(address).as_fd(), address).unwrap();
+    }
+}
