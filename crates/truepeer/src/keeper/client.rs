@@ -26,7 +26,7 @@ use crate::routes::plan::RoutePlan;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a worker waits for a port. Its other sessions wait meanwhile.
 const SHORT: Duration = Duration::from_millis(500);
-/// How long the end waits for the keeper's.
+/// How long to wait for the keeper's end, once it is certain. It takes less than a millisecond.
 const LAST: Duration = Duration::from_secs(1);
 
 /// This process's keeper.
@@ -132,7 +132,8 @@ impl Keeper {
         if !self.0.is_alone() || self.0.is_told.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.reap(Duration::ZERO);
+        // The kernel closes its socket before it is a child to wait for.
+        self.reap(LAST);
         tracing::error!(
             "the keeper (process {}) has ended by itself: connections are served on, but nobody puts routing rules back or removes them \
              any more; restart truepeer",
