@@ -62,9 +62,12 @@ confined() {
   is NoNewPrivs 1
   is Seccomp 2
   case $(status Uid) in 0*) fail "it runs as root" ;; esac
+  keeper=$(debian_run cat "/proc/$(property MainPID)/task/$(property MainPID)/children")
+  keeper=$(debian_run grep -hE '^(Name|CapEff|CapPrm|Seccomp):' /proc/${keeper% }/status | tr -s '\t\n' ' ') # CAP_NET_BIND_SERVICE, CAP_NET_ADMIN
+  [ "$keeper" = "Name: truepeer-keeper CapPrm: 0000000000001400 CapEff: 0000000000001400 Seccomp: 2 " ] || fail "its keeper: $keeper"
 }
 confined
-logged 'confined: capabilities cap_net_raw cap_net_admin cap_net_bind_service, files (Landlock' || fail "no line about confinement"
+logged 'confined: capabilities cap_net_raw cap_net_bind_service, files (Landlock' || fail "no line about confinement"
 if logged 'not confined'; then fail "something is missing"; fi
 [ "$(property NFileDescriptorStore)" = 1 ] || fail "systemd keeps $(property NFileDescriptorStore) sockets"
 clients
@@ -98,6 +101,17 @@ debian_run systemctl stop truepeer || fail "stop"
 logged 'stopping: nothing new is taken' || fail "no drain"
 [ "$(property Result)" = success ] || fail "it ended: $(property Result), code $(property ExecMainCode), status $(property ExecMainStatus)"
 diff "$work/rules" <(debian_run ip rule) || fail "rules are left"
+[ -z "$(debian_run cat /sys/fs/cgroup/system.slice/truepeer.service/cgroup.procs 2>/dev/null)" ] || fail "processes are left"
+
+debian_run systemctl start truepeer || fail "start again"
+debian_run systemctl kill --kill-whom=main -s KILL truepeer || fail "kill"
+for _ in $(seq 50); do ! logged 'its keeper has removed them' || break; sleep .1; done
+logged 'its keeper has removed them' || fail "no word of a keeper after kill -9"
+for _ in $(seq 50); do [ "$(property ActiveState)" != active ] || [ "$(property NRestarts)" = 0 ] || break; sleep .1; done
+confined
+debian_run systemctl stop truepeer || fail "stop after kill -9"
+diff "$work/rules" <(debian_run ip rule) || fail "rules are left after kill -9"
+say "killed (kill -9): its keeper removed the rules, and systemd started it again"
 journal -o json | python3 -c 'import json, sys
 levels = {json.loads(line)["PRIORITY"] for line in sys.stdin}
 sys.exit(0 if {"4", "6"} <= levels else f"priorities {levels}: no warning or no information among them")' || fail "priorities"
