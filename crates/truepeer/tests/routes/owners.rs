@@ -1,12 +1,14 @@
 //! Who creates the rules, who uses them, and when they are removed.
 
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::net::{SendFlags, SocketType, sockopt};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, ip_here, tests};
 
 use crate::support::{CLIENT_6, TRUEPEER, delivers, delivers_both, proxy, routes, state, switch_value};
@@ -41,6 +43,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("without_the_privilege_one_line_says_what_to_type", without_the_privilege)
             .needs_several_users(),
     );
+    all.push(Test::new("a_keeper_refuses_what_truepeer_never_wants", a_keeper_refuses).needs_several_users());
     all.push(
         Test::new("a_confined_instance_uses_what_apply_made", a_confined_instance).needs_several_users(),
     );
@@ -168,6 +171,68 @@ fn a_reload_changes_rules_by_the_keeper_and_its_table_is_fixed(bed: &Bed) -> Res
     truepeer.stop()?;
     ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
     Ok(())
+}
+
+/// A message of its process that asks for this rule or route.
+fn asks_for(need: &str) -> String {
+    format!("{{\"number\":4000000000,\"body\":{{\"add\":{{\"needs\":[{need}],\"sweeps\":false}}}}}}")
+}
+
+fn rule(from: &str, table: u32) -> String {
+    format!(
+        "{{\"rule\":{{\"family\":\"4\",\"from\":{from},\"sent_here\":false,\"transport\":\"tcp\",\"ports\":[80,80],\"table\":{table}}}}}"
+    )
+}
+
+/// Sends messages by the socket of the running process, as an attacker would who has taken it over.
+fn a_keeper_refuses(bed: &Bed) -> Result<()> {
+    let before = state(bed)?;
+    let truepeer = proxy(bed, 8443, BACKENDS)?;
+    let keeper = keeper_of(&truepeer)?;
+    let running = state(bed)?;
+    let line = line_of(&truepeer)?;
+    for message in [
+        asks_for(&rule("[\"192.0.2.0\",24]", 123)),
+        asks_for(&rule("[\"0.0.0.0\",0]", 123)),
+        asks_for(&rule("null", 123)),
+        asks_for(&rule("[\"192.0.2.1\",32]", 254)),
+        asks_for(&rule("[\"192.0.2.1\",33]", 123)),
+        asks_for("{\"route\":{\"family\":\"4\",\"table\":254}}"),
+        asks_for("{\"route\":{\"family\":\"4\",\"table\":123,\"source\":\"192.0.2.1\"}}"),
+        asks_for("{\"switch\":3}"),
+        "{\"number\":4000000000,\"body\":{\"share\":{\"address\":\"127.0.0.1:80\"}}}".to_owned(),
+        "ip rule add table 1".to_owned(),
+        "x".repeat(150_000),
+        "\0".to_owned(),
+    ] {
+        rustix::net::send(&line, message.as_bytes(), SendFlags::NOSIGNAL)?;
+    }
+    // This one it could want: so it has answered the others.
+    rustix::net::send(&line, asks_for(&rule("[\"192.0.2.1\",32]", 123)).as_bytes(), SendFlags::NOSIGNAL)?;
+    bed.wait_for("a rule", || state(bed).is_ok_and(|now| now.contains("from 192.0.2.1 ")))?;
+    let added = |line: &&str| !running.contains(line);
+    let now = state(bed)?;
+    ensure!(now.lines().filter(added).count() == 1, "{now}\ninstead of\n{running}");
+    ensure!(is_alive(keeper) && keeper_of(&truepeer)? == keeper, "the keeper has ended: {}", truepeer.log());
+    drop(line);
+    ip_here(&["rule flush protocol 123"])?;
+    truepeer.wait_for_log("another program had removed them")?;
+    truepeer.stop()?;
+    ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+/// A copy of its socket to the keeper.
+fn line_of(truepeer: &truepeer_testbed::Running) -> Result<OwnedFd> {
+    let process = pidfd_open(Pid::from_raw(truepeer.pid()).context("0")?, PidfdFlags::empty())?;
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))? {
+        let number: i32 = entry?.file_name().to_string_lossy().parse()?;
+        let copy = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?;
+        if sockopt::socket_type(&copy) == Ok(SocketType::SEQPACKET) {
+            return Ok(copy);
+        }
+    }
+    anyhow::bail!("it has no socket to a keeper")
 }
 
 fn keeper_of(truepeer: &truepeer_testbed::Running) -> Result<i32> {

@@ -94,10 +94,16 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
             written.and_then(|()| stream.write_all(&Pattern::bytes(BYTES_EACH))).context("write")?;
         }
         let digest = Digest::of_pattern(BYTES_EACH as u64);
+        // Of a session that ended early: what the log says of it.
+        let said = |number| {
+            let (log, client) = (truepeer.log(), format!("{} ", client(number)));
+            let lines: Vec<_> = log.lines().filter(|line| line.contains(&client)).collect();
+            format!("session {number}: {lines:?}")
+        };
         for (number, mut stream) in streams.into_iter().enumerate() {
-            stream.shutdown(Shutdown::Write)?;
+            stream.shutdown(Shutdown::Write).with_context(|| said(number))?;
             let mut answer = String::new();
-            stream.read_to_string(&mut answer).with_context(|| format!("session {number}"))?;
+            stream.read_to_string(&mut answer).with_context(|| said(number))?;
             let expected = format!("{} {digest}", client(number));
             ensure!(answer.trim() == expected, "session {number}: {answer:?} instead of {expected}");
         }
