@@ -203,7 +203,7 @@ pub(crate) const ATTACH_NET: Need = Need {
 
 pub(crate) const SPLICE_BPF: Need = Need {
     name: "splice-bpf",
-    of: "`proxy --splice auto`",
+    of: "`proxy --splice auto`, `full`",
     any_of: &[is(Bpf)],
     when: &[Start, Running],
     grade: Helps,
@@ -212,7 +212,7 @@ pub(crate) const SPLICE_BPF: Need = Need {
 
 pub(crate) const SPLICE_PERFMON: Need = Need {
     name: "splice-perfmon",
-    of: "`proxy --splice auto`",
+    of: "`proxy --splice auto`, `full`",
     any_of: &[is(Perfmon)],
     when: &[Start],
     grade: Helps,
@@ -221,7 +221,7 @@ pub(crate) const SPLICE_PERFMON: Need = Need {
 
 pub(crate) const SPLICE_NET: Need = Need {
     name: "splice-net",
-    of: "`proxy --splice auto`",
+    of: "`proxy --splice auto`, `full`",
     any_of: &[is(NetAdmin)],
     when: &[Start, Running],
     grade: Helps,
@@ -300,10 +300,23 @@ pub(crate) const NEEDS: &[Need] = &[
     RUN_SUID,
 ];
 
+/// `proxy --splice auto` uses nothing newer than 5.14, but the verifiers of older kernels than this one have not seen its programs.
+pub(crate) const SPLICE_TESTED: Version = (6, 1);
+
 /// The oldest kernel of each way that has one, with the reason.
 pub(crate) const KERNELS: &[(&str, Version, &str)] = &[
     ("rules on a port (backends on other machines)", (4, 17), "FRA_SPORT_RANGE"),
     ("`attach`", (5, 15), "bpf_get_netns_cookie in sock_ops programs"),
+    (
+        "`proxy --splice auto`",
+        SPLICE_TESTED,
+        "the oldest kernel that its programs are tested on; truepeer tries from 5.14 on (SO_NETNS_COOKIE), and relays if the kernel refuses them",
+    ),
+    (
+        "`proxy --splice full`",
+        (6, 9),
+        "bpf_sk_assign_tcp_reqsk; before that, and where net.ipv4.tcp_syncookies is 0, it is as auto",
+    ),
     ("`run`, `connect` by notify", (5, 19), "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"),
     ("Landlock", (5, 13), "landlock_create_ruleset; where it is off, a process does without it"),
 ];

@@ -96,7 +96,7 @@ fn aggregation() -> Option<Check> {
 }
 
 /// The first missing requirement, and the command that provides it, if there is one.
-pub(super) fn obstacle() -> Option<(String, &'static str)> {
+fn obstacle() -> Option<(String, &'static str)> {
     if !truepeer_bpf::are_built_in() {
         return Some((
             "this truepeer was built without clang and has no kernel programs".to_owned(),

@@ -100,6 +100,25 @@ struct Json<'a> {
     ok: bool,
     checks: &'a [Check],
     needs: &'a [Needed],
+    kernels: Vec<Kernel>,
+}
+
+/// The oldest kernel of a way, and whether this one is new enough.
+#[derive(Serialize)]
+struct Kernel {
+    of: &'static str,
+    since: String,
+    held: bool,
+    why: &'static str,
+}
+
+fn kernels() -> impl Iterator<Item = Kernel> {
+    KERNELS.iter().map(|&(of, since, why)| Kernel {
+        of,
+        since: format!("{}.{}", since.0, since.1),
+        held: needs::kernel() >= since,
+        why,
+    })
 }
 
 impl Report {
@@ -128,7 +147,12 @@ impl Report {
         if json {
             serde_json::to_writer_pretty(
                 &mut *out,
-                &Json { ok: self.holds(), checks: &self.checks, needs: &self.needs },
+                &Json {
+                    ok: self.holds(),
+                    checks: &self.checks,
+                    needs: &self.needs,
+                    kernels: kernels().collect(),
+                },
             )?;
             writeln!(out)?;
             return Ok(());
@@ -145,9 +169,9 @@ impl Report {
         for needed in &self.needs {
             writeln!(out, "{}", needed.line)?;
         }
-        for (what, (major, minor), why) in KERNELS {
-            let word = if needs::kernel() >= (*major, *minor) { "have" } else { "lack" };
-            writeln!(out, "{word}  Linux {major}.{minor}, for {}: {why}", what.replace('`', ""))?;
+        for Kernel { of, since, held, why } in kernels() {
+            let word = if held { "have" } else { "lack" };
+            writeln!(out, "{word}  Linux {since}, for {}: {why}", of.replace('`', ""))?;
         }
         Ok(())
     }

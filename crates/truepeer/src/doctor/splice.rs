@@ -2,22 +2,27 @@
 //! truepeer: how many have stayed, and why.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Context as _;
+use rustix::system::uname;
 
-use super::attach::obstacle;
 use super::report::{Check, Report};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, StatusDoc};
+use crate::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED};
+use crate::server::splice::PINS;
 use crate::spec::AdminAddr;
 
+/// SO_NETNS_COOKIE.
+const OLDEST: needs::Version = (5, 14);
 const AUTO: &str = "truepeer proxy --splice auto (sessions that leave user space)";
 const FULL: &str = "truepeer proxy --splice full (sessions that the kernel makes)";
 
 pub(super) fn examine(running: Option<&AdminAddr>, report: &mut Report) {
     match obstacle() {
         None => {
-            report.add(Check::ok("splice", AUTO));
+            report.add(auto());
             report.add(full());
         }
         Some((found, mend)) => {
@@ -36,6 +41,38 @@ pub(super) fn examine(running: Option<&AdminAddr>, report: &mut Report) {
             ));
         }
     }
+}
+
+/// The first missing requirement, and the command that provides it, if there is one.
+fn obstacle() -> Option<(String, &'static str)> {
+    if !truepeer_bpf::are_built_in() {
+        let found = "this truepeer was built without clang and has no kernel programs";
+        return Some((found.to_owned(), "apt-get install clang libbpf-dev"));
+    }
+    if needs::kernel() < OLDEST {
+        let release = uname().release().to_string_lossy().into_owned();
+        return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
+    }
+    let needed = [SPLICE_BPF, SPLICE_PERFMON, SPLICE_NET];
+    let missing: Vec<_> =
+        needed.iter().filter(|need| !need.is_held()).map(|need| need.first().to_string()).collect();
+    if !missing.is_empty() {
+        return Some((format!("missing: {}", missing.join(", ")), "sudo truepeer doctor"));
+    }
+    let is_mounted = truepeer_bpf::Place::can_be_at(Path::new(PINS));
+    let mend = "mount -t bpf bpf /sys/fs/bpf";
+    (!is_mounted).then(|| ("no BPF file system is mounted at /sys/fs/bpf".to_owned(), mend))
+}
+
+fn auto() -> Check {
+    let check = Check::ok("splice", AUTO);
+    if needs::kernel() >= SPLICE_TESTED {
+        return check;
+    }
+    let (major, minor) = SPLICE_TESTED;
+    check.found(format!(
+        "not tested before Linux {major}.{minor}: if the kernel refuses the programs, sessions are relayed"
+    ))
 }
 
 fn full() -> Check {

@@ -13,7 +13,7 @@ mod routes;
 mod rules;
 mod signals;
 mod sockets;
-mod splice;
+pub(crate) mod splice;
 pub(crate) mod start;
 mod upgrade;
 mod view;

@@ -13,7 +13,7 @@ use crate::attach::find_devices;
 use crate::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 
 /// A directory apart from that of `attach`, which lists all pins that it finds in its own.
-const PINS: &str = "/sys/fs/bpf/truepeer-splice";
+pub(crate) const PINS: &str = "/sys/fs/bpf/truepeer-splice";
 /// docs/internals/splice.md says how much memory they take.
 const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");
 
@@ -47,7 +47,7 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
             Programs { splices: Some(splices), full }
         }
         Err(failure) => {
-            warn!("--splice auto: {failure:#}; sessions are relayed");
+            warn!("--splice: {failure:#}; sessions are relayed");
             Programs::default()
         }
     }
@@ -71,7 +71,7 @@ fn wants_full(process: &ProcessConfig) -> bool {
 fn warn_of_marks(process: &ProcessConfig) {
     for listener in listeners(process).filter(|one| one.wants_splice() && one.mark != 0) {
         warn!(
-            "--splice auto: sessions of {} are relayed, because translated packets don't have its --mark",
+            "--splice: sessions of {} are relayed, because translated packets don't have its --mark",
             listener.bind
         );
     }
@@ -87,7 +87,7 @@ pub(super) fn warn_of_reload(process: &ProcessConfig, is_loaded: bool, is_full_l
     }
     if is_wanted(process) && !is_loaded {
         warn!(
-            "--splice auto: the kernel's programs are loaded at the next start; until then sessions are relayed"
+            "--splice: the kernel's programs are loaded at the next start; until then sessions are relayed"
         );
     }
 }

@@ -141,7 +141,7 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
         }
         let log = truepeer.log();
         let is_loaded = log.contains("sessions may leave user space");
-        let is_said = log.contains("--splice auto: ");
+        let is_said = log.contains("--splice: ");
         ensure!(is_loaded == missing.is_none() && is_said == missing.is_some(), "without {missing:?}: {log}");
         // If the kernel refuses the programs, truepeer keeps no capability for them.
         ensure!(log.contains("cap_bpf") == missing.is_none(), "without {missing:?}: {log}");
