@@ -222,7 +222,7 @@ impl Collector for Snapshot {
         let not_spliced = Counter::NotSpliced;
         let mut metric = encoder.encode_descriptor(
             not_spliced.name(),
-            "Sessions that were to leave user space (--splice auto) and stayed, by reason.",
+            "Sessions that were to leave user space (--splice auto, full) and stayed, by reason.",
             None,
             MetricType::Counter,
         )?;

@@ -44,7 +44,7 @@ pub(crate) struct ListenerDoc {
     pub(crate) counters: BTreeMap<String, u64>,
     /// Refused connections, datagrams and requests since the start, by reason.
     pub(crate) refusals: BTreeMap<String, u64>,
-    /// Sessions that were to leave user space and stay, by reason (`--splice auto`).
+    /// Sessions that were to leave user space and stay, by reason (`--splice auto`, `full`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) not_spliced: BTreeMap<String, u64>,
 }

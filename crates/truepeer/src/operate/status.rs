@@ -69,7 +69,8 @@ fn write_listener(listener: &ListenerDoc, out: &mut dyn Write) -> anyhow::Result
     write_reasons(&listener.refusals, out)?;
     let spliced = listener.count("sessions_spliced");
     if spliced > 0 || !listener.not_spliced.is_empty() {
-        writeln!(out, "  {} sessions left user space; others stayed:", Count(spliced))?;
+        let others = if listener.not_spliced.is_empty() { "" } else { "; others stayed:" };
+        writeln!(out, "  {} sessions left user space{others}", Count(spliced))?;
         write_reasons(&listener.not_spliced, out)?;
     }
     Ok(())
@@ -106,5 +107,27 @@ proxy tcp 127.0.0.1:8443: 2 open of 1,234 accepted, 2.0 KiB up, 0 B down
 attach 443/tcp: 3 open
 ";
         assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn where_no_session_stayed_no_list_begins() {
+        let written = |counters: &str, not_spliced: &str| {
+            let json = format!(
+                r#"{{"version":"0.1.0","pid":7,"state":"serving","attachments":[],"listeners":[{{"entry":"proxy","protocol":"tcp",
+                "addresses":["127.0.0.1:8443"],"listening":true,"open":0,"counters":{counters},"refusals":{{}},"not_spliced":{not_spliced}}}]}}"#
+            );
+            let mut text = Vec::new();
+            write(&serde_json::from_str(&json).unwrap(), &mut text).unwrap();
+            String::from_utf8(text)
+                .unwrap()
+                .lines()
+                .skip(2)
+                .map(|line| format!("{line}\n"))
+                .collect::<String>()
+        };
+        assert_eq!(written("{}", "{}"), "");
+        assert_eq!(written(r#"{"sessions_spliced":5}"#, "{}"), "  5 sessions left user space\n");
+        let stayed = written("{}", r#"{"sack":2}"#);
+        assert_eq!(stayed, "  0 sessions left user space; others stayed:\n           2  sack\n");
     }
 }
