@@ -1,10 +1,15 @@
 //! The doctor finds the fault, and the command that it prints fixes it.
 
+use std::io::{Read as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
+use rustix::mount::{MountFlags, mount};
 use serde_json::Value;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, User, device_here, ip_here, tests};
+use truepeer_testbed::{
+    Bed, Behaviour, Program, Running, Test, Truepeer, User, client, device_here, ip_here, tests, wait_for,
+};
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const BACKENDS: &str = "-4 127.0.0.1:80 -6 [::1]:80";
@@ -21,6 +26,7 @@ fn main() -> ExitCode {
         a_backend_on_a_local_address_is_tried_with_its_mark,
         a_source_check_that_breaks_tproxy_is_found,
         a_loopback_interface_that_is_down_is_found,
+        a_running_truepeer_tells_how_many_sessions_stay_and_why,
     ];
     all.push(
         Test::new("a_firewalls_guard_of_loopback_is_mended_by_what_the_doctor_says", guarded_loopback)
@@ -175,6 +181,9 @@ fn json_has_the_same_verdicts(bed: &Bed) -> Result<()> {
     ensure!(report["ok"] == false, "{}", ill.text);
     let checks = report["checks"].as_array().context("no checks")?;
     let needs = report["needs"].as_array().context("no needs")?;
+    let full = report["kernels"].as_array().context("no kernels")?;
+    let full = full.iter().find(|kernel| kernel["of"] == "`proxy --splice full`").context("no full")?;
+    ensure!(full["since"] == "6.9" && full["held"].is_boolean(), "{full}");
     let low_port = needs.iter().find(|need| need["name"] == "low-port").context("no low-port")?;
     ensure!(low_port["any_of"] == serde_json::json!(["cap_net_bind_service"]), "{low_port}");
     let spoofed: Vec<_> = checks.iter().filter(|check| check["name"] == "backend_spoofed").collect();
@@ -211,6 +220,39 @@ fn a_loopback_interface_that_is_down_is_found(bed: &Bed) -> Result<()> {
     let ill = examine(bed, BACKENDS)?;
     ensure!(!ill.healthy, "{}", ill.text);
     ensure!(ill.mend()? == "ip link set lo up", "{}", ill.text);
+    Ok(())
+}
+
+/// Without a BPF file system truepeer can't load the programs.
+fn a_running_truepeer_tells_how_many_sessions_stay_and_why(bed: &Bed) -> Result<()> {
+    const DOOR: &str = "127.0.0.1:8443";
+    const BACKEND: &str = "127.0.0.1:80";
+    if Path::new("/sys/fs/bpf").exists() {
+        mount("none", "/sys/fs/bpf", "tmpfs", MountFlags::empty(), None)?;
+    }
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let admin = bed.dir().join("admin").display().to_string();
+    let options = ["--routes", "auto", "--splice", "full", "--splice-after", "0", "--admin", &admin];
+    let truepeer = Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&options).start(bed)?;
+    let ask = || examine(bed, &format!("-4 {BACKEND} --admin {admin}"));
+    ensure!(ask()?.line(DOOR).is_err(), "no session has come: {}", ask()?.text);
+    let mut streams = Vec::new();
+    for port in 5000..5003 {
+        let mut stream = client::connect(DOOR)?;
+        stream.write_all(&client::v2(format!("203.0.113.7:{port}"), "192.0.2.1:443")?)?;
+        stream.write_all(b"echo")?;
+        stream.read_exact(&mut [0; 4])?;
+        streams.push(stream);
+    }
+    let wanted = format!(
+        "note  sessions of {DOOR} (0 have left user space): stayed: 3 not_loaded (the programs are not loaded: see the log)"
+    );
+    wait_for("three sessions that stay", || ask().is_ok_and(|report| report.text.contains(&wanted)))
+        .with_context(|| ask().map(|report| report.text).unwrap_or_default())?;
+    drop(streams);
+    truepeer.stop()?;
+    let after = ask()?;
+    ensure!(after.line(&format!("the truepeer at {admin}"))?.starts_with("skip"), "{}", after.text);
     Ok(())
 }
 

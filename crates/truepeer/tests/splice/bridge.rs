@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, NetNs, Test, ip_here, tests};
+use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, tests};
 
-use crate::stand::{self, Stand, echo, open, open_at, spliced_at, spliced_to};
+use crate::stand::{self, Stand, TRUEPEER, echo, open, open_at, spliced_at, spliced_to};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -71,6 +71,13 @@ fn why_a_session_stays_is_told(bed: &Bed) -> Result<()> {
     ensure!(status.contains("1  segment_sizes"), "{status}");
     let relayed = stand.ask(bed, &["sessions"])?;
     ensure!(relayed.contains(" relaying "), "{relayed}");
+    let doctor = Program::new(TRUEPEER).args(["doctor", "-4", BACKEND, "--admin"]).arg(&stand.admin);
+    let doctor = doctor.start(bed)?;
+    doctor.wait_end()?;
+    let report = doctor.stdout();
+    let line = report.lines().find(|line| line.contains("left user space)")).context("no line")?;
+    let wanted = "(0 have left user space): stayed: 1 segment_sizes (segments of one side don't fit through the other's path)";
+    ensure!(line.starts_with("note") && line.ends_with(wanted), "{line}");
     Ok(())
 }
 
