@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::stand::SERVED;
 use anyhow::{Context as _, Result, ensure};
+use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::packets::{ACK, PSH, RST, SYN, Segment, Talker, Wire, timestamps};
@@ -41,6 +42,8 @@ pub(crate) fn tests() -> Vec<Test> {
 /// The test is the sender and makes its packets by hand; relay and backend are on the host at the wire's end.
 struct Ground {
     wire: Wire,
+    /// The near end of another device of the host. The programs are attached to it as well: it has an address, and was there before truepeer.
+    far: PacketSocket,
     truepeer: Running,
     backend: Running,
 }
@@ -53,6 +56,8 @@ impl Ground {
     fn listening(bed: &Bed, at: &str) -> Result<Ground> {
         mount_bpf_in_place()?;
         let wire = Wire::make()?;
+        let far = wire.another_device("far")?;
+        wire.host.ip(&["addr add 10.99.0.1/24 dev far"])?;
         // The client's segments come in at the loopback device.
         wire.host.run(|| fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0"))??;
         let backend =
@@ -65,8 +70,9 @@ impl Ground {
             .args(&["--splice", "full", "--routes", "auto", "--log-format", "text", "-v", "2"])
             .with(|program| program.in_netns(&wire.host.netns))
             .start(bed)?;
-        let ground = Ground { wire, truepeer, backend };
+        let ground = Ground { wire, far, truepeer, backend };
         ground.truepeer.wait_for_log(SERVED)?;
+        ensure!(ground.truepeer.log().contains(", on far, lo, wire"), "{}", ground.truepeer.log());
         // Without a window scale: truepeer's own.
         let mut first = Talker::new(&ground.wire, "10.77.0.1:1000".parse()?, DOOR.parse()?, 77).with_clock(1);
         first.open()?;
@@ -235,15 +241,14 @@ fn a_wrong_sum_makes_no_session(bed: &Bed) -> Result<()> {
 fn a_new_sender_is_answered_by_its_own_device_only(bed: &Bed) -> Result<()> {
     let ground = Ground::make(bed)?;
     ground.wire.host.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))??;
-    let far = ground.wire.another_device("far")?;
     let from = SocketAddr::new(NEW_SENDER.parse()?, 2000);
     let mut talker = Talker::new(&ground.wire, from, DOOR.parse()?, 99).with_clock(5000);
-    far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &usual_syn(&talker).packet(), &[]))?;
+    ground.far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &usual_syn(&talker).packet(), &[]))?;
     // truepeer's own listener answers by the wire; its window is another.
     let answer = talker.hear("the SYN-ACK", |segment| segment.flags & SYN != 0)?;
     ensure!(answer.window != 1024, "the kernel's answer to a SYN by another device: {answer:?}");
     let mut buffer = vec![0; 2000];
-    while let Some(len) = far.try_recv(&mut buffer)? {
+    while let Some(len) = ground.far.try_recv(&mut buffer)? {
         let segment = buffer.get(14..len).and_then(Segment::parse);
         ensure!(segment.is_none_or(|segment| segment.flags & SYN == 0), "an answer by the other device");
     }
@@ -256,10 +261,9 @@ fn a_new_sender_is_answered_by_its_own_device_only(bed: &Bed) -> Result<()> {
 /// Somebody on another link knows all numbers, but can't send as this sender's device.
 fn a_header_by_another_device_than_its_syn_makes_no_session(bed: &Bed) -> Result<()> {
     let ground = Ground::make(bed)?;
-    let far = ground.wire.another_device("far")?;
     let mut talker = ground.talker(2000, 99)?;
     ground.ask(&mut talker)?;
-    far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &talker.data(&header(6000)?).packet(), &[]))?;
+    ground.far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &talker.data(&header(6000)?).packet(), &[]))?;
     ground.has_none_of("203.0.113.7:6000")?;
     ensure!(!ground.truepeer.log().contains("203.0.113.7:6000"), "{}", ground.truepeer.log());
     ground.goes_on(&mut talker, 5000)
@@ -335,7 +339,6 @@ fn answer_as_backend(wire: &Wire, client: u16) -> Result<u32> {
 /// One of 65,536 forwarded connections looks by chance like an answer to the kernel's handshakes, if its port is that of a listener at all addresses.
 fn forwarded_connections_to_other_hosts_pass(bed: &Bed) -> Result<()> {
     let ground = Ground::listening(bed, "0.0.0.0:8443")?;
-    let _far = ground.wire.another_device("far")?;
     ground
         .wire
         .host
