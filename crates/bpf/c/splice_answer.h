@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* SYNs in spliced flows. */
 #pragma once
-#include "splice_judge.h"
+#include "splice_translate.h"
 
 /* tcp_invalid_ratelimit of the kernel: an attacker must not have many ACKs sent to a peer. */
 #define ASK_AGAIN_NS 500000000ULL
@@ -24,13 +24,13 @@ static __noinline int become_question(struct __sk_buff *skb, const struct segmen
 	question.check = fold(bpf_csum_diff(0, 0, (__be32 *)&question, sizeof(question), sum));
 	if (cut_to(skb, segment, sizeof(question)))
 		return -1;
-	swap_link_addresses(skb);
 	if (write_addresses(skb, segment, &segment->ip.destination, &segment->ip.source))
 		return -1;
 	return bpf_skb_store_bytes(skb, segment->ip.payload_at, &question, sizeof(question), BPF_F_INVALIDATE_HASH);
 }
 
-/* Never to the other peer: it could take it for a new connection, and a header would follow. */
+/* Never to the other peer: it could take it for a new connection, and a header would follow. The question leaves by the route to the peer, not to
+ * the link address that the SYN came from: it tells the numbers of the session, and the SYN may be forged. */
 static __always_inline int on_syn_in_the_middle(struct __sk_buff *skb, const struct segment *segment, struct face *face)
 {
 	__u64 now = bpf_ktime_get_ns();
@@ -43,7 +43,7 @@ static __always_inline int on_syn_in_the_middle(struct __sk_buff *skb, const str
 	if (become_question(skb, segment, face))
 		return drop_for(SPLICE_FAILED);
 	tally(SYN_ASKED);
-	return bpf_redirect(skb->ifindex, 0);
+	return send_on(skb, face);
 }
 
 /* The other peer may not believe a reset; the session's next segment then undoes it. So a SYN takes the addresses only a second later. */

@@ -36,6 +36,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_header_by_another_device_than_its_syn_makes_no_session,
         a_clock_that_stands_still_is_not_old_for_the_backend,
         forwarded_connections_to_other_hosts_pass,
+        a_forged_syn_in_the_middle_is_answered_to_the_true_sender,
     ]
 }
 
@@ -366,4 +367,26 @@ fn forwarded_connections_to_other_hosts_pass(bed: &Bed) -> Result<()> {
     let count = passed()? - before;
     ensure!(count == 1 << 16, "{count} of 65536 have passed");
     Ok(())
+}
+
+/// The answer tells the numbers of the session.
+fn a_forged_syn_in_the_middle_is_answered_to_the_true_sender(bed: &Bed) -> Result<()> {
+    let ground = Ground::make(bed)?;
+    let mut talker = ground.talker(2000, 99)?;
+    ground.ask(&mut talker)?;
+    ground.goes_on(&mut talker, 5000)?;
+    ground.wire.forget()?;
+    ground.far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &usual_syn(&talker).packet(), &[]))?;
+    // Other acknowledgements have a window.
+    let is_question =
+        |segment: &Segment| segment.flags == ACK && segment.window == 0 && segment.ack == talker.seq;
+    talker.hear("the question", is_question)?;
+    let mut buffer = vec![0; 2000];
+    while let Some(len) = ground.far.try_recv(&mut buffer)? {
+        let segment = buffer.get(14..len).and_then(Segment::parse);
+        ensure!(segment.is_none_or(|segment| segment.from != talker.to), "told to the other host");
+    }
+    talker.ack = talker.ack.wrapping_add(5);
+    talker.say(b"world")?;
+    talker.hear("the echo", |segment| segment.payload == b"world").map(drop)
 }
