@@ -32,7 +32,7 @@ static __always_inline int give_back(struct __sk_buff *skb, const struct segment
 }
 
 /* Resets the backend's connection and gives the sender's to truepeer, which connects again. */
-static __always_inline int undo(struct __sk_buff *skb, struct segment *segment, struct dial *dial, const struct flow_key *key,
+static __always_inline int undo(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key,
 				enum full_counter reason)
 {
 	struct ethhdr link;
@@ -192,13 +192,11 @@ static __always_inline int tell_backend(struct __sk_buff *skb, const struct segm
 	return send_by(skb, up->device);
 }
 
-static __always_inline int begin(struct __sk_buff *skb, struct segment *segment, struct dial *dial, const struct flow_key *key)
+static __always_inline int begin(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key,
+				 const struct backend_offer *offer)
 {
-	struct backend_offer offer = {};
 	__u32 place;
 
-	if (read_offer(skb, segment, &offer))
-		return undo(skb, segment, dial, key, BACKEND_DIFFERS);
 	if (take_place(&place))
 		return undo(skb, segment, dial, key, NO_PLACE);
 	struct spliced *flow = bpf_map_lookup_elem(&ts_flows, &place);
@@ -206,12 +204,12 @@ static __always_inline int begin(struct __sk_buff *skb, struct segment *segment,
 		return lose_for(FULL_FAILED);
 	/* The window of a SYN-ACK has no scale. */
 	__u32 window = bpf_ntohs(window_in(skb, segment));
-	fill_in(flow, segment, dial, key, &offer, window);
+	fill_in(flow, segment, dial, key, offer, window);
 	int refused = enter(flow, place);
 	if (refused)
 		return undo(skb, segment, dial, key, refused == NO_ROOM ? NO_PLACE : TUPLE_TAKEN);
 	mark_down(BEGUN);
 	if (tell_sender(skb, segment, dial, &flow->faces[0], window))
 		mark_down(FULL_FAILED);
-	return tell_backend(skb, segment, dial, &flow->faces[1], &offer);
+	return tell_backend(skb, segment, dial, &flow->faces[1], offer);
 }

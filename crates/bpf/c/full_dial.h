@@ -124,6 +124,9 @@ static __always_inline int is_clear(const struct workbench *bench, const struct 
 		return 0;
 	if (!header->is_v1 && header->len != V2_FIXED + (header->client_version == 4 ? V2_INET : V2_INET6))
 		return 0;
+	/* ::ffff:a.b.c.d is an IPv4 client: its backend is the IPv4 one. */
+	if (header->client_version == 6 && is_ipv4(&header->client))
+		return 0;
 	/* A link-local address needs its device. */
 	if (header->client_version == 6 && (header->client.word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000))
 		return 0;

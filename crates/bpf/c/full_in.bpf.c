@@ -84,6 +84,20 @@ static __always_inline int leave_for(enum full_counter reason)
 	return PASS;
 }
 
+static __always_inline int is_loopback(const struct address *address)
+{
+	if (is_ipv4(address))
+		return (address->word[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return !address->word[0] && !address->word[1] && !address->word[2] && address->word[3] == bpf_htonl(1);
+}
+
+/* A wire must not speak for loopback, nor reach a listener there. The kernel drops such a packet as a martian, but only behind this program. It
+ * refuses to route an answer, too; don't depend on that. */
+static __always_inline int is_martian(struct __sk_buff *skb, const struct ip *ip)
+{
+	return skb->ifindex != LOOPBACK && (is_loopback(&ip->source) || is_loopback(&ip->destination));
+}
+
 /* A SYN that is not quite usual passes: the kernel makes the connection, and truepeer relays it. */
 static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
 				  const struct flow_key *key)
@@ -93,7 +107,7 @@ static __always_inline int on_syn(struct __sk_buff *skb, const struct segment *s
 	/* A SYN may offer ECN; the answer does not. */
 	if ((segment->flags & ~(ECE | CWR)) != SYN || segment->payload_len || !is_plain(segment))
 		return PASS;
-	if (listener->left_s || !is_truepeer_there(now))
+	if (listener->left_s || !is_truepeer_there(now) || is_martian(skb, &segment->ip))
 		return PASS;
 	/* Our own SYN: the backend of a dial is this listener. The answer would find no socket, because the dial has none. */
 	struct flow_key turned = turned_key(key);
@@ -174,14 +188,6 @@ static __always_inline int on_downstream(struct __sk_buff *skb, const struct seg
 	if (segment->flags & SYN)
 		return on_syn(skb, segment, listener, &key);
 	struct dial *dial = 0;
-	if (segment->flags & RST) {
-		if (find_dial(&key, 0, &dial) != FOUND || !dial)
-			return PASS;
-		if (segment->seq - (dial->isn + 1) <= dial->have && is_intact(skb, segment))
-			forget_dial(dial);
-		leave_lock(dial);
-		return PASS;
-	}
 	if (!(segment->flags & ACK) || !is_of_our_handshake(&key, segment->ack))
 		return PASS;
 	/* A forwarded connection to the same port number, whose acknowledgement looks like a cookie by chance. */
@@ -247,9 +253,10 @@ static __always_inline void learn_again(struct full_backend *backend, int is_goo
 }
 
 /* The backend's answer to the SYN of a dial, whose lock the caller holds. */
-static __always_inline int on_answer(struct __sk_buff *skb, struct segment *segment, struct dial *dial)
+static __always_inline int on_answer(struct __sk_buff *skb, const struct segment *segment, struct dial *dial)
 {
 	struct full_backend *backend = backend_at(&dial->up.sender, dial->up.sender_port);
+	struct backend_offer offer = {};
 
 	/* This segment answers another SYN than the dial's: the kernel judges it. */
 	if (segment->ack != dial->up_isn + 1 || skb->ifindex != dial->up_device)
@@ -262,15 +269,16 @@ static __always_inline int on_answer(struct __sk_buff *skb, struct segment *segm
 		mark_down(BACKEND_SAID_NO);
 		return give_back(skb, segment, dial, &dial->down);
 	}
-	int fate = begin(skb, segment, dial, &dial->down), has_begun = dial->state == DIALLING;
+	int differs = read_offer(skb, segment, &offer);
 	if (backend)
-		learn_again(backend, has_begun);
-	if (has_begun)
+		learn_again(backend, !differs);
+	int fate = differs ? undo(skb, segment, dial, &dial->down, BACKEND_DIFFERS) : begin(skb, segment, dial, &dial->down, &offer);
+	if (dial->state == DIALLING)
 		forget_dial(dial);
 	return fate;
 }
 
-static __always_inline int on_upstream(struct __sk_buff *skb, struct segment *segment)
+static __always_inline int on_upstream(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct flow_key up = key_in(segment);
 	struct dial *dial = 0;
@@ -286,6 +294,31 @@ static __always_inline int on_upstream(struct __sk_buff *skb, struct segment *se
 	return fate;
 }
 
+/* Its key leads to a dial's sender, not to a backend. */
+static __always_inline int is_of_dials_sender(const struct segment *segment)
+{
+	struct flow_key key = key_in(segment);
+	__u32 slot = slot_of_dial(&key);
+
+	return slot && !(slot & 1);
+}
+
+/* A sender's reset ends its dial only with a number that the sender may use (RFC 5961, 3.2): the one that was acknowledged to it, or the one behind
+ * its last byte. If a reset with another one is the sender's all the same, it resets the session that begins. */
+static __always_inline int on_senders_reset(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct flow_key key = key_in(segment);
+	struct dial *dial = 0;
+
+	if (find_dial(&key, 0, &dial) != FOUND || !dial)
+		return PASS;
+	__u32 offset = segment->seq - (dial->isn + 1);
+	if ((offset == 0 || offset == dial->have) && skb->ifindex == dial->device && is_intact(skb, segment))
+		forget_dial(dial);
+	leave_lock(dial);
+	return PASS;
+}
+
 SEC("classifier")
 int full_in(struct __sk_buff *skb)
 {
@@ -293,11 +326,14 @@ int full_in(struct __sk_buff *skb)
 
 	if (skb->cb[0] == TRANSLATED || skb->pkt_type != 0 /* PACKET_HOST */ || read_segment(skb, &segment))
 		return PASS;
+	/* Before the listeners: a client's port may be that of a listener at all addresses, and then a backend's answer looks like a sender's segment. */
+	if (segment.flags & RST && is_of_dials_sender(&segment))
+		return on_senders_reset(skb, &segment);
+	if ((segment.flags & (SYN | ACK)) == (SYN | ACK) || segment.flags & RST)
+		return on_upstream(skb, &segment);
 	struct full_listener *listener = listener_at(&segment.ip.destination, segment.destination_port, segment.ip.version);
 	if (listener && !is_over(listener))
 		return on_downstream(skb, &segment, listener);
-	if ((segment.flags & (SYN | ACK)) == (SYN | ACK) || segment.flags & RST)
-		return on_upstream(skb, &segment);
 	return PASS;
 }
 

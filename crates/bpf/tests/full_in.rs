@@ -24,6 +24,8 @@ const PASS: i32 = -1;
 const DROP: i32 = 2;
 /// Where each dial of a round stands.
 const PLACE: u32 = 77;
+/// How many sessions may begin (`FullDoor`).
+const PLACES: u16 = 8;
 /// The number of ports of the first senders, from 10,000 on; those of the second ones follow.
 const PORTS: u16 = 20_000;
 
@@ -32,8 +34,10 @@ fn main() -> ExitCode {
     truepeer_testbed::main(vec![
         Test::new("no_byte_goes_to_another_dial", move |bed| no_byte(bed, rounds)),
         Test::new("a_late_reset_ends_no_other_dial", a_late_reset),
+        Test::new("a_guessed_reset_ends_no_dial", a_guessed_reset),
         Test::new("a_header_that_comes_again_as_its_session_begins_is_the_sessions", again_as_it_begins),
         Test::new("without_a_slot_for_its_dial_a_connection_is_truepeers", without_a_slot),
+        Test::new("a_lack_of_places_is_no_fault_of_the_backend", a_lack_of_places),
     ])
 }
 
@@ -294,6 +298,48 @@ fn without_a_slot(bed: &Bed) -> Result<()> {
     door.comes_in(&sender.first()?)?;
     let counted = [door.counter("too_early")?, door.counter("no_place")?, left_to_truepeer(&door)?];
     ensure!(counted == [0, 1, 1], "too early, no place, left to truepeer: {counted:?}");
+    Ok(())
+}
+
+/// All places are taken while the backend answers one more dial. Its answer was as before, so the next sender is answered.
+fn a_lack_of_places(bed: &Bed) -> Result<()> {
+    ip_here(&["link set lo up"])?;
+    let _listener = std::net::TcpListener::bind(DOOR)?;
+    let door = door(bed, false)?;
+    let senders =
+        (0..=PLACES).map(|n| Sender::connect(&door, 10_000 + n, 1, b'A')).collect::<Result<Vec<_>>>()?;
+    let ask = |sender: &Sender| parse(&door.comes_in(&sender.first()?)?.frame);
+    let asked = senders.iter().map(ask).collect::<Result<Vec<_>>>()?;
+    for asked in &asked {
+        ensure!(asked.flags == SYN, "{asked:?}");
+        door.comes_in(&answer_to(asked)?)?;
+    }
+    let counted = [door.counter("begun")?, door.counter("no_place")?];
+    ensure!(counted == [u64::from(PLACES), 1], "begun, no place: {counted:?}");
+    door.end([senders[0].from, DOOR.parse()?], [BACKEND.parse()?, senders[0].client]);
+    Sender::connect(&door, 11_000, 1, b'A').map(drop)
+}
+
+/// A third host knows the addresses. Of the numbers it must guess one that the sender may use: the one behind the SYN, or behind the last byte.
+fn a_guessed_reset(bed: &Bed) -> Result<()> {
+    const BYTES: u32 = 28 + 20;
+    ip_here(&["link set lo up"])?;
+    let _listener = std::net::TcpListener::bind(DOOR)?;
+    let door = door(bed, false)?;
+    let sender = Sender::connect(&door, 10_000, 1, b'A')?;
+    let asked = parse(&door.comes_in(&sender.first()?)?.frame)?;
+    for offset in (0..2000).filter(|offset| ![1, 1 + BYTES].contains(offset)) {
+        door.comes_in(&sender.segment(ISN + offset, RST, Vec::new())?)?;
+    }
+    let told = parse(&door.comes_in(&answer_to(&asked)?)?.frame)?;
+    ensure!(told.flags & SYN == 0 && told.payload == [b'A'; 20], "no session: {told:?}");
+    for (port, offset) in [(10_001, 1), (10_002, 1 + BYTES)] {
+        let sender = Sender::connect(&door, port, 1, b'A')?;
+        door.comes_in(&sender.first()?)?;
+        ensure!(door.dialled() == 2, "no dial");
+        door.comes_in(&sender.segment(ISN + offset, RST, Vec::new())?)?;
+        ensure!(door.dialled() == 0, "the sender's own reset at {offset}");
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::packets::{ACK, PSH, RST, SYN, Segment, Talker, Wire, timestamps};
-use truepeer_testbed::{Bed, Behaviour, Running, Test, Truepeer, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, tests};
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const DOOR: &str = "10.77.0.2:8443";
@@ -37,6 +38,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_clock_that_stands_still_is_not_old_for_the_backend,
         forwarded_connections_to_other_hosts_pass,
         a_forged_syn_in_the_middle_is_answered_to_the_true_sender,
+        a_client_on_the_doors_own_port_is_served_at_once,
+        a_listener_on_loopback_is_not_reached_from_a_wire,
     ]
 }
 
@@ -389,4 +392,71 @@ fn a_forged_syn_in_the_middle_is_answered_to_the_true_sender(bed: &Bed) -> Resul
     talker.ack = talker.ack.wrapping_add(5);
     talker.say(b"world")?;
     talker.hear("the echo", |segment| segment.payload == b"world").map(drop)
+}
+
+/// The listener is at all addresses, so the backend's answer to this client looks like a segment for it.
+fn a_client_on_the_doors_own_port_is_served_at_once(bed: &Bed) -> Result<()> {
+    let ground = Ground::listening(bed, "0.0.0.0:8443")?;
+    let mut talker = ground.talker(2000, 99)?;
+    ground.ask(&mut talker)?;
+    let began = Instant::now();
+    ground.goes_on(&mut talker, 8443)?;
+    let took = began.elapsed();
+    ensure!(took < Duration::from_secs(1), "the session took {took:?}");
+    Ok(())
+}
+
+/// The kernel drops such a packet as a martian, but the programs run before that. They don't answer it either.
+fn a_listener_on_loopback_is_not_reached_from_a_wire(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let wire = Wire::make()?;
+    wire.host.run(|| -> Result<()> {
+        fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0")?;
+        // Where a host forwards, its routes say by which device a sender is answered.
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+        Ok(fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?)
+    })??;
+    let backends = [BACKEND, "[fd77::2]:80"];
+    let doors = ["127.0.0.1:8443", "[::1]:8443"];
+    let backend =
+        Behaviour::Echo.start_program(bed, &backends, |program| program.in_netns(&wire.host.netns))?;
+    let admin = bed.dir().join("admin").display().to_string();
+    let truepeer = Truepeer::proxy(TRUEPEER)
+        .listen(doors[0])
+        .listen(doors[1])
+        .ipv4(backends[0])
+        .ipv6(backends[1])
+        .allow("any")
+        .option("--admin", &admin)
+        .args(&["--splice", "full", "--routes", "auto", "--log-format", "text", "-v", "2"])
+        .with(|program| program.in_netns(&wire.host.netns))
+        .start(bed)?;
+    let answered = || -> Result<Option<String>> {
+        let status = Program::new(TRUEPEER).args(["status", "--admin", &admin]).run(bed)?;
+        Ok(status.lines().find(|line| line.ends_with("syn_answered")).map(str::to_owned))
+    };
+    let senders = ["10.77.0.1:2000", "[fd77::1]:2000"];
+    let (clients, sites) = (["203.0.113.7", "[2001:db8::7]"], [SITE, "[2001:db8::1]:443"]);
+    for family in 0..2 {
+        truepeer.wait_for_log(&format!("{SERVED} {}", doors[family]))?;
+        let session = |port: u16| -> Result<()> {
+            let client = format!("{}:{port}", clients[family]);
+            let mut stream = wire.host.run(|| client::connect(doors[family]))??;
+            stream.write_all(&client::v2(&client, sites[family])?)?;
+            backend.wait_for_log(&format!("{client} accepted"))
+        };
+        session(4999)?;
+        let before = answered()?;
+        let (from, to) = (senders[family].parse()?, doors[family].parse()?);
+        let talker = Talker::new(&wire, from, to, 99).with_clock(5000);
+        for _ in 0..3 {
+            talker.send(&usual_syn(&talker))?;
+            let is_answered = talker.hears_within(MOMENT, |segment| segment.flags & SYN != 0)?;
+            ensure!(!is_answered, "a host at the wire is answered as {to}");
+        }
+        ensure!(before.is_some() && answered()? == before, "{before:?}, {:?}", answered()?);
+        session(5000)?;
+        ensure!(answered()? != before, "the kernel's programs don't serve {to}");
+    }
+    Ok(())
 }

@@ -122,6 +122,15 @@ impl<'b> Stand<'b> {
         Program::new(TRUEPEER).args(arguments).arg("--admin").arg(&self.admin).run(self.bed)
     }
 
+    /// What `truepeer doctor` finds on the relay, whatever the exit status.
+    pub(crate) fn examine(&self) -> Result<String> {
+        let backend = self.backend_at(false).to_string();
+        let doctor = Program::new(TRUEPEER).args(["doctor", "-4", &backend, "--admin"]).arg(&self.admin);
+        let doctor = doctor.in_netns(&self.host("relay").netns).start(self.bed)?;
+        doctor.wait_end()?;
+        Ok(doctor.stdout())
+    }
+
     /// A counter that truepeer shows, of all listeners.
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
         let curl = ["-sf", "--unix-socket", "admin", "http://truepeer/metrics"];
