@@ -20,6 +20,9 @@ const BLIND: u64 = 300;
 /// Around each number that the table knows.
 const NEAR: u32 = 70_000;
 
+/// No peer offers a window that is wider than half of this. An acknowledgement this far from what was sent is never believed.
+const FAR: u32 = 1 << 27;
+
 /// Its only way is through a router, which forwards whatever it sends.
 struct ThirdHost {
     socket: PacketSocket,
@@ -57,15 +60,17 @@ impl ThirdHost {
     }
 }
 
-/// Numbers that a third host makes up. `expected`, the number that we expect of this peer, it guesses nearly right half of the time.
+/// Numbers that a third host makes up. `expected`, the number that we expect of this peer, it guesses nearly right half of the time. It never guesses
+/// an acknowledgement near `nxt`, the number that we send next: with one of some 60,000 it does, and then a kernel's socket, too, takes the segment.
 fn blind(
     chance: &mut Chance,
     (peer, own): (SocketAddr, SocketAddr),
     has_syns: bool,
-    expected: u32,
+    (expected, nxt): (u32, u32),
 ) -> Result<Packet> {
     let mut number = || u32::try_from(chance.next() >> 32);
-    let (mut seq, ack, value, echo) = (number()?, number()?, number()?, number()?);
+    let (mut seq, far, value, echo) = (number()?, number()?, number()?, number()?);
+    let ack = nxt.wrapping_add(FAR + far % (u32::MAX - 2 * FAR));
     if chance.below(2) == 0 {
         seq = expected.wrapping_add(u32::try_from(1 + chance.below(2000))?);
     }
@@ -142,10 +147,11 @@ fn withstands(third: &ThirdHost, session: &mut ByHand, stage: &str, has_syns: bo
     let mut chance = Chance::new(stage.len() as u64);
     let before = settle(session);
     ensure!(before.len() > 30, "the table's entry was not read: {before:?}");
+    let numbers: Vec<_> = words(&before, "ack").into_iter().zip(words(&before, "nxt")).collect();
     for number in 0..BLIND {
-        for (side, expected) in sides.into_iter().zip(words(&before, "ack")) {
+        for (side, numbers) in sides.into_iter().zip(&numbers) {
             third
-                .send(&blind(&mut chance, side, has_syns, expected)?)
+                .send(&blind(&mut chance, side, has_syns, *numbers)?)
                 .with_context(|| format!("{stage}, number {number}"))?;
         }
     }
