@@ -56,12 +56,12 @@ pub fn wait_until_read(stream: &TcpStream) -> anyhow::Result<()> {
     })
 }
 
-/// Limits kernel buffers of new connections in the calling thread's network namespace, so that a stalled end is
-/// noticed soon.
-pub fn keep_buffers_small() -> anyhow::Result<()> {
-    for (direction, sizes) in [("rmem", "4096 131072 262144"), ("wmem", "4096 65536 131072")] {
+/// Limits the buffers of new connections in the calling thread's network namespace, so that a stalled end is noticed soon: those that receive to
+/// `most` bytes, those that send to half of it.
+pub fn keep_buffers_below(most: u32) -> anyhow::Result<()> {
+    for (direction, most) in [("rmem", most), ("wmem", most / 2)] {
         let file = format!("/proc/sys/net/ipv4/tcp_{direction}");
-        fs::write(&file, sizes).context(file)?;
+        fs::write(&file, format!("4096 {} {most}", most / 2)).context(file)?;
     }
     Ok(())
 }

@@ -99,7 +99,7 @@ fn a_slow_backends_bytes_all_arrive(bed: &Bed, by: &dyn Deliver) -> anyhow::Resu
 fn three_hundred_stalled_bulk_sessions_lose_nothing(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const SESSIONS: usize = 300;
     const LEN: u64 = 2 * MIB;
-    sockets::keep_buffers_small()?;
+    sockets::keep_buffers_below(256 << 10)?;
     let delivered = by.put_behind(bed, Behaviour::Source, &[])?;
     let ask = |n| -> anyhow::Result<TcpStream> {
         let mut stream = delivered.session(nth_client(n))?;

@@ -52,7 +52,7 @@ const OLDER: &[i64] = numbers! {
 };
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
-/// What the keeper needs: one socket, netlink, the kernel's own files, time, memory. `socket` and `setsockopt` have conditions.
+/// The system calls of the keeper: for its socket, netlink, the kernel's own files, time and memory. `socket` and `setsockopt` have conditions.
 const KEEPER: &[i64] = numbers! {
     SYS_recvmsg SYS_sendmsg SYS_recvfrom SYS_sendto SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_lseek SYS_fcntl
     SYS_openat SYS_newfstatat SYS_fstat SYS_statx SYS_ppoll

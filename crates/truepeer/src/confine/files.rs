@@ -41,7 +41,7 @@ const ETC: &[&str] = &[
     "/etc/pki",
     "/etc/ca-certificates",
 ];
-/// What routes may need to change.
+/// Routes can need some of these switches (sysctl).
 const SWITCHES: &str = "/proc/sys/net";
 /// The variables that name other authorities.
 const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
@@ -49,7 +49,7 @@ const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 /// Permits reading what a reload reads, and the admin sockets' directories. Returns a description.
 ///
 /// # Errors
-/// What is missing, in words.
+/// A description of what this kernel lacks.
 pub(super) fn restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> Result<String, String> {
     said(try_restrict(job, files, reads_everything))
 }
@@ -57,7 +57,7 @@ pub(super) fn restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> 
 /// Permits the keeper the kernel's own files: the lists of sockets, and the switches of the network.
 ///
 /// # Errors
-/// What is missing, in words.
+/// A description of what this kernel lacks.
 pub(super) fn restrict_keeper() -> Result<String, String> {
     let restrict = || -> Result<RulesetStatus, RulesetError> {
         let rules = Ruleset::default()

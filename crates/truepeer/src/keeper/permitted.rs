@@ -1,4 +1,4 @@
-//! What a keeper changes at all. It is made of the configuration of the start, before anything of the network was read.
+//! The rules and routes that a keeper may change. The list comes from the configuration at the start, before any byte of the network is read.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

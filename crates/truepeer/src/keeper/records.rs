@@ -51,7 +51,7 @@ pub(super) enum Transport {
     Udp,
 }
 
-/// What happened to a need.
+/// The outcome of one need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum OutcomeRecord {

@@ -20,7 +20,7 @@ const MOST_BYTES: usize = 192 << 10;
 /// More needs than these are refused: their records and outcomes fit into one message.
 pub(super) const MOST_NEEDS: usize = 1000;
 
-/// What a process asks its keeper for.
+/// A request to the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Request {
@@ -42,7 +42,7 @@ pub(super) enum Answer {
     Ready {
         missing: Vec<String>,
     },
-    /// What happened to each need, in the order of the request.
+    /// The outcome of each need, in the order of the request.
     Added(Vec<OutcomeRecord>),
     /// So many were removed.
     Removed(usize),
@@ -64,7 +64,7 @@ struct Envelope<T> {
     body: T,
 }
 
-/// What has come.
+/// What a receiving call has found.
 #[derive(Debug)]
 pub(super) enum Received<T> {
     Message {

@@ -117,13 +117,16 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
 /// data and 64 MiB of headers (`session::budget`).
 const MOST_MEMORY: usize = 512 << 20;
 const STUCK: usize = 4_000;
+/// Bytes of each receive buffer ([`sockets::keep_buffers_below`]).
+const MOST_BUFFER: u32 = 64 << 10;
 
 /// Without a bound for each session, the kernel would kill the process.
 fn memory_is_limited(bed: &Bed) -> anyhow::Result<()> {
     if peers::peer().is_some() {
         return skip("the others' configurations have one backend only");
     }
-    sockets::keep_buffers_small()?;
+    // The machine has a limit for the buffers of all TCP connections (tcp_mem). Beyond it every connection stands for seconds, those of other tests too.
+    sockets::keep_buffers_below(MOST_BUFFER)?;
     let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
     let _holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;
     let truepeer = proxy().start(bed)?;

@@ -102,7 +102,7 @@ fn two_truepeers_of_one_user_share_the_pipe_quota_and_lose_nothing(bed: &Bed) ->
     const LEN: usize = 2 << 20;
     /// 16 384 pages, 64 for each.
     const QUOTA_PIPES: usize = 256;
-    sockets::keep_buffers_small()?;
+    sockets::keep_buffers_below(256 << 10)?;
     let doors: [SocketAddr; 2] = [DOOR_V4.parse()?, "127.0.0.1:8444".parse()?];
     let source = Behaviour::Source.start(bed, &[BACKEND_V4])?;
     let _root_makes_the_routes = bare_proxy().listen("127.0.0.1:8445").ipv4(BACKEND_V4).start(bed)?;
