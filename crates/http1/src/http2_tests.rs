@@ -51,6 +51,10 @@ fn a_request_by_http2_is_held_to_the_same_rules() {
     assert_eq!(request("/", "a b", &[], false).err(), Some(HeadError::HostInvalid));
     assert!(request("a b", "a", &[], false).is_err());
     assert!(request("", "a", &[], false).is_err());
+    // A scheme and a host have fields of their own.
+    for target in ["http://a/", "https://a", "*"] {
+        assert_eq!(request(target, "a", &[], false).err(), Some(HeadError::Target), "{target}");
+    }
 }
 
 #[test]

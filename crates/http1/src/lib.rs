@@ -12,6 +12,8 @@
 
 mod authority;
 mod body;
+#[cfg(test)]
+mod border_tests;
 mod chunked;
 mod decimal;
 mod error;

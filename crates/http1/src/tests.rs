@@ -254,11 +254,31 @@ fn upgrades_are_asked_for_by_two_fields_and_never_to_http2() {
 
 #[test]
 fn one_expectation_is_known() {
+    assert_eq!(request("").expectation, Expectation::None);
     assert_eq!(request("Expect: 100-Continue\r\n").expectation, Expectation::Continue);
     assert_eq!(request("Expect: x\r\n").expectation, Expectation::Unknown);
     assert_eq!(request("Expect: 100-continue\r\nExpect: 100-continue\r\n").expectation, Expectation::Unknown);
     let (_, head) = read(b"GET / HTTP/1.0\r\nExpect: 100-continue\r\n\r\n").unwrap().unwrap();
     assert_eq!(head.expectation, Expectation::None);
+}
+
+#[test]
+fn what_changes_nothing_the_second_time_is_told_by_the_method() {
+    for (method, is_idempotent) in [
+        ("GET", true),
+        ("HEAD", true),
+        ("OPTIONS", true),
+        ("TRACE", true),
+        ("PUT", true),
+        ("DELETE", true),
+        ("POST", false),
+        ("PATCH", false),
+        ("get", false),
+    ] {
+        let text = format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n");
+        let (_, head) = read(text.as_bytes()).expect(method).expect("whole");
+        assert_eq!(head.is_idempotent(), is_idempotent, "{method}");
+    }
 }
 
 #[test]
@@ -306,10 +326,17 @@ fn lengths_of_responses() {
         let (_, head) = read_response(text.as_bytes(), is_head).expect(text).expect("whole");
         assert_eq!((head.length, head.keep_alive), (length, keep_alive), "{text}");
     }
-    assert_eq!(
-        read_response(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", true).unwrap().unwrap().1.announced,
-        Some(7)
-    );
+    for (status, is_head, announced) in [
+        ("200 OK", true, Some(7)),
+        ("304 Not Modified", true, Some(7)),
+        ("304 Not Modified", false, Some(7)),
+        ("200 OK", false, None),
+        ("204 No Content", false, None),
+    ] {
+        let text = format!("HTTP/1.1 {status}\r\nContent-Length: 7\r\n\r\n");
+        let (_, head) = read_response(text.as_bytes(), is_head).expect(status).expect("whole");
+        assert_eq!(head.announced, announced, "{status}, to HEAD: {is_head}");
+    }
 }
 
 #[test]
@@ -343,6 +370,7 @@ fn decode(
     loop {
         match decoder.next(&input[start..end], &limits)? {
             Piece::Data { skip, len } => {
+                assert!(len > 0, "a piece of data without data, after {start} bytes");
                 data.extend_from_slice(&input[start + skip..start + skip + len]);
                 start += skip + len;
             }
@@ -478,6 +506,40 @@ fn what_is_written_is_what_was_read_with_framing_of_our_own() {
         write::ResponseFraming { length: head.length, version: HttpVersion::Http11, keep_alive: true };
     write::response(&mut out, &head, answer);
     assert_eq!(String::from_utf8(out).unwrap(), "HTTP/1.1 200 Fine\r\nA: b\r\nContent-Length: 3\r\n\r\n");
+}
+
+fn written(fields: &str) -> String {
+    let forwarding = fields::forwarded::Forwarding {
+        client: "192.0.2.1".parse().unwrap(),
+        proto: "https",
+        host: b"a",
+        client_subject: None,
+        is_trusted: false,
+        tells_the_client: false,
+    };
+    let head = request(fields);
+    let mut out = Vec::new();
+    write::request(&mut out, &head, &forwarding, head.length);
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn an_expectation_goes_on_only_with_a_body() {
+    for (fields, goes_on) in [
+        ("Content-Length: 1\r\nExpect: 100-continue\r\n", true),
+        ("Expect: 100-continue\r\n", false),
+        ("Content-Length: 1\r\n", false),
+    ] {
+        assert_eq!(written(fields).contains("\r\nExpect: 100-continue\r\n"), goes_on, "{fields:?}");
+    }
+}
+
+#[test]
+fn white_space_around_a_value_stays() {
+    let plain = written("A: b\r\nC: d\r\n");
+    for fields in ["A: b \r\nC: d\r\n", "A: b\t \r\nC: d  \r\n", "A:  b\r\nC:d\r\n"] {
+        assert_eq!(written(fields), plain, "{fields:?}");
+    }
 }
 
 /// Pieces of which requests are made, good and bad.

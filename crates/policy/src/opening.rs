@@ -280,6 +280,18 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_names_the_protocol_that_came_instead() {
+        let said = |bytes: &[u8]| match reader(Require).on_bytes(bytes) {
+            Opening::Refused(error) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        let http = said(b"GET / HTTP/1.1\r\n");
+        assert!(http.ends_with("; the first bytes look like: HTTP request; is send-proxy on?"), "{http}");
+        let unknown = said(b"abc");
+        assert!(!unknown.contains("look like"), "{unknown}");
+    }
+
+    #[test]
     fn a_malformed_header_is_refused_and_one_of_another_version_is_none() {
         for rule in [Require, Optional] {
             let opening = reader(rule).on_bytes(b"PROXY TCP5 192.0.2.1 198.51.100.1 1000 443\r\n");

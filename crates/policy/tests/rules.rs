@@ -255,6 +255,7 @@ fn a_client_at_the_backends_own_address_and_port_is_refused() {
         (("0.0.0.0:443", "[::]:443"), BACKEND_6),
         (("10.0.0.9:443", BACKEND_6), "10.0.0.9:443"),
         (("10.0.0.9:443", BACKEND_6), "[::ffff:10.0.0.9]:443"),
+        ((BACKEND_4, "[2001:db8::9]:443"), "[2001:db8::9]:443"),
     ] {
         let mut policy = to(backends.0, backends.1);
         policy.claims.allow = PrefixSet::any();
@@ -294,6 +295,8 @@ fn a_header_that_is_optional_for_everybody_is_caught_however_it_is_written() {
         ("any", Optional, "10.0.0.0/8=require ::/0=require"),
         ("any", Require, "::ffff:0.0.0.0/96=optional"),
         ("any", Require, "0.0.0.0/2=optional 64.0.0.0/2=optional 128.0.0.0/2=optional"),
+        ("0.0.0.0/1 128.0.0.0/24", Optional, ""),
+        ("::/1 8000::/64", Optional, ""),
     ] {
         assert!(senders(allow, header, exceptions).is_err(), "{allow} {header} {exceptions}");
     }
@@ -301,6 +304,11 @@ fn a_header_that_is_optional_for_everybody_is_caught_however_it_is_written() {
         ("any", Require, ""),
         ("any", Forbid, ""),
         ("private loopback", Optional, ""),
+        // Half of all addresses, and no more.
+        ("0.0.0.0/1", Optional, ""),
+        ("128.0.0.0/1", Optional, ""),
+        ("::/1", Optional, ""),
+        ("8000::/1", Optional, ""),
         ("any", Require, "10.0.0.0/8=optional"),
         ("10.0.0.0/8", Require, "0.0.0.0/0=optional"),
         ("any", Optional, "0.0.0.0/0=require ::/0=forbid"),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use truepeer_policy::{
-    Claims, ClientAddr, Destinations, Dialect, HeaderError, HeaderReader, HeaderRule, HeaderTimes,
-    HostAddresses, Nat64Prefix, OnConflict, Opening, PrefixSet, Senders, SpecialRange,
+    Claims, ClientAddr, Destinations, DestinationsError, Dialect, HeaderError, HeaderReader, HeaderRule,
+    HeaderTimes, HostAddresses, Nat64Prefix, OnConflict, Opening, PrefixSet, Senders, SpecialRange,
 };
 use truepeer_proto::{DecodeErrorKind, Limits};
 
@@ -52,7 +52,8 @@ fn prefixes_are_printed_as_they_are_written() {
     assert_eq!(set.to_string(), "192.0.2.0/24 2001:db8::/32");
     assert_eq!(set, PrefixSet::parse_file(&set.to_string().replace(' ', "\n")).expect("prefixes"));
     assert_eq!(format!("{set:?}"), "{192.0.2.0/24, 2001:db8::/32}");
-    assert!(PrefixSet::default().is_empty());
+    assert_ne!(set, PrefixSet::any());
+    assert!(PrefixSet::default().is_empty() && !set.is_empty());
     assert_eq!("64:ff9b::/96".parse::<Nat64Prefix>().expect("a prefix").to_string(), "64:ff9b::/96");
     let client = ClientAddr::new("192.0.2.1:7".parse().expect("an address"));
     assert_eq!(
@@ -81,6 +82,30 @@ fn a_set_of_destinations_has_each_prefix_with_each_of_its_ports() {
         assert_eq!(all.contains(address.parse().expect(address)), is_in, "{address}");
     }
     assert_eq!(format!("{:?}", destinations("192.0.2.0/24:80")), "Destinations(192.0.2.0/24:80)");
+}
+
+#[test]
+fn destinations_are_printed_as_they_are_written() {
+    let mut all = destinations("192.0.2.0/24:80,8000-8010");
+    all.extend(&destinations("[2001:db8::/32]:443"));
+    all.extend(&destinations("2001:db9::/32"));
+    assert_eq!(all.to_string(), "192.0.2.0/24:80,8000-8010 [2001:db8::/32]:443 2001:db9::/32");
+    assert_eq!(destinations("[2001:db8::1]").to_string(), "2001:db8::1/128");
+    assert_eq!(destinations("192.0.2.1:65535"), destinations("192.0.2.1/32:65535-65535"));
+    assert_ne!(destinations("192.0.2.1:80"), destinations("192.0.2.1:81"));
+}
+
+#[test]
+fn wrong_destinations_are_refused_by_their_wrong_part() {
+    for text in
+        ["", "192.0.2.256:80", "[2001:db8::1]x", "[2001:db8::1", "2001:db8::/32:443", "host.example:80"]
+    {
+        assert_eq!(text.parse::<Destinations>(), Err(DestinationsError::Prefix(text.to_owned())), "{text}");
+    }
+    for ports in ["", "0", "0-9", "9-8", "80,", "80-", "-80", "65536", "http"] {
+        let text = format!("192.0.2.1:{ports}");
+        assert_eq!(text.parse::<Destinations>(), Err(DestinationsError::Ports(ports.to_owned())), "{text}");
+    }
 }
 
 #[test]

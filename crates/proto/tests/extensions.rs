@@ -83,6 +83,7 @@ fn a_string_that_is_not_utf_8_is_kept_and_escaped() {
         assert!(text.to_str().is_err());
         assert_eq!(text.as_bytes(), b"a\xffb\x1b[31m\\");
         assert_eq!(text.to_string(), "a\\xffb\\u{1b}[31m\\\\");
+        assert_eq!(format!("{text:?}"), format!("\"{text}\""));
     });
     understood(0x02, "bücher.example\n".as_bytes(), |tlv| {
         let Tlv::Authority(text) = tlv else { panic!("{tlv:?}") };
@@ -147,6 +148,16 @@ fn word(sub: SslTlv<'_>) -> String {
         SslTlv::SigScheme(text) => format!("sig scheme {text}"),
         SslTlv::ClientCert(der) => format!("cert {}", der.len()),
         SslTlv::Unknown { kind, .. } => format!("unknown {kind}"),
+    }
+}
+
+#[test]
+fn one_flag_says_that_the_client_spoke_tls() {
+    for (client, is_tls) in
+        [(0, false), (Ssl::SSL, true), (Ssl::CERT_CONN, false), (0xfe, false), (0xff, true)]
+    {
+        let value = [0x20, 0, 5, client, 0, 0, 0, 0];
+        assert_eq!(Tlvs::parse(&value).unwrap().ssl().unwrap().is_tls(), is_tls, "{client:#x}");
     }
 }
 

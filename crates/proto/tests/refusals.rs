@@ -153,6 +153,29 @@ fn spp_is_38_bytes_in_network_order() {
 }
 
 #[test]
+fn a_quote_is_cut_behind_the_longest_address() {
+    for (digits, said) in [
+        (45, format!("\"{}\"", "1".repeat(45))),
+        (46, format!("\"{}…\"", "1".repeat(45))),
+        (60, format!("\"{}…\"", "1".repeat(45))),
+    ] {
+        let line = format!("PROXY TCP6 {} ::1 1 2\r\n", "1".repeat(digits)).into_bytes();
+        let error = decode(&line, Limits::default()).unwrap_err();
+        assert_eq!(error.quote(&line).unwrap().to_string(), said, "{digits}");
+    }
+}
+
+#[test]
+fn only_a_word_of_the_line_is_quoted() {
+    for other in
+        [b"PROXY TCP4  192.0.2.1 192.0.2.2 1 2\r\n".as_slice(), b"GET / HTTP/1.1\r\n", b"\r\n\r\nx y"]
+    {
+        let error = decode(other, Limits::default()).unwrap_err();
+        assert_eq!(error.quote(other), None, "{error}");
+    }
+}
+
+#[test]
 fn a_quote_is_debugged_as_it_is_printed() {
     let line = b"PROXY TCP4 192.0.2.999 198.51.100.1 1 2\r\n";
     let error = decode(line, Limits::default()).expect_err("no address");

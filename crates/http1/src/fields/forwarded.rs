@@ -247,6 +247,35 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_a_trusted_sender_names_stands_alone() {
+        let claims = list(&[("X-Forwarded-Host", "front.example"), ("X-Forwarded-For", "")]);
+        assert_eq!(
+            told(forwarding("192.0.2.1", true), &claims),
+            [
+                "X-Forwarded-Host: front.example",
+                "Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https",
+                "X-Forwarded-For: 192.0.2.1",
+                "X-Forwarded-Proto: https",
+            ]
+        );
+    }
+
+    #[test]
+    fn no_host_is_told_where_none_was_asked() {
+        for is_trusted in [false, true] {
+            let forwarding = Forwarding { host: b"", ..forwarding("192.0.2.1", is_trusted) };
+            assert_eq!(
+                told(forwarding, &list(&[])),
+                [
+                    "Forwarded: for=192.0.2.1;proto=https",
+                    "X-Forwarded-For: 192.0.2.1",
+                    "X-Forwarded-Proto: https"
+                ]
+            );
+        }
+    }
+
+    #[test]
     fn a_verified_certificate_is_named() {
         let forwarding = Forwarding {
             client_subject: Some("CN=ann"),

@@ -74,6 +74,12 @@ mod tests {
         assert_eq!(passed(&all), ["Accept", "X-Kept"]);
     }
 
+    /// The option `close` names it. RFC 9112 12.1 reserves the name for that reason.
+    #[test]
+    fn a_field_called_close_stays() {
+        assert_eq!(passed(&[("Connection", "close"), ("Close", "1"), ("A", "2")]), ["A"]);
+    }
+
     #[test]
     fn connection_cannot_name_what_others_decide_by() {
         for name in ["Authorization", "Cookie", "X-Forwarded-For", "Forwarded", "Content-Type", "Trailer"] {

@@ -169,5 +169,49 @@ mod tests {
         (0..1000).for_each(|_| list.push(b"A", b""));
         list.rest();
         assert_eq!(list.held_bytes(), 0);
+        list.keep(&[b'a'; 30_000]);
+        list.rest();
+        assert_eq!((list.text.capacity(), list.entries.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn usual_memory_to_its_last_byte_is_kept() {
+        for (bytes, kept) in
+            [(FieldList::USUAL_BYTES, FieldList::USUAL_BYTES), (FieldList::USUAL_BYTES + 1, 0)]
+        {
+            let mut list = FieldList { text: Vec::with_capacity(bytes), entries: Vec::new() };
+            assert_eq!(list.held_bytes(), bytes);
+            list.rest();
+            assert_eq!(list.text.capacity(), kept);
+        }
+    }
+
+    #[test]
+    fn fields_are_counted() {
+        let mut list = FieldList::default();
+        assert_eq!((list.len(), list.is_empty()), (0, true));
+        list.push(b"A", b"1");
+        list.push(b"A", b"2");
+        assert_eq!((list.len(), list.is_empty()), (2, false));
+    }
+
+    /// Whoever writes a message copies such a line whole.
+    #[test]
+    fn only_a_line_that_is_spelt_as_it_would_be_written_is_taken_whole() {
+        for (text, name, value, line) in [
+            ("Name: value\r\n", 0..4, 6..11, Some("Name: value\r\n")),
+            ("Name: value\r\nNext: x\r\n", 0..4, 6..11, Some("Name: value\r\n")),
+            ("Empty: \r\n", 0..5, 7..7, Some("Empty: \r\n")),
+            ("Name:value\r\n", 0..4, 5..10, None),
+            ("Name:  value\r\n", 0..4, 7..12, None),
+            ("Name: value \r\n", 0..4, 6..11, None),
+            ("Name: value", 0..4, 6..11, None),
+        ] {
+            let mut list = FieldList::default();
+            list.keep(text.as_bytes());
+            list.mark(span(name.start, name.len()), span(value.start, value.len()));
+            let lines: Vec<_> = list.iter().map(|field| field.line()).collect();
+            assert_eq!(lines, [line.map(str::as_bytes)], "{text:?}");
+        }
     }
 }

@@ -12,8 +12,9 @@ pub enum FieldName {
     /// `Connection`.
     Connection,
     /// Of one connection only, by RFC 9110 section 7.6.1 or by custom: `Keep-Alive`, `Proxy-Connection`,
-    /// `Proxy-Authorization`, `Proxy-Authenticate`, `HTTP2-Settings`; and `Proxy`, which nobody has defined, but which CGI
-    /// makes `HTTP_PROXY` of, by which programs choose a proxy of their own ("httpoxy").
+    /// `Proxy-Authorization`, `Proxy-Authenticate`, `HTTP2-Settings`; `Close`, which is reserved (RFC 9112 section 12.1); and
+    /// `Proxy`, which nobody has defined, but which CGI makes `HTTP_PROXY` of, by which programs choose a proxy of their own
+    /// ("httpoxy").
     OneHop,
     /// `TE`.
     Te,
@@ -93,7 +94,7 @@ fn known(name: &[u8]) -> FieldName {
     match name.len() {
         2 if is("te") => FieldName::Te,
         4 if is("host") => FieldName::Host,
-        5 if is("proxy") => FieldName::OneHop,
+        5 if is("proxy") || is("close") => FieldName::OneHop,
         6 if is("expect") => FieldName::Expect,
         6 if is("cookie") => FieldName::Guarded,
         7 if is("trailer") => FieldName::Trailer,
@@ -238,6 +239,39 @@ mod tests {
             ("x_custom", FieldName::Other),
         ] {
             assert_eq!(FieldName::of(name.as_bytes()), is, "{name}");
+        }
+    }
+
+    #[test]
+    fn each_name_is_known_and_no_other_of_its_length_is() {
+        use FieldName as F;
+        for (names, is) in [
+            ("te", F::Te),
+            ("host", F::Host),
+            ("proxy close keep-alive http2-settings proxy-connection", F::OneHop),
+            ("proxy-authenticate proxy-authorization", F::OneHop),
+            ("expect", F::Expect),
+            ("cookie set-cookie content-type content-encoding", F::Guarded),
+            ("authorization content-range cache-control", F::Guarded),
+            ("trailer", F::Trailer),
+            ("upgrade", F::Upgrade),
+            ("forwarded", F::Forwarded),
+            ("connection", F::Connection),
+            ("client-cert client-cert-chain", F::ClientCert),
+            ("content-length", F::ContentLength),
+            ("x-forwarded-for", F::XForwardedFor),
+            ("x-forwarded-host", F::XForwardedHost),
+            ("x-forwarded-proto", F::XForwardedProto),
+            ("transfer-encoding", F::TransferEncoding),
+        ] {
+            for name in names.split(' ') {
+                assert_eq!(F::of(name.as_bytes()), is, "{name}");
+                let other = "q".repeat(name.len());
+                assert_eq!(F::of(other.as_bytes()), F::Other, "{other}");
+                // The same letters but one. Such a name may be a hint, if it has `forwarded` in it.
+                let near = format!("q{}", &name[1..]);
+                assert!([F::Other, F::ClientHint].contains(&F::of(near.as_bytes())), "{near}");
+            }
         }
     }
 
