@@ -139,3 +139,114 @@ impl Ending for CloseReason {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, SenderAddr};
+
+    use super::*;
+
+    fn route() -> Box<Route> {
+        let address = |text: &str| text.parse().expect("an address");
+        Box::new(Route {
+            client: ClientAddr::new(address("198.51.100.7:2000")),
+            origin: Origin::Header,
+            backend: BackendAddr::new(address("203.0.113.5:80")),
+            source: None,
+            on_conflict: OnConflict::Ephemeral,
+            send_proxy: None,
+            destination: None,
+            special: None,
+        })
+    }
+
+    fn not_connected(error: ConnectError) -> CloseReason {
+        CloseReason::ConnectFailed { route: route(), error }
+    }
+
+    fn timed_out() -> CloseReason {
+        CloseReason::ConnectTimeout { route: route(), waited: Duration::from_millis(2500) }
+    }
+
+    fn refusal() -> Refusal {
+        Refusal::SenderNotAllowed { sender: SenderAddr::new("192.0.2.1:1000".parse().expect("an address")) }
+    }
+
+    #[test]
+    fn each_end_has_its_name_and_its_counter() {
+        let late = HeaderError::Late { waited: Duration::from_secs(3), received: 5 };
+        let rows = [
+            (CloseReason::Finished, "finished", Counter::Finished),
+            (CloseReason::ResetByClient, "reset_by_client", Counter::Reset),
+            (CloseReason::ResetByBackend, "reset_by_backend", Counter::Reset),
+            (CloseReason::Idle, "idle", Counter::IdleTimeout),
+            (CloseReason::Stopping, "stopping", Counter::Stopped),
+            (CloseReason::EndedByOperator, "ended_by_operator", Counter::EndedByOperator),
+            (CloseReason::Panicked, "panicked", Counter::Panicked),
+            (HeaderError::Absent.into(), "closed_before_header", Counter::ClosedBeforeHeader),
+            (late.into(), "header_timeout", Counter::Refused),
+            (refusal().into(), "sender_not_allowed", Counter::Refused),
+            (CloseReason::OverHeaderBudget, "header_budget", Counter::Refused),
+            (CloseReason::Unwatchable(Errno::NOSPC), "unwatchable", Counter::Refused),
+            (CloseReason::Unencodable(EncodeError::TooLong), "unencodable", Counter::Refused),
+            (not_connected(ConnectError::TupleInUse), "connect_failed", Counter::ConnectFailed),
+            (not_connected(ConnectError::PortHeld), "client_port_held", Counter::ConnectFailed),
+            (not_connected(ConnectError::WithItself), "connected_with_itself", Counter::ConnectFailed),
+            (timed_out(), "connect_timeout", Counter::ConnectFailed),
+        ];
+        for (reason, name, counter) in &rows {
+            assert_eq!((reason.name(), reason.counter()), (*name, *counter), "{reason}");
+        }
+        let names: HashSet<_> = rows.iter().map(|(_, name, _)| name).collect();
+        assert_eq!(names.len(), rows.len());
+    }
+
+    #[test]
+    fn normal_ends_are_no_complaints() {
+        for normal in [
+            CloseReason::Finished,
+            CloseReason::ResetByClient,
+            CloseReason::ResetByBackend,
+            CloseReason::Idle,
+            CloseReason::Stopping,
+            CloseReason::EndedByOperator,
+            HeaderError::Absent.into(),
+        ] {
+            assert_eq!((normal.complaint(), normal.hint()), (None, None), "{normal}");
+        }
+    }
+
+    #[test]
+    fn a_sender_is_reset_only_if_its_backend_was_not_reached() {
+        for unreached in [
+            not_connected(ConnectError::TupleInUse),
+            timed_out(),
+            CloseReason::Unencodable(EncodeError::TooLong),
+        ] {
+            assert!(unreached.resets_downstream(), "{unreached}");
+        }
+        for other in [CloseReason::Finished, HeaderError::Absent.into(), refusal().into(), CloseReason::Idle]
+        {
+            assert!(!other.resets_downstream(), "{other}");
+        }
+    }
+
+    #[test]
+    fn hints_name_what_a_setting_could_change() {
+        assert_eq!(CloseReason::from(refusal()).hint(), Some(Hint::Refusal(refusal())));
+        assert_eq!(not_connected(ConnectError::TupleInUse).hint(), Some(Hint::TupleInUse));
+        assert_eq!(not_connected(ConnectError::PortHeld).hint(), Some(Hint::PortHeld));
+        assert_eq!(not_connected(ConnectError::WithItself).hint(), None);
+        assert_eq!(timed_out().hint(), None);
+    }
+
+    #[test]
+    fn a_backend_that_was_not_reached_is_named_with_its_client() {
+        let told = not_connected(ConnectError::WithItself).to_string();
+        let route = "can't connect to the backend 203.0.113.5:80 as 198.51.100.7:2000: ";
+        assert!(told.starts_with(route) && told.ends_with("; is the backend running?"), "{told}");
+        assert!(timed_out().to_string().contains("did not answer 198.51.100.7:2000 within 2.5 s"));
+    }
+}

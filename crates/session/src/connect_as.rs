@@ -242,6 +242,56 @@ mod tests {
     }
 
     #[test]
+    fn advice_belongs_to_the_call_that_failed() {
+        let rows = [
+            ("setsockopt(IP_TRANSPARENT)", libc::EPERM, "CAP_NET_RAW or CAP_NET_ADMIN, or run it as root"),
+            ("setsockopt(SO_MARK)", libc::EPERM, "CAP_NET_RAW or CAP_NET_ADMIN, or run it as root"),
+            ("socket", libc::EAFNOSUPPORT, "is IPv6 disabled"),
+            ("bind", libc::EADDRNOTAVAIL, "is IPv6 disabled"),
+            ("bind", libc::EACCES, "a client's port below 1024 needs CAP_NET_BIND_SERVICE"),
+            ("connect", libc::ECONNREFUSED, "is the backend listening there?"),
+        ];
+        let failed =
+            |call, errno| ConnectError::Call(CallError { call, errno: Errno::from_raw_os_error(errno) });
+        for (call, errno, expected) in rows {
+            let advice = failed(call, errno).advice();
+            assert!(advice.starts_with("; ") && advice.contains(expected), "{call}: {advice}");
+        }
+        assert_eq!(failed("connect", libc::EACCES).advice(), "");
+        assert_eq!(failed("bind", libc::EPERM).advice(), "");
+        assert!(ConnectError::PortHeld.advice().contains("CAP_NET_ADMIN"));
+        assert!(ConnectError::TupleInUse.advice().contains("twice"));
+    }
+
+    #[test]
+    fn the_kernel_may_not_choose_the_backends_own_port() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
+        let local = listener.local_addr().expect("its address");
+        let refused = |source, backend| {
+            refuse_itself(listener.as_fd(), &Upstream { source, backend, mark: 0, path_mtu: None }).is_err()
+        };
+        let any_port = SocketAddr::new(local.ip(), 0);
+        let unspecified = SocketAddr::new([0, 0, 0, 0].into(), local.port());
+        let other_port = SocketAddr::new(local.ip(), local.port() ^ 1);
+        assert!(refused(None, local));
+        assert!(refused(Some(any_port), local));
+        assert!(refused(None, unspecified));
+        assert!(!refused(None, other_port));
+        assert!(!refused(None, SocketAddr::new([127, 0, 0, 2].into(), local.port())));
+        // The policy has checked a port that the client named.
+        assert!(!refused(Some(local), local));
+    }
+
+    #[test]
+    fn only_options_that_a_stack_lacks_are_skipped() {
+        let set = |errno| best_effort(Err(CallError { call: "setsockopt", errno }));
+        for lacking in [Errno::OPNOTSUPP, Errno::NOPROTOOPT, Errno::NOSYS] {
+            assert!(set(lacking).is_ok(), "{lacking}");
+        }
+        assert!(set(Errno::PERM).is_err());
+    }
+
+    #[test]
     fn a_path_that_seems_tiny_makes_no_tiny_segments() {
         // Without 12 bytes of timestamps.
         assert!((1280 - 60..=1280 - 40).contains(&segments_through(552)), "{}", segments_through(552));

@@ -297,3 +297,6 @@ fn tag<'a>(tags: Option<&'a Tags>, name: &str) -> Option<&'a str> {
 fn milliseconds(began: Instant, now: Instant) -> u64 {
     u64::try_from(now.saturating_duration_since(began).as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

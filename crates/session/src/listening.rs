@@ -122,6 +122,39 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_socket_that_cannot_be_opened_is_named_with_advice() {
+        let rows = [
+            ("bind", libc::EADDRINUSE, "; another program uses this port (ss -ltnp shows which)"),
+            ("bind", libc::EADDRNOTAVAIL, "; no interface of this machine has this address"),
+            ("bind", libc::EACCES, "; ports below 1024 need CAP_NET_BIND_SERVICE or root"),
+            (
+                "setsockopt(IP_TRANSPARENT)",
+                libc::EPERM,
+                "; a transparent listener needs CAP_NET_RAW or CAP_NET_ADMIN",
+            ),
+            ("socket", libc::EAFNOSUPPORT, "; this machine has no IPv6"),
+            ("listen", libc::EADDRINUSE, ""),
+        ];
+        for (call, errno, advice) in rows {
+            let error = CallError { call, errno: Errno::from_raw_os_error(errno) };
+            let address = "192.0.2.1:80".parse().expect("an address");
+            let told = ListenError { address, error }.to_string();
+            assert_eq!(told, format!("can't listen on 192.0.2.1:80: {error}{advice}"));
+        }
+    }
+
+    #[test]
+    fn an_address_is_shared_only_if_all_its_sockets_agree() {
+        let sharing = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+        let first = listen("127.0.0.1:0".parse().expect("an address"), sharing).expect("a socket");
+        let address = socket::local_address(first.as_fd()).expect("its address");
+        let second = listen(address, sharing).expect("it is shared");
+        let error = listen(address, ListenOptions::default()).expect_err("it is not shared with this socket");
+        assert_eq!((error.error.call, error.error.errno), ("bind", Errno::ADDRINUSE));
+        drop((first, second));
+    }
+
+    #[test]
     fn persistent_errors_concern_all_connections() {
         let concerns_one = |errno| concerns_one_connection(Errno::from_raw_os_error(errno));
         for errno in [libc::ECONNABORTED, libc::EPERM, libc::EHOSTUNREACH] {

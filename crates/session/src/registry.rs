@@ -217,8 +217,34 @@ mod tests {
         let id = SessionId { table: SessionTable::Udp, worker: 3, key: Key::new(17, u32::MAX) };
         assert_eq!(id.to_string(), "udp-3-17-4294967295");
         assert_eq!(id.to_string().parse(), Ok(id));
-        for wrong in ["", "udp", "udp-3-17", "sctp-3-17-1", "udp-3-17-1-1", "udp-65536-1-1", "udp--1-1-1"] {
+        for wrong in [
+            "",
+            "udp",
+            "udp-3-17",
+            "sctp-3-17-1",
+            "udp-3-17-1-1",
+            "udp-65536-1-1",
+            "udp--1-1-1",
+            "udp-3-x-1",
+            "udp-3-17-",
+        ] {
             assert_eq!(wrong.parse::<SessionId>(), Err(ParseSessionIdError), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_session_without_a_client_is_found_by_its_sender() {
+        let address = |text: &str| text.parse().expect("an address");
+        let (sender, client) =
+            (SenderAddr::new(address("192.0.2.1:1")), ClientAddr::new(address("198.51.100.7:2")));
+        let clients = |text: &str| {
+            let prefixes: PrefixSet = text.parse().expect("a prefix");
+            SessionFilter { clients: Some(Box::new(prefixes)) }
+        };
+        assert!(SessionFilter::default().admits(None, sender));
+        assert!(clients("198.51.100.0/24").admits(Some(client), sender));
+        assert!(!clients("198.51.100.0/24").admits(None, sender));
+        assert!(clients("192.0.2.1/32").admits(None, sender));
+        assert!(!clients("192.0.2.1/32").admits(Some(client), sender));
     }
 }

@@ -60,3 +60,83 @@ fn addresses(route: &Route, local: impl FnOnce() -> Option<SocketAddr>) -> Addre
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
+
+#[cfg(test)]
+mod tests {
+    use truepeer_policy::{BackendAddr, ClientAddr, OnConflict};
+    use truepeer_proto::{Decoded, Limits, decode};
+
+    use super::*;
+
+    fn addr(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn route(origin: Origin, send_proxy: Version) -> Route {
+        Route {
+            client: ClientAddr::new(addr("198.51.100.7:2000")),
+            origin,
+            backend: BackendAddr::new(addr("203.0.113.5:80")),
+            source: None,
+            on_conflict: OnConflict::Ephemeral,
+            send_proxy: Some(send_proxy),
+            destination: None,
+            special: None,
+        }
+    }
+
+    /// What a receiver reads from the header before `rest`: command, client and destination, bytes of extensions.
+    fn read(
+        route: &Route,
+        local: Option<&str>,
+        tlvs: Tlvs<'_>,
+        rest: &[u8],
+    ) -> (Version, Command, Vec<SocketAddr>, Vec<u8>) {
+        let bytes = header_and(route, || local.map(addr), tlvs, rest).expect("a header");
+        match decode(&bytes, Limits::default()) {
+            Ok(Decoded::Done { header, consumed }) => {
+                assert_eq!(&bytes[consumed..], rest);
+                let addresses = header.client().into_iter().chain(header.destination()).collect();
+                (header.version, header.command, addresses, header.tlvs.as_bytes().to_vec())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_next_receiver_reads_the_client_and_the_extensions() {
+        // PP2_TYPE_AUTHORITY
+        let name = [0x02, 0, 3, b'a', b'.', b'b'];
+        let tlvs = Tlvs::parse(&name).expect("extensions");
+        let names = || vec![addr("198.51.100.7:2000"), addr("192.0.2.9:80")];
+        let by_v2 = read(&route(Origin::Header, Version::V2), Some("192.0.2.9:80"), tlvs, b"GET");
+        assert_eq!(by_v2, (Version::V2, Command::Proxy, names(), name.to_vec()));
+        // Version 1 has no extensions.
+        let by_v1 = read(&route(Origin::NoHeader, Version::V1), Some("[::ffff:192.0.2.9]:80"), tlvs, b"GET");
+        assert_eq!(by_v1, (Version::V1, Command::Proxy, names(), vec![]));
+    }
+
+    #[test]
+    fn the_destination_in_the_header_comes_first() {
+        let mut route = route(Origin::Header, Version::V2);
+        route.destination = Some(addr("192.0.2.8:81"));
+        let (.., addresses, _) = read(&route, Some("192.0.2.9:80"), Tlvs::default(), b"");
+        assert_eq!(addresses[1], addr("192.0.2.8:81"));
+    }
+
+    #[test]
+    fn a_client_that_no_header_can_name_is_left_out() {
+        let without = |origin, version, local| {
+            let (_, command, addresses, _) = read(&route(origin, version), local, Tlvs::default(), b"");
+            assert!(addresses.is_empty(), "{origin:?}: {addresses:?}");
+            command
+        };
+        let local = Some("192.0.2.9:80");
+        assert_eq!(without(Origin::Local, Version::V2, local), Command::Local);
+        assert_eq!(without(Origin::Unknown, Version::V2, local), Command::Proxy);
+        assert_eq!(without(Origin::Unknown, Version::V1, local), Command::Proxy);
+        // Addresses of two families, and a socket that has none any more.
+        assert_eq!(without(Origin::Header, Version::V2, Some("[2001:db8::9]:80")), Command::Proxy);
+        assert_eq!(without(Origin::Header, Version::V2, None), Command::Proxy);
+    }
+}

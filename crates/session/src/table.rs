@@ -101,6 +101,13 @@ impl<T> Table<T> {
     }
 
     /// The entry, if it has not been removed.
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<&T> {
+        let slot = self.places.get(key.place as usize)?;
+        if slot.generation == key.generation { slot.tenant.as_ref() } else { None }
+    }
+
+    /// The same, to change it.
     pub fn get_mut(&mut self, key: Key) -> Option<&mut T> {
         let slot = self.places.get_mut(key.place as usize)?;
         if slot.generation == key.generation { slot.tenant.as_mut() } else { None }
