@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 18] = [
+const PROGRAMS: [&str; 19] = [
     "tcp_ingress",
     "tcp_egress",
     "peer_name",
@@ -24,6 +24,7 @@ const PROGRAMS: [&str; 18] = [
     "tcp_ingress_door",
     "tcp_egress_door",
     "tcp_end_door",
+    "stranger",
 ];
 
 fn main() -> ExitCode {

@@ -137,7 +137,8 @@ static __always_inline int write_tcp(struct __sk_buff *skb, const struct segment
 }
 
 /* Answers an intact segment with an ACK that says where the handshake stands, as the kernel would: tcp_egress puts it into the sender's
- * numbers. The segment itself is for nobody any more. */
+ * numbers. The segment itself is for nobody any more. It may be forged, and the sender believes the answer's window: that is the largest that a
+ * SYN-ACK can have. */
 GLOBAL int say_where(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
 {
 	if (!segment || !embryo)
@@ -148,6 +149,7 @@ GLOBAL int say_where(struct __sk_buff *skb, const struct segment *segment, const
 		.seq = bpf_htonl(embryo->our_isn + 1),
 		.ack_seq = bpf_htonl(embryo->isn + 1 + embryo->guess),
 		.ack = 1,
+		.window = bpf_htons(65535 >> (embryo->agreed & WINDOW_SCALE ? embryo->rcv_wscale & 15 : 0)),
 	};
 
 	if (cut_to(skb, segment, sizeof(answer)))

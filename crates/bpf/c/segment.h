@@ -21,7 +21,10 @@ struct segment {
 	__u32 tcp_header_len, payload_len;
 	__be16 window;
 	__u8 flags;
+	__u8 reserved; /* bits: RFC 9293, 3.1 */
 };
+
+#define RESERVED 0x0e
 
 /* Nonzero: not TCP, or without a complete TCP header. */
 static __always_inline int read_segment(struct __sk_buff *skb, struct segment *segment)
@@ -39,6 +42,7 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 	segment->ack = bpf_ntohl(tcp.ack_seq);
 	segment->window = tcp.window;
 	segment->flags = ((__u8 *)&tcp)[13];
+	segment->reserved = ((__u8 *)&tcp)[12] & RESERVED;
 	segment->tcp_header_len = tcp.doff * 4;
 	segment->payload_at = segment->ip.payload_at + segment->tcp_header_len;
 	if (segment->tcp_header_len < sizeof(tcp) || segment->payload_at > segment->ip.end)

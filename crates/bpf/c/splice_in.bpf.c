@@ -71,6 +71,8 @@ static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segmen
 {
 	if (is_copy(skb))
 		return on_copy(skb, segment, from);
+	if (is_copy_with_another_mark(segment))
+		return drop_for(STALE_COPIES);
 	if (segment->flags & RST)
 		return on_reset_in_tail(skb, segment, from);
 	if (segment->flags & SYN)
@@ -84,7 +86,8 @@ static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segmen
 		count_bytes(from, segment, is_before(from->end, from->kept) ? from->kept : from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
-		copy_to_socket(skb);
+		if (copy_to_socket(skb, segment))
+			return drop_for(SPLICE_FAILED);
 	} else {
 		tally(NOT_JUDGED_GOOD);
 	}
@@ -169,12 +172,12 @@ int splice_in(struct __sk_buff *skb)
 	case SPLICE_SPLICED:
 	case SPLICE_CLOSING:
 	case SPLICE_DEAD:
-		if (segment.flags & SYN && may_make_room(stage, from) && is_new_connection(skb, &segment, from)) {
+		if (segment.flags & SYN && may_make_room(stage, flow) && is_new_connection(skb, &segment, from)) {
 			make_room(flow, stage, &place);
 			return PASS;
 		}
 		if (segment.flags & SYN)
-			return on_syn_in_the_middle(skb, &segment, from);
+			return on_syn_in_the_middle(skb, &segment, flow, stage, from);
 		return on_spliced(skb, &segment, flow, from, to);
 	default:
 		return PASS;

@@ -126,6 +126,12 @@ static __always_inline __u32 far_edge(const struct face *face, const struct face
 	return other->said_edge - face->shift;
 }
 
+/* The window that ends at this edge. */
+static __always_inline __u32 reach(__u32 ack, __u32 edge)
+{
+	return is_before(ack, edge) ? edge - ack : 0;
+}
+
 /* What the peer of this face is told, by whomever. */
 static __always_inline void note_told(struct face *face, __u32 end, __u32 ack, __u32 edge)
 {

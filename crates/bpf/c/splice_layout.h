@@ -57,7 +57,8 @@ struct face {
 	__u8 unused;
 	volatile __u32 known;
 	__u32 said_clock;    /* the peer's timestamps minus our milliseconds since boot */
-	__u64 asked_ns;      /* when its last SYN was answered by a question (RFC 5961), or a reset came */
+	__u64 asked_ns;      /* when its last SYN was answered by a question (RFC 5961). In DEAD, upstream: when the reset
+			      * came; downstream: when a SYN of either peer was answered, or the reset came */
 	__u64 bytes;         /* translated, of its stream */
 	__u64 segments;      /* translated */
 };

@@ -21,7 +21,7 @@ enum splice_counter {
 	RESET_UNDONE,        /* the other side went on: it did not believe the reset */
 	OWN_RESETS_DROPPED,  /* by which the kernel would answer for a connection that it no longer knows */
 	OWN_RAISED,          /* our sockets' segments that say the newest of what was translated */
-	STALE_COPIES,        /* for a socket that is closed */
+	STALE_COPIES,        /* for a socket that is closed, or with another mark than ours */
 	BEYOND_EDGE,         /* a peer has sent more than the other one takes */
 	OWN_HELD,            /* our sockets' segments that offer less, so that nobody does */
 	OWN_RESETS,          /* our sockets' resets after the cut */

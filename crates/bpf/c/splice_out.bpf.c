@@ -26,11 +26,6 @@ static __always_inline void learn_clock(struct face *face, struct face *other, s
 	raise(&face->tsval, timestamps.value);
 }
 
-static __always_inline __u32 reach(__u32 ack, __u32 edge)
-{
-	return is_before(ack, edge) ? edge - ack : 0;
-}
-
 /* The window ends where the other peer's does, or where our socket's earlier offer did: a receiver never takes back an offer (RFC 9293, 3.8.6). */
 static __always_inline __u32 held_window(const struct face *face, const struct face *other, __u32 ack, __u32 window)
 {

@@ -13,15 +13,37 @@ static __always_inline int is_copy(struct __sk_buff *skb)
 	return skb->mark == copy_mark;
 }
 
-static __always_inline void copy_to_socket(struct __sk_buff *skb)
+/* Another program in front of this one may give packets a mark of its own. Each copy would then be translated and copied again, without end. So
+ * copies have all reserved bits of TCP, too, which nobody sends. A forged segment that has them is dropped. */
+static __always_inline int is_copy_with_another_mark(const struct segment *segment)
+{
+	return segment->reserved == RESERVED;
+}
+
+static __always_inline int set_reserved(struct __sk_buff *skb, const struct segment *segment, __u8 bits)
+{
+	const __u32 at = segment->ip.payload_at + 12;
+	__u8 byte;
+
+	if (bpf_skb_load_bytes(skb, at, &byte, sizeof(byte)))
+		return -1;
+	byte = (byte & ~RESERVED) | bits;
+	return bpf_skb_store_bytes(skb, at, &byte, sizeof(byte), 0);
+}
+
+/* Nonzero: the segment is spoilt. */
+static __always_inline int copy_to_socket(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 mark = skb->mark;
 
+	if (set_reserved(skb, segment, RESERVED))
+		return -1;
 	skb->mark = copy_mark;
 	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
 		tally(SPLICE_FAILED);
 	skb->mark = mark;
 	tally(COPIES_TO_SOCKET);
+	return set_reserved(skb, segment, segment->reserved);
 }
 
 /* Call only for intact segments: the ACK gets a new sum. It keeps little on the stack, for the verifier of Linux 6.1. */
@@ -36,6 +58,7 @@ static __noinline int become_ack(struct __sk_buff *skb, const struct segment *se
 	tcp.seq = bpf_htonl(seq);
 	tcp.ack_seq = bpf_htonl(ack);
 	tcp.fin = tcp.psh = tcp.urg = 0;
+	((__u8 *)&tcp)[12] &= ~RESERVED;
 	tcp.urg_ptr = 0;
 	tcp.check = 0;
 	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, segment->tcp_header_len);

@@ -69,12 +69,21 @@ static __always_inline void raise_ack(__u32 *ack, __u32 *window, const struct fa
 	*ack = to->ack;
 }
 
-/* A late ACK (is_late_ack()) gets the number that the receiver expects, because it ignores older ones. */
+/* Whether the window ends where the furthest one did, rounded to its scale. Otherwise a newer segment has overtaken this one. */
+static __always_inline int is_newest_window(const struct segment *segment, const struct face *face)
+{
+	return is_before(face->said_edge, segment->ack + window_of(segment, face) + (1U << (face->peer_scale & 15)));
+}
+
+/* A late ACK (is_late_ack()) gets the number that the receiver expects, because it ignores older ones. An overtaken one stays old: its receiver would
+ * take its smaller window for the newest. */
 static __always_inline __u32 number_for(const struct segment *segment, const struct face *from, const struct face *to)
 {
 	__u32 seq = segment->seq + from->shift;
 
-	return to->known & SAID && is_before(seq, to->una) && is_late_ack(segment, from) ? to->una : seq;
+	if (!(to->known & SAID) || !is_before(seq, to->una))
+		return seq;
+	return is_late_ack(segment, from) && is_newest_window(segment, from) ? to->una : seq;
 }
 
 /* A segment's numbers and window, as the other peer gets them. */

@@ -25,6 +25,9 @@ pub enum AttachError {
     /// Each listener has lists of its own.
     #[error("more than 15 listeners")]
     TooManyListeners,
+    /// One process of a network namespace has the tables of sessions.
+    #[error("another truepeer has the tables of this network namespace")]
+    TablesTaken,
     /// There is no BPF file system for the pins.
     #[error("{} is not on a BPF file system", path.display())]
     NoBpfFilesystem {

@@ -42,6 +42,8 @@ mod sizes;
 #[doc(hidden)]
 pub mod splice;
 mod status;
+#[doc(hidden)]
+pub mod stranger;
 mod tables;
 mod trie;
 #[doc(hidden)]

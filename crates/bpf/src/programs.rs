@@ -57,3 +57,4 @@ object!(FULL_IN_DOOR, "full_in_door");
 object!(TCP_INGRESS_DOOR, "tcp_ingress_door");
 object!(TCP_EGRESS_DOOR, "tcp_egress_door");
 object!(TCP_END_DOOR, "tcp_end_door");
+object!(STRANGER, "stranger");

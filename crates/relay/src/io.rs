@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_session::connect_as::{ConnectError, Upstream};
-use truepeer_splice::{Broken, Question, Streams, Turn, Watched};
+use truepeer_splice::{Broken, Question, Reason, Streams, Turn, Watched};
 
 use crate::leaving::Leaving;
 
@@ -107,7 +107,7 @@ pub trait Io {
     ///
     /// # Errors
     /// Why it stays here.
-    fn begin_leaving(&mut self, sockets: [&Self::Socket; 2], age: Duration) -> Result<Leaving, &'static str>;
+    fn begin_leaving(&mut self, sockets: [&Self::Socket; 2], age: Duration) -> Result<Leaving, Reason>;
 
     /// A turn of a session that leaves.
     ///

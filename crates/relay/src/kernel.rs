@@ -10,11 +10,11 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use rustix::pipe::{self, PipeFlags, SpliceFlags};
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
-use truepeer_splice::{Broken, Question, Streams, Turn, Watched};
+use truepeer_splice::{Broken, Question, Reason, Streams, Turn, Watched};
 use truepeer_sys::{repair, socket};
 
 use crate::io::{Io, Readiness, Token};
-use crate::leaving::{self, Leaving, Splicing};
+use crate::leaving::{Leaving, Splicing};
 
 /// The capacity of a pipe: 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
@@ -202,8 +202,8 @@ impl Io for Kernel {
         repair::connection(socket.as_fd()).ok().map(|connection| connection.path_mtu)
     }
 
-    fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], age: Duration) -> Result<Leaving, &'static str> {
-        let splicing = self.splicing.as_ref().ok_or(leaving::NOT_LOADED)?;
+    fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], age: Duration) -> Result<Leaving, Reason> {
+        let splicing = self.splicing.as_ref().ok_or(Reason::NotLoaded)?;
         splicing.begin(sockets.map(AsFd::as_fd), age)
     }
 

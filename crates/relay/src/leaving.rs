@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
 use truepeer_splice::{
-    Broken, Full, Grace, Handover, Progress, Question, Sockets, Splices, Streams, Sweeper, Turn, Watched, arm,
+    Broken, Full, Grace, Handover, Progress, Question, Reason, Sockets, Splices, Streams, Sweeper, Turn,
+    Watched, arm,
 };
 use truepeer_sys::{repair, socket};
 
@@ -16,9 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// After so many turns in which bytes moved the programs must have heard both peers, unless the session's packets pass other devices.
 const TURNS: u32 = 200;
-
-/// The reason of a session that stays because the programs are not loaded: the kernel refused them, or a reload added `--splice`.
-pub(crate) const NOT_LOADED: &str = "not_loaded";
 
 /// How often the kernel may choose a port that a session in the tables uses.
 const PORTS: usize = 16;
@@ -110,11 +108,11 @@ impl Splicing {
     }
 
     /// Begins a hand-over. Err: the session stays in user space, for this reason.
-    pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2], age: Duration) -> Result<Leaving, &'static str> {
+    pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2], age: Duration) -> Result<Leaving, Reason> {
         if self.splices.is_guest() {
-            return Err(NOT_LOADED);
+            return Err(Reason::NotLoaded);
         }
-        let armed = arm(&self.splices, &self.grace, sockets).map_err(|stays| stays.label())?;
+        let armed = arm(&self.splices, &self.grace, sockets).map_err(|stays| stays.reason())?;
         armed.set_age(age);
         for socket in sockets {
             // Before Linux 5.14: the window may widen, and the cut waits longer.
@@ -192,12 +190,13 @@ impl Leaving {
     ) -> Result<Turn, Broken> {
         if self.is_impatient(now) {
             let is_held = self.steps.progress() == Progress::Held;
-            return Ok(Turn::StayHere(if is_held { "offers" } else { "unsent" }));
+            return Ok(Turn::StayHere(if is_held { Reason::Offers } else { Reason::Unsent }));
         }
         self.turns += 1;
         let waited = now.saturating_duration_since(self.began);
         if self.is_listening() && self.turns > TURNS && waited > PATIENCE {
-            let reason = if self.steps.waits_for_windows() { "window_scale" } else { "packets_not_seen" };
+            let reason =
+                if self.steps.waits_for_windows() { Reason::WindowScale } else { Reason::PacketsNotSeen };
             return Ok(Turn::StayHere(reason));
         }
         let turn = self.steps.turn(&mut self.sockets.with(sockets), streams)?;

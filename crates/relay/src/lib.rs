@@ -28,6 +28,7 @@ mod worker;
 
 pub use leaving::Splicing;
 pub use relay::Relay;
+pub use truepeer_splice::Reason as StaysReason;
 
 /// For fuzz/.
 #[cfg(any(test, feature = "fuzzing"))]

@@ -7,7 +7,7 @@ use truepeer_bpf::{ArmError, Side, Splices};
 use truepeer_sys::repair::{Connection, connection};
 use truepeer_sys::{CallError, socket};
 
-use crate::{Grace, Sockets};
+use crate::{Grace, Reason, Sockets};
 
 /// Why a session stays in user space.
 #[derive(Debug, thiserror::Error)]
@@ -39,20 +39,20 @@ pub enum StaysHere {
 }
 
 impl StaysHere {
-    /// For counters and machines.
+    /// As it is counted.
     #[must_use]
-    pub fn label(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::Ended => "ended",
-            Self::Families => "families",
-            Self::Timestamps => "timestamps",
-            Self::Sack => "sack",
-            Self::Ecn => "ecn",
-            Self::SegmentSizes => "segment_sizes",
-            Self::Table(ArmError::Full) => "table_full",
-            Self::Table(ArmError::AddressesInUse) => "addresses_in_use",
-            Self::Table(ArmError::Chained) => "chained",
-            Self::Table(ArmError::Table { .. }) | Self::Call(_) => "failed",
+            Self::Ended => Reason::Ended,
+            Self::Families => Reason::Families,
+            Self::Timestamps => Reason::Timestamps,
+            Self::Sack => Reason::Sack,
+            Self::Ecn => Reason::Ecn,
+            Self::SegmentSizes => Reason::SegmentSizes,
+            Self::Table(ArmError::Full) => Reason::TableFull,
+            Self::Table(ArmError::AddressesInUse) => Reason::AddressesInUse,
+            Self::Table(ArmError::Chained) => Reason::Chained,
+            Self::Table(ArmError::Table { .. }) | Self::Call(_) => Reason::Failed,
         }
     }
 }
@@ -132,7 +132,7 @@ mod tests {
 
     fn label(down: Connection, up: Connection) -> Option<&'static str> {
         let both_ways = [fits([&down, &up], true), fits([&up, &down], true)];
-        let [one, other] = both_ways.map(|fits| fits.err().map(|stays| stays.label()));
+        let [one, other] = both_ways.map(|fits| fits.err().map(|stays| stays.reason().label()));
         assert_eq!(one, other);
         one
     }

@@ -4,6 +4,7 @@ use truepeer_bpf::Ended;
 use truepeer_sys::CallError;
 use truepeer_sys::repair::Received;
 
+use crate::Reason;
 use crate::mapping::{Mapping, Position};
 
 /// What a hand-over asks of the session's two connections and its flow. Side 0 is downstream.
@@ -65,16 +66,16 @@ pub struct Pending {
     pub unacknowledged: u64,
 }
 
-/// The session's streams, as the relay counts them. Index: the side that is written to.
+/// The session's streams, as the relay counts them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Streams {
-    /// Bytes that its socket has taken.
+    /// Bytes that the socket of this side has taken.
     pub written: [u64; 2],
-    /// Bytes that were read from the other side and wait to be written.
+    /// Bytes that were read from the other side and wait to be written to this one.
     pub held: [u64; 2],
     /// The stream from this side has been read to its end.
     pub ended: [bool; 2],
-    /// The end was written to the other side.
+    /// The end of the stream from this side was written to the other one.
     pub end_written: [bool; 2],
 }
 
@@ -85,8 +86,8 @@ pub enum Turn {
     Wait,
     /// Write nothing to this side meanwhile: what it has must be sent first.
     Hold(usize),
-    /// The session ends as any does: it is not worth it, or can't be done. The reason is for the counters.
-    StayHere(&'static str),
+    /// The session ends as any does: it is not worth it, or can't be done.
+    StayHere(Reason),
     /// Close both sockets silently, and forget the session.
     LetGo,
 }
@@ -159,7 +160,7 @@ impl Handover {
         match self.progress {
             Progress::Armed | Progress::Held => Ok(match self.before_the_cut(connections, streams) {
                 Ok(turn) => turn,
-                Err(_) => Turn::StayHere("failed"),
+                Err(_) => Turn::StayHere(Reason::Failed),
             }),
             Progress::Tail => self.tail(connections, streams),
             Progress::Settling => self.settle(connections, streams),
@@ -172,7 +173,7 @@ impl Handover {
         streams: &Streams,
     ) -> Result<Turn, CallError> {
         if streams.ended != [false; 2] {
-            return Ok(Turn::StayHere("ended"));
+            return Ok(Turn::StayHere(Reason::Ended));
         }
         if self.progress == Progress::Armed {
             self.hold(connections, streams)
@@ -200,7 +201,7 @@ impl Handover {
             }
         }
         let Some(mapping) = self.mapping(connections, streams)? else {
-            return Ok(Turn::StayHere("ended"));
+            return Ok(Turn::StayHere(Reason::Ended));
         };
         connections.hold(&mapping);
         connections.ask_for_grace();
@@ -210,10 +211,10 @@ impl Handover {
 
     fn cut(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<Turn, CallError> {
         let Some(mapping) = self.mapping(connections, streams)? else {
-            return Ok(Turn::StayHere("ended"));
+            return Ok(Turn::StayHere(Reason::Ended));
         };
         if self.held.is_none_or(|held| held.shifts != mapping.shifts) {
-            return Ok(Turn::StayHere("numbers_changed"));
+            return Ok(Turn::StayHere(Reason::NumbersChanged));
         }
         let bytes = [0, 1].map(|side: usize| {
             streams.written[1 - side] + streams.held[1 - side] + u64::from(mapping.unread[side])
@@ -284,7 +285,9 @@ impl Handover {
         let Pending { unread, unacknowledged } = connections.pending_bytes(side)?;
         let is_delivered = self.positions[side].is_some_and(|position| {
             let end = position.after(streams.written[side]);
-            connections.has_acknowledged(side, end.wrapping_add(streams.end_written[side].into()))
+            // Our FIN on this side ends the stream that came from the other one.
+            let has_fin = streams.end_written[1 - side];
+            connections.has_acknowledged(side, end.wrapping_add(has_fin.into()))
         });
         Ok(if is_delivered { unread } else { unread + unacknowledged })
     }

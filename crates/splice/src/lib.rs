@@ -16,6 +16,7 @@ mod eligible;
 mod grace;
 mod handover;
 mod mapping;
+mod reason;
 mod sockets;
 mod sweeper;
 
@@ -23,6 +24,7 @@ pub use eligible::{StaysHere, arm};
 pub use grace::Grace;
 pub use handover::{Broken, Connections, Handover, Pending, Progress, Streams, Turn};
 pub use mapping::{Mapping, Position};
+pub use reason::Reason;
 pub use sockets::Sockets;
 pub use sweeper::{Sweeper, ask};
 pub use truepeer_bpf::{Attention, Begun, Care, Forgotten, Full, Question, Splices, Stage, Watched};

@@ -222,20 +222,8 @@ pub fn connection(socket: BorrowedFd<'_>) -> Result<Connection, CallError> {
     const TCP_ESTABLISHED: u8 = 1;
     /// linux/tcp.h: TCPI_OPT_TIMESTAMPS, TCPI_OPT_SACK, TCPI_OPT_ECN.
     const OPTIONS: [u8; 3] = [1, 2, 8];
-    // The first 88 bytes of `struct tcp_info`, up to tcpi_advmss.
-    let mut info = [0_u8; 88];
-    let mut length: libc::socklen_t = 88;
-    // SAFETY: TCP_INFO writes at most as many bytes as `length` says, which is the size of the local.
-    let answer = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    result(answer).named("getsockopt(TCP_INFO)")?;
+    // Up to tcpi_advmss.
+    let info: [u8; 88] = tcp_info(socket)?;
     let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     // Bit fields: tcpi_snd_wscale stands first.
     let (first, second) = (info[6] & 15, info[6] >> 4);
@@ -252,6 +240,34 @@ pub fn connection(socket: BorrowedFd<'_>) -> Result<Connection, CallError> {
         longest_in: word(84),
         path_mtu: word(60),
     })
+}
+
+/// The window that the peer has offered, as the kernel knows it (Linux 5.4). For tests.
+///
+/// # Errors
+/// As [`connection`].
+pub fn offered_window(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
+    // tcpi_snd_wnd is the last word.
+    let info: [u8; 232] = tcp_info(socket)?;
+    Ok(u32::from_ne_bytes([info[228], info[229], info[230], info[231]]))
+}
+
+/// The beginning of `struct tcp_info`; zeros where the kernel's own is shorter.
+fn tcp_info<const LEN: usize>(socket: BorrowedFd<'_>) -> Result<[u8; LEN], CallError> {
+    let mut info = [0_u8; LEN];
+    let mut length = libc::socklen_t::try_from(LEN).unwrap_or_default();
+    // SAFETY: TCP_INFO writes at most as many bytes as `length` says, which is the size of the local.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    result(answer).named("getsockopt(TCP_INFO)")?;
+    Ok(info)
 }
 
 /// Waits until no program of the kernel runs any more that ran when this was called (an RCU grace period): some 10 to 30 ms.

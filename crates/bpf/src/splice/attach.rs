@@ -7,7 +7,6 @@ use std::path::Path;
 
 use aya::programs::{ProgramError, SchedClassifier};
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 
 use super::keys::buckets_for;
 use super::layout::SPLICE_LAYOUT;
@@ -30,7 +29,7 @@ pub(super) fn attach(
     let locks = Locks::open(&place)?;
     let is_owner = locks.own();
     if !is_owner && !as_heir {
-        return Err(AttachError::file("flock", place.path())(Errno::WOULDBLOCK.into()));
+        return Err(AttachError::TablesTaken);
     }
     if is_owner {
         full::leave(&place)?;

@@ -15,7 +15,7 @@ pub const SPLICE_COUNTERS: [(&str, &str); 20] = [
     ("reset_undone", "resets that the other side did not believe"),
     ("own_resets_dropped", "resets by which the kernel answers for connections that it no longer knows"),
     ("own_raised", "segments of our own sockets that say the newest of what was translated"),
-    ("stale_copies", "copies for sockets that are closed"),
+    ("stale_copies", "copies for sockets that are closed, or with a mark that another program at tc gave them"),
     ("beyond_edge", "segments of more than the other side takes"),
     ("own_held", "segments of our own sockets that offer no more than the other side takes"),
     ("own_resets", "resets of our own sockets after the cut, by the number that the peer expects"),

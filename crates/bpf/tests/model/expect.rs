@@ -136,7 +136,7 @@ fn says_where(frame: &[u8], made: &Made, seq: u32, ack: u32) -> Result<()> {
     let before = read(frame)?;
     let (is_in, answer) = made.sent.as_ref().context("an answer")?;
     let told = read(answer)?;
-    let expected = Whole { seq, ack, flags: ACK, window: 0, ..Whole::new(before.to, before.from) };
+    let expected = Whole { seq, ack, flags: ACK, window: u16::MAX, ..Whole::new(before.to, before.from) };
     ensure!(!is_in && told == expected, "{told:?}, not {expected:?}");
     ensure!(ip(answer).has_right_sums(), "its sums are wrong");
     Ok(())

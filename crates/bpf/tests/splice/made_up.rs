@@ -140,11 +140,13 @@ impl Case {
                 ensure!(verdict == if self.device == LOOPBACK { PASS } else { REDIRECT }, "{verdict}");
                 let face = &self.faces[self.side];
                 let (peer, own) = self.tuple();
+                let reach = face.edge.wrapping_sub(face.ack);
+                let window = if reach.cast_signed() < 0 { 0 } else { reach >> face.own_scale };
                 let question = Segment {
                     seq: face.nxt,
                     ack: face.ack,
                     flags: ACK,
-                    window: 0,
+                    window: u16::try_from(window).unwrap_or(u16::MAX),
                     ..Segment::new(own, peer)
                 };
                 self.is_frame_of(&question, &outcome.frame, true)?;

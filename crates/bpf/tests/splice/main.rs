@@ -17,8 +17,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
 use truepeer_bpf::splice::door::SpliceDoor;
+use truepeer_bpf::stranger::{Bystanders, PROGRAMS};
 use truepeer_testbed::chance::Chance;
-use truepeer_testbed::packets::{ACK, Datagram, Segment, timestamps};
+use truepeer_testbed::packets::{ACK, Datagram, SYN, Segment, timestamps};
 use truepeer_testbed::{Bed, Test, ip_here, skip};
 
 use crate::made_up::{Case, DEVICE, LINK_ADDRESS, TUPLES4, TUPLES6, frame_by};
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Test::new("splice_in_does_what_its_model_says", move |bed| agree(bed, count)),
         Test::new("a_blind_segment_changes_nothing", move |bed| blind(bed, count / 4)),
         Test::new("a_window_probe_stays_a_question", window_probe),
+        Test::new("an_overtaken_ack_stays_old", overtaken),
         Test::new("a_damaged_segment_teaches_nothing", damaged::teaches_nothing),
         Test::new("what_follows_a_damaged_timestamp_is_taken", damaged::what_follows_is_taken),
         Test::new("damaged_numbers_do_not_stop_a_session", poisoned),
@@ -137,6 +139,37 @@ fn window_probe(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// A bare ACK that newer segments have overtaken keeps its number: its receiver would take its smaller window for the newest. One with the newest
+/// window gets the number that the receiver expects.
+fn overtaken(bed: &Bed) -> Result<()> {
+    let mut door = door(bed)?;
+    for number in 0..2000 {
+        let mut chance = Chance::new(number);
+        let mut case = Case::make(&mut chance);
+        (case.stage, case.is_copy, case.damage) = (Stage::Spliced, false, None);
+        let (from, to) = (&mut case.faces[case.side], case.side ^ 1);
+        case.device = from.device;
+        from.known |= TOLD | SAID;
+        from.una = from.nxt;
+        case.segment.seq = from.ack.wrapping_sub(1000);
+        (case.segment.ack, case.segment.flags, case.segment.window) = (from.una, ACK, 100);
+        case.segment.payload.clear();
+        let own = case.segment.seq.wrapping_add(from.shift);
+        let is_overtaken = number % 2 == 0;
+        let reach = u32::from(case.segment.window + u16::from(is_overtaken)) << from.peer_scale;
+        from.said_edge = from.una.wrapping_add(reach);
+        let expected = from.ack.wrapping_add(from.shift);
+        case.faces[to].una = expected;
+        case.faces[to].known |= SAID;
+        door.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = door.comes_in(&case.frame(), case.device, false)?;
+        let found = Segment::parse(&outcome.frame[14..]).context("no segment")?;
+        let wanted = if is_overtaken { own } else { expected };
+        ensure!(found.seq == wanted, "number {number}: {} instead of {wanted}", found.seq);
+    }
+    Ok(())
+}
+
 /// If something has raised `una` beyond the peer's acknowledgements, its segments still go on.
 fn poisoned(bed: &Bed) -> Result<()> {
     let mut door = door(bed)?;
@@ -191,8 +224,11 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
 
 /// Measures the time for a segment of a spliced session. The flow leads back to its own beginning, so each round translates the same segment.
 fn pays_little(bed: &Bed) -> Result<()> {
-    const MOST: Duration = Duration::from_nanos(500);
+    /// The limit, as a multiple of what a packet of others costs in the same moments. Measured: 3 to 7.
+    const MOST: u32 = 12;
     let mut door = door(bed)?;
+    let stranger = Segment { flags: ACK, payload: vec![7; 100], ..Segment::new(TUPLES4[0].0, TUPLES4[1].1) };
+    let stranger = frame_by(LOOPBACK, &stranger.packet());
     for (family, tuples) in [("IPv4", TUPLES4), ("IPv6", TUPLES6)] {
         let (peer, own) = tuples[0];
         let mut face = made_up::face(&mut Chance::new(1));
@@ -211,8 +247,11 @@ fn pays_little(bed: &Bed) -> Result<()> {
                 packet = damaged::with_sum_to_come(packet, &segment);
             }
             let frame = frame_by(LOOPBACK, &packet);
-            let costs = (0..20).map(|_| door.cost(&frame, 10_000)).collect::<Result<Vec<_>, _>>()?;
-            let least = costs.into_iter().min().context("no round")?;
+            let (mut least, mut reference) = (Duration::MAX, Duration::MAX);
+            for _ in 0..20 {
+                least = least.min(door.cost(&frame, 10_000)?);
+                reference = reference.min(door.cost(&stranger, 10_000)?);
+            }
             let outcome = door.comes_in(&frame, LOOPBACK, false)?;
             ensure!(
                 outcome.frame == frame,
@@ -220,27 +259,46 @@ fn pays_little(bed: &Bed) -> Result<()> {
                 Segment::parse(&outcome.frame[14..])
             );
             let sum = if is_to_come { "a sum to come" } else { "a sum" };
-            println!("{family}, {len} bytes, {sum}: {least:?}");
-            ensure!(least <= MOST, "a segment of {len} bytes takes {least:?}, more than {MOST:?}");
+            println!("{family}, {len} bytes, {sum}: {least:?}; a packet of others: {reference:?}");
+            ensure!(
+                least <= reference * MOST,
+                "a segment of {len} bytes takes {least:?}, one of others {reference:?}"
+            );
         }
     }
     Ok(())
 }
 
-/// Takes the cheapest of several rounds: in the others the machine did something else, too.
+/// Compares each program with an empty one. Takes the cheapest of several rounds: in the others the machine did something else, too.
 fn others_pay(bed: &Bed) -> Result<()> {
-    const MOST: Duration = Duration::from_nanos(150);
-    let mut door = door(bed)?;
+    /// The limit beyond the empty program, as a multiple of its time. Measured: up to 1.5.
+    const MOST: u32 = 6;
+    // Mounts the pins.
+    drop(door(bed)?);
+    let programs = Bystanders::load(&bed.dir().join("bpf/others"))?;
     let (peer, own) = (TUPLES4[0].0, TUPLES4[1].1);
     let segment = Segment { flags: ACK, payload: vec![7; 100], ..Segment::new(peer, own) };
+    let syn = Segment { flags: SYN, payload: Vec::new(), ..segment.clone() };
     let datagram = Datagram { from: peer, to: own, payload: vec![7; 100] };
     let error = datagram.packet().unreachable();
-    for (what, packet) in [("TCP", segment.packet()), ("UDP", datagram.packet()), ("an ICMP error", error)] {
+    let packets = [
+        ("TCP", segment.packet()),
+        ("a SYN", syn.packet()),
+        ("UDP", datagram.packet()),
+        ("an ICMP error", error),
+    ];
+    for (what, packet) in packets {
         let frame = frame_by(LOOPBACK, &packet);
-        let costs = (0..20).map(|_| door.cost(&frame, 10_000)).collect::<Result<Vec<_>, _>>()?;
-        let least = costs.into_iter().min().context("no round")?;
-        println!("{what}: {least:?}");
-        ensure!(least <= MOST, "{what} pays {least:?}, more than {MOST:?}");
+        let mut least = [Duration::MAX; PROGRAMS.len()];
+        for _ in 0..20 {
+            let costs = programs.costs(&frame, 10_000)?;
+            least.iter_mut().zip(costs).for_each(|(least, cost)| *least = cost.min(*least));
+        }
+        let [nothing, ..] = least;
+        println!("{what}: {:?}", PROGRAMS.iter().zip(least).collect::<Vec<_>>());
+        for (name, cost) in PROGRAMS.iter().zip(least) {
+            ensure!(cost <= nothing * (MOST + 1), "{what} pays {cost:?} to {name}, {nothing:?} to nothing");
+        }
     }
     Ok(())
 }

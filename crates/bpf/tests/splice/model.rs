@@ -259,7 +259,9 @@ impl Model {
         let mut ack = segment.ack.wrapping_sub(to.shift);
         let mut window = u32::from(segment.window) << from.peer_scale;
         let mut seq = segment.seq.wrapping_add(from.shift);
-        if to.known & SAID != 0 && is_before(seq, to.una) && is_late_ack(segment, &from) {
+        let edge = segment.ack.wrapping_add(window);
+        let is_overtaken = !is_before(from.said_edge, edge.wrapping_add(1 << from.peer_scale));
+        if to.known & SAID != 0 && is_before(seq, to.una) && is_late_ack(segment, &from) && !is_overtaken {
             seq = to.una;
         }
         if is_tail && is_good && is_before(ack, to.ack) {

@@ -1,6 +1,7 @@
 //! The worker's part in a simulation: tokens, verdicts, further turns, and deadlines on a clock that jumps.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -278,6 +279,11 @@ impl Driver {
     /// How often `counter` was counted.
     pub(super) fn count(&self, counter: Counter) -> u64 {
         self.journal.counters.total(counter)
+    }
+
+    /// Why sessions have stayed in user space that were to leave it.
+    pub(super) fn stays(&self) -> BTreeMap<&'static str, u64> {
+        self.journal.counters.stays_of(ListenerId::new(0))
     }
 
     /// The number of live sessions.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream};
-use truepeer_splice::{Broken, Question, Streams, Turn, Watched};
+use truepeer_splice::{Broken, Question, Reason, Streams, Turn, Watched};
 
 use super::world::World;
 use crate::io::{Io, Token};
@@ -233,8 +233,8 @@ impl Io for SimIo {
         Some(SocketAddr::from(([192, 0, 2, 200], 8443)))
     }
 
-    fn begin_leaving(&mut self, _: [&SimSocket; 2], _: Duration) -> Result<Leaving, &'static str> {
-        Err("simulated")
+    fn begin_leaving(&mut self, _: [&SimSocket; 2], _: Duration) -> Result<Leaving, Reason> {
+        Err(Reason::NotLoaded)
     }
 
     fn leave(

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use truepeer_session::CloseReason;
+use truepeer_session::settings::SpliceAfter;
 
 use super::case::{Case, Played, check_whole, script};
 use super::connection::{End, Rooms};
@@ -102,5 +103,19 @@ fn bulk_is_spliced_even_when_the_backlog_budget_is_used_up() {
         check_whole(&played);
         let spliced = played.0.io.world.borrow().spliced_bytes;
         assert!(spliced > 500_000, "{spliced} with {backlog_bytes}");
+    }
+}
+
+#[test]
+fn a_session_with_an_urgent_byte_does_not_try_to_leave() {
+    for (urgent, reason) in [(true, "urgent"), (false, "not_loaded")] {
+        let mut case = Case::new();
+        case.settings.splice_after = Some(SpliceAfter { bytes: 1, age: Duration::ZERO });
+        case.client = script(header(1), 10, Ending::FinAfterTheirs);
+        case.client.urgent = urgent;
+        case.backend.ending = Ending::Fin;
+        let played = case.play();
+        check_whole(&played);
+        assert_eq!(played.0.stays(), [(reason, 1)].into());
     }
 }

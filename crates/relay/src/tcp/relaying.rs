@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::CloseReason;
 use truepeer_session::settings::SpliceAfter;
-use truepeer_splice::{Streams, Turn, Watched};
+use truepeer_splice::{Reason, Streams, Turn, Watched};
 
 use super::half::{Backlog, End, Half, PumpContext, Pumped};
 use crate::io::{Io, Readiness};
@@ -57,7 +57,7 @@ pub(crate) struct Relaying<S, P> {
     reset_check_due: bool,
     leaving: Option<Box<Leaving>>,
     /// Why it stays, if it has tried to leave.
-    stays: Option<&'static str>,
+    stays: Option<Reason>,
     /// Nothing is written to this end: what it has must be sent first.
     hold: Option<Side>,
 }
@@ -132,7 +132,7 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// Why it stays in user space, if it has tried to leave.
-    pub(crate) fn stays(&self) -> Option<&'static str> {
+    pub(crate) fn stays(&self) -> Option<Reason> {
         self.stays
     }
 
@@ -159,6 +159,12 @@ impl<S, P> Relaying<S, P> {
     ) -> Result<Option<Progress>, CloseReason> {
         if self.leaving.is_none() {
             if !self.is_worth_leaving(after, age) {
+                return Ok(None);
+            }
+            let ends = [self.downstream.ready, self.upstream.ready];
+            if ends.iter().any(|ready| ready.urgent) {
+                // A broken connection counts as urgent, too.
+                self.stays = (!ends.iter().any(|ready| ready.error)).then_some(Reason::Urgent);
                 return Ok(None);
             }
             match io.begin_leaving([&self.downstream.socket, &self.upstream.socket], age) {
@@ -197,8 +203,7 @@ impl<S, P> Relaying<S, P> {
     fn is_worth_leaving(&self, after: Option<SpliceAfter>, age: Duration) -> bool {
         let Some(after) = after else { return false };
         let (up, down) = self.delivered_bytes();
-        let has_urgent = self.downstream.ready.urgent || self.upstream.ready.urgent;
-        let may = self.stays.is_none() && !has_urgent && self.broken.is_none();
+        let may = self.stays.is_none() && self.broken.is_none();
         may && !self.up.has_ended()
             && !self.down.has_ended()
             && (up + down >= after.bytes || age >= after.age)

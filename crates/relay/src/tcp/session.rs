@@ -223,7 +223,7 @@ impl<S, P> Session<S, P> {
                     let stayed = relaying.stays();
                     let leaving = relaying.leave(cx.io, cx.settings.splice_after, age, cx.now);
                     if let Some(reason) = relaying.stays().filter(|_| stayed.is_none()) {
-                        cx.shard.stay(reason);
+                        cx.shard.stay(reason.label());
                     }
                     progress = leaving.map(|leaving| leaving.unwrap_or(Progress::Waiting));
                 }

@@ -211,3 +211,22 @@ fn what_the_peers_have_acknowledged_is_delivered_though_the_sockets_have_not_hea
     connections.is_grace_over = true;
     assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::LetGo);
 }
+
+#[test]
+fn an_end_that_its_peer_has_not_acknowledged_is_not_delivered() {
+    for from in [0, 1] {
+        let (mut handover, mut connections) = held();
+        (connections.is_grace_over, connections.offers_fit) = (true, true);
+        turn(&mut handover, &mut connections, &Streams::default());
+        let mut streams = Streams { written: [5, 7], ..Streams::default() };
+        (streams.ended[from], streams.end_written[from]) = (true, true);
+        connections.has_work = true;
+        // Every byte, not the end.
+        connections.acknowledged = [Some(1005), Some(2007)];
+        assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+        assert_eq!(handover.progress(), Progress::Tail, "the end of side {from}");
+        connections.acknowledged[1 - from] = Some([1006, 2008][1 - from]);
+        assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+        assert_eq!(handover.progress(), Progress::Settling, "the end of side {from}");
+    }
+}

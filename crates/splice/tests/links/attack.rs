@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use truepeer_splice::Progress;
 use truepeer_sys::packet::PacketSocket;
+use truepeer_sys::repair::offered_window;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, RST, SYN, Segment, Wire, timestamps};
 use truepeer_testbed::{Bed, NetNs, ip_here};
@@ -126,6 +127,12 @@ fn settle(session: &ByHand) -> Vec<(String, u64)> {
 fn is_same(was: &(String, u64), is: &(String, u64)) -> bool {
     let grown = is.1.wrapping_sub(was.1) & 0xffff_ffff;
     was == is || (["edge", "said_edge", "max_window"].contains(&was.0.as_str()) && grown < 1 << 20)
+}
+
+/// The window that each end believes that it is offered.
+fn offered_windows(session: &ByHand) -> Result<[u32; 2]> {
+    let [sender, backend] = &session.ends;
+    Ok([offered_window(sender.as_fd())?, offered_window(backend.as_fd())?])
 }
 
 fn is_unchanged(session: &ByHand, before: &[(String, u64)], what: &str) -> Result<()> {
@@ -267,6 +274,28 @@ pub(crate) fn sweep_in_flight(bed: &Bed, v6: bool) -> Result<()> {
     session.say(1, b"and back")
 }
 
+/// The answer to a SYN goes to the true peer, which believes the answer's window.
+pub(crate) fn a_syn_closes_no_window(bed: &Bed, v6: bool) -> Result<()> {
+    let line = Line::make(bed)?;
+    let third = ThirdHost::join(&line)?;
+    let mut session = line.spliced(v6)?;
+    for side in [0, 1] {
+        session.say(side, &[5; 3000])?;
+    }
+    settle(&session);
+    let before = offered_windows(&session)?;
+    ensure!(before.iter().all(|window| *window > 1000), "{before:?}");
+    for (peer, own) in session.tuples {
+        third.send(&Segment { flags: SYN, ..Segment::new(peer, own) }.packet())?;
+    }
+    truepeer_testbed::wait_for("two questions", || line.counter("syn_asked").ok() == Some(2))?;
+    settle(&session);
+    let after = offered_windows(&session)?;
+    ensure!(after == before, "the ends are offered {after:?}, not {before:?} as before");
+    session.say(0, &[5; 3000])?;
+    session.say(1, &[6; 3000])
+}
+
 /// The other peer may not believe a reset, so the addresses are free only a second later.
 pub(crate) fn syn_after_reset(bed: &Bed, v6: bool) -> Result<()> {
     const DEAD: u64 = 5;
@@ -283,7 +312,10 @@ pub(crate) fn syn_after_reset(bed: &Bed, v6: bool) -> Result<()> {
     third.send(&syn)?;
     thread::sleep(Duration::from_millis(200));
     ensure!(stage(&session) == Some(DEAD), "a SYN has made room at once");
-    thread::sleep(Duration::from_millis(1000));
-    third.send(&syn)?;
+    // Those that are answered meanwhile don't keep the addresses.
+    for _ in 0..4 {
+        thread::sleep(Duration::from_millis(600));
+        third.send(&syn)?;
+    }
     truepeer_testbed::wait_for("GONE", || stage(&session) == Some(GONE))
 }

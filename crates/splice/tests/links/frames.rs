@@ -70,7 +70,7 @@ pub(crate) fn chained(bed: &Bed) -> Result<()> {
         let chain = Chain::make()?;
         let _first = line.arm_sockets(chain.sockets(0)).context("the first")?;
         let second = line.arm_sockets(chain.sockets(1));
-        let label = second.as_ref().err().map(|stays| stays.label());
+        let label = second.as_ref().err().map(|stays| stays.reason().label());
         ensure!(label == Some("chained"), "{second:?}");
         Ok(())
     })?
@@ -96,7 +96,7 @@ pub(crate) fn chained_at_once(bed: &Bed) -> Result<()> {
                 [first.join().expect("no panic"), second]
             });
             let stay = both.iter().filter_map(|armed| armed.as_ref().err());
-            let labels: Vec<_> = stay.map(|stays| stays.label()).collect();
+            let labels: Vec<_> = stay.map(|stays| stays.reason().label()).collect();
             ensure!(!labels.is_empty(), "round {round}: both have left");
             ensure!(labels.iter().all(|label| *label == "chained"), "round {round}: {labels:?}");
         }

@@ -20,7 +20,7 @@ pub(crate) enum Way {
     Questions,
     /// Both write all the time.
     Bulk,
-    /// Likewise, and read little at a time.
+    /// Likewise, and read little at a time, with [small receive buffers](crate::stand::Stand::shrink_receive_buffers).
     Slow,
     /// One end resets the connection on its way.
     Reset,
@@ -40,12 +40,13 @@ struct Plan {
 impl Plan {
     fn new(way: Way, number: u64) -> Plan {
         let mut chance = Chance::new(number.wrapping_mul(0x1234_5677));
-        let most = match way {
-            Way::Questions => 3000,
-            Way::Bulk | Way::Reset => 3_000_000,
-            Way::Slow => 1_000_000,
+        let (least, most) = match way {
+            Way::Questions => (1, 3000),
+            Way::Bulk | Way::Reset => (1, 3_000_000),
+            // A session takes up to a second to leave while its reader is slow; one that ends before stays.
+            Way::Slow => (300_000, 1_000_000),
         };
-        let lens = [0, 1].map(|_| 1 + chance.below(most));
+        let lens = [0, 1].map(|_| least + chance.below(most - least));
         let rounds = 20 + chance.below(60);
         let first = chance.below(2);
         Plan { way, chance, lens, rounds, first }
@@ -107,9 +108,6 @@ fn play(stream: TcpStream, plan: Plan, end: usize) -> Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     stream.set_write_timeout(Some(STALL))?;
     stream.set_nodelay(true)?;
-    if plan.way == Way::Slow {
-        SockRef::from(&stream).set_recv_buffer_size(8192)?;
-    }
     match plan.way {
         Way::Questions => questions(stream, plan, end),
         Way::Bulk | Way::Slow => bulk(stream, plan, end),

@@ -18,6 +18,8 @@ use truepeer_testbed::chance::Chance;
 /// The next look at a hand-over that waits.
 const LOOK: Duration = Duration::from_millis(4);
 const BUFFER: usize = 64 << 10;
+/// The longest time that bytes are held back. The real relay has the same limit.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// So long an ended flow still translates what is sent again.
 const LINGER: Duration = Duration::from_secs(1);
 /// What is lost several times is sent again after seconds.
@@ -67,10 +69,11 @@ impl Relay {
                 let shared = Arc::clone(&serving);
                 thread::spawn(move || {
                     shared.count(|tally| tally.sessions += 1);
-                    if relay(&shared, number, down, backend).is_err() {
+                    let failed = relay(&shared, number, down, backend).err();
+                    if failed.is_some() {
                         shared.count(|tally| tally.reset += 1);
                     }
-                    shared.note(number, None);
+                    shared.note(number, failed.map(|error| format!("{error:#}")));
                 });
             }
             Ok(())
@@ -92,7 +95,7 @@ impl Relay {
         *self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sessions that are still open, and the flows that were let go and have not ended.
+    /// The sessions that are still open or have failed, and the flows that were let go and have not ended.
     pub(crate) fn describe(&self) -> String {
         let open = self.shared.open.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.iter().map(|(number, what)| format!("session {number}: {what}\n"));
@@ -163,6 +166,7 @@ impl Session {
         let mut chance = Chance::new(number as u64);
         let after = chance.below(20_000) as u64 >> chance.below(12);
         let mut handover: Option<(Handover, Sockets)> = None;
+        let mut held_since = None;
         let positions = self.positions(number)?;
         let mut stays = false;
         loop {
@@ -194,10 +198,15 @@ impl Session {
             self.hold = None;
             match turn {
                 Turn::Wait => {}
-                Turn::Hold(side) => self.hold = Some(side),
-                Turn::StayHere(_) => {
+                Turn::Hold(side) if held_since.get_or_insert_with(Instant::now).elapsed() < PATIENCE => {
+                    self.hold = Some(side);
+                }
+                Turn::Hold(_) | Turn::StayHere(_) => {
                     shared.count(|tally| tally.stayed += 1);
                     (handover, stays) = (None, true);
+                    for socket in self.fds() {
+                        set_receive_buffer_fixed(socket, false)?;
+                    }
                 }
                 Turn::LetGo => return Ok(handover.map(|(_, spliced)| spliced)),
             }

@@ -89,6 +89,16 @@ impl Stand {
         Ok(Stand { sender, relay, backend, splices, _links: links })
     }
 
+    /// From now on sockets of both peers have small receive buffers. They must be small before a connection begins: otherwise the kernel takes back
+    /// windows that it has offered. Linux 6.18 drops every acknowledgement of a peer that has already sent more than that. If both ends do this, the
+    /// connection stands still for ever.
+    pub(crate) fn shrink_receive_buffers(&self) -> Result<()> {
+        for host in [&self.sender, &self.backend] {
+            host.run(|| fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 16384 16384"))?.context("tcp_rmem")?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn serve(&self, v6: bool) -> Result<Serving> {
         let backend_at: SocketAddr = if v6 { "[fd78::2]:80".parse()? } else { "10.78.0.2:80".parse()? };
         let listener =

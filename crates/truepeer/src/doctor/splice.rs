@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use rustix::system::uname;
+use truepeer_relay::StaysReason as Reason;
 
 use super::report::{Check, Report};
 use crate::admin::client::Client;
@@ -129,9 +130,9 @@ fn check(name: &'static str, tried: String, what: &str, why: &BTreeMap<String, u
 
 fn reason_with_meaning(reason: &str, times: u64) -> String {
     let of_full = truepeer_bpf::FULL_COUNTERS.iter().find(|(name, _)| *name == reason);
-    let meaning = of_full.or_else(|| REASONS.iter().find(|(name, _)| *name == reason));
-    meaning
-        .map_or_else(|| format!("{times} {reason}"), |(_, meaning)| format!("{times} {reason} ({meaning})"))
+    let of_auto = || Reason::ALL.iter().find(|one| one.label() == reason);
+    let meaning = of_full.map(|(_, meaning)| *meaning).or_else(|| of_auto().map(|one| one.meaning()));
+    meaning.map_or_else(|| format!("{times} {reason}"), |meaning| format!("{times} {reason} ({meaning})"))
 }
 
 /// Those of the counters of `full` that say why truepeer has a connection.
@@ -150,27 +151,6 @@ fn is_reason(counter: &str) -> bool {
     REASONS.contains(&counter)
 }
 
-/// Why a session stays, as it is counted. docs/splice.md has the same list.
-#[rustfmt::skip]
-const REASONS: &[(&str, &str)] = &[
-    ("segment_sizes", "segments of one side don't fit through the other's path"),
-    ("window_scale", "an end's windows are too narrow for the scale that the other end was told"),
-    ("timestamps", "one connection has them, the other has not"),
-    ("sack", "one connection has it, the other has not"),
-    ("ecn", "one connection has it, the other has not"),
-    ("families", "one connection is IPv4, the other IPv6"),
-    ("ended", "one side had ended"),
-    ("offers", "one end was offered more than the other takes, for two seconds"),
-    ("unsent", "an end has taken nothing for two seconds"),
-    ("packets_not_seen", "they pass other devices than the programs are attached to"),
-    ("table_full", "no room in the table of sessions"),
-    ("addresses_in_use", "another session has these addresses"),
-    ("chained", "its other end is another session of this truepeer"),
-    ("not_loaded", "the programs are not loaded: see the log"),
-    ("numbers_changed", "the kernel said something unexpected"),
-    ("failed", "the kernel said something unexpected"),
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,18 +158,15 @@ mod tests {
     #[test]
     fn each_reason_stands_in_the_documentation() {
         let page = include_str!("../../../../docs/splice.md");
-        for (reason, _) in REASONS {
-            assert!(page.contains(&format!("`{reason}`")), "{reason}");
-        }
-        // And each of the documentation is here.
         let (_, table) = page.split_once("| reason | |").expect("the table of reasons");
         let table = table.split_once("\n\n").expect("its end").0;
-        for row in table.lines().filter_map(|line| line.strip_prefix("| `")) {
-            let names = row.split(" | ").next().expect("a first column");
-            for name in names.split(", ").map(|name| name.trim_matches('`')) {
-                assert!(REASONS.iter().any(|(known, _)| *known == name), "{name}");
-            }
-        }
+        let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+        let mut documented: Vec<_> =
+            rows.flat_map(|names| names.split(", ")).map(|name| name.trim_matches('`')).collect();
+        let mut counted: Vec<_> = Reason::ALL.iter().map(|reason| reason.label()).collect();
+        documented.sort_unstable();
+        counted.sort_unstable();
+        assert_eq!(documented, counted);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::packets::{ACK, PSH, RST, SYN, Segment, Talker, Wire, timestamps};
+use truepeer_testbed::packets::{ACK, FIN, PSH, RST, SYN, Segment, Talker, Wire, timestamps};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, tests};
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
@@ -38,6 +38,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_clock_that_stands_still_is_not_old_for_the_backend,
         forwarded_connections_to_other_hosts_pass,
         a_forged_syn_in_the_middle_is_answered_to_the_true_sender,
+        a_third_host_changes_nothing_of_a_session,
         a_client_on_the_doors_own_port_is_served_at_once,
         a_listener_on_loopback_is_not_reached_from_a_wire,
     ]
@@ -380,10 +381,12 @@ fn a_forged_syn_in_the_middle_is_answered_to_the_true_sender(bed: &Bed) -> Resul
     ground.goes_on(&mut talker, 5000)?;
     ground.wire.forget()?;
     ground.far.send(&Wire::frame_to([2, 0, 0, 0, 1, 2], &usual_syn(&talker).packet(), &[]))?;
-    // Other acknowledgements have a window.
-    let is_question =
-        |segment: &Segment| segment.flags == ACK && segment.window == 0 && segment.ack == talker.seq;
-    talker.hear("the question", is_question)?;
+    // Other acknowledgements have timestamps.
+    let is_question = |segment: &Segment| {
+        segment.flags == ACK && segment.timestamps().is_none() && segment.ack == talker.seq
+    };
+    let question = talker.hear("the question", is_question)?;
+    ensure!(question.window > 0, "the sender believes that it may send nothing more");
     let mut buffer = vec![0; 2000];
     while let Some(len) = ground.far.try_recv(&mut buffer)? {
         let segment = buffer.get(14..len).and_then(Segment::parse);
@@ -392,6 +395,50 @@ fn a_forged_syn_in_the_middle_is_answered_to_the_true_sender(bed: &Bed) -> Resul
     talker.ack = talker.ack.wrapping_add(5);
     talker.say(b"world")?;
     talker.hear("the echo", |segment| segment.payload == b"world").map(drop)
+}
+
+/// It knows the addresses and ports of a session that the kernel has made, but none of its numbers.
+fn a_third_host_changes_nothing_of_a_session(bed: &Bed) -> Result<()> {
+    const FLAGS: [u8; 8] = [SYN, RST | ACK, FIN | ACK, ACK, ACK | PSH, ACK | PSH | FIN, 0, RST];
+    const ERRORS: [(u8, u8); 5] = [(3, 4), (3, 1), (3, 3), (11, 0), (12, 0)];
+    let ground = Ground::make(bed)?;
+    let mut talker = ground.talker(2000, 99)?;
+    ground.ask(&mut talker)?;
+    ground.goes_on(&mut talker, 5000)?;
+    talker.ack = talker.ack.wrapping_add(5);
+    let mut chance = Chance::new(1);
+    let mut number = move || u32::try_from(chance.next() >> 32);
+    for round in 0..600_u32 {
+        // The last segment is a reset: nothing undoes it if it is believed.
+        // Half of the numbers are within the window, and none is the exact one. No acknowledgement is near what was sent.
+        let seq = if round % 2 == 0 { number()? } else { talker.seq.wrapping_add(1 + number()? % 2000) };
+        let ack = talker.ack.wrapping_add(1 << 27).wrapping_add(number()? % (3 << 30));
+        let flags = FLAGS[round as usize % FLAGS.len()];
+        let payload =
+            if flags & (SYN | RST) == 0 { vec![b'X'; (number()? % 500) as usize] } else { Vec::new() };
+        let options = if round % 3 == 0 { timestamps(number()?, number()?) } else { Vec::new() };
+        let segment = Segment::new(talker.from, talker.to);
+        talker.send(&Segment { seq, ack, flags, window: 0, payload, options, ..segment })?;
+        // A router's error about a segment that we may have sent.
+        let quoted = Segment { seq: ack, flags: ACK, ..Segment::new(talker.to, talker.from) }.packet();
+        let (kind, code) = ERRORS[round as usize % ERRORS.len()];
+        ground.wire.send(&quoted.error("10.77.0.9".parse()?, kind, code, 576))?;
+        if round % 50 == 0 {
+            // The host's queue is short.
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+    // truepeer looks at each session once a second, and logs its end.
+    std::thread::sleep(Duration::from_secs(2));
+    let is_ended = |line: &str| line.contains("203.0.113.7:5000") && line.contains("duration");
+    ensure!(!ground.truepeer.log().lines().any(is_ended), "{}", ground.truepeer.log());
+    let is_reset = talker.hears_within(Duration::ZERO, |segment| segment.flags & (RST | FIN | SYN) != 0)?;
+    ensure!(!is_reset, "the sender hears an end, or a beginning");
+    talker.say(b"world")?;
+    talker.hear("the echo", |segment| segment.payload == b"world")?;
+    // The line that was looked for above.
+    talker.send(&Segment { flags: RST, ..talker.data(b"") })?;
+    truepeer_testbed::wait_for("the session's line", || ground.truepeer.log().lines().any(is_ended))
 }
 
 /// The listener is at all addresses, so the backend's answer to this client looks like a segment for it.

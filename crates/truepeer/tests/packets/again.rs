@@ -205,13 +205,17 @@ fn a_part_that_was_acknowledged_stays_so(bed: &Bed) -> Result<()> {
 fn a_sender_that_starts_again_is_told(bed: &Bed) -> Result<()> {
     let stage = make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {
-        talker.open()?;
+        let answer = open_with_options(&mut talker)?;
         is_given_up(&stage)?;
         let mut again = Talker::new(&stage.wire, talker.from, talker.to, talker.isn.wrapping_add(1 << 30));
         stage.wire.forget()?;
         again.send(&again.syn())?;
         let told = again.hear("where the old one stands", |_| true)?;
         ensure!((told.flags, told.seq, told.ack) == (ACK, talker.ack, talker.seq), "{told:?}");
+        // The SYN may have been forged: the window is none that stops the sender.
+        let scale =
+            answer.options.windows(3).find_map(|option| option.strip_prefix(&[3, 3])).context("no scale")?;
+        ensure!(told.window == u16::MAX >> scale[0], "{told:?}");
         again.send(&Segment { seq: told.ack, flags: RST, ..Segment::new(again.from, again.to) })?;
         again.open()?;
         is_served(&stage, &mut again)

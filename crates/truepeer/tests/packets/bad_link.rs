@@ -14,6 +14,7 @@ use truepeer_testbed::crowd::{in_parallel, nth_client};
 use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::packets::{BadLink, Mischief};
 use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::peers::{Place, classic_rules, over_tcp, peer};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client};
 
 /// Of 1000 segments, this many are damaged, as many delayed, as many duplicated, and as many lost.
@@ -88,7 +89,17 @@ fn by_proxy(bed: &Bed, count: usize) -> Result<()> {
     all_are_right(&link, [host.at(false, 8443), host.at(true, 8443)], count)
 }
 
+/// Truepeer, or a peer that `FAULTS_OF` names.
 fn start_proxy(bed: &Bed, link: &BadLink) -> Result<Running> {
+    if let Some(name) = peer() {
+        let place = Place { door: "[::]:8443", ipv4: "127.0.0.1:80", ipv6: "[::1]:80" };
+        let peer = link.right.run(|| -> Result<Running> {
+            classic_rules(bed)?;
+            over_tcp(bed, &name, place)?.start(bed)
+        })??;
+        peer.wait_listening(place.door)?;
+        return Ok(peer);
+    }
     Truepeer::of(Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("proxy"))
         .ipv4("127.0.0.1:80")
         .ipv6("[::1]:80")
@@ -160,10 +171,11 @@ fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
     let header = header(&client, &mut chance)?;
     let from = source(v6, u8::try_from(chance.below(SOURCES.into()))?);
     let mut stream = connect(from, to[usize::from(v6)])?;
-    // The header whole, alone, or in parts; then the data.
+    // The header whole, alone, or in parts; then the data. Not all peers take a header in parts, and none must (PROXY 2.2).
+    let within_the_header = if peer().is_none() { chance.below(header.len() + 1) } else { 0 };
     let bytes = [header.as_slice(), &Pattern::bytes(len)].concat();
     let mut at = 0;
-    for cut in [chance.below(header.len() + 1), header.len(), header.len() + chance.below(len + 1)] {
+    for cut in [within_the_header, header.len(), header.len() + chance.below(len + 1)] {
         if chance.below(3) == 0 {
             stream.write_all(&bytes[at..cut.max(at)]).context("write")?;
             at = cut.max(at);
@@ -187,6 +199,8 @@ fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
 fn header(client: &SocketAddr, chance: &mut Chance) -> Result<Vec<u8>> {
     let destination = "192.0.2.1:443";
     match chance.below(4) {
+        // NGINX takes no header of more than 107 bytes.
+        1 if peer().is_some() => client::v2(client, destination),
         0 => client::v1(client, destination),
         1 => {
             let len = chance.below(300);

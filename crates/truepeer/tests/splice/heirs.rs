@@ -2,6 +2,8 @@
 
 use std::io::Read as _;
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -29,6 +31,50 @@ pub(crate) fn tests() -> Vec<Test> {
             .long(),
     );
     all
+}
+
+/// Moves bytes in all sessions while `work` is done. Returns how many each has echoed besides. None may fail.
+fn while_bytes_move<T>(
+    streams: Vec<TcpStream>,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(Vec<(TcpStream, usize)>, T)> {
+    const THREADS: usize = 4;
+    let is_over = AtomicBool::new(false);
+    let rounds: [AtomicUsize; THREADS] = Default::default();
+    let mut shares: [Vec<_>; THREADS] = Default::default();
+    for (number, stream) in streams.into_iter().enumerate() {
+        shares[number % THREADS].push((stream, 0));
+    }
+    let are_moving = |least: usize| rounds.iter().all(|round| round.load(Relaxed) >= least);
+    thread::scope(|scope| {
+        let movers: Vec<_> = shares
+            .into_iter()
+            .zip(&rounds)
+            .map(|(mut share, round)| {
+                let is_over = &is_over;
+                scope.spawn(move || -> Result<Vec<(TcpStream, usize)>> {
+                    // The last round begins after the end of the work.
+                    let mut is_last = false;
+                    while !is_last {
+                        is_last = is_over.load(Relaxed);
+                        for (stream, echoed) in &mut share {
+                            echo(stream, b"bytes move").context("while bytes move")?;
+                            *echoed += 10;
+                        }
+                        round.fetch_add(1, Relaxed);
+                    }
+                    Ok(share)
+                })
+            })
+            .collect();
+        let done = truepeer_testbed::wait_for("bytes that move", || are_moving(1)).and_then(|()| work());
+        is_over.store(true, Relaxed);
+        let mut moved = Vec::new();
+        for mover in movers {
+            moved.extend(mover.join().expect("no panic")?);
+        }
+        Ok((moved, done?))
+    })
 }
 
 /// Ends the session, and finds its line, with these bytes both ways, in the log.
@@ -69,16 +115,23 @@ fn after_kill_9_the_next_truepeer_lists_the_sessions(bed: &Bed) -> Result<()> {
 fn kill_9_of(bed: &Bed, count: u16) -> Result<()> {
     let stand = Stand::make(bed, &[])?;
     let (mut streams, echoed) = sessions(&stand, bed, count)?;
-    stand.truepeer.signal(Signal::KILL)?;
-    stand.truepeer.wait_end()?;
-    streams.iter_mut().try_for_each(|stream| echo(stream, b"nobody is there"))?;
-    let stand = next(stand, bed, &[])?;
-    lists(&stand, bed, usize::from(count))?;
-    streams.iter_mut().try_for_each(|stream| echo(stream, b"goes on"))?;
-    let last = streams.pop().context("none")?;
+    // Not among those whose bytes move: it shows that each of its bytes is counted once.
+    let mut last = streams.pop().context("none")?;
+    let (streams, stand) = while_bytes_move(streams, || {
+        stand.truepeer.signal(Signal::KILL)?;
+        stand.truepeer.wait_end()?;
+        echo(&mut last, b"nobody is there")?;
+        let stand = next(stand, bed, &[])?;
+        lists(&stand, bed, usize::from(count))?;
+        Ok(stand)
+    })?;
+    echo(&mut last, b"goes on")?;
     end_with(&stand.truepeer, last, 5000 + count - 1, echoed + 15 + 7)?;
+    let mut streams = streams.into_iter();
+    let (first, moved) = streams.next().context("none")?;
+    end_with(&stand.truepeer, first, 5000, echoed + moved)?;
     stand.ask(bed, &["sessions", "--client", "203.0.113.7", "--kill"])?;
-    streams.iter_mut().try_for_each(is_reset)
+    streams.try_for_each(|(mut stream, _)| is_reset(&mut stream))
 }
 
 fn a_stop_leaves_the_sessions_to_the_next_truepeer(bed: &Bed) -> Result<()> {
@@ -129,20 +182,26 @@ fn upgrade_of(bed: &Bed, count: u16) -> Result<()> {
     let old = serve(bed, &[])?;
     let stand = Stand { truepeer: old, backend, admin: bed.dir().join("admin") };
     let (mut streams, echoed) = sessions(&stand, bed, count)?;
-    let new = serve(bed, &["--take-over"])?;
-    let Stand { truepeer: old, backend, admin } = stand;
-    let stand = Stand { truepeer: new, backend, admin };
-    stand.truepeer.wait_for_log("upgrade: serves in place of process")?;
-    lists(&stand, bed, usize::from(count))?;
-    streams.iter_mut().try_for_each(|stream| echo(stream, b"two processes"))?;
-    ensure!(old.wait_end()?.code() == Some(0), "the old process: {}", old.log());
-    ensure!(!old.log().contains("INFO session client"), "ended by the old process: {}", old.log());
-    streams.iter_mut().try_for_each(|stream| echo(stream, b"one process"))?;
+    let mut last = streams.pop().context("none")?;
+    let (mut streams, stand) = while_bytes_move(streams, || {
+        let new = serve(bed, &["--take-over"])?;
+        let Stand { truepeer: old, backend, admin } = stand;
+        let stand = Stand { truepeer: new, backend, admin };
+        stand.truepeer.wait_for_log("upgrade: serves in place of process")?;
+        lists(&stand, bed, usize::from(count))?;
+        echo(&mut last, b"two processes")?;
+        ensure!(old.wait_end()?.code() == Some(0), "the old process: {}", old.log());
+        ensure!(!old.log().contains("INFO session client"), "ended by the old process: {}", old.log());
+        Ok(stand)
+    })?;
+    echo(&mut last, b"one process")?;
     let mut later = [open(count)?];
     for _ in 0..40 {
         echo(&mut later[0], b"bytes move")?;
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     lists(&stand, bed, usize::from(count) + 1)?;
-    end_with(&stand.truepeer, streams.pop().context("none")?, 5000 + count - 1, echoed + 13 + 11)
+    end_with(&stand.truepeer, last, 5000 + count - 1, echoed + 13 + 11)?;
+    let (first, moved) = streams.swap_remove(0);
+    end_with(&stand.truepeer, first, 5000, echoed + moved)
 }

@@ -1,6 +1,6 @@
 //! A session's life after it has left user space.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, client, tests};
 
-use crate::stand::{BACKEND, DOOR, Stand, TRUEPEER, echo, is_reset, open, proxy, spliced};
+use crate::stand::{BACKEND, DOOR, SITE, Stand, TRUEPEER, echo, is_reset, open, open_at, proxy, spliced};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -20,9 +20,12 @@ pub(crate) fn tests() -> Vec<Test> {
         sessions_outlive_their_truepeer_and_the_next_one_serves,
         a_stop_waits_for_sessions_that_have_left_and_ends_them,
         by_default_no_session_leaves,
+        sessions_with_a_header_for_the_backend_leave,
         sessions_with_a_mark_stay,
         a_reload_that_wants_splice_says_when_it_takes_effect,
         without_a_capability_sessions_are_relayed,
+        full_without_what_it_needs_is_as_auto,
+        a_second_truepeer_relays_and_says_why,
     ]
 }
 
@@ -149,6 +152,34 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// Linux 6.9 and SYN cookies. So this shows the same before Linux 6.9.
+fn full_without_what_it_needs_is_as_auto(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0")?;
+    let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let truepeer = proxy(bed, &["--splice", "full", "--splice-after", "0"]).start(bed)?;
+    truepeer.wait_for_log("(Linux 6.9) and net.ipv4.tcp_syncookies other than 0")?;
+    truepeer.wait_for_log("until the next start it is as auto")?;
+    let stand = Stand { truepeer, backend, admin: bed.dir().join("admin") };
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    echo(&mut stream, &[7; 3000])
+}
+
+fn a_second_truepeer_relays_and_says_why(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let door = "127.0.0.1:8444";
+    let second = Truepeer::proxy(TRUEPEER).listen(door).ipv4(BACKEND);
+    let second = second.args(&["--routes", "auto", "--splice", "auto", "--splice-after", "0"]).start(bed)?;
+    second.wait_for_log("another truepeer has the tables of this network namespace; sessions are relayed")?;
+    let mut relayed = open_at(door, 1)?;
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    echo(&mut relayed, &[7; 3000])?;
+    ensure!(!second.log().contains("has left user space"), "{}", second.log());
+    Ok(())
+}
+
 fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
     let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
@@ -172,6 +203,26 @@ fn sessions_with_a_mark_stay(bed: &Bed) -> Result<()> {
     let list = stand.ask(bed, &["sessions"])?;
     ensure!(list.contains(" relaying "), "{list}");
     stand.truepeer.wait_for_log("don't have its --mark")
+}
+
+/// truepeer has written the backend's header before the session leaves. The backend echoes that as well.
+fn sessions_with_a_header_for_the_backend_leave(bed: &Bed) -> Result<()> {
+    const ADDRESSES: std::ops::Range<usize> = 16..28;
+    let stand = Stand::make(bed, &["--send-proxy", "v2"])?;
+    let header = client::v2("203.0.113.7:5000", SITE)?;
+    let mut stream = client::connect(DOOR)?;
+    stream.write_all(&header)?;
+    let mut back = [0; 28];
+    stream.read_exact(&mut back)?;
+    ensure!(back[..12] == header[..12] && back[ADDRESSES] == header[ADDRESSES], "{back:?}");
+    let echoed = stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    echo(&mut stream, &[7; 3000])?;
+    stream.shutdown(Shutdown::Write)?;
+    ensure!(stream.read(&mut [0])? == 0, "no end");
+    stand.backend.wait_for_log(&format!("eof {}", 28 + echoed + 3000))?;
+    stand.truepeer.wait_for_log("close=\"finished\"")?;
+    ensure!(stand.backend.log().contains("127.0.0.1:"), "{}", stand.backend.log());
+    Ok(())
 }
 
 fn a_reload_that_wants_splice_says_when_it_takes_effect(bed: &Bed) -> Result<()> {

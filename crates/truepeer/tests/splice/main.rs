@@ -5,10 +5,12 @@ mod bridge;
 mod busy;
 mod crowd;
 mod heirs;
+mod killed;
 mod life;
 mod lossy;
 mod silent;
 mod stand;
+mod wire;
 
 use std::process::ExitCode;
 
@@ -20,10 +22,12 @@ fn main() -> ExitCode {
         again::tests(),
         busy::tests(),
         heirs::tests(),
+        killed::tests(),
         silent::tests(),
         bridge::tests(),
         crowd::tests(),
         lossy::tests(),
+        wire::tests(),
     ]
     .into_iter()
     .flatten()

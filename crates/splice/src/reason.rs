@@ -1,0 +1,52 @@
+//! Why a session stays in user space.
+
+macro_rules! reasons {
+    ($($reason:ident $label:literal: $meaning:literal)*) => {
+        /// Why a session stays in user space, as it is counted. docs/splice.md explains each.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Reason {
+            $(#[doc = $meaning] $reason,)*
+        }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$reason,)*];
+
+            /// For counters and machines.
+            #[must_use]
+            pub fn label(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $label,)*
+                }
+            }
+
+            /// For people, behind the label.
+            #[must_use]
+            pub fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $meaning,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    SegmentSizes "segment_sizes": "segments of one side don't fit through the other's path"
+    WindowScale "window_scale": "an end's windows are too narrow for the scale that the other end was told"
+    Timestamps "timestamps": "one connection has them, the other has not"
+    Sack "sack": "one connection has it, the other has not"
+    Ecn "ecn": "one connection has it, the other has not"
+    Families "families": "one connection is IPv4, the other IPv6"
+    Ended "ended": "one side had ended"
+    Urgent "urgent": "a byte was marked as urgent"
+    Offers "offers": "one end was offered more than the other takes, for two seconds"
+    Unsent "unsent": "an end has taken nothing for two seconds"
+    PacketsNotSeen "packets_not_seen": "they pass other devices than the programs are attached to"
+    TableFull "table_full": "no room in the table of sessions"
+    AddressesInUse "addresses_in_use": "another session has these addresses"
+    Chained "chained": "its other end is another session of this truepeer"
+    NotLoaded "not_loaded": "the programs are not loaded: see the log"
+    NumbersChanged "numbers_changed": "the kernel said something unexpected"
+    Failed "failed": "the kernel said something unexpected"
+}
