@@ -72,9 +72,11 @@ impl Flows {
     /// ENOMEM.
     pub(crate) fn new() -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // Miri has no shared mappings, and no fork(2).
+        let shared = if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::SHARED };
         // SAFETY: mmap(2) without MAP_FIXED creates a new mapping at a free address, so no existing memory is
         // affected.
-        let start = unsafe { mmap_anonymous(null_mut(), BYTES, protection, MapFlags::SHARED) }?;
+        let start = unsafe { mmap_anonymous(null_mut(), BYTES, protection, shared) }?;
         Ok(Self { start: start.cast_const().cast() })
     }
 

@@ -25,7 +25,7 @@ use super::tuples::{Tuples, UpstreamTuple};
 use crate::listener::Listener;
 
 /// The buffer size of an upstream socket: a flow's share of a burst.
-const BUFFER_BYTES: usize = 1 << 20;
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
 /// One flow.
 #[derive(Debug)]
@@ -133,6 +133,8 @@ impl Flow {
 pub(super) struct FlowUpstream {
     pub(super) socket: OwnedFd,
     pub(super) tuple: Option<UpstreamTuple>,
+    /// Its buffers have [`BUFFER_BYTES`].
+    pub(super) is_grown: bool,
     /// Why it has not the client's port.
     pub(super) port_replaced: Option<ConnectError>,
 }
@@ -148,8 +150,8 @@ pub(super) fn open_upstream(
             if route.on_conflict == OnConflict::Ephemeral =>
         {
             let any_port = route.source.map(|source| SocketAddr::new(source.ip(), 0));
-            let socket = connect(route, any_port, mark)?;
-            Ok(FlowUpstream { socket, tuple: None, port_replaced: Some(error) })
+            let (socket, is_grown) = connect(route, any_port, mark)?;
+            Ok(FlowUpstream { socket, tuple: None, is_grown, port_replaced: Some(error) })
         }
         result => result,
     }
@@ -163,11 +165,12 @@ fn connect_as_client(
 ) -> Result<FlowUpstream, ConnectError> {
     let take = |source| tuples.take(flow, source, route.backend.get()).ok_or(ConnectError::TupleInUse);
     let tuple = route.source.filter(|source| source.port() != 0).map(take).transpose()?;
-    let socket = connect(route, route.source, mark)?;
-    Ok(FlowUpstream { socket, tuple, port_replaced: None })
+    let (socket, is_grown) = connect(route, route.source, mark)?;
+    Ok(FlowUpstream { socket, tuple, is_grown, port_replaced: None })
 }
 
-fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<OwnedFd, ConnectError> {
+/// The socket, and whether its buffers have [`BUFFER_BYTES`].
+fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<(OwnedFd, bool), ConnectError> {
     let backend = route.backend.get();
     let socket = udp_socket(backend)?;
     if mark != 0 {
@@ -181,10 +184,10 @@ fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<Owned
     }
     rustix::net::connect(&socket, &backend).named("connect")?;
     refuse_itself(socket.as_fd(), &dial::Upstream { source, backend, mark, path_mtu: None })?;
-    grow_buffers(socket.as_fd(), BUFFER_BYTES);
+    let is_grown = grow_buffers(socket.as_fd(), BUFFER_BYTES);
     // An older kernel delivers datagrams one by one.
     let _ = enable_gro(socket.as_fd());
-    Ok(socket)
+    Ok((socket, is_grown))
 }
 
 /// A socket that has the port on every address holds it (udp_lib_lport_inuse), unless it shares the port by

@@ -10,8 +10,8 @@ use truepeer_session::listening::ListenError;
 use truepeer_session::settings::{ListenerSettings, UdpSettings};
 use truepeer_sys::socket::set_transparent;
 use truepeer_sys::udp::{
-    Arrival, enable_arrival_reports, enable_gro, grow_buffers, set_steering, supports_segmentation,
-    udp_socket,
+    Arrival, enable_arrival_reports, enable_gro, grow_buffers, grow_later, set_steering,
+    supports_segmentation, udp_socket,
 };
 use truepeer_sys::{CallError, Named};
 
@@ -20,7 +20,7 @@ use super::steering;
 use super::tuples::Tuples;
 
 /// The buffer size of a listener: some thousand datagrams while a worker is busy.
-pub(super) const BUFFER_BYTES: usize = 8 << 20;
+pub const BUFFER_BYTES: usize = 8 << 20;
 
 /// One worker's socket of a UDP listener.
 #[derive(Debug)]
@@ -111,7 +111,9 @@ fn adopt(
     tuples: &Tuples,
 ) -> Result<Gate, CallError> {
     enable_arrival_reports(socket.as_fd(), settings.address, settings.transparent)?;
-    grow_buffers(socket.as_fd(), BUFFER_BYTES);
+    if !grow_buffers(socket.as_fd(), BUFFER_BYTES) {
+        grow_later(&[socket.as_fd()], BUFFER_BYTES);
+    }
     if may_merge {
         // An older kernel delivers datagrams one by one, which is only slower.
         let _ = enable_gro(socket.as_fd());

@@ -40,6 +40,7 @@ use truepeer_sys::{CallError, Named};
 
 use self::early::EarlyDatagram;
 use self::flow::Flow;
+pub use self::gate::BUFFER_BYTES as MOST_BUFFER_BYTES;
 use self::gate::Gate;
 use self::refusal::{DroppedDatagram, Forgotten};
 use self::retired::Retired;
@@ -76,6 +77,8 @@ pub(crate) struct UdpFlows {
     /// Each at a place of its own.
     gates: Vec<Option<Entrance>>,
     table: FlowTable<Flow>,
+    /// Flows of this batch whose buffers another process must grow.
+    small: Vec<Key>,
     /// What came before the gates at these places were complete, while nothing is read.
     early: Vec<(usize, Vec<EarlyDatagram>)>,
     forgotten: Forgotten,
@@ -213,21 +216,16 @@ impl UdpFlows {
         listener.shard.count(why);
         listener.shard.on_end();
         let is_expired = why == Counter::FlowsExpired;
+        // Remove it explicitly: the process that grows its buffers may still have the socket. Then a late reply that nobody reads would wake us for ever.
+        let was_watched = epoll::delete(cx.epoll, &gone.flow.upstream).is_ok();
         if let Some(sender) = gone.sender {
             self.forgotten.add(sender, !is_expired, cx.now);
         }
         cx.journal.on_flow_end(&listener.shard, &gone.flow.ended(why), cx.now);
         let sending = listener.rules.settings.udp.as_ref().and_then(|udp| udp.sending);
         // An evicted flow must make room, so it can't keep its descriptor.
-        if is_expired && sending.is_some_and(Dialect::has_bare_datagrams) {
-            self.retire(cx, gone.flow);
-        }
-    }
-
-    fn retire(&mut self, cx: &FlowContext<'_>, flow: Flow) {
-        // Watched, a late reply that nobody reads would wake us for ever.
-        if epoll::delete(cx.epoll, &flow.upstream).is_ok() {
-            self.retired.add(flow.upstream, flow.permit, cx.now);
+        if is_expired && was_watched && sending.is_some_and(Dialect::has_bare_datagrams) {
+            self.retired.add(gone.flow.upstream, gone.flow.permit, cx.now);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +14,9 @@ use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
-use truepeer_sys::udp::Arrival;
+use truepeer_sys::udp::{Arrival, grow_later};
 
-use super::flow::{Back, Flow, SentHeader, can_merge, open_upstream};
+use super::flow::{BUFFER_BYTES, Back, Flow, SentHeader, can_merge, open_upstream};
 use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::DropCause;
@@ -77,7 +78,20 @@ impl UdpFlows {
             permit,
             tuple: upstream.tuple,
         };
-        self.adopt(cx, opening.key, flow, opening.udp.silence)
+        let place = self.adopt(cx, opening.key, flow, opening.udp.silence)?;
+        self.small.extend((!upstream.is_grown).then_some(place));
+        Ok(place)
+    }
+
+    /// Has the buffers of new flows grown, where this process may not do it.
+    pub(super) fn grow_small(&mut self) {
+        let sockets: Vec<_> = self
+            .small
+            .drain(..)
+            .filter_map(|place| self.table.get(place))
+            .map(|flow| flow.upstream.as_fd())
+            .collect();
+        grow_later(&sockets, BUFFER_BYTES);
     }
 
     fn permit(&mut self, cx: &FlowContext<'_>) -> Permit {

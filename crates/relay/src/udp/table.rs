@@ -90,6 +90,10 @@ impl<F> FlowTable<F> {
         self.flows.between(from, to).map(|(key, entry)| (key, &entry.flow))
     }
 
+    pub(crate) fn get(&self, key: Key) -> Option<&F> {
+        self.flows.get(key).map(|entry| &entry.flow)
+    }
+
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut F> {
         self.flows.get_mut(key).map(|entry| &mut entry.flow)
     }

@@ -86,6 +86,8 @@ impl UdpFlows {
         for arrival in arrivals {
             self.place(cx, number, entrance, &arrival, &mut placed);
         }
+        // Before the first datagram leaves, so that no reply is there yet.
+        self.grow_small();
         // Stable: the datagrams of a flow stay in order.
         placed.sort_by_key(|placed| placed.flow.to_bits());
         for of_flow in placed.chunk_by(|one, other| one.flow == other.flow) {

@@ -10,7 +10,8 @@ pub use receive::{Arrival, ReceiveBatch};
 pub use send::{Run, send_runs};
 pub(crate) use socket::grow_recv_buffer;
 pub use socket::{
-    enable_arrival_reports, enable_gro, grow_buffers, set_steering, supports_segmentation, udp_socket,
+    GrowLater, enable_arrival_reports, enable_gro, force_buffers, grow_buffers, grow_later, grow_later_by,
+    set_steering, supports_segmentation, udp_socket,
 };
 
 use std::net::IpAddr;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
@@ -57,12 +58,47 @@ pub fn supports_segmentation(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// Asks for buffers of `bytes` in both directions: beyond the system's limit with CAP_NET_ADMIN, else up to it
-/// (net.core.rmem_max, net.core.wmem_max). Less is no failure.
-pub fn grow_buffers(socket: BorrowedFd<'_>, bytes: usize) {
-    grow_recv_buffer(socket, bytes);
+/// (net.core.rmem_max, net.core.wmem_max). Returns whether the socket has them. Larger ones stay as they are.
+pub fn grow_buffers(socket: BorrowedFd<'_>, bytes: usize) -> bool {
+    if has_buffers(socket, bytes) || force_buffers(socket, bytes).is_ok() {
+        return true;
+    }
+    let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
+    let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+    has_buffers(socket, bytes)
+}
+
+/// Gives a socket buffers of `bytes` in both directions, beyond the system's limit.
+///
+/// # Errors
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace.
+pub fn force_buffers(socket: BorrowedFd<'_>, bytes: usize) -> Result<(), CallError> {
+    sockopt::set_socket_recv_buffer_size_force(socket, bytes).named("setsockopt(SO_RCVBUFFORCE)")?;
     let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    if set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, value).is_err() {
-        let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+    set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, value).named("setsockopt(SO_SNDBUFFORCE)")
+}
+
+fn has_buffers(socket: BorrowedFd<'_>, bytes: usize) -> bool {
+    // The kernel reports twice of what was asked for: its own overhead is part of it (socket(7)).
+    [sockopt::socket_recv_buffer_size(socket), sockopt::socket_send_buffer_size(socket)]
+        .iter()
+        .all(|size| size.is_ok_and(|size| size >= 2 * bytes))
+}
+
+/// Makes the buffers of some sockets as large as in [`grow_buffers`], after it has returned.
+pub type GrowLater = dyn Fn(&[BorrowedFd<'_>], usize) + Send + Sync;
+
+static OTHER: OnceLock<Box<GrowLater>> = OnceLock::new();
+
+/// Names another process that grows buffers in [`grow_later`]. Only the first call has an effect.
+pub fn grow_later_by(other: Box<GrowLater>) {
+    let _ = OTHER.set(other);
+}
+
+/// Has the process of [`grow_later_by`] grow buffers for which [`grow_buffers`] lacked the capability, if there is one. Never waits for it.
+pub fn grow_later(sockets: &[BorrowedFd<'_>], bytes: usize) {
+    if let Some(other) = OTHER.get().filter(|_| !sockets.is_empty()) {
+        other(sockets, bytes);
     }
 }
 
@@ -94,4 +130,22 @@ fn set<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> st
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw const value).cast(), length)
     };
     if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    /// An upgrade inherits buffers that the new process could not have by itself.
+    #[test]
+    fn buffers_that_are_large_enough_stay_as_they_are() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let size = || [sockopt::socket_recv_buffer_size(&socket), sockopt::socket_send_buffer_size(&socket)];
+        assert!(grow_buffers(socket.as_fd(), 64 << 10));
+        let before = size();
+        assert!(grow_buffers(socket.as_fd(), 16 << 10));
+        assert_eq!(size(), before);
+    }
 }

@@ -67,11 +67,13 @@ const KEEPER: &[i64] = numbers! {
 const KEEPER_OLDER: &[i64] = numbers! { SYS_open SYS_stat SYS_poll SYS_time };
 #[cfg(not(target_arch = "x86_64"))]
 const KEEPER_OLDER: &[i64] = &[];
-/// The options that the keeper sets: of netlink, and those of a client's port that another program listens on.
-const KEEPER_OPTIONS: [(i32, Option<i32>); 3] = [
+/// The options that the keeper sets: of netlink, those of a client's port that another program listens on, and buffers.
+const KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
     (libc::SOL_NETLINK, None),
     (libc::IPPROTO_TCP, Some(libc::TCP_REPAIR)),
     (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
+    (libc::SOL_SOCKET, Some(libc::SO_RCVBUFFORCE)),
+    (libc::SOL_SOCKET, Some(libc::SO_SNDBUFFORCE)),
 ];
 /// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor raw ones,
 /// which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.

@@ -21,7 +21,7 @@ pub(super) struct Job {
     needs: Vec<&'static Need>,
     /// It may add and remove rules.
     pub(super) routes: bool,
-    /// Its keeper does that, and shares ports.
+    /// Its keeper does that, shares ports and grows buffers.
     pub(super) has_keeper: bool,
     /// It uses the tables of spliced sessions.
     pub(super) splices: bool,
@@ -72,6 +72,11 @@ impl Job {
         }
     }
 
+    /// Whether a keeper could do something for it.
+    pub(super) fn can_use_keeper(&self) -> bool {
+        self.routes || self.needs.contains(&&BUFFERS)
+    }
+
     /// Whether this process itself adds and removes rules.
     pub(super) fn changes_routes(&self) -> bool {
         self.routes && !self.has_keeper
@@ -89,7 +94,7 @@ impl Job {
     }
 
     fn is_kept_elsewhere(&self, need: &Need) -> bool {
-        self.has_keeper && *need == ROUTES
+        self.has_keeper && [&ROUTES, &BUFFERS].contains(&need)
     }
 
     /// The capabilities that it needs after the start, of those in `held`: of each need the first that is enough.
@@ -106,9 +111,9 @@ impl Job {
     }
 }
 
-/// The capabilities of a keeper, of those in `held`: rules and routes, and a client's port that another program listens on.
+/// The capabilities of a keeper, of those in `held`: rules and routes, buffers, and a client's port that another program listens on.
 pub(super) fn of_keeper(held: CapabilitySet) -> CapabilitySet {
-    let needs = [&ROUTES, &SHARE_PORT, &CLIENT_LOW_PORT];
+    let needs = [&ROUTES, &BUFFERS, &SHARE_PORT, &CLIENT_LOW_PORT];
     let enough = needs.iter().filter_map(|need| need.enough_on(kernel()).find(|one| one.is_in(held)));
     enough.fold(CapabilitySet::empty(), |set, one| set | one.set())
 }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! start, one thread ─▶ user, capabilities ─▶ no_new_privs ─▶ Landlock: files ─▶ seccomp: system calls ─▶ listeners, workers
-//!             └─fork─▶ the same, for the keeper ─▶ rules and routes, by CAP_NET_ADMIN
+//!             └─fork─▶ the same, for the keeper ─▶ rules, routes and buffers, by CAP_NET_ADMIN
 //! ```
 //! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of them, and
-//! the capability for ports below 1024 stays while a reload may need it. Rules are changed by the [keeper](crate::keeper).
+//! the capability for ports below 1024 stays while a reload may need it. Rules and buffers are the [keeper](crate::keeper)'s.
 
 mod calls;
 mod capability;
@@ -91,14 +91,14 @@ impl<'a> Plan<'a> {
         self.job.has_splice_tables(has);
     }
 
-    /// Starts the process that changes rules for this one, which then keeps no capability for that. Without it, this process keeps the capability.
+    /// Starts the process that changes rules and grows buffers for this one, which then keeps no capability for that. Without it, this process keeps the capability.
     pub(crate) fn start_keeper(&mut self, permitted: Permitted) -> Option<Keeper> {
-        if !self.is_on || !self.job.routes || !ROUTES.is_in(held(), kernel()) {
+        if !self.is_on || !self.job.can_use_keeper() || !ROUTES.is_in(held(), kernel()) {
             return None;
         }
         let user = self.user;
-        // Sessions that have left user space need the rules after a crash, too.
-        let rules_stay = self.job.splices;
+        // Sessions that have left user space need the rules after a crash, too. With --routes manual, rules are none of its business.
+        let rules_stay = self.job.splices || !self.job.routes;
         match Keeper::start(permitted, rules_stay, || confine_keeper(user)) {
             Ok((keeper, missing)) => {
                 let missing = missing.into_iter().map(|missing| format!("the keeper: {missing}"));
@@ -106,10 +106,13 @@ impl<'a> Plan<'a> {
                 self.job.has_keeper = true;
                 self.confined.has_keeper = true;
                 keeper.share_ports();
+                keeper.grow_buffers();
                 Some(keeper)
             }
             Err(error) => {
-                self.confined.missing.push(format!("a process of their own for rules and routes: {error:#}"));
+                self.confined
+                    .missing
+                    .push(format!("a process of its own for rules, routes and buffers: {error:#}"));
                 None
             }
         }
@@ -152,7 +155,7 @@ impl<'a> Plan<'a> {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
-        confined.done.extend(confined.has_keeper.then(|| "rules and routes by a keeper".to_owned()));
+        confined.done.extend(confined.has_keeper.then(|| "rules, routes and buffers by a keeper".to_owned()));
         Ok(confined)
     }
 }

@@ -14,11 +14,12 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair}
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
 use truepeer_sys::process::fork_apart;
 use truepeer_sys::socket::share_ports_by;
+use truepeer_sys::udp::grow_later_by;
 
 use super::permitted::Permitted;
 use super::records::{NeedRecord, of_records};
 use super::service::{Service, serve};
-use super::wire::{self, Answer, MOST_NEEDS, Received, Request};
+use super::wire::{self, Answer, MOST_DESCRIPTORS, MOST_NEEDS, Received, Request};
 use crate::routes::apply::ApplyOutcome;
 use crate::routes::plan::RoutePlan;
 
@@ -90,6 +91,12 @@ impl Keeper {
         }));
     }
 
+    /// Makes it grow buffers for [`truepeer_sys::udp::grow_later`].
+    pub(crate) fn grow_buffers(&self) {
+        let keeper = self.clone();
+        grow_later_by(Box::new(move |sockets, bytes| keeper.0.grow(sockets, bytes)));
+    }
+
     /// See [`crate::routes::change::add`].
     pub(crate) fn add(&self, plan: &RoutePlan, sweeps: bool) -> anyhow::Result<ApplyOutcome> {
         let needs: Vec<_> = plan.items.iter().map(|item| NeedRecord::from(&item.need)).collect();
@@ -99,7 +106,7 @@ impl Keeper {
                 needs.len()
             );
         }
-        match self.0.ask(&Request::Add { needs, sweeps }, None, PATIENCE)? {
+        match self.0.ask(&Request::Add { needs, sweeps }, &[], PATIENCE)? {
             Answer::Added(records) => {
                 of_records(&plan.items, records).ok_or_else(|| anyhow!("the keeper's answer is another's"))
             }
@@ -109,14 +116,14 @@ impl Keeper {
 
     /// See [`crate::routes::change::remove_unused`].
     pub(crate) fn remove_unused(&self) -> anyhow::Result<usize> {
-        match self.0.ask(&Request::RemoveUnused, None, PATIENCE)? {
+        match self.0.ask(&Request::RemoveUnused, &[], PATIENCE)? {
             Answer::Removed(count) => Ok(count),
             other => Err(unexpected(other)),
         }
     }
 
     fn share(&self, socket: BorrowedFd<'_>, address: SocketAddr) -> anyhow::Result<()> {
-        match self.0.ask(&Request::Share { address }, Some(socket), SHORT)? {
+        match self.0.ask(&Request::Share { address }, &[socket], SHORT)? {
             Answer::Done => Ok(()),
             other => Err(unexpected(other)),
         }
@@ -136,7 +143,7 @@ impl Keeper {
         self.reap(LAST);
         tracing::error!(
             "the keeper (process {}) has ended by itself: connections are served on, but nobody puts routing rules back or removes them \
-             any more; restart truepeer",
+             any more, and new UDP flows have the buffers of net.core.rmem_max; restart truepeer",
             self.0.process
         );
     }
@@ -144,7 +151,7 @@ impl Keeper {
     /// Ends it. It changes nothing any more.
     pub(crate) fn end(&self) {
         self.0.is_told.store(true, Ordering::Relaxed);
-        let _ = self.0.ask(&Request::End, None, LAST);
+        let _ = self.0.ask(&Request::End, &[], LAST);
         self.reap(LAST);
     }
 
@@ -164,7 +171,7 @@ impl Line {
     fn ask(
         &self,
         request: &Request,
-        descriptor: Option<BorrowedFd<'_>>,
+        descriptors: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> anyhow::Result<Answer> {
         let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,9 +180,22 @@ impl Line {
         }
         *number = number.wrapping_add(1).max(1);
         let deadline = Instant::now() + limit;
-        wire::send(self.socket.as_fd(), *number, request, descriptor)
+        wire::send(self.socket.as_fd(), *number, request, descriptors)
             .with_context(|| format!("can't ask the keeper (process {})", self.process))?;
         self.answer(*number, deadline)
+    }
+
+    /// Has buffers grown, without waiting. The sockets stay as they are if the keeper is late, so that its queue has room for requests with an answer:
+    /// the kernel calls a socket writable until a quarter of its queue is used.
+    fn grow(&self, sockets: &[BorrowedFd<'_>], bytes: usize) {
+        for some in sockets.chunks(MOST_DESCRIPTORS) {
+            let mut polled = [PollFd::new(&self.socket, PollFlags::OUT)];
+            if !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1)) {
+                return;
+            }
+            // Fails if the keeper has ended, which is logged elsewhere.
+            let _ = wire::send(self.socket.as_fd(), 0, &Request::Grow { bytes }, some);
+        }
     }
 
     /// Waits for the answer with this number. Earlier ones came too late.

@@ -1,10 +1,10 @@
-//! The keeper: a small process that changes routing rules for a process that parses what the network sends.
+//! The keeper: a small process that changes routing rules, and grows buffers, for a process that parses what the network sends.
 //!
 //! ```text
 //! truepeer, one thread ──fork──▶ keeper: CAP_NET_ADMIN, its own seccomp list, no file but /proc
 //!      │ gives up CAP_NET_ADMIN     ▲ │
 //!      ▼                            │ ▼ one answer to each
-//! listeners, workers ───────────────┘   add these rules, remove what nobody uses, share a port; nothing else
+//! listeners, workers ───────────────┘   add these rules, remove what nobody uses, share a port, grow UDP sockets' buffers; nothing else
 //! ```
 //! - **It trusts nobody.** [`Permitted`] comes from the configuration of the start, before the first byte of the network. A message that asks for a rule that
 //!   truepeer could not want with it is refused, and so is every message that is not exactly a [`Request`](wire::Request).

@@ -45,8 +45,14 @@ impl Permitted {
         match need {
             Need::Rule(rule) => self.check_rule(rule),
             Need::LocalRoute(route) => self.check_route(route),
-            Need::Switch(_) => Ok(()),
+            Need::Switch(_) => self.check_any(),
         }
+    }
+
+    /// # Errors
+    /// It may change no rules at all.
+    pub(super) fn check_any(&self) -> Result<(), String> {
+        if self.tables.is_empty() { Err("no rules, because of --routes manual".to_owned()) } else { Ok(()) }
     }
 
     fn check_route(&self, route: &LocalRoute) -> Result<(), String> {

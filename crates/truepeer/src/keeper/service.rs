@@ -2,13 +2,15 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, RecvFlags, SocketType, ipproto, sockopt};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, ipproto, sockopt};
 use rustix::process::{Pid, getppid};
+use truepeer_relay::udp::MOST_BUFFER_BYTES;
 use truepeer_sys::socket::{bind_beside_listeners, is_unconnected, local_address};
+use truepeer_sys::udp::force_buffers;
 
 use super::permitted::{Permitted, check_client};
 use super::records::{NeedRecord, limited, outcomes};
@@ -44,23 +46,28 @@ pub(super) fn serve(
         Ok(missing) => (Answer::Ready { missing }, true),
         Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
     };
-    if wire::send(line.as_fd(), 0, &first, None).is_err() || !is_ready {
+    if wire::send(line.as_fd(), 0, &first, &[]).is_err() || !is_ready {
         return 1;
     }
+    let mut room = wire::room();
     loop {
-        let (number, answer) = match wire::receive(line.as_fd(), RecvFlags::empty()) {
+        let (number, answer) = match wire::receive_into(&mut room, line.as_fd(), RecvFlags::empty()) {
             Ok(Received::Message { number, body: Request::End, .. }) => {
-                let _ = wire::send(line.as_fd(), number, &Answer::Done, None);
+                let _ = wire::send(line.as_fd(), number, &Answer::Done, &[]);
                 return 0;
             }
-            Ok(Received::Message { number, body, descriptor }) => {
-                (number, service.carry_out(body, descriptor))
+            Ok(Received::Message { body: Request::Grow { bytes }, descriptors, .. }) => {
+                grow(&descriptors, bytes);
+                continue;
+            }
+            Ok(Received::Message { number, body, descriptors }) => {
+                (number, service.carry_out(body, &descriptors))
             }
             Ok(Received::Bad(reason)) => (0, Answer::Refused(limited(&reason))),
             Ok(Received::End) | Err(_) => break,
         };
         // A relay that has no room for an answer doesn't wait for it.
-        let _ = wire::send(line.as_fd(), number, &answer, None);
+        let _ = wire::send(line.as_fd(), number, &answer, &[]);
     }
     service.clean_up();
     0
@@ -74,13 +81,14 @@ fn hold_no_output() -> std::io::Result<()> {
 }
 
 impl Service {
-    fn carry_out(&self, request: Request, descriptor: Option<OwnedFd>) -> Answer {
-        let done = match (request, descriptor) {
-            (Request::Add { needs, sweeps }, None) => self.add(needs, sweeps),
-            (Request::RemoveUnused, None) => {
-                Ok(change::remove_unused().map_or_else(|error| failed(&error), Answer::Removed))
-            }
-            (Request::Share { address }, Some(socket)) => share(socket.as_fd(), address),
+    fn carry_out(&self, request: Request, descriptors: &[OwnedFd]) -> Answer {
+        let done = match (request, descriptors) {
+            (Request::Add { needs, sweeps }, []) => self.add(needs, sweeps),
+            (Request::RemoveUnused, []) => self
+                .permitted
+                .check_any()
+                .map(|()| change::remove_unused().map_or_else(|error| failed(&error), Answer::Removed)),
+            (Request::Share { address }, [socket]) => share(socket.as_fd(), address),
             _ => Err("a descriptor too many, or too few".to_owned()),
         };
         done.unwrap_or_else(|reason| Answer::Refused(limited(&reason)))
@@ -138,11 +146,9 @@ fn failed(error: &NetlinkError) -> Answer {
 fn share(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Answer, String> {
     check_client(address)?;
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let is_tcp = sockopt::socket_domain(socket) == Ok(family)
-        && sockopt::socket_type(socket) == Ok(SocketType::STREAM)
-        && sockopt::socket_protocol(socket) == Ok(Some(ipproto::TCP));
-    let is_unused =
-        is_tcp && is_unconnected(socket) && local_address(socket).is_ok_and(|local| local.port() == 0);
+    let is_unused = is_of(socket, family, SocketType::STREAM, ipproto::TCP)
+        && is_unconnected(socket)
+        && local_address(socket).is_ok_and(|local| local.port() == 0);
     if !is_unused {
         return Err("the socket is no new TCP socket of the address's family".to_owned());
     }
@@ -150,6 +156,27 @@ fn share(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Answer, String> 
         Ok(()) => Answer::Done,
         Err(error) => Answer::Failed { words: error.to_string(), errno: error.errno.raw_os_error() },
     })
+}
+
+/// Grows the buffers of those sockets that are UDP's, and returns how many. They may be bound and connected: their owner has them already, and could have
+/// bound them afterwards.
+fn grow(sockets: &[OwnedFd], bytes: usize) -> usize {
+    let is_udp = |socket: BorrowedFd<'_>| {
+        [AddressFamily::INET, AddressFamily::INET6]
+            .into_iter()
+            .any(|family| is_of(socket, family, SocketType::DGRAM, ipproto::UDP))
+    };
+    if bytes > MOST_BUFFER_BYTES {
+        return 0;
+    }
+    let udp = sockets.iter().map(AsFd::as_fd).filter(|socket| is_udp(*socket));
+    udp.filter(|socket| force_buffers(*socket, bytes).is_ok()).count()
+}
+
+fn is_of(socket: BorrowedFd<'_>, family: AddressFamily, kind: SocketType, protocol: Protocol) -> bool {
+    sockopt::socket_domain(socket) == Ok(family)
+        && sockopt::socket_type(socket) == Ok(kind)
+        && sockopt::socket_protocol(socket) == Ok(Some(protocol))
 }
 
 #[cfg(test)]
@@ -182,14 +209,30 @@ mod tests {
             table: 254,
         };
         for needs in [vec![rule.clone()], vec![NeedRecord::Switch(9)], vec![rule; MOST_NEEDS + 1]] {
-            assert!(is_refused(&service().carry_out(Request::Add { needs, sweeps: false }, None)));
+            assert!(is_refused(&service().carry_out(Request::Add { needs, sweeps: false }, &[])));
         }
-        let null = || Some(OwnedFd::from(File::open("/dev/null").unwrap()));
-        assert!(is_refused(&service().carry_out(Request::RemoveUnused, null())));
-        assert!(is_refused(&service().carry_out(Request::Add { needs: Vec::new(), sweeps: false }, null())));
+        let null = || [OwnedFd::from(File::open("/dev/null").unwrap())];
+        assert!(is_refused(&service().carry_out(Request::RemoveUnused, &null())));
+        assert!(is_refused(&service().carry_out(Request::RemoveUnused, &[])), "with --routes manual");
+        assert!(is_refused(&service().carry_out(Request::Add { needs: Vec::new(), sweeps: false }, &null())));
         let share = || Request::Share { address: "192.0.2.7:5000".parse().unwrap() };
-        assert!(is_refused(&service().carry_out(share(), None)));
-        assert!(is_refused(&service().carry_out(share(), null())));
+        assert!(is_refused(&service().carry_out(share(), &[])));
+        assert!(is_refused(&service().carry_out(share(), &null())));
+    }
+
+    /// Whether the kernel does it depends on who runs this test.
+    #[test]
+    fn only_the_buffers_of_udp_sockets_grow_and_not_beyond_a_listeners() {
+        let udp = || OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap());
+        let other = [
+            OwnedFd::from(File::open("/dev/null").unwrap()),
+            OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap()),
+            OwnedFd::from(std::os::unix::net::UnixDatagram::unbound().unwrap()),
+        ];
+        let may = force_buffers(udp().as_fd(), 1 << 20).is_ok();
+        assert_eq!(grow(&other, 1 << 20), 0);
+        assert_eq!(grow(&[udp()], MOST_BUFFER_BYTES + 1), 0);
+        assert_eq!(grow(&[udp(), udp()], MOST_BUFFER_BYTES), if may { 2 } else { 0 });
     }
 
     #[test]

@@ -19,6 +19,8 @@ use super::records::{NeedRecord, OutcomeRecord};
 const MOST_BYTES: usize = 192 << 10;
 /// More needs than these are refused: their records and outcomes fit into one message.
 pub(super) const MOST_NEEDS: usize = 1000;
+/// A message has at most so many descriptors.
+pub(super) const MOST_DESCRIPTORS: usize = 64;
 
 /// A request to the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +32,8 @@ pub(super) enum Request {
     RemoveUnused,
     /// Bind the TCP socket of this message to this address, although another program listens on the port.
     Share { address: SocketAddr },
+    /// Give the UDP sockets of this message buffers of so many bytes in both directions. There is no answer, because nobody waits for one.
+    Grow { bytes: usize },
     /// End, and leave everything as it is.
     End,
 }
@@ -70,7 +74,7 @@ pub(super) enum Received<T> {
     Message {
         number: u32,
         body: T,
-        descriptor: Option<OwnedFd>,
+        descriptors: Vec<OwnedFd>,
     },
     /// No message of this protocol, and why.
     Bad(String),
@@ -83,25 +87,29 @@ pub(super) fn send<T: Serialize>(
     socket: BorrowedFd<'_>,
     number: u32,
     body: &T,
-    descriptor: Option<BorrowedFd<'_>>,
+    descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let bytes = serde_json::to_vec(&Envelope { number, body })?;
     if bytes.len() > MOST_BYTES {
         return Err(io::Error::other(format!("a message of {} bytes", bytes.len())));
     }
-    send_bytes(socket, &bytes, descriptor)
+    send_bytes(socket, &bytes, descriptors)
 }
 
-fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let rights = descriptor.as_slice();
-    if !rights.is_empty() && !control.push(SendAncillaryMessage::ScmRights(rights)) {
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL.into());
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     retry_on_intr(|| sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags))?;
     Ok(())
+}
+
+/// Room for one message.
+pub(super) fn room() -> Vec<u8> {
+    vec![0; MOST_BYTES]
 }
 
 /// Receives one message. `flags`: whether to wait for it.
@@ -112,11 +120,19 @@ pub(super) fn receive<T: DeserializeOwned>(
     socket: BorrowedFd<'_>,
     flags: RecvFlags,
 ) -> io::Result<Received<T>> {
-    let mut bytes = vec![0; MOST_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    receive_into(&mut room(), socket, flags)
+}
+
+/// As [`receive`], into a [`room`].
+pub(super) fn receive_into<T: DeserializeOwned>(
+    bytes: &mut [u8],
+    socket: BorrowedFd<'_>,
+    flags: RecvFlags,
+) -> io::Result<Received<T>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags | RecvFlags::CMSG_CLOEXEC)
+        recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags | RecvFlags::CMSG_CLOEXEC)
     })?;
     let mut descriptors = Vec::new();
     for message in control.drain() {
@@ -124,14 +140,14 @@ pub(super) fn receive<T: DeserializeOwned>(
             descriptors.extend(rights);
         }
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || descriptors.len() > 1 {
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Ok(Received::Bad("it is too long, or has too many descriptors".to_owned()));
     }
     if received.bytes == 0 {
         return Ok(Received::End);
     }
     Ok(match serde_json::from_slice::<Envelope<T>>(&bytes[..received.bytes]) {
-        Ok(Envelope { number, body }) => Received::Message { number, body, descriptor: descriptors.pop() },
+        Ok(Envelope { number, body }) => Received::Message { number, body, descriptors },
         Err(error) => Received::Bad(error.to_string()),
     })
 }
@@ -151,7 +167,7 @@ mod tests {
 
     fn received(bytes: &[u8]) -> Received<Request> {
         let (here, there) = pair();
-        send_bytes(here.as_fd(), bytes, None).unwrap();
+        send_bytes(here.as_fd(), bytes, &[]).unwrap();
         receive(there.as_fd(), RecvFlags::DONTWAIT).unwrap()
     }
 
@@ -160,13 +176,13 @@ mod tests {
         let (here, there) = pair();
         let request = Request::Share { address: "192.0.2.7:5000".parse().unwrap() };
         let file = File::open("/dev/null").unwrap();
-        send(here.as_fd(), 7, &request, Some(file.as_fd())).unwrap();
-        let Received::Message { number: 7, body, descriptor: Some(_) } =
+        send(here.as_fd(), 7, &request, &[file.as_fd()]).unwrap();
+        let Received::Message { number: 7, body, descriptors } =
             receive::<Request>(there.as_fd(), RecvFlags::DONTWAIT).unwrap()
         else {
             panic!("another message")
         };
-        assert_eq!(body, request);
+        assert_eq!((body, descriptors.len()), (request, 1));
         drop(here);
         assert!(matches!(receive::<Request>(there.as_fd(), RecvFlags::empty()).unwrap(), Received::End));
     }
@@ -185,6 +201,7 @@ mod tests {
             b"{\"number\":1,\"body\":{\"add\":{\"needs\":[{\"switch\":256}],\"sweeps\":true}}}",
             b"{\"number\":1,\"body\":{\"add\":{\"needs\":[\"rule\"],\"sweeps\":true}}}",
             b"{\"number\":1,\"body\":{\"share\":{\"address\":\"example.org:80\"}}}",
+            b"{\"number\":1,\"body\":{\"grow\":{\"bytes\":-1}}}",
             &vec![b'['; 100_000],
         ] {
             assert!(matches!(received(bytes), Received::Bad(_)), "{}", String::from_utf8_lossy(bytes));
@@ -196,21 +213,22 @@ mod tests {
     fn a_message_that_is_too_long_is_neither_sent_nor_taken() {
         let (here, there) = pair();
         let long = Answer::Refused("x".repeat(MOST_BYTES));
-        send(here.as_fd(), 1, &long, None).unwrap_err();
-        send_bytes(here.as_fd(), &vec![b' '; MOST_BYTES + 1], None).unwrap();
+        send(here.as_fd(), 1, &long, &[]).unwrap_err();
+        send_bytes(here.as_fd(), &vec![b' '; MOST_BYTES + 1], &[]).unwrap();
         assert!(matches!(receive::<Answer>(there.as_fd(), RecvFlags::DONTWAIT).unwrap(), Received::Bad(_)));
     }
 
     #[test]
-    fn more_than_one_descriptor_is_refused_and_closed() {
+    fn a_message_with_too_many_descriptors_is_refused_and_they_are_closed() {
         let (here, there) = pair();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let bytes = b"{\"number\":1,\"body\":\"end\"}";
         {
-            let both = [writer.as_fd(), writer.as_fd()];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let many = [writer.as_fd(); MOST_DESCRIPTORS + 8];
+            send_bytes(here.as_fd(), bytes, &many).unwrap_err();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS + 8))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            assert!(control.push(SendAncillaryMessage::ScmRights(&both)));
+            assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
             sendmsg(&here, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
         }
         drop(writer);

@@ -1,5 +1,6 @@
 //! `truepeer proxy -p udp` between senders and backends, in private networks.
 
+mod buffers;
 mod delivery;
 mod dialects;
 mod dropin;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         programs::tests(),
         hostile::tests(),
         operation::tests(),
+        buffers::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }
