@@ -257,14 +257,18 @@ impl<O: Dial> Service<O> {
             }
             if by_http2 && failure == Failure::OriginClosed {
                 closed += 1;
-                own.get_or_insert_with(|| Box::new(self.private_access(target.origin)));
             }
             if failure == Failure::OriginWantsHttp1 {
                 target.access.wants_http1.set(true);
                 offer = Offer::Http1;
             }
             // The origin accepts connections and closes them at once, or refuses every stream: it is shutting down.
-            let is_in_vain = (is_fresh && !is_unprocessed) || (by_http2 && attempts.are_many());
+            let is_one_of_many = by_http2 && attempts.are_many();
+            let is_in_vain = (is_fresh && !is_unprocessed) || is_one_of_many;
+            // An origin may answer only the first request of each connection: don't compete for that with other requests.
+            if is_one_of_many || closed > 0 {
+                own.get_or_insert_with(|| Box::new(self.private_access(target.origin)));
+            }
             if is_in_vain && (target.client_info.is_own || !self.may_wait(attempts.began)) {
                 return Err(failure);
             }
@@ -346,9 +350,9 @@ impl<O: Dial> Service<O> {
         .await
     }
 
-    /// Connects, or waits for another request's connection that this one can share.
+    /// Connects, or waits for another request's connection that this one can share. Tries again for up to `retry_timeout`, as [`Self::dial`] does.
     async fn connect(&self, target: &Target<'_, O>, offer: Offer) -> Result<Upstream<O::Stream>, Failure> {
-        let scope = target.access.scope();
+        let (began, scope) = (self.reactor.now(), target.access.scope());
         let backend = target.origin.dialler.backend(target.client_info);
         loop {
             // Ask again after each attempt: it may have shown that the origin speaks HTTP/1.1.
@@ -358,17 +362,21 @@ impl<O: Dial> Service<O> {
                 Offer::Either => !target.origin.http2.chose_http1(),
             };
             if !may_share {
-                return self.dial(target, offer, scope).await;
+                return self.dial(target, offer, scope, began).await;
             }
             match target.origin.http2.join(scope, backend) {
                 Joined::Dials(dialling) => {
-                    let dialled = self.dial(target, offer, scope).await;
+                    let dialled = self.dial(target, offer, scope, began).await;
                     if let Err(failure) = &dialled {
                         dialling.fail(failure);
                     }
                     return dialled;
                 }
-                Joined::Waits(attempt) => attempt.ended().await?,
+                Joined::Waits(attempt) => match attempt.ended().await {
+                    // The other request's time is over, not this one's.
+                    Err(Failure::Dial(error)) if self.may_dial_again(&error, target, began) => {}
+                    ended => ended?,
+                },
             }
             if let Some(upstream) = target.access.take_for(offer, || None) {
                 return Ok(upstream);
@@ -383,13 +391,13 @@ impl<O: Dial> Service<O> {
         target: &Target<'_, O>,
         offer: Offer,
         scope: KeptBy,
+        began: Instant,
     ) -> Result<Upstream<O::Stream>, Failure> {
-        let (began, mut pause) = (self.reactor.now(), FIRST_PAUSE);
+        let mut pause = FIRST_PAUSE;
         loop {
             match self.dial_once(target, offer, scope).await {
                 Ok(upstream) => return Ok(upstream),
-                // A check neither waits nor takes a descriptor from a client.
-                Err(error) if error.may_pass() && self.may_wait(began) && !target.client_info.is_own => {
+                Err(error) if self.may_dial_again(&error, target, began) => {
                     if error.is_ours() {
                         self.reclaim(target.client_info);
                     }
@@ -399,6 +407,12 @@ impl<O: Dial> Service<O> {
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Whether a request that began to connect at `began` tries again after this error.
+    fn may_dial_again(&self, error: &DialError, target: &Target<'_, O>, began: Instant) -> bool {
+        // A check neither waits nor takes a descriptor from a client.
+        error.may_pass() && self.may_wait(began) && !target.client_info.is_own
     }
 
     async fn dial_once(

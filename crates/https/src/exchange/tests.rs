@@ -47,7 +47,7 @@ pub(crate) struct Scripts {
     /// It does not answer a connection attempt at all.
     is_silent: Rc<Cell<bool>>,
     /// For this many connections there is no descriptor.
-    lacking: Rc<Cell<usize>>,
+    pub(crate) lacking: Rc<Cell<usize>>,
     /// It chooses HTTP/1.1 where it may.
     pub(crate) chooses_http1: Rc<Cell<bool>>,
     /// Writes to its connections fail. Its reads wait until one has, as where both are known to the kernel only.

@@ -13,7 +13,7 @@ use h2::Reason;
 use truepeer_http1::HeadError;
 use truepeer_session::budget::Permit;
 
-use super::client::{NotBegun, Preface, RequestStream, State, StreamError};
+use super::client::{NotBegun, Preface, RequestStream, State};
 use super::ping_watch::PingWatch;
 use super::pool::Http2Pool;
 use crate::exchange::HttpSettings;
@@ -292,7 +292,10 @@ impl<S: Connection> Task<S> {
         let mut state = self.state.borrow_mut();
         let mut stream = Pin::new(&mut self.stream);
         while self.sent < state.out.len() {
-            match ready!(stream.as_mut().poll_write(cx, &state.out[self.sent..]))? {
+            let taken = ready!(stream.as_mut().poll_write(cx, &state.out[self.sent..]));
+            // A failed write by TLS may have sent a record.
+            state.on_taken();
+            match taken? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 length => self.sent += length,
             }
@@ -317,7 +320,7 @@ impl<S: Connection> Task<S> {
 
     fn ended(&self) -> Poll<()> {
         self.health.is_over.set(true);
-        self.state.borrow_mut().fail_all(StreamError::Closed);
+        self.state.borrow_mut().end();
         Poll::Ready(())
     }
 }

@@ -25,6 +25,9 @@ const DRAINING: u8 = 1;
 const STOPPING: u8 = 2;
 
 /// Messages from other threads to a loop.
+///
+/// Aligned: the loop writes to it in each turn, and must not share a cache line with another worker.
+#[repr(align(128))]
 pub(super) struct WakeQueue {
     number: u64,
     bell: mio::Waker,
@@ -34,6 +37,8 @@ pub(super) struct WakeQueue {
     /// The value of `end` for which the tasks have been woken.
     told: AtomicU8,
 }
+
+const _: () = assert!(align_of::<WakeQueue>() == 128);
 
 impl WakeQueue {
     pub(super) fn new(registry: &mio::Registry) -> io::Result<Self> {

@@ -145,26 +145,30 @@ fn pipelined_requests_are_answered_in_order(bed: &Bed) -> anyhow::Result<()> {
     let said = crate::kit::python_client(
         bed,
         r"
-import hashlib, http.client, threading
+import asyncio, hashlib, http.client, io
 COUNT = 100
-def row(stream):
+async def write(stream):
     for n in range(COUNT):
         body = b'%d' % n * 500
-        stream.sendall(b'POST / HTTP/1.1\r\nHost: site\r\nContent-Length: %d\r\n\r\n' % len(body) + body
+        stream.write(b'POST / HTTP/1.1\r\nHost: site\r\nContent-Length: %d\r\n\r\n' % len(body) + body
             + b'GET /%d HTTP/1.1\r\nHost: site\r\n\r\n' % n + b'HEAD /%d HTTP/1.1\r\nHost: site\r\n\r\n' % n)
-stream = connect()
-writer = threading.Thread(target=row, args=(stream,))
-writer.start()
-answers = stream.makefile('rb')
-def answer(body=True):
-    assert answers.readline().startswith(b'HTTP/1.1 200 ')
-    fields = http.client.parse_headers(answers)
-    return answers.read(int(fields['Content-Length'])) if body else fields['Content-Length']
-for n in range(COUNT):
-    assert answer() == hashlib.sha256(b'%d' % n * 500).hexdigest().encode(), n
-    assert answer() == b'x' * n, n
-    assert answer(False) == str(n), n
-writer.join()
+        await stream.drain()
+async def answer(stream, body=True):
+    head = io.BytesIO(await stream.readuntil(b'\r\n\r\n'))
+    status = head.readline()
+    assert status.startswith(b'HTTP/1.1 200 '), status
+    fields = http.client.parse_headers(head)
+    return await stream.readexactly(int(fields['Content-Length'])) if body else fields['Content-Length']
+async def ask():
+    # One thread: Python's TLS sockets may not be read and written at the same time.
+    reader, writer = await asyncio.open_connection('127.0.0.1', 443, ssl=context, server_hostname='site')
+    writing = asyncio.create_task(write(writer))
+    for n in range(COUNT):
+        assert await answer(reader) == hashlib.sha256(b'%d' % n * 500).hexdigest().encode(), n
+        assert await answer(reader) == b'x' * n, n
+        assert await answer(reader, False) == str(n), n
+    await writing
+asyncio.run(ask())
 print('in a row')
 ",
     )?;

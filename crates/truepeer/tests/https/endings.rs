@@ -133,7 +133,8 @@ fn open_requests(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
 /// More connections in each worker's queue than one turn accepts.
 fn connections_waiting_in_the_queue_are_still_served(bed: &Bed) -> anyhow::Result<()> {
     let _origin = origin(bed, 8000)?;
-    let truepeer = https(bed, DOOR, ORIGIN)?.start(bed)?;
+    // The last one's time begins long before it is its turn.
+    let truepeer = https(bed, DOOR, ORIGIN)?.option("--tls-timeout", "60s").start(bed)?;
     truepeer.signal(Signal::STOP)?;
     let client = python(
         bed,

@@ -3,24 +3,48 @@
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Running, Test, tests};
 
-use crate::kit::{https, python_client};
+use crate::kit::OriginVersion::{self, Http1, Http2};
+use crate::kit::{http2_front, https, python_client};
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![
-        a_client_that_leaves_cancels_its_request,
-        a_client_that_closes_its_direction_gets_its_answer,
-        a_truncated_answer_is_reset,
-        an_unsolicited_answer_reaches_no_client
-    ]
+    type Body = fn(&Bed, OriginVersion) -> anyhow::Result<()>;
+    let of_each: [(&str, Body); 3] = [
+        ("a_client_that_leaves_cancels_its_request", a_client_that_leaves),
+        ("a_client_that_closes_its_direction_gets_its_answer", a_client_that_closes_its_direction),
+        ("a_truncated_answer_is_reset", a_truncated_answer),
+    ];
+    let mut all = tests![an_unsolicited_answer_reaches_no_client];
+    for version in [Http1, Http2] {
+        for (name, body) in of_each {
+            all.push(Test::new(format!("{name}{}", version.suffix()), move |bed| body(bed, version)));
+        }
+    }
+    all
 }
 
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8080";
 
-/// An origin that runs `answer(stream, path)` in a thread for each request.
-fn origin(bed: &Bed, answer: &str) -> anyhow::Result<Running> {
+/// truepeer and its origin, which runs `answer(stream, path)` in a thread for each connection. For HTTP/2 NGINX is between them.
+struct Stand {
+    truepeer: Running,
+    origin: Running,
+    _front: Option<Running>,
+}
+
+impl Stand {
+    fn start(bed: &Bed, version: OriginVersion, answer: &str) -> anyhow::Result<Self> {
+        let port = if version == Http1 { 8080 } else { 9080 };
+        let origin = origin(bed, port, answer)?;
+        let front = if version == Http1 { None } else { Some(http2_front(bed, 8080, port)?) };
+        let truepeer = https(bed, HERE, ORIGIN)?.option("--origin-protocol", version.option()).start(bed)?;
+        Ok(Self { truepeer, origin, _front: front })
+    }
+}
+
+fn origin(bed: &Bed, port: u16, answer: &str) -> anyhow::Result<Running> {
     const SERVE: &str = r"
-import socket, struct, sys, threading, time
+import os, socket, struct, sys, threading, time
 # Each line in one write: threads say something at the same time.
 def say(line):
     sys.stdout.write(line + '\n')
@@ -38,19 +62,20 @@ def serve(stream):
         say('asked ' + path)
         answer(stream, path)
         head = b''
-door = socket.create_server(('127.0.0.1', 8080), backlog=64)
+door = socket.create_server(('127.0.0.1', int(sys.argv[1])), backlog=64)
 while True:
     threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
 ";
-    let origin = Program::new("python3").args(["-c", &format!("{answer}{SERVE}")]).start(bed)?;
-    origin.wait_listening("127.0.0.1:8080")?;
+    let script = format!("{answer}{SERVE}");
+    let origin = Program::new("python3").args(["-c", &script]).arg(port.to_string()).start(bed)?;
+    origin.wait_listening(format!("127.0.0.1:{port}"))?;
     Ok(origin)
 }
 
 /// By RST, by FIN without close_notify, and (after a while) by close_notify.
-fn a_client_that_leaves_cancels_its_request(bed: &Bed) -> anyhow::Result<()> {
-    let origin = origin(bed, "\ndef answer(stream, path): pass\n")?;
-    let truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+fn a_client_that_leaves(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
+    let Stand { truepeer, origin, _front } =
+        &Stand::start(bed, version, "\ndef answer(stream, path): pass\n")?;
     let leaver = |how: &str| {
         format!(
             r"
@@ -86,14 +111,14 @@ while not os.path.exists('asked'): time.sleep(0.02)
     Ok(())
 }
 
-fn a_client_that_closes_its_direction_gets_its_answer(bed: &Bed) -> anyhow::Result<()> {
+/// The origin answers after that.
+fn a_client_that_closes_its_direction(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
     let answer = r"
 def answer(stream, path):
-    time.sleep(0.2)
+    while not os.path.exists('closed'): time.sleep(.01)
     stream.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok')
 ";
-    let _origin = origin(bed, answer)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let _stand = Stand::start(bed, version, answer)?;
     // Python's ssl module can't end one direction alone, so TLS runs over its memory buffers.
     let said = python_client(
         bed,
@@ -115,6 +140,7 @@ go(lambda: tls.write(b'GET / HTTP/1.1\r\nHost: site\r\n\r\n'))
 try: tls.unwrap()
 except ssl.SSLWantReadError: pass
 plain.sendall(outgoing.read())
+open('closed', 'w').close()
 answer = go(lambda: tls.read(65536))
 assert answer.endswith(b'ok'), answer
 print('answered')
@@ -125,7 +151,7 @@ print('answered')
 }
 
 /// With a length, with chunks, and delimited by the connection's end; with FIN and with RST.
-fn a_truncated_answer_is_reset(bed: &Bed) -> anyhow::Result<()> {
+fn a_truncated_answer(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
     let answer = r"
 def answer(stream, path):
     length, end = path[1:].split('/')
@@ -137,8 +163,7 @@ def answer(stream, path):
     stream.close()
     raise SystemExit
 ";
-    let _origin = origin(bed, answer)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let _stand = Stand::start(bed, version, answer)?;
     let said = python_client(
         bed,
         r"
@@ -170,8 +195,7 @@ fn an_unsolicited_answer_reaches_no_client(bed: &Bed) -> anyhow::Result<()> {
 def answer(stream, path):
     stream.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ngoodHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil')
 ";
-    let _origin = origin(bed, answer)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?.start(bed)?;
+    let _stand = Stand::start(bed, Http1, answer)?;
     let said = python_client(
         bed,
         r"

@@ -95,12 +95,14 @@ def ask(tls, fields=''):
         data = tls.recv(65536)
         if not data: break
         answer += data
+    if not answer: raise EOFError
     head, body = answer.split(b'\r\n\r\n', 1)
     assert head.startswith(b'HTTP/1.1 200 '), answer
     return body.decode().strip()
+# If the alert does not arrive before the end, Python reports the end alone.
 def refused(*args, **more):
     try: ask(open(*args, **more))
-    except (ssl.SSLError, ConnectionResetError, BrokenPipeError): return True
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError, EOFError): return True
     return False
 ";
 

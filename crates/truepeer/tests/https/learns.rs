@@ -8,6 +8,7 @@ use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Running, Test, Topology, tests};
 
 use crate::authority::{Authority, Identity};
+use crate::kit::OriginVersion::{Http1, Http2};
 use crate::kit::{curl, https, https_by};
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -139,17 +140,22 @@ fn a_header_carries_the_tls_facts(bed: &Bed) -> anyhow::Result<()> {
 fn connections_are_shared_only_within_their_scope(bed: &Bed) -> anyhow::Result<()> {
     let seen = "location / { return 200 \"$connection\\n\"; }";
     // Whether each of the three visits used the connection of the first.
-    for (mode, listen, shared) in [
+    let ways = [
         ("forwarded", "", [true, true, true]),
         ("transparent", "", [true, false, true]),
         ("proxy", "proxy_protocol", [true, false, false]),
-    ] {
-        let _origin = Nginx::default().server("127.0.0.1:8080", listen, seen).start(bed)?;
+    ];
+    let all = [Http1, Http2].into_iter().flat_map(|version| ways.map(|way| (version, way)));
+    for (version, (mode, listen, shared)) in all {
+        let listen = format!("{} {listen}", version.nginx());
+        let _origin = Nginx::default().server("127.0.0.1:8080", &listen, seen).start(bed)?;
         // One worker, because each worker has its own pool.
         let truepeer = https_by(bed, "127.0.0.1:443", "http://127.0.0.1:8080")?
             .option("--workers", 1)
+            .option("--origin-protocol", version.option())
             .option("--client-address", mode)
             .start(bed)?;
+        let mode = format!("{mode} {version:?}");
         let mut by_visit = Vec::new();
         for client in ["127.0.0.2", "127.0.0.3", "127.0.0.2"] {
             let twice = ["https://127.0.0.1/", "https://127.0.0.1/", "--http1.1", "--interface", client];

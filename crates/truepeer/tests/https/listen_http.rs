@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Test, client, tests};
 
-use crate::kit::{curl, https};
+use crate::kit::{OriginVersion, curl, https};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -66,19 +66,22 @@ fn requests_with_bodies_are_redirected_whole(bed: &Bed) -> anyhow::Result<()> {
 }
 
 fn clients_without_tls_are_served_where_that_is_wanted(bed: &Bed) -> anyhow::Result<()> {
-    let _origin = Nginx::default().server("127.0.0.1:8080", "", SEEN).start(bed)?;
-    let _truepeer = https(bed, HERE, ORIGIN)?
-        .listen_http("127.0.0.1:80")
-        .option("--on-http", "serve")
-        .option("--methods", "GET,POST")
-        .start(bed)?;
-    let answer = curl(&["--interface", "127.0.0.9", "http://127.0.0.1/a"]).run(bed)?;
-    ensure!(answer == "http 127.0.0.9 GET /a", "{answer}");
-    let answer = curl(&["https://127.0.0.1/a"]).run(bed)?;
-    ensure!(answer == "https 127.0.0.1 GET /a", "{answer}");
-    let status =
-        curl(&["-XDELETE", "--output", "/dev/null", "--write-out", "%{http_code}", "http://127.0.0.1/"]);
-    ensure!(status.run(bed)? == "403");
+    for version in [OriginVersion::Http1, OriginVersion::Http2] {
+        let _origin = Nginx::default().server("127.0.0.1:8080", version.nginx(), SEEN).start(bed)?;
+        let _truepeer = https(bed, HERE, ORIGIN)?
+            .listen_http("127.0.0.1:80")
+            .option("--on-http", "serve")
+            .option("--origin-protocol", version.option())
+            .option("--methods", "GET,POST")
+            .start(bed)?;
+        let answer = curl(&["--interface", "127.0.0.9", "http://127.0.0.1/a"]).run(bed)?;
+        ensure!(answer == "http 127.0.0.9 GET /a", "{version:?}: {answer}");
+        let answer = curl(&["https://127.0.0.1/a"]).run(bed)?;
+        ensure!(answer == "https 127.0.0.1 GET /a", "{version:?}: {answer}");
+        let status =
+            curl(&["-XDELETE", "--output", "/dev/null", "--write-out", "%{http_code}", "http://127.0.0.1/"]);
+        ensure!(status.run(bed)? == "403", "{version:?}");
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 mod alerts;
 #[path = "../tls/authority.rs"]
 mod authority;
+mod bad_link;
 mod clients;
 mod endings;
 mod ends;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         upgrades::tests(),
         alerts::tests(),
         endings::tests(),
+        bad_link::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

@@ -36,6 +36,7 @@ pub(crate) fn tests() -> Vec<Test> {
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8080";
 const WORKERS: u32 = 2;
+const CROWD_LEN: u32 = 64;
 /// The pause between two attempts to accept.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -129,9 +130,9 @@ while not os.path.exists('enough'):
     time.sleep(.01)
 ";
 
-/// Silent connections, until the file `leave` exists.
+/// Silent connections, as many as requested, until the file `leave` exists.
 const CROWD: &str = r"
-crowd = [socket.create_connection(('127.0.0.1', 443), 60) for _ in range(64)]
+crowd = [socket.create_connection(('127.0.0.1', 443), 60) for _ in range(int(sys.argv[1]))]
 print('here', flush=True)
 while not os.path.exists('leave'): time.sleep(.01)
 ";
@@ -191,7 +192,7 @@ fn accepting_pauses(bed: &Bed, clients: ClientVersion, version: OriginVersion) -
 
     let began = Instant::now();
     allow_descriptors(&truepeer, 8)?;
-    let crowd = clients.start(bed, CROWD, &[])?;
+    let crowd = clients.start(bed, CROWD, &[&CROWD_LEN.to_string()])?;
     crowd.wait_for_log("here")?;
     truepeer.wait_for_log("accepting paused for a moment: ")?;
     truepeer.wait_for_log("Too many open files")?;
@@ -219,6 +220,9 @@ fn accepting_pauses(bed: &Bed, clients: ClientVersion, version: OriginVersion) -
     bed.write("leave", "")?;
     ensure!(late.wait_end()?.success() && late.stdout() == "xxx", "{}; {}", late.log(), truepeer.log());
     ensure!(clients.curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
+    // Many of the crowd are taken only now, by two workers, eight descriptors at a time.
+    let has_gone = || count(&truepeer, "connections_refused").is_ok_and(|gone| gone == CROWD_LEN);
+    truepeer.wait_state("the whole crowd to have gone", has_gone)?;
     let settled = pauses(&truepeer)?;
     ensure!(clients.curl(&["https://127.0.0.1/3"]).run(bed)? == "xxx");
     ensure!(pauses(&truepeer)? == settled, "it still pauses");

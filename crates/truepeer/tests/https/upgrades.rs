@@ -115,7 +115,7 @@ fn silence_after_101(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
     let origin = switching(bed)?;
     let truepeer = https(bed, HERE, ORIGIN)?
         .option("--origin-protocol", version.option())
-        .args(&["--tunnel-timeout", "3s"])
+        .args(&["--tunnel-timeout", "10s"])
         .start(bed)?;
     let client = client(
         bed,

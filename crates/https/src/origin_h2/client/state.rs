@@ -16,8 +16,8 @@ use super::stream::{self, NotBegun, Stream, StreamError, head_flags};
 
 /// Streams at a time over one connection. More requests use another connection.
 pub(in super::super) const MOST_STREAMS: u32 = 128;
-/// The most bytes of a response that truepeer holds for a slow client. The connection's window has room for the windows of all streams, so such a
-/// client stops no others.
+/// The most bytes of a response that truepeer holds for a slow client. The connection's window has room for the windows of all streams, and
+/// [`State::release`] opens it before such bytes fill it, so a slow client stops no others.
 pub(super) const STREAM_WINDOW: u32 = 128 << 10;
 pub(super) const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MOST_STREAMS;
 /// The windows before any SETTINGS (RFC 9113 section 6.9.2).
@@ -48,6 +48,8 @@ pub(in super::super) struct State {
     pub(super) streams: Vec<(u32, Rc<RefCell<Stream>>)>,
     /// The number of the next stream.
     pub(super) next: u32,
+    /// The first stream of which nothing can have been sent.
+    first_unsent: u32,
     pub(super) decoder: Decoder,
     /// A header block of which more is to come.
     pub(super) block: Option<Block>,
@@ -99,6 +101,7 @@ impl State {
             limits: *limits,
             streams: Vec::new(),
             next: 1,
+            first_unsent: 1,
             decoder: Decoder::new(),
             block: None,
             send_window: FIRST_WINDOW.into(),
@@ -229,10 +232,12 @@ impl State {
         place.is_ok()
     }
 
-    /// Bytes of any stream have been taken, or dropped: opens the connection's window by them.
+    /// Bytes of any stream have been taken, or dropped: opens the connection's window by them. Called for each DATA frame, too: once
+    /// slow clients' bytes fill the window, no other call may come.
     pub(super) fn release(&mut self, bytes: usize) {
         self.taken += u32::try_from(bytes).unwrap_or_default();
-        if self.taken >= CONNECTION_WINDOW / 2 {
+        // While half of the window is free, wait, so that few frames are sent. Slow clients may hold the other half for long.
+        if self.taken >= STREAM_WINDOW / 2 && self.receive_window <= CONNECTION_WINDOW / 2 {
             let taken = std::mem::take(&mut self.taken);
             self.receive_window += taken;
             frames::write_number(&mut self.out, WINDOW_UPDATE, 0, taken);
@@ -277,7 +282,22 @@ impl State {
         self.remove(stream.id);
     }
 
-    /// The connection has ended.
+    /// A part of `out` was taken, and the origin may read it.
+    pub(in super::super) fn on_taken(&mut self) {
+        self.first_unsent = self.next;
+    }
+
+    /// The connection has ended, and nothing more is sent.
+    pub(in super::super) fn end(&mut self) {
+        self.is_over = true;
+        let sent = self.streams.partition_point(|(id, _)| *id < self.first_unsent);
+        for (_, stream) in self.streams.split_off(sent) {
+            self.fail(&mut stream.borrow_mut(), StreamError::Unprocessed);
+        }
+        self.fail_all(StreamError::Closed);
+    }
+
+    /// Ends all streams, and takes no further ones.
     pub(in super::super) fn fail_all(&mut self, error: StreamError) {
         self.is_over = true;
         for (_, stream) in std::mem::take(&mut self.streams) {

@@ -47,7 +47,7 @@ fn keep(stream: &Rc<RefCell<Stream>>) {
 /// Why a stream gives no whole response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum StreamError {
-    /// The origin has not processed it: it is ending the connection (GOAWAY).
+    /// The origin has not processed it: it is ending the connection (GOAWAY), or it has ended it before anything of the request was sent.
     Unprocessed,
     /// The origin reset it.
     Reset(Reason),

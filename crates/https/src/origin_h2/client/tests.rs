@@ -341,6 +341,20 @@ fn a_whole_response_stays_one_whatever_follows() {
 }
 
 /// A connection's later streams use an earlier one's memory.
+/// A part of what was written has been taken. The stream that was begun after that can be repeated.
+#[test]
+fn the_end_of_a_connection_tells_which_requests_cannot_have_left() {
+    let state = connection(&[]);
+    let (sent, taken) = (begin(&state, true), begin(&state, false));
+    state.borrow_mut().on_taken();
+    let unsent = begin(&state, false);
+    state.borrow_mut().end();
+    assert_eq!(status(&sent), Poll::Ready(Err(StreamError::Closed)));
+    assert_eq!(status(&taken), Poll::Ready(Err(StreamError::Closed)));
+    assert_eq!(status(&unsent), Poll::Ready(Err(StreamError::Unprocessed)));
+    assert!(state.borrow().is_done());
+}
+
 #[test]
 fn nothing_of_a_stream_is_left_for_the_next() {
     let state = connection(&[]);

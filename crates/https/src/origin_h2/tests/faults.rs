@@ -131,6 +131,34 @@ fn a_request_in_progress_is_answered_after_go_away() {
     assert_eq!((status(&text), dialled), ("200", 1));
 }
 
+/// It answers one request of each connection, and no other. Each round of connections that are shared serves one of the requests.
+#[test]
+fn an_origin_that_answers_one_request_of_a_connection_serves_all_clients() {
+    for count in [50, 100] {
+        let bed = bed();
+        for _ in 0..count + 10 {
+            let stream = bed.origin.next_connection();
+            bed.reactor.spawn(async move {
+                let mut origin = Raw::begin(stream, &[]).await;
+                let served = origin.request().await;
+                origin.go_away(served).await;
+                origin.answer(served, b"").await;
+                while origin.next().await.is_some() {}
+            });
+        }
+        let mut clients: Vec<_> = (0..count).map(|_| bed.client()).collect();
+        bed.run(async move {
+            for client in &mut clients {
+                say(client, POST).await;
+            }
+            for client in &mut clients {
+                let text = head(client).await;
+                assert!(text.starts_with("HTTP/1.1 200"), "of {count} clients: {text}");
+            }
+        });
+    }
+}
+
 #[test]
 fn requests_after_go_away_use_another_connection() {
     let bed = bed();
@@ -153,15 +181,43 @@ fn requests_after_go_away_use_another_connection() {
 
 #[test]
 fn an_origin_that_refuses_every_stream_fails_the_request() {
-    let (text, _) = answer(&bed(), GET, async |origin, stream| {
-        origin.reset(stream, REFUSED_STREAM).await;
-        while let Some(frame) = origin.next().await {
-            if frame.kind == HEADERS {
-                origin.reset(frame.stream, REFUSED_STREAM).await;
-            }
-        }
+    let bed = bed();
+    for _ in 0..2 {
+        bed.reactor.spawn(refusing(bed.origin.next_connection()));
+    }
+    let mut client = bed.client();
+    bed.run(async move {
+        say(&mut client, GET).await;
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 502"));
     });
-    assert_eq!(status(&text), "502");
+    assert_eq!(bed.service.journal.refusals()["origin_refused_stream"], 1);
+}
+
+/// It refuses every stream, up to the end of its connection.
+async fn refusing(stream: DuplexStream) {
+    let mut origin = Raw::begin(stream, &[]).await;
+    while let Some(frame) = origin.next().await {
+        if frame.kind == HEADERS {
+            origin.reset(frame.stream, REFUSED_STREAM).await;
+        }
+    }
+}
+
+/// Another one may serve it.
+#[test]
+fn a_connection_that_refuses_every_stream_is_left() {
+    let bed = bed();
+    bed.reactor.spawn(refusing(bed.origin.next_connection()));
+    let second = bed.origin.next_connection();
+    let mut client = bed.client();
+    bed.run(async move {
+        say(&mut client, POST).await;
+        let mut second = Raw::begin(second, &[]).await;
+        let stream = second.request().await;
+        second.answer(stream, b"").await;
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
+    });
+    assert_eq!(bed.origin.dialled.get(), 2);
 }
 
 #[test]

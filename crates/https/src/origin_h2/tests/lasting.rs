@@ -36,6 +36,27 @@ fn an_origin_that_closes_connections_at_once_is_tried_again() {
     assert_eq!(bed.origin.dialled.get(), 3);
 }
 
+/// It comes while another one dials, whose time is over first.
+#[test]
+fn a_request_that_waits_for_anothers_dialling_has_its_own_time() {
+    let bed = bed();
+    bed.origin.lacking.set(usize::MAX);
+    let origin = bed.origin.next_connection();
+    let (mut one, mut two) = (bed.client(), bed.client());
+    let (lacking, reactor) = (Rc::clone(&bed.origin.lacking), bed.reactor.clone());
+    bed.run(async move {
+        say(&mut one, GET).await;
+        reactor.sleep(Duration::from_millis(800)).await;
+        say(&mut two, GET).await;
+        assert!(head(&mut one).await.starts_with("HTTP/1.1 503"));
+        lacking.set(0);
+        let mut origin = Raw::begin(origin, &[]).await;
+        let stream = origin.request().await;
+        origin.answer(stream, b"").await;
+        assert!(head(&mut two).await.starts_with("HTTP/1.1 200"));
+    });
+}
+
 #[test]
 fn an_origin_that_closes_all_connections_at_once_is_named() {
     let bed = bed();

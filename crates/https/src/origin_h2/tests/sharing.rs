@@ -1,5 +1,6 @@
 //! Who shares a connection, and what one request can do to the others.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use bytes::Bytes;
@@ -109,6 +110,73 @@ fn a_slow_client_stops_its_own_stream_only() {
         let text = until(&mut slow, "\r\n0\r\n\r\n").await;
         assert_eq!(text.matches('x').count(), 8 * (16 << 10));
     });
+}
+
+/// An origin that sends each stream this many bytes, as the windows allow, a frame of each in turn.
+async fn endless(stream: DuplexStream, bytes: usize) {
+    const MOST: usize = 16 << 10;
+    let mut origin = Raw::begin(stream, &[]).await;
+    let (mut connection, mut first) = (65_535, 65_535);
+    // What is left of each body, and its window.
+    let mut streams = BTreeMap::<u32, (usize, usize)>::new();
+    while let Some(frame) = origin.next().await {
+        let number = |at: usize| u32::from_be_bytes(frame.payload[at..at + 4].try_into().unwrap()) as usize;
+        match (frame.kind, frame.stream) {
+            // SETTINGS_INITIAL_WINDOW_SIZE; no request has come before.
+            (SETTINGS, _) if frame.flags & ACK == 0 => {
+                let at = frame.payload.chunks(6).position(|one| one[..2] == [0, 4]).unwrap();
+                first = number(6 * at + 2);
+                origin.send(SETTINGS, ACK, 0, &[]).await;
+            }
+            (PING, _) => origin.send(PING, ACK, 0, &frame.payload).await,
+            (WINDOW_UPDATE, 0) => connection += number(0),
+            (WINDOW_UPDATE, stream) => {
+                streams.entry(stream).and_modify(|(_, window)| *window += number(0));
+            }
+            (HEADERS, stream) => {
+                let head = [OK, &field("content-length", &bytes.to_string())].concat();
+                origin.send(HEADERS, END_HEADERS, stream, &head).await;
+                streams.insert(stream, (bytes, first));
+            }
+            _ => {}
+        }
+        loop {
+            let before = connection;
+            for (stream, (left, window)) in &mut streams {
+                let piece = MOST.min(*left).min(*window).min(connection);
+                if piece > 0 {
+                    (*left, *window, connection) = (*left - piece, *window - piece, connection - piece);
+                    let flags = if *left == 0 { END_STREAM } else { 0 };
+                    origin.send(DATA, flags, *stream, &[b'x'; MOST][..piece]).await;
+                }
+            }
+            if connection == before {
+                break;
+            }
+        }
+    }
+}
+
+/// They take nothing, and hold all that their windows allow.
+#[test]
+fn slow_clients_on_all_other_streams_stop_no_body() {
+    const BYTES: usize = 20 << 20;
+    let bed = bed();
+    bed.reactor.spawn(endless(bed.origin.next_connection(), BYTES));
+    let mut slow: Vec<_> = (0..127).map(|_| bed.client()).collect();
+    let mut client = bed.client();
+    bed.run(async move {
+        for slow in &mut slow {
+            say(slow, GET).await;
+            assert!(head(slow).await.starts_with("HTTP/1.1 200"));
+        }
+        say(&mut client, GET).await;
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
+        let mut body = vec![0; BYTES];
+        client.read_exact(&mut body).await.unwrap();
+        assert!(body.iter().all(|&byte| byte == b'x'));
+    });
+    assert_eq!(bed.origin.dialled.get(), 1);
 }
 
 /// Node reads nothing while it writes. The body that waits for it must not stop what it writes.

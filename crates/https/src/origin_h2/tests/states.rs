@@ -77,6 +77,35 @@ fn a_reset_in_each_state_ends_that_request_only() {
     }
 }
 
+/// truepeer learns of the request and of the end in one turn. Nothing of the request has left.
+#[test]
+fn a_request_that_meets_the_end_of_an_idle_connection_is_sent_over_another_one() {
+    for request in [GET, POST] {
+        let bed = bed();
+        let (first, second) = (bed.origin.next_connection(), bed.origin.next_connection());
+        let (mut client, reactor) = (bed.client(), bed.reactor.clone());
+        bed.run(async move {
+            say(&mut client, GET).await;
+            let mut first = Raw::begin(first, &[]).await;
+            let stream = first.request().await;
+            first.send(HEADERS, END_HEADERS | END_STREAM, stream, OK).await;
+            assert!(head(&mut client).await.starts_with("HTTP/1.1 200"));
+            // The client's task works before the connection's.
+            reactor.yield_now().await;
+            say(&mut client, request).await;
+            first.cut().await;
+            let mut second = Raw::begin(second, &[]).await;
+            let stream = second.request().await;
+            second.answer(stream, b"").await;
+            let text = head(&mut client).await;
+            assert!(text.starts_with("HTTP/1.1 200"), "{request}: {text}");
+            while let Some(frame) = first.next().await {
+                assert_ne!(frame.kind, HEADERS, "it was sent twice");
+            }
+        });
+    }
+}
+
 /// Of three requests the origin has processed the first two. The third is sent again, whatever its method.
 #[test]
 fn go_away_in_the_middle_loses_no_request() {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Test, tests};
 
 use super::stand::{DOOR, OnVpp, client, curl, origin, run_client, succeed};
@@ -22,7 +23,12 @@ pub(super) fn tests() -> Vec<Test> {
             .long()
             .time_limit(Duration::from_secs(600)),
     );
-    all.push(Test::new("http2_is_spoken", http2_is_spoken).needs_program("h2load"));
+    for (name, run) in [
+        ("http2_is_spoken", http2_is_spoken as fn(&Bed) -> Result<()>),
+        ("http2_is_spoken_with_the_origin", http2_is_spoken_with_the_origin),
+    ] {
+        all.push(Test::new(name, run).needs_program("h2load"));
+    }
     all
 }
 
@@ -238,6 +244,29 @@ fn http2_is_spoken(bed: &Bed) -> Result<()> {
     let url = "https://172.16.2.1/echo/word";
     let said = curl(&["--http2", "--write-out", " %{http_version}", url]).run(bed)?;
     ensure!(said == "word 2", "{said}; {}", truepeer.log());
+    let load = Program::new("h2load").args(["-n2000", "-c8", "-m8", url]).start(bed)?;
+    let said = succeed(&load)?;
+    ensure!(said.contains("2000 succeeded, 0 failed, 0 errored"), "{said}; {}", truepeer.log());
+    Ok(())
+}
+
+/// All clients share a connection. A body is longer than its windows.
+fn http2_is_spoken_with_the_origin(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let told = format!(
+        "location / {{ return 200 \"$server_protocol $connection\"; }} location /long {{ root {}; }}",
+        bed.dir().display()
+    );
+    bed.write("long", "x".repeat(3_000_000))?;
+    let _origin = Nginx::default().server("172.16.1.1:8080", "http2", &told).start(bed)?;
+    let truepeer = on_vpp.https(DOOR, ORIGIN, &["--origin-protocol", "h2"])?;
+    let url = "https://172.16.2.1/";
+    for version in ["--http1.1", "--http2"] {
+        let said = curl(&[version, url]).run(bed)?;
+        ensure!(said == "HTTP/2.0 1", "{version}: {said}; {}", truepeer.log());
+        let said = curl(&[version, &format!("{url}long")]).run(bed)?;
+        ensure!(said.len() == 3_000_000, "{version}: {} bytes; {}", said.len(), truepeer.log());
+    }
     let load = Program::new("h2load").args(["-n2000", "-c8", "-m8", url]).start(bed)?;
     let said = succeed(&load)?;
     ensure!(said.contains("2000 succeeded, 0 failed, 0 errored"), "{said}; {}", truepeer.log());
