@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -22,13 +22,14 @@ pub struct Bed {
     names: AtomicUsize,
     /// The process groups to kill when the test has run out of time.
     groups: Arc<Mutex<Vec<Pid>>>,
+    proxy_options: OnceLock<&'static [&'static str]>,
 }
 
 impl Bed {
     pub(crate) fn make(name: &str) -> anyhow::Result<Bed> {
         let dir = Path::new(BEDS).join(name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
         fs::create_dir_all(dir.join("logs")).with_context(|| dir.display().to_string())?;
-        Ok(Bed { dir, names: AtomicUsize::new(0), groups: Arc::default() })
+        Ok(Bed { dir, names: AtomicUsize::new(0), groups: Arc::default(), proxy_options: OnceLock::new() })
     }
 
     /// The test's own directory, in memory. Any user may enter it. It is removed with the test.
@@ -49,6 +50,20 @@ impl Bed {
     /// Waits until `holds` returns true. Fails after [`crate::WAIT_LIMIT`] with `what` in the message.
     pub fn wait_for(&self, what: &str, holds: impl FnMut() -> bool) -> anyhow::Result<()> {
         wait_for(what, holds)
+    }
+
+    /// Every `truepeer proxy` that is started in this bed from now on gets these options as well. Call it once.
+    pub fn add_proxy_options(&self, options: &'static [&'static str]) {
+        self.proxy_options.set(options).expect("set once");
+    }
+
+    pub(crate) fn proxy_options(&self) -> &'static [&'static str] {
+        self.proxy_options.get().copied().unwrap_or_default()
+    }
+
+    /// How often the programs' logs contain this text.
+    pub fn times_logged(&self, text: &str) -> usize {
+        self.logs().iter().map(|log| read(log).matches(text).count()).sum()
     }
 
     /// A name that no other file or directory of this bed has.
@@ -80,11 +95,15 @@ impl Bed {
 
     /// The last lines of each program's output.
     pub(crate) fn tails(&self) -> String {
-        let mut logs: Vec<PathBuf> = fs::read_dir(self.dir.join("logs"))
-            .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
-            .unwrap_or_default();
+        let mut logs = self.logs();
         logs.sort();
         logs.iter().map(|log| tail(log)).collect()
+    }
+
+    fn logs(&self) -> Vec<PathBuf> {
+        fs::read_dir(self.dir.join("logs"))
+            .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+            .unwrap_or_default()
     }
 
     pub(crate) fn remove(&self) {
@@ -97,8 +116,12 @@ impl Bed {
     }
 }
 
+fn read(log: &Path) -> String {
+    fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
 fn tail(log: &Path) -> String {
-    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let text = read(log);
     let lines: Vec<&str> = text.lines().collect();
     if lines.is_empty() {
         return String::new();

@@ -105,6 +105,21 @@ impl Test {
         self
     }
 
+    /// Does something before the body, and something after it has passed.
+    pub fn between(
+        mut self,
+        before: impl FnOnce(&Bed) -> anyhow::Result<()> + Send + 'static,
+        after: impl FnOnce(&Bed) -> anyhow::Result<()> + Send + 'static,
+    ) -> Test {
+        let body = self.body;
+        self.body = Box::new(move |bed| {
+            before(bed)?;
+            body(bed)?;
+            after(bed)
+        });
+        self
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

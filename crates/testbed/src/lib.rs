@@ -53,6 +53,7 @@ pub mod matrix;
 pub mod packets;
 mod passwd;
 pub mod pattern;
+pub mod peers;
 mod program;
 mod running;
 pub mod servers;

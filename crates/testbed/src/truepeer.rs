@@ -12,17 +12,18 @@ use crate::running::Running;
 pub struct Truepeer {
     program: Program,
     listeners: Vec<String>,
+    is_proxy: bool,
 }
 
 impl Truepeer {
     /// `truepeer proxy` without options.
     pub fn proxy(exe: impl AsRef<Path>) -> Truepeer {
-        Truepeer { program: Program::new(exe.as_ref()).arg("proxy"), listeners: Vec::new() }
+        Truepeer { program: Program::new(exe.as_ref()).arg("proxy"), listeners: Vec::new(), is_proxy: true }
     }
 
     /// Another command of truepeer.
     pub fn of(program: Program) -> Truepeer {
-        Truepeer { program, listeners: Vec::new() }
+        Truepeer { program, listeners: Vec::new(), is_proxy: false }
     }
 
     /// Adds a listening address (`--listen`).
@@ -75,7 +76,7 @@ impl Truepeer {
 
     /// Starts it and waits until all its listeners are open.
     pub fn start(&self, bed: &Bed) -> anyhow::Result<Running> {
-        let truepeer = self.program.start(bed)?;
+        let truepeer = self.start_unready(bed)?;
         for address in &self.listeners {
             truepeer.wait_listening(address)?;
         }
@@ -84,6 +85,7 @@ impl Truepeer {
 
     /// Starts it without waiting: for tests in which it must fail.
     pub fn start_unready(&self, bed: &Bed) -> anyhow::Result<Running> {
-        self.program.start(bed)
+        let more = if self.is_proxy { bed.proxy_options() } else { &[] };
+        self.program.clone().args(more).start(bed)
     }
 }

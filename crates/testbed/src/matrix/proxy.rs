@@ -89,17 +89,8 @@ impl Deliver for ByProxy {
         if !self.is_spliced {
             return Ok(());
         }
-        let mut left = 0;
-        for entry in std::fs::read_dir(bed.dir().join("logs"))? {
-            let path = entry?.path();
-            if path.to_string_lossy().ends_with("truepeer.err") {
-                let log = String::from_utf8_lossy(&std::fs::read(path)?).into_owned();
-                left += ["has left user space", "the kernel has made a session"]
-                    .map(|said| log.matches(said).count())
-                    .iter()
-                    .sum::<usize>();
-            }
-        }
+        let left =
+            bed.times_logged("has left user space") + bed.times_logged("the kernel has made a session");
         ensure!(left > 0 || !LEAVE.contains(&case), "no session has left user space");
         Ok(())
     }

@@ -1,13 +1,16 @@
 //! Who creates the rules, who uses them, and when they are removed.
 
-use std::os::fd::OwnedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::net::{SendFlags, SocketType, sockopt};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg, sockopt};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, ip_here, tests};
 
@@ -201,15 +204,26 @@ fn a_keeper_refuses(bed: &Bed) -> Result<()> {
         asks_for("{\"route\":{\"family\":\"4\",\"table\":123,\"source\":\"192.0.2.1\"}}"),
         asks_for("{\"switch\":3}"),
         "{\"number\":4000000000,\"body\":{\"share\":{\"address\":\"127.0.0.1:80\"}}}".to_owned(),
+        "{\"number\":4000000000,\"body\":{\"grow\":{\"bytes\":-1}}}".to_owned(),
         "ip rule add table 1".to_owned(),
         "x".repeat(150_000),
         "\0".to_owned(),
     ] {
         rustix::net::send(&line, message.as_bytes(), SendFlags::NOSIGNAL)?;
     }
+    // Buffers beyond the limit: for too many bytes, or for sockets that are not UDP's.
+    let udp = OwnedFd::from(UdpSocket::bind("127.0.0.1:0")?);
+    let others = [OwnedFd::from(TcpListener::bind("127.0.0.1:0")?), UnixDatagram::unbound()?.into()];
+    let buffer = |socket: &OwnedFd| sockopt::socket_recv_buffer_size(socket);
+    let small = [buffer(&udp)?, buffer(&others[0])?, buffer(&others[1])?];
+    grow(&line, (8 << 20) + 1, &[udp.as_fd()])?;
+    grow(&line, 4 << 20, &[others[0].as_fd(), others[1].as_fd(), line.as_fd()])?;
     // This one it could want: so it has answered the others.
     rustix::net::send(&line, asks_for(&rule("[\"192.0.2.1\",32]", 123)).as_bytes(), SendFlags::NOSIGNAL)?;
     bed.wait_for("a rule", || state(bed).is_ok_and(|now| now.contains("from 192.0.2.1 ")))?;
+    ensure!([buffer(&udp)?, buffer(&others[0])?, buffer(&others[1])?] == small, "buffers have grown");
+    grow(&line, 4 << 20, &[udp.as_fd()])?;
+    bed.wait_for("a buffer of 4 MiB", || buffer(&udp) == Ok(8 << 20))?;
     let added = |line: &&str| !running.contains(line);
     let now = state(bed)?;
     ensure!(now.lines().filter(added).count() == 1, "{now}\ninstead of\n{running}");
@@ -219,6 +233,15 @@ fn a_keeper_refuses(bed: &Bed) -> Result<()> {
     truepeer.wait_for_log("another program had removed them")?;
     truepeer.stop()?;
     ensure!(state(bed)? == before, "something is left:\n{}", state(bed)?);
+    Ok(())
+}
+
+fn grow(line: &OwnedFd, bytes: usize, sockets: &[BorrowedFd<'_>]) -> Result<()> {
+    let message = format!("{{\"number\":0,\"body\":{{\"grow\":{{\"bytes\":{bytes}}}}}}}");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(control.push(SendAncillaryMessage::ScmRights(sockets)));
+    sendmsg(line, &[IoSlice::new(message.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 

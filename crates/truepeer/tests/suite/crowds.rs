@@ -13,7 +13,7 @@ use truepeer_testbed::{Bed, Behaviour, Running, Test, skip, sockets};
 use crate::faults::{Load, Outcome, session_at, start_backend};
 use crate::kernel::{ControlGroup, stuck_session};
 use crate::peers;
-use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, bare_proxy, header_of, proxy};
+use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, bare_proxy, header_of};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, work: fn(&Bed) -> anyhow::Result<()>| {
@@ -122,14 +122,11 @@ const MOST_BUFFER: u32 = 64 << 10;
 
 /// Without a bound for each session, the kernel would kill the process.
 fn memory_is_limited(bed: &Bed) -> anyhow::Result<()> {
-    if peers::peer().is_some() {
-        return skip("the others' configurations have one backend only");
-    }
     // The machine has a limit for the buffers of all TCP connections (tcp_mem). Beyond it every connection stands for seconds, those of other tests too.
     sockets::keep_buffers_below(MOST_BUFFER)?;
     let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
     let _holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;
-    let truepeer = proxy().start(bed)?;
+    let truepeer = peers::start(bed, &[])?;
     let group = ControlGroup::with("memory.limit_in_bytes", MOST_MEMORY)?;
     group.take(&truepeer)?;
     let mut stuck = Vec::new();

@@ -13,10 +13,10 @@ use rustix::process::Signal;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::crowd::{gather, nth_client};
 use truepeer_testbed::pattern::{Digest, Pattern};
-use truepeer_testbed::{Bed, Behaviour, Running, Test, Truepeer, ip_here};
+use truepeer_testbed::{Bed, Behaviour, Running, Test, ip_here};
 
 use crate::peers;
-use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, TRUEPEER, header_of, knock};
+use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, header_of, knock};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, work: fn(&Bed) -> anyhow::Result<()>| {
@@ -35,7 +35,6 @@ pub(crate) fn tests() -> Vec<Test> {
             .time_limit(Duration::from_secs(900))
             .long(),
         test("flushed_rules_and_an_interface_that_goes_down_lose_nothing", network_goes_down),
-        test("a_configuration_with_any_error_changes_nothing_under_load", reloads_with_errors),
     ]
 }
 
@@ -257,40 +256,4 @@ fn network_goes_down(bed: &Bed) -> anyhow::Result<()> {
     })?;
     ensure!(truepeer.is_alive());
     Ok(())
-}
-
-fn reloads_with_errors(bed: &Bed) -> anyhow::Result<()> {
-    if peers::peer().is_some() {
-        return truepeer_testbed::skip("reloads truepeer.toml");
-    }
-    let good =
-        format!("[[proxy]]\nlisten = [\"{DOOR_V4}\"]\nipv4 = \"{BACKEND_V4}\"\nipv6 = \"{BACKEND_V6}\"\n");
-    let file = bed.write("truepeer.toml", &good)?;
-    let _backend = start_backend(bed)?;
-    let program = truepeer_testbed::Program::new(TRUEPEER).args(["serve", "-c"]).arg(&file);
-    let truepeer = Truepeer::of(program).start(bed)?;
-    truepeer.wait_listening(DOOR_V4)?;
-    let load = Load::during(|load| {
-        let wrong = [
-            "[[proxy",
-            &format!("{good}header = \"sometimes\"\n"),
-            "[[proxy]]\nlistn = [\"127.0.0.1:8443\"]\n",
-            "[[proxy]]\nlisten = [\"127.0.0.1:99999\"]\nipv4 = \"127.0.0.1:8000\"\n",
-            &format!("{good}allow = [\"@missing\", \"300.0.0.0/8\"]\n"),
-            // It can't be opened: no address of this host.
-            &good.replace(DOOR_V4, "192.0.2.99:8443"),
-            "",
-        ];
-        for (number, text) in wrong.iter().enumerate() {
-            bed.write("truepeer.toml", text)?;
-            truepeer.signal(Signal::HUP)?;
-            bed.wait_for("the refusal", || truepeer.log().matches("not reloaded").count() == number + 1)
-                .with_context(|| (*text).to_owned())?;
-            load.wait_for_more()?;
-        }
-        bed.write("truepeer.toml", &good)?;
-        truepeer.signal(Signal::HUP)?;
-        truepeer.wait_for_log("reloaded: nothing has changed")
-    })?;
-    load.none_failed()
 }

@@ -40,7 +40,7 @@ fn a_process_can_not_do_what_its_job_does_not_need(bed: &Bed) -> anyhow::Result<
     let denied = -i64::from(Errno::ACCESS.raw_os_error());
     // Everybody may write there, but for Landlock.
     let new = format!("/tmp/truepeer-inside-{}", std::process::id());
-    for (options, is_confined) in [(&[][..], true), (&["--confine", "off"], false)] {
+    for (options, is_confined) in [(&[][..], true), (&["-p", "both"], true), (&["--confine", "off"], false)] {
         let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, options)?;
         let tried = tried_inside(bed, &truepeer, &new)?;
         let _ = std::fs::remove_file(&new);

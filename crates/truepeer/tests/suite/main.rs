@@ -5,9 +5,11 @@ mod backends;
 mod chains;
 mod confined;
 mod crowds;
+mod datagram_faults;
 mod delivery;
 mod destinations;
 mod faults;
+mod faulty_backends;
 mod handover;
 mod inside;
 mod kernel;
@@ -22,10 +24,12 @@ mod refusals;
 mod seeds;
 mod senders;
 mod serve;
+mod spliced;
 mod stand;
 mod terminal;
 mod top;
 mod upgrade;
+mod wrong_reloads;
 
 use std::process::ExitCode;
 
@@ -48,10 +52,14 @@ fn main() -> ExitCode {
         top::tests(),
         metrics::tests(),
         faults::tests(),
+        faulty_backends::tests(),
+        wrong_reloads::tests(),
+        datagram_faults::tests(),
         crowds::tests(),
         kernel::tests(),
         handover::tests(),
         limits::tests(),
+        spliced::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

@@ -7,7 +7,8 @@
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Truepeer, client};
+pub(crate) use truepeer_testbed::peers::classic_rules;
+use truepeer_testbed::{Bed, Behaviour, Running, Truepeer, client};
 
 /// The binary under test.
 pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
@@ -27,16 +28,6 @@ pub(crate) const CLIENT_V6: &str = "[2001:db8::7]:5000";
 pub(crate) const SITE_V4: &str = "192.0.2.1:443";
 /// The destination in headers, IPv6.
 pub(crate) const SITE_V6: &str = "[2001:db8::1]:443";
-
-/// The rules that bring replies to clients back to this host, as in the documentation of mmproxy and go-mmproxy,
-/// for backends on loopback. Only for tests that replace those programs; truepeer creates its own rules.
-pub(crate) fn classic_rules(bed: &Bed) -> anyhow::Result<()> {
-    let v4 = "rule add from 127.0.0.1/8 iif lo table 123\nroute add local 0.0.0.0/0 dev lo table 123\n";
-    let v6 = "rule add from ::1/128 iif lo table 123\nroute add local ::/0 dev lo table 123\n";
-    Program::new("ip").args(["-batch", "-"]).input(v4).run(bed)?;
-    Program::new("ip").args(["-6", "-batch", "-"]).input(v6).run(bed)?;
-    Ok(())
-}
 
 /// `truepeer proxy` that creates its routes and logs everything; without addresses.
 pub(crate) fn bare_proxy() -> Truepeer {
