@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants soak old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -87,6 +87,14 @@ fuzz:
 # Changes the crates that decide, one place at a time, and prints what their tests don't notice. Hours.
 mutants:
 	@scripts/mutants.sh
+
+# Runs the tests of pure code under Miri. Many minutes; a nightly toolchain.
+miri:
+	@scripts/miri.sh
+
+# Runs the relay's tests and its simulator under the sanitizers of addresses and threads. Many minutes; a nightly toolchain.
+sanitize:
+	@scripts/sanitize.sh
 
 # All kinds of load for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test` does it for seconds.
 soak: setup servers

@@ -19,3 +19,8 @@ apt_install() {
   $root DEBIAN_FRONTEND=noninteractive sh -c "apt-get update -q && apt-get install -qy --no-install-recommends $*" \
     >"$target/logs/apt.log" 2>&1 </dev/null || { tail -5 "$target/logs/apt.log"; return 1; }
 }
+
+# Adds a target to the toolchain in use, if rustup may: add_rust_target NAME. Otherwise the build says what is missing.
+add_rust_target() {
+  if command -v rustup >/dev/null; then rustup target add "$1" >/dev/null 2>&1 || true; fi
+}

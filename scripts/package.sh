@@ -52,7 +52,7 @@ tarball() {
   local musl=$machine-unknown-linux-musl library tree=$stage/$tar_name
   say "building for musl"
   library=$(find "$target/release/build" -name libtruepeer_preload.so -path '*/preloaded/*' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)
-  if command -v rustup >/dev/null; then rustup target add "$musl" >/dev/null 2>&1 || true; fi # the build says what is missing
+  add_rust_target "$musl"
   build "$musl" TRUEPEER_LIBRARY="$library" "CC_${musl//-/_}=musl-gcc"
   dpkg-deb -x "$out"/truepeer_*.deb "$tree"
   strip --strip-all -o "$tree/usr/bin/truepeer" "$target/$musl/release/truepeer"

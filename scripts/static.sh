@@ -7,6 +7,7 @@ out=$(realpath -m "${1:?directory of the programs}")
 musl=$(uname -m)-unknown-linux-musl
 export "CC_${musl//-/_}=musl-gcc" TRUEPEER_REQUIRE_LIBRARY=1 TRUEPEER_REQUIRE_CLANG=1
 
+add_rust_target "$musl"
 echo "static: the library of truepeer run"
 cargo check -q --locked --release -p truepeer # its build script makes the library
 library=$(find "$target/release/build" -name libtruepeer_preload.so -path '*/preloaded/*' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)

@@ -142,6 +142,7 @@ echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc)
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh
 check reason scripts/reason.sh --check
+check dependencies scripts/dependencies.sh
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
 check_workspace_tests
@@ -172,7 +173,7 @@ if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check systemd scripts/systemd-check.sh
 else note_skip "systemd: long: make test-all runs it"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
 check agent-deny scripts/cargo-deny.sh "${agent[@]}" --config crates/agent/deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
-note_skip "deny advisories: their database needs the network"
+check advisories scripts/advisories.sh
 
 echo
 # Hundreds of skips have a few reasons: print one line for each reason, with the first names.
