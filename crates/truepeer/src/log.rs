@@ -1,5 +1,5 @@
 //! What is logged, and where: lines on standard error, as text or as JSON. Lines for systemd's journal begin with
-//! their priority (sd-daemon(3)); it has the time of its own. Lines that nobody reads are lost (`lines.rs`).
+//! their priority (sd-daemon(3)); it has the time of its own. Lines that find no room are lost (`lines.rs`).
 //!
 //! | verbosity | contains |
 //! |---|---|
@@ -15,6 +15,7 @@ use std::fmt;
 use std::io::{IsTerminal, Stderr, stderr};
 use std::sync::{LazyLock, OnceLock};
 
+use rustix::io::Errno;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
@@ -129,17 +130,23 @@ pub(crate) fn counters(counters: &Counters, sessions: usize) {
     tracing::info!(target: COUNTERS, sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
 }
 
-/// The line that follows lines that nobody read. It is written here, since a writer of the log can't log.
-fn lost_lines(lost: u64) -> String {
-    const WHY: &str = "lines of the log were lost: nobody read them";
+/// The line that follows lines that could not be written. It is written here, since a writer of the log can't log.
+fn lost_lines(lost: u64, reason: Errno) -> String {
+    let why = match reason {
+        Errno::AGAIN => "nobody read them".to_owned(),
+        Errno::NOSPC | Errno::DQUOT => "the disk was full".to_owned(),
+        other => other.to_string(),
+    };
+    let message = format!("lines of the log were lost: {why}");
     match FORMAT.get() {
         Some(LogFormat::Json) => {
-            let line =
-                serde_json::json!({"timestamp": now(), "level": "WARN", "message": WHY, "lines_lost": lost});
+            let line = serde_json::json!({
+                "timestamp": now(), "level": "WARN", "message": message, "lines_lost": lost
+            });
             format!("{line}\n")
         }
-        _ if is_journal() => format!("<{}>{WHY} lines_lost={lost}\n", priority(Level::WARN)),
-        _ => format!("{}  WARN {WHY} lines_lost={lost}\n", now()),
+        _ if is_journal() => format!("<{}>{message} lines_lost={lost}\n", priority(Level::WARN)),
+        _ => format!("{}  WARN {message} lines_lost={lost}\n", now()),
     }
 }
 

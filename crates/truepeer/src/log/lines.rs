@@ -1,12 +1,12 @@
 //! Standard error, written to without ever waiting for who reads it: workers log, and must not stand still because a
-//! pipe is full or a terminal is stopped. What finds no room is lost and counted.
+//! pipe is full or a terminal is stopped. What finds no room, in a pipe or on a disk, is lost and counted.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::fcntl_setpipe_size;
 
 /// How much, in bytes, a pipe takes without waiting if poll(2) calls it writable: a page of the smallest size
@@ -21,23 +21,25 @@ const PIPE_SIZE: usize = 1 << 20;
 pub(super) struct Lines<F> {
     output: F,
     missing: Mutex<Missing>,
-    /// The line that says how many were lost.
-    note: fn(u64) -> String,
+    /// The line that says how many were lost, and why the first of them was.
+    note: fn(u64, Errno) -> String,
 }
 
-#[derive(Default)]
+/// Lines that were lost whole or in part, and not told of yet.
 struct Missing {
-    /// Lines that were lost whole or in part, and not told of yet.
     lines: u64,
+    /// Why the first of them was lost. EAGAIN: nobody read.
+    reason: Errno,
     /// Whether the output ends within a line.
     is_cut: bool,
 }
 
 impl<F: AsFd> Lines<F> {
-    pub(super) fn new(output: F, note: fn(u64) -> String) -> Self {
+    pub(super) fn new(output: F, note: fn(u64, Errno) -> String) -> Self {
         // It fails if the output is no pipe.
         let _ = fcntl_setpipe_size(&output, PIPE_SIZE);
-        Self { output, missing: Mutex::default(), note }
+        let missing = Missing { lines: 0, reason: Errno::AGAIN, is_cut: false };
+        Self { output, missing: Mutex::new(missing), note }
     }
 
     /// Writes a line, or counts it as lost.
@@ -45,36 +47,50 @@ impl<F: AsFd> Lines<F> {
         // Held while two calls are made that don't wait.
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.is_cut {
-            missing.is_cut = !self.is_written(b"\n");
+            missing.is_cut = self.write_all(b"\n").is_err();
         }
-        if missing.lines > 0 && !missing.is_cut && self.is_written((self.note)(missing.lines).as_bytes()) {
-            missing.lines = 0;
+        if missing.lines > 0 && !missing.is_cut {
+            match self.write_all((self.note)(missing.lines, missing.reason).as_bytes()) {
+                Ok(()) => missing.lines = 0,
+                Err(failed) => missing.is_cut = failed.written > 0,
+            }
         }
         if missing.lines > 0 {
             missing.lines += 1;
-            return;
-        }
-        for (index, piece) in line.chunks(PIECE).enumerate() {
-            if !self.is_written(piece) {
-                *missing = Missing { lines: 1, is_cut: index > 0 };
-                return;
-            }
+        } else if let Err(Failed { reason, written }) = self.write_all(line) {
+            *missing = Missing { lines: 1, reason, is_cut: written > 0 };
         }
     }
 
-    /// Whether there was room. Another failure (a full device, a pipe without a reader) loses the bytes in silence:
-    /// nobody is there to be told.
-    fn is_written(&self, piece: &[u8]) -> bool {
-        let mut polled = [PollFd::new(&self.output, PollFlags::OUT)];
-        let is_full = loop {
-            match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-                Ok(ready) => break ready == 0,
-                Err(Errno::INTR) => {}
-                Err(_) => break false,
+    fn write_all(&self, line: &[u8]) -> Result<(), Failed> {
+        let mut written = 0;
+        while written < line.len() {
+            let piece = &line[written..line.len().min(written + PIECE)];
+            match self.write_piece(piece) {
+                // A disk takes what it has room for.
+                Ok(0) => return Err(Failed { reason: Errno::NOSPC, written }),
+                Ok(length) => written += length,
+                Err(reason) => return Err(Failed { reason, written }),
             }
-        };
-        !is_full && rustix::io::write(&self.output, piece) != Err(Errno::AGAIN)
+        }
+        Ok(())
     }
+
+    /// Writes what there is room for, without waiting.
+    fn write_piece(&self, piece: &[u8]) -> Result<usize, Errno> {
+        let mut polled = [PollFd::new(&self.output, PollFlags::OUT)];
+        let ready = retry_on_intr(|| poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?;
+        if ready == 0 {
+            return Err(Errno::AGAIN);
+        }
+        retry_on_intr(|| rustix::io::write(&self.output, piece))
+    }
+}
+
+/// Why a line was not written whole, and how many of its bytes were.
+struct Failed {
+    reason: Errno,
+    written: usize,
 }
 
 /// Each call is one line.
@@ -98,7 +114,7 @@ mod tests {
 
     fn lines() -> (std::fs::File, Lines<OwnedFd>) {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        (reader.into(), Lines::new(writer, |lost| format!("{lost} lost\n")))
+        (reader.into(), Lines::new(writer, |lost, reason| format!("{lost} lost: {reason:?}\n")))
     }
 
     fn read_all(mut reader: std::fs::File, lines: Lines<OwnedFd>) -> String {
@@ -121,7 +137,7 @@ mod tests {
         lines.put(b"the next\n");
         let text = read_all(reader, lines);
         assert_eq!(text.lines().filter(|line| line.starts_with('x')).count(), written - 2);
-        assert!(text.ends_with("x\n3 lost\nthe next\n"));
+        assert!(text.ends_with("x\n3 lost: AGAIN\nthe next\n"));
     }
 
     #[test]
@@ -135,7 +151,7 @@ mod tests {
         reader.read_exact(&mut vec![0; PIPE_SIZE - 2 * PIECE]).unwrap();
         lines.put(b"the next\n");
         let text = read_all(reader, lines);
-        let expected = format!("{}{}\n2 lost\nthe next\n", "x".repeat(PIECE), "y".repeat(PIECE));
+        let expected = format!("{}{}\n2 lost: AGAIN\nthe next\n", "x".repeat(PIECE), "y".repeat(PIECE));
         assert!(text == expected, "{} bytes, ending {:?}", text.len(), &text[text.len() - 60..]);
     }
 

@@ -10,6 +10,7 @@ mod delivery;
 mod destinations;
 mod faults;
 mod faulty_backends;
+mod full_logs;
 mod handover;
 mod inside;
 mod kernel;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         metrics::tests(),
         faults::tests(),
         faulty_backends::tests(),
+        full_logs::tests(),
         wrong_reloads::tests(),
         datagram_faults::tests(),
         crowds::tests(),

@@ -43,7 +43,6 @@ const LEFT_OUT: [(&str, &[&str]); 7] = [
     (
         "started by a program or from a file, not by the command line that gets the options",
         &[
-            "a_configuration_with_any_error_changes_nothing_under_load",
             "a_name_that_leads_elsewhere_now_is_resolved_again",
             "a_name_that_was_not_passed_is_refused",
             "a_passed_socket_serves_and_survives_truepeer",
