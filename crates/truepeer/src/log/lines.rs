@@ -47,22 +47,22 @@ impl<F: AsFd> Lines<F> {
         // Held while two calls are made that don't wait.
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.is_cut {
-            missing.is_cut = self.write_all(b"\n").is_err();
+            missing.is_cut = self.write_whole(b"\n").is_err();
         }
         if missing.lines > 0 && !missing.is_cut {
-            match self.write_all((self.note)(missing.lines, missing.reason).as_bytes()) {
+            match self.write_whole((self.note)(missing.lines, missing.reason).as_bytes()) {
                 Ok(()) => missing.lines = 0,
                 Err(failed) => missing.is_cut = failed.written > 0,
             }
         }
         if missing.lines > 0 {
             missing.lines += 1;
-        } else if let Err(Failed { reason, written }) = self.write_all(line) {
+        } else if let Err(Failed { reason, written }) = self.write_whole(line) {
             *missing = Missing { lines: 1, reason, is_cut: written > 0 };
         }
     }
 
-    fn write_all(&self, line: &[u8]) -> Result<(), Failed> {
+    fn write_whole(&self, line: &[u8]) -> Result<(), Failed> {
         let mut written = 0;
         while written < line.len() {
             let piece = &line[written..line.len().min(written + PIECE)];
