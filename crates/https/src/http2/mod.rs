@@ -30,8 +30,7 @@ mod watch;
 mod websocket;
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future as _, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -185,10 +184,9 @@ where
 {
     let tally = Rc::new(Tally::new());
     let mut rest = Rest::new(service);
-    let mut drained = pin!(service.reactor.drained());
     let ended = loop {
         let accepted = poll_fn(|cx| {
-            if !rest.is_last && drained.as_mut().poll(cx).is_ready() {
+            if !rest.is_last && service.reactor.is_draining() && rest.may_drain(cx, &tally) {
                 rest.drain();
                 connection.graceful_shutdown();
             }

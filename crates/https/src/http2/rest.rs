@@ -27,6 +27,8 @@ pub(super) struct Rest<'a> {
     last: Duration,
     /// The connection accepts no more requests.
     pub(super) is_last: bool,
+    /// It will be, with its first request: that one is waited for.
+    is_awaited: bool,
     /// A request has come, so the timer must be re-armed.
     is_over: bool,
     /// Found by the last poll.
@@ -43,9 +45,23 @@ impl<'a> Rest<'a> {
             usual: timeouts.keep_alive,
             last: timeouts.linger,
             is_last: false,
+            is_awaited: false,
             is_over: true,
             end: None,
         }
+    }
+
+    /// Whether a drain tells the client now. A new connection's first request is on its way, and a client that gets a GOAWAY before
+    /// it has sent that may fail it (HAProxy 2.6 answers 502). So it is waited for, as long as for requests after a GOAWAY.
+    pub(super) fn may_drain(&mut self, cx: &mut Context<'_>, tally: &Tally) -> bool {
+        if tally.begun.get() > 0 {
+            return true;
+        }
+        if !std::mem::replace(&mut self.is_awaited, true) {
+            self.timer.arm(self.last);
+            self.is_over = false;
+        }
+        self.timer.poll_expired(cx).is_ready()
     }
 
     /// No request but those on their way comes any more.

@@ -40,6 +40,16 @@ async fn speak(
     (client.ready().await.unwrap(), ended)
 }
 
+/// Waits for the connection's end, without an error.
+async fn until_ended(reactor: &Reactor, ended: &Cell<Option<Result<(), h2::Error>>>) {
+    loop {
+        match ended.take() {
+            Some(ended) => break ended.unwrap(),
+            None => reactor.sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
 fn request(method: Method) -> Request<()> {
     Request::builder().method(method).uri("https://a/x").body(()).unwrap()
 }
@@ -237,12 +247,40 @@ fn open_requests_are_finished_before_a_drained_connection_ends() {
         }
         say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
         assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
-        loop {
-            match ended.take() {
-                Some(ended) => break ended.unwrap(),
-                None => reactor.sleep(Duration::from_millis(5)).await,
-            }
+        until_ended(&reactor, &ended).await;
+    });
+}
+
+/// HAProxy fails a request that it sends after a GOAWAY, so its first one must not meet one.
+#[test]
+fn a_new_connections_first_request_is_answered_while_draining() {
+    let bed = bed(HttpSettings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        reactor.remote().drain();
+        let (mut client, ended) = speak(&reactor, stream).await;
+        reactor.sleep(Duration::from_millis(100)).await;
+        let (answer, _) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        while poll_fn(|cx| client.poll_ready(cx)).await.is_ok() {
+            reactor.sleep(Duration::from_millis(5)).await;
         }
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+        assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
+        until_ended(&reactor, &ended).await;
+    });
+}
+
+#[test]
+fn a_new_connection_without_a_request_is_closed_by_a_drain() {
+    let mut settings = HttpSettings::default();
+    settings.timeouts.linger = Duration::from_millis(50);
+    let bed = bed(settings);
+    let (stream, reactor) = (connect(&bed), bed.reactor.clone());
+    bed.run(async move {
+        reactor.remote().drain();
+        let (_client, ended) = speak(&reactor, stream).await;
+        until_ended(&reactor, &ended).await;
     });
 }
 
