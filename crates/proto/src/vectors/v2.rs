@@ -47,6 +47,7 @@ pub const V2: &[Vector] = &[
     // LOCAL: accepted whatever follows, which is skipped.
     vector("v2 LOCAL", binary!(b"\x20\x00\x00\x00SSH-2.0-"), Local(16)),
     vector("v2 LOCAL with addresses", binary!(b"\x20\x11\x00\x0c\xc0\x00\x02\x01\xc6\x33\x64\x02\xdc\x04\x01\xbbrest"), Local(28)),
+    vector("v2 LOCAL with a short block, part of which looks like a wrong CRC32C", binary!(b"\x20\x11\x00\x08\xc0\x03\x00\x04\xde\xad\xbe\xefrest"), Local(24)),
     vector("v2 LOCAL with unassigned family and protocol", binary!(b"\x20\xff\x00\x03abcrest"), Local(19)),
 
     // Incomplete.
