@@ -15,8 +15,10 @@ pub(crate) fn tests() -> Vec<Test> {
 
 /// The size of the disk, in bytes: many times what the log needs before it is filled.
 const DISK: usize = 1 << 20;
-/// Lines that must be lost: some times what a page of the log may still take.
-const LOST: u64 = 500;
+/// Sessions while the disk is full. Each writes a line at least.
+const SESSIONS: u64 = 1000;
+/// Lines that must be lost. A page of the log may still take some.
+const LOST: u64 = SESSIONS / 2;
 
 /// Sessions go on. When there is room again, the log goes on in a new line with how many are missing.
 fn disk_is_full(bed: &Bed) -> anyhow::Result<()> {
@@ -32,8 +34,8 @@ fn disk_is_full(bed: &Bed) -> anyhow::Result<()> {
         let filled = fs::write(&ballast, vec![0_u8; DISK]);
         ensure!(filled.is_err_and(|error| error.kind() == std::io::ErrorKind::StorageFull));
         let full = fs::metadata(&log)?.len();
-        // Each session writes several lines.
-        for _ in 0..LOST / 20 {
+        // Each time for 20.
+        for _ in 0..SESSIONS / 20 {
             load.wait_for_more()?;
         }
         let grown = fs::metadata(&log)?.len() - full;
