@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use truepeer_bpf::Splices;
 use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, Streams, Turn, arm};
-use truepeer_sys::repair::{set_receive_buffer_fixed, stand};
+use truepeer_sys::repair::{next_to_write, set_receive_buffer_fixed};
 use truepeer_testbed::NetNs;
 use truepeer_testbed::chance::Chance;
 
@@ -64,7 +64,7 @@ impl Relay {
         thread::spawn(move || -> Result<()> {
             netns.enter()?;
             for number in 0.. {
-                serving.splices.sweep(Instant::now(), LINGER, true);
+                serving.splices.sweep(Instant::now(), LINGER);
                 let (down, _) = entrance.accept()?;
                 let shared = Arc::clone(&serving);
                 thread::spawn(move || {
@@ -84,7 +84,7 @@ impl Relay {
     /// Waits until the flows that were let go have ended: both ends are acknowledged, or one side has reset.
     pub(crate) fn wait_for_ends(&self) -> Result<()> {
         let until = Instant::now() + ENDS;
-        while self.shared.splices.sweep(Instant::now(), LINGER, true).open > 0 {
+        while self.shared.splices.sweep(Instant::now(), LINGER).open > 0 {
             ensure!(Instant::now() < until, "flows that never end:\n{:#?}", self.shared.splices.unended());
             thread::sleep(LOOK * 25);
         }
@@ -219,7 +219,7 @@ impl Session {
             return Ok([None; 2]);
         }
         let position = |socket: &TcpStream| -> Result<Option<Position>> {
-            Ok(stand(socket.as_fd())?.next_to_write.map(|next| Position::new(next, 0)))
+            Ok(next_to_write(socket.as_fd())?.map(|next| Position::new(next, 0)))
         };
         Ok([position(&self.sockets[0])?, position(&self.sockets[1])?])
     }

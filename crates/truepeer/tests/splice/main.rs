@@ -5,7 +5,6 @@ mod bridge;
 mod busy;
 mod crowd;
 mod heirs;
-mod keeper;
 mod killed;
 mod life;
 mod lossy;
@@ -23,7 +22,6 @@ fn main() -> ExitCode {
         again::tests(),
         busy::tests(),
         heirs::tests(),
-        keeper::tests(),
         killed::tests(),
         silent::tests(),
         bridge::tests(),
