@@ -22,8 +22,9 @@ const BUFFER: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// So long an ended flow still translates what is sent again.
 const LINGER: Duration = Duration::from_secs(1);
-/// What is lost several times is sent again after seconds.
-const ENDS: Duration = Duration::from_secs(40);
+/// Longer than a peer waits at most until it repeats a segment or asks for a window again (TCP_RTO_MAX, 120 s): a slow reader keeps the window closed
+/// until that wait is long, and the segment that opens it at last may be lost.
+const ENDS: Duration = Duration::from_secs(150);
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {

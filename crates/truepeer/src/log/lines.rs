@@ -44,7 +44,7 @@ impl<F: AsFd> Lines<F> {
 
     /// Writes a line, or counts it as lost.
     pub(super) fn put(&self, line: &[u8]) {
-        // Held while two calls are made that don't wait.
+        // Held while calls are made that don't wait.
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         if missing.is_cut {
             missing.is_cut = self.write_whole(b"\n").is_err();
