@@ -40,6 +40,13 @@ async fn speak(
     (client.ready().await.unwrap(), ended)
 }
 
+/// Waits for the GOAWAY: then the client accepts no more requests.
+async fn until_goaway(reactor: &Reactor, client: &mut SendRequest<Bytes>) {
+    while poll_fn(|cx| client.poll_ready(cx)).await.is_ok() {
+        reactor.sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Waits for the connection's end, without an error.
 async fn until_ended(reactor: &Reactor, ended: &Cell<Option<Result<(), h2::Error>>>) {
     loop {
@@ -241,10 +248,7 @@ fn open_requests_are_finished_before_a_drained_connection_ends() {
         let (answer, _) = ask(&mut client, request(Method::GET));
         until(&mut origin, "\r\n\r\n").await;
         reactor.remote().drain();
-        // The GOAWAY has arrived when the client accepts no more requests.
-        while poll_fn(|cx| client.poll_ready(cx)).await.is_ok() {
-            reactor.sleep(Duration::from_millis(5)).await;
-        }
+        until_goaway(&reactor, &mut client).await;
         say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
         assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
         until_ended(&reactor, &ended).await;
@@ -262,9 +266,7 @@ fn a_new_connections_first_request_is_answered_while_draining() {
         reactor.sleep(Duration::from_millis(100)).await;
         let (answer, _) = ask(&mut client, request(Method::GET));
         until(&mut origin, "\r\n\r\n").await;
-        while poll_fn(|cx| client.poll_ready(cx)).await.is_ok() {
-            reactor.sleep(Duration::from_millis(5)).await;
-        }
+        until_goaway(&reactor, &mut client).await;
         say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
         assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
         until_ended(&reactor, &ended).await;
