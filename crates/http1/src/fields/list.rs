@@ -195,7 +195,7 @@ mod tests {
         assert_eq!((list.len(), list.is_empty()), (2, false));
     }
 
-    /// Whoever writes a message copies such a line whole.
+    /// Such a line is copied into a message without another look at its parts.
     #[test]
     fn only_a_line_that_is_spelt_as_it_would_be_written_is_taken_whole() {
         for (text, name, value, line) in [

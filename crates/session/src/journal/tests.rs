@@ -1,4 +1,4 @@
-//! What is logged and counted. A subscriber of tracing keeps the events of one thread.
+//! What is logged and counted. Each test collects the log events of its own thread.
 
 use std::fmt::{Debug, Write as _};
 use std::net::SocketAddr;

@@ -123,7 +123,7 @@ impl Load {
         let mut next = sender;
         while !self.is_over.load(Relaxed) {
             let sent = send(&socket, &[&v2(client(next), SITE_V4)?, &payload(next)]);
-            // Nobody listens there just now (ICMP).
+            // The port is closed at this moment, and an ICMP error has said so.
             if sent.is_err() {
                 thread::sleep(Duration::from_millis(1));
             }

@@ -117,7 +117,7 @@ async fn endless(stream: DuplexStream, bytes: usize) {
     const MOST: usize = 16 << 10;
     let mut origin = Raw::begin(stream, &[]).await;
     let (mut connection, mut first) = (65_535, 65_535);
-    // What is left of each body, and its window.
+    // For each stream: how much of its body is not yet sent, and how much the window allows.
     let mut streams = BTreeMap::<u32, (usize, usize)>::new();
     while let Some(frame) = origin.next().await {
         let number = |at: usize| u32::from_be_bytes(frame.payload[at..at + 4].try_into().unwrap()) as usize;
