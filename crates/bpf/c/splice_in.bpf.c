@@ -117,6 +117,8 @@ static __always_inline int on_spliced(struct __sk_buff *skb, const struct segmen
 		return drop_for(STALE_COPIES);
 	if (segment->flags & RST)
 		return on_reset(skb, segment, flow, from, to);
+	if (is_ack_too_old(segment, from))
+		return drop_for(NOT_JUDGED_GOOD);
 	int is_good = is_taken(segment, from);
 	int is_end = segment->flags & FIN || flow->stage == SPLICE_DEAD;
 	if (is_good && !(is_end ? is_intact(skb, segment) : is_undamaged(skb, segment)))

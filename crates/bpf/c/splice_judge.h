@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Which segments may change what is known of a flow: those that our socket would take if it still stood here. Nothing else depends on this:
- * what is not taken is translated all the same, and the other peer judges it by its own numbers. */
+/* Which segments may change what is known of a flow: those that our socket would take if it still stood here. What is not taken is translated all the
+ * same, and the other peer judges it by its own numbers; only an acknowledgement that is too old is dropped. */
 #pragma once
 #include "intact.h"
 #include "splice_maps.h"
@@ -77,9 +77,9 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 	return !is_before(face->nxt, segment->ack) && !is_before(segment->ack, oldest);
 }
 
-/* In TAIL the program drops such a segment with its data, as our socket would (RFC 5961, 5.2). Otherwise the other peer might take the data and
- * acknowledge bytes that our socket has not seen. The sender repeats the segment with its newest acknowledgement. After TAIL we have no socket that it
- * could harm. */
+/* Such a segment is dropped with its data, as our socket would drop it (RFC 5961, 5.2); its sender repeats it with its newest acknowledgement. The other
+ * peer's limit may be older, because our socket offered more before the session left. Then the other peer would take what is not learnt here, and from
+ * then on acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. */
 static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
 {
 	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);

@@ -14,7 +14,7 @@ use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, RST, SYN, Segment, Wire, timestamps};
 use truepeer_testbed::{Bed, NetNs, ip_here};
 
-use crate::line::{ByHand, Line};
+use crate::line::{Backend, ByHand, Line};
 
 /// Hand-made packets of each kind, in each stage, from each side.
 const BLIND: u64 = 300;
@@ -242,6 +242,38 @@ pub(crate) fn sweep(bed: &Bed, v6: bool) -> Result<()> {
     ensure!(line.counter("errors_dropped")? > u64::from(NEAR / 7), "the forged errors did not come");
     session.say(0, &[5; 3000])?;
     session.say(1, &[6; 3000])
+}
+
+/// A segment that was overtaken may acknowledge less than the table's window reaches back, and yet enough for the other peer, which was offered more before
+/// the session left. If it went on, the other peer would take its end, and the table would never learn of it.
+pub(crate) fn an_old_end_ends_nothing(bed: &Bed, v6: bool) -> Result<()> {
+    let line = Line::make(bed)?;
+    let third = ThirdHost::join(&line)?;
+    let mut session = line.session_to(v6, Backend { receive_buffer: Some(16384), ..Backend::default() })?;
+    session.say(0, b"before")?;
+    line.arm(&mut session)?;
+    session.say(0, b"heard")?;
+    session.say(1, b"as well")?;
+    session.go_to(Progress::Held)?;
+    // Until our offer, which was wider than the backend's, is used up.
+    for _ in 0..30 {
+        session.say(0, &[5; 4000])?;
+    }
+    session.let_go()?;
+    session.say(0, &[5; 3000])?;
+    session.say(1, &[6; 3000])?;
+    let before = settle(&session);
+    let of_backend = |name| words(&before, name)[1];
+    let (peer, own) = session.tuples[1];
+    let ack = of_backend("una").wrapping_sub(of_backend("max_window") + 1);
+    let end =
+        Segment { seq: of_backend("ack"), ack, flags: ACK | FIN, window: 1000, ..Segment::new(peer, own) };
+    let dropped = line.counter("not_judged_good")?;
+    third.send(&end.packet())?;
+    truepeer_testbed::wait_for("the end", || line.counter("not_judged_good").ok() == Some(dropped + 1))?;
+    session.say(1, b"and on")?;
+    session.ends[1].shutdown(std::net::Shutdown::Write)?;
+    session.hear_end(0)
 }
 
 /// With bytes under way each number of theirs is within the window: still only the exact one resets, and a SYN behind it opens nothing.

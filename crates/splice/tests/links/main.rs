@@ -112,6 +112,9 @@ fn by_hand(v6: bool) -> Vec<Test> {
     tests.push(Test::new(format!("no_number_of_bytes_under_way_resets_{family}"), move |bed: &Bed| {
         attack::sweep_in_flight(bed, v6)
     }));
+    tests.push(Test::new(format!("an_old_end_ends_nothing_{family}"), move |bed: &Bed| {
+        attack::an_old_end_ends_nothing(bed, v6)
+    }));
     tests.push(Test::new(format!("copies_with_another_mark_are_not_copied_{family}"), move |bed: &Bed| {
         resets::copies_with_another_mark(bed, v6)
     }));
@@ -143,7 +146,10 @@ fn all_arrives(bed: &Bed, way: Way, share: usize, v6: bool, count: usize) -> Res
     backend?;
     // The programs don't learn of a lost reset, and both peers are gone: docs/internals/splice.md, *A reset is sent once*.
     if way != Way::Reset || share == 0 {
-        serving.relay.wait_for_ends()?;
+        serving
+            .relay
+            .wait_for_ends()
+            .with_context(|| stand.peers_sockets().unwrap_or_else(|error| error.to_string()))?;
     }
     ensure!(told.armed >= count * 3 / 4, "{told:?}");
     // A damaged window that is learnt, or an old one that is not, is counted, too.

@@ -1,10 +1,12 @@
 //! Sender, relay and backend, each a host, joined by two links.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -114,6 +116,17 @@ impl Stand {
 
     pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
         self.splices.counters().unwrap_or_default().into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// The peers' sockets, as their kernels list them.
+    pub(crate) fn peers_sockets(&self) -> Result<String> {
+        let mut all = String::new();
+        for host in [&self.sender, &self.backend] {
+            let list = || Command::new("ss").args(["--tcp", "-naemio", "exclude", "time-wait"]).output();
+            let listed = host.run(list)?.context("ss")?;
+            writeln!(all, "{}:\n{}", host.name, String::from_utf8_lossy(&listed.stdout))?;
+        }
+        Ok(all)
     }
 
     /// All that the backend's side has to complain about.
