@@ -77,7 +77,7 @@ static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segmen
 		return on_reset_in_tail(skb, segment, from);
 	if (segment->flags & SYN)
 		return PASS; /* our socket asks, and splice_out says the newest */
-	if (is_of_socket(segment, from))
+	if (is_of_socket(segment, from) && !is_late_ack(segment, from))
 		return keep_for_socket(skb, segment, from);
 	if (is_ack_too_old(segment, from))
 		return drop_for(NOT_JUDGED_GOOD);

@@ -26,14 +26,20 @@ static __always_inline void learn_clock(struct face *face, struct face *other, s
 	raise(&face->tsval, timestamps.value);
 }
 
-/* The window ends where the other peer's does, or where our socket's earlier offer did: a receiver never takes back an offer (RFC 9293, 3.8.6). */
+/* The window ends where the other peer's does, or where our socket's earlier offer did: a receiver never takes back an offer (RFC 9293, 3.8.6). Nor does
+ * rounding to our scale, where the peer would notice. A peer whose window ends before what it has sent numbers its ACKs by the window's end, unless that
+ * is less than a step of its own scale away (tcp_acceptable_seq()): our socket would drop them as old. If the peer, too, has taken back a window for want
+ * of memory, both drop whatever the other says, for ever. */
 static __always_inline __u32 held_window(const struct face *face, const struct face *other, __u32 ack, __u32 window)
 {
-	__u32 edge = far_edge(face, other);
+	__u32 step = 1U << (face->own_scale & 15), noticed = 1U << (face->peer_scale & 15);
+	__u32 edge = far_edge(face, other), told = face->known & TOLD ? face->edge : ack;
 
-	if (face->known & TOLD && is_before(edge, face->edge))
-		edge = face->edge;
-	return is_before(edge, ack + window) ? reach(ack, edge) : window;
+	edge = newest_of(edge, told);
+	if (!is_before(edge, ack + window))
+		return window;
+	__u32 held = reach(ack, edge) & ~(step - 1);
+	return is_before(ack + held + noticed - 1, told) ? held + step : held;
 }
 
 /* Acknowledgement, window and timestamp of a segment that leaves. */

@@ -252,6 +252,17 @@ pub fn offered_window(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
     Ok(u32::from_ne_bytes([info[228], info[229], info[230], info[231]]))
 }
 
+/// How many bytes the peer takes, counted from the first one that it has acknowledged: those, and the window behind them. For tests.
+///
+/// # Errors
+/// As [`connection`].
+pub fn offered_bytes(socket: BorrowedFd<'_>) -> Result<u64, CallError> {
+    // Up to tcpi_bytes_acked.
+    let info: [u8; 128] = tcp_info(socket)?;
+    let [.., a, b, c, d, e, f, g, h] = info;
+    Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h]) + u64::from(offered_window(socket)?))
+}
+
 /// The beginning of `struct tcp_info`; zeros where the kernel's own is shorter.
 fn tcp_info<const LEN: usize>(socket: BorrowedFd<'_>) -> Result<[u8; LEN], CallError> {
     let mut info = [0_u8; LEN];

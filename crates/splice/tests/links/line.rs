@@ -249,7 +249,7 @@ impl ByHand {
     }
 
     /// Relays the bytes in the relay's sockets.
-    fn relay(&mut self) -> Result<()> {
+    pub(crate) fn relay(&mut self) -> Result<()> {
         let Some(sockets) = &self.sockets else { return Ok(()) };
         let mut buffer = vec![0; 1 << 16];
         for from in 0..2 {

@@ -103,6 +103,9 @@ fn by_hand(v6: bool) -> Vec<Test> {
     tests.push(Test::new(format!("a_window_of_less_than_a_step_stays_{family}"), move |bed: &Bed| {
         agreed::a_window_of_less_than_a_step_stays(bed, v6)
     }));
+    tests.push(Test::new(format!("an_offer_is_not_taken_back_{family}"), move |bed: &Bed| {
+        agreed::an_offer_is_not_taken_back(bed, v6)
+    }));
     tests.push(Test::new(format!("a_third_host_changes_nothing_{family}"), move |bed: &Bed| {
         attack::changes_nothing(bed, v6)
     }));
