@@ -112,6 +112,9 @@ impl Splicing {
         if self.splices.is_guest() {
             return Err(Reason::NotLoaded);
         }
+        if !repair::is_possible() {
+            return Err(Reason::KeeperGone);
+        }
         let armed = arm(&self.splices, &self.grace, sockets).map_err(|stays| stays.reason())?;
         armed.set_age(age);
         for socket in sockets {

@@ -9,11 +9,13 @@ use crate::mapping::{Mapping, Position};
 
 /// What a hand-over asks of the session's two connections and its flow. Side 0 is downstream.
 pub trait Connections {
+    /// Whether sockets can be put under repair: false once the keeper has gone.
+    fn can_repair(&self) -> bool;
     /// Whether the programs have heard socket and peer of this side.
     fn is_heard(&self, side: usize) -> bool;
     /// Whether each peer's windows survive the rounding to the scale that the other peer was told.
     fn scales_fit(&self) -> bool;
-    /// See [`truepeer_sys::repair::next_to_write`].
+    /// The number of the byte that would be written next; `None` while bytes wait to be sent.
     ///
     /// # Errors
     /// If a system call fails.
@@ -51,6 +53,10 @@ pub trait Connections {
     fn all_is_delivered(&mut self, ended: Ended) -> bool;
     /// The reverse, unless the flow has ended by itself.
     fn back_to_tail(&mut self) -> bool;
+    /// From now on closing the sockets says nothing to the peers. False: that can't be done now.
+    fn fall_silent(&mut self) -> bool;
+    /// Whether both peers' streams have ended, or a reset has ended them.
+    fn has_ended(&self) -> bool;
     /// Asks for a grace period: no program that saw an older stage runs after it.
     fn ask_for_grace(&mut self);
     /// Whether it is over.
@@ -160,6 +166,7 @@ impl Handover {
         match self.progress {
             Progress::Armed | Progress::Held => Ok(match self.before_the_cut(connections, streams) {
                 Ok(turn) => turn,
+                Err(_) if !connections.can_repair() => Turn::StayHere(Reason::KeeperGone),
                 Err(_) => Turn::StayHere(Reason::Failed),
             }),
             Progress::Tail => self.tail(connections, streams),
@@ -262,6 +269,11 @@ impl Handover {
         }
         if self.has_work(connections, streams)? && connections.back_to_tail() {
             self.progress = Progress::Tail;
+            return Ok(Turn::Wait);
+        }
+        // Without the keeper, nobody can close the sockets silently: they stay open beside the translation, which goes on. Once both streams have ended,
+        // the resets of a close harm nobody.
+        if !connections.fall_silent() && !connections.has_ended() {
             return Ok(Turn::Wait);
         }
         Ok(Turn::LetGo)

@@ -189,6 +189,18 @@ struct Turned<'p> {
 }
 
 impl Connections for Turned<'_> {
+    fn can_repair(&self) -> bool {
+        true
+    }
+
+    fn fall_silent(&mut self) -> bool {
+        true
+    }
+
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     fn is_heard(&self, side: usize) -> bool {
         let face = &self.programs.faces[side];
         let wanted = TOLD | SAID | if face.has_timestamps { TS_SHIFT } else { 0 };
