@@ -124,6 +124,8 @@ pub struct Handover {
     progress: Progress,
     pending_bytes: u64,
     waits_for_windows: bool,
+    /// The ends that the flow was told of when all was delivered.
+    told: Ended,
 }
 
 impl Default for Handover {
@@ -137,7 +139,14 @@ impl Handover {
     /// bytes back until all that it wrote was sent.
     #[must_use]
     pub fn knowing(positions: [Option<Position>; 2]) -> Self {
-        Self { positions, held: None, progress: Progress::Armed, pending_bytes: 0, waits_for_windows: false }
+        Self {
+            positions,
+            held: None,
+            progress: Progress::Armed,
+            pending_bytes: 0,
+            waits_for_windows: false,
+            told: [false; 2],
+        }
     }
 
     /// How far it is.
@@ -258,6 +267,7 @@ impl Handover {
             return Ok(Turn::Wait);
         }
         connections.all_is_delivered(streams.ended);
+        self.told = streams.ended;
         connections.ask_for_grace();
         self.progress = Progress::Settling;
         Ok(Turn::Wait)
@@ -267,7 +277,9 @@ impl Handover {
         if !connections.is_grace_over() {
             return Ok(Turn::Wait);
         }
-        if self.has_work(connections, streams)? && connections.back_to_tail() {
+        // An end may have slipped to a socket, and was passed on already: the flow must hear of it, or it would never end.
+        let has_work = self.has_work(connections, streams)? || streams.ended != self.told;
+        if has_work && connections.back_to_tail() {
             self.progress = Progress::Tail;
             return Ok(Turn::Wait);
         }

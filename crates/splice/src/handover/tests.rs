@@ -212,6 +212,22 @@ fn what_comes_to_a_socket_after_all_is_delivered() {
 }
 
 #[test]
+fn the_flow_is_told_of_an_end_that_slips_to_a_socket_and_is_passed_on_at_once() {
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    turn(&mut handover, &mut connections, &Streams::default());
+    turn(&mut handover, &mut connections, &Streams::default());
+    assert_eq!(handover.progress(), Progress::Settling);
+    connections.is_grace_over = true;
+    let ended = Streams { ended: [true, false], end_written: [true, false], ..Streams::default() };
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Wait);
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Wait);
+    connections.is_grace_over = true;
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::LetGo);
+    assert_eq!(connections.done[4..], ["delivered", "back", "delivered"]);
+}
+
+#[test]
 fn without_the_keeper_a_session_stays_here_before_the_cut() {
     let mut connections = MadeUp { is_heard: true, can_not_repair: true, ..MadeUp::default() };
     let turned = turn(&mut Handover::default(), &mut connections, &Streams::default());
