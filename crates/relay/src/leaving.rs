@@ -157,7 +157,7 @@ struct State {
     written: [u64; 2],
     held: [u64; 2],
     pending: u64,
-    translated: u64,
+    carried: u64,
 }
 
 impl Leaving {
@@ -222,7 +222,7 @@ impl Leaving {
             written: streams.written,
             held: streams.held,
             pending: self.steps.pending_bytes(),
-            translated: self.sockets.translated_bytes(),
+            carried: self.sockets.stream_bytes(),
         };
         if state == self.state {
             self.quiet_turns = self.quiet_turns.saturating_add(1);

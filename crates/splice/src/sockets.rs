@@ -39,10 +39,10 @@ impl Sockets {
         self.flow.set_age(age);
     }
 
-    /// Bytes that were translated so far.
+    /// Bytes of both streams since the session began; 0 before the cut.
     #[must_use]
-    pub fn translated_bytes(&self) -> u64 {
-        self.flow.translated_bytes()
+    pub fn stream_bytes(&self) -> u64 {
+        self.flow.stream_bytes()
     }
 
     /// The caller closes the sockets now: that is silent. From now on the flow belongs to the machine.
