@@ -79,7 +79,8 @@ static __always_inline void fill_in(struct spliced *flow, const struct segment *
 	down->nxt = down->una = dial->our_isn + 1;
 	down->ack = header_end;
 	down->edge = header_end + window;
-	down->end = header_end + data;
+	down->first = header_end;
+	down->end = (__u64)header_end + data;
 	down->max_window = sender_window;
 	down->said_edge = down->una + sender_window;
 	down->peer_scale = dial->scale;
@@ -88,14 +89,13 @@ static __always_inline void fill_in(struct spliced *flow, const struct segment *
 	down->ts_shift = dial->up_tsval - dial->tsval;
 	down->tsval = milliseconds() + dial->clock + CLOCK_LEAD;
 	down->device = dial->device;
-	down->bytes = data;
 	down->known = TOLD | SAID | CLOCK | SAID_CLOCK | TS_SHIFT | CUT;
 
 	up->key = dial->up;
 	up->shift = dial->our_isn - segment->seq;
 	up->nxt = dial->up_isn + 1 + data;
 	up->una = dial->up_isn + 1;
-	up->ack = up->end = segment->seq + 1;
+	up->ack = up->end = up->first = segment->seq + 1;
 	up->edge = up->ack + sender_window;
 	up->max_window = window;
 	up->said_edge = up->una + window;

@@ -33,15 +33,6 @@ static __always_inline void learn(struct __sk_buff *skb, const struct segment *s
 	learn_from(from, segment, window_of(segment, from));
 }
 
-/* `begin`: the number behind the last byte that was counted, here or by the session that relayed. */
-static __always_inline void count_bytes(struct face *from, const struct segment *segment, __u32 begin)
-{
-	__u32 new = segment->seq + segment->payload_len - begin;
-
-	if ((__s32)new > 0)
-		__sync_fetch_and_add(&from->bytes, new);
-}
-
 static __always_inline int go_on_translated(struct __sk_buff *skb, const struct segment *segment, struct face *from, struct face *to,
 					    int is_tail, int is_good)
 {
@@ -83,7 +74,6 @@ static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segmen
 		return drop_for(NOT_JUDGED_GOOD);
 	int is_good = is_taken(segment, from) && is_intact(skb, segment);
 	if (is_good) {
-		count_bytes(from, segment, is_before(from->end, from->kept) ? from->kept : from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
 		if (copy_to_socket(skb, segment))
@@ -124,7 +114,6 @@ static __always_inline int on_spliced(struct __sk_buff *skb, const struct segmen
 	if (is_good && !(is_end ? is_intact(skb, segment) : is_undamaged(skb, segment)))
 		return drop_for(DAMAGED);
 	if (is_good) {
-		count_bytes(from, segment, from->end);
 		learn(skb, segment, from, to);
 		note_ends(flow, segment, from, to);
 		/* Compare first: an exchange takes the cache line from the CPU that has the other direction. */

@@ -38,6 +38,21 @@ static __always_inline void raise_limit(__u32 *limit, __u32 number)
 	}
 }
 
+/* Likewise, of `end`. Each byte is counted once, in whatever order segments come, and whether the socket or the program takes them: only the highest
+ * number counts. */
+static __always_inline void raise_end(struct face *face, __u32 number)
+{
+	__u64 was = *(volatile __u64 *)&face->end;
+
+	for (int tries = 0; tries < RAISE_TRIES && is_before(was, number); tries++) {
+		__u64 found = __sync_val_compare_and_swap(&face->end, was, was + (number - (__u32)was));
+
+		if (found == was)
+			return;
+		was = found;
+	}
+}
+
 static __always_inline __u32 end_of(const struct segment *segment)
 {
 	return segment->seq + segment->payload_len + !!(segment->flags & SYN) + !!(segment->flags & FIN);
@@ -97,7 +112,7 @@ static __always_inline int is_reset_good(const struct segment *segment, const st
 {
 	if (!(face->known & TOLD))
 		return 0;
-	return segment->seq == face->ack || (face->known & SAID && segment->seq == face->end);
+	return segment->seq == face->ack || (face->known & SAID && segment->seq == (__u32)face->end);
 }
 
 /* Learns what a segment that was taken says. */
@@ -115,7 +130,7 @@ static __always_inline void learn_from(struct face *face, const struct segment *
 	}
 	raise(&face->una, segment->ack);
 	raise(&face->said_edge, edge);
-	raise_limit(&face->end, end);
+	raise_end(face, end);
 	if (face->max_window < window)
 		face->max_window = window;
 }

@@ -41,7 +41,7 @@ struct face {
 	__u32 tsval;         /* the newest timestamp */
 	/* What the peer said and was taken. */
 	__u32 una;           /* its newest acknowledgement */
-	__u32 end;           /* the number behind its last byte */
+	__u32 first;         /* of its stream's first byte. Written by truepeer at the cut */
 	__u32 max_window;    /* the widest it offered */
 	__u32 said_edge;     /* the right edge of that which reaches furthest */
 	__u32 fin;           /* the number behind its FIN */
@@ -59,7 +59,8 @@ struct face {
 	__u32 said_clock;    /* the peer's timestamps minus our milliseconds since boot */
 	__u64 asked_ns;      /* when its last SYN was answered by a question (RFC 5961). In DEAD, upstream: when the reset
 			      * came; downstream: when a SYN of either peer was answered, or the reset came */
-	__u64 bytes;         /* translated, of its stream */
+	__u64 end;           /* the number behind its last byte. The upper half counts how often the numbers have wrapped since `first`: so
+			      * `end - first` is the length of its stream, its FIN included */
 	__u64 segments;      /* translated */
 };
 

@@ -106,8 +106,10 @@ static __always_inline int is_of_socket(const struct segment *segment, const str
 static __always_inline int keep_for_socket(struct __sk_buff *skb, const struct segment *segment, struct face *face)
 {
 	/* The socket takes all bytes of an undamaged segment within the window, also those beyond `kept`. */
-	if (is_before(face->kept, end_of(segment)) && is_taken(segment, face) && is_intact(skb, segment))
+	if (is_before(face->kept, end_of(segment)) && is_taken(segment, face) && is_intact(skb, segment)) {
 		raise_limit(&face->kept, end_of(segment));
+		raise_end(face, end_of(segment));
+	}
 	tally(KEPT_FOR_SOCKET);
 	return PASS;
 }

@@ -112,6 +112,9 @@ impl Splicing {
         if self.splices.is_guest() {
             return Err(Reason::NotLoaded);
         }
+        if !repair::is_possible() {
+            return Err(Reason::KeeperGone);
+        }
         let armed = arm(&self.splices, &self.grace, sockets).map_err(|stays| stays.reason())?;
         armed.set_age(age);
         for socket in sockets {
@@ -154,7 +157,7 @@ struct State {
     written: [u64; 2],
     held: [u64; 2],
     pending: u64,
-    translated: u64,
+    carried: u64,
 }
 
 impl Leaving {
@@ -219,7 +222,7 @@ impl Leaving {
             written: streams.written,
             held: streams.held,
             pending: self.steps.pending_bytes(),
-            translated: self.sockets.translated_bytes(),
+            carried: self.sockets.stream_bytes(),
         };
         if state == self.state {
             self.quiet_turns = self.quiet_turns.saturating_add(1);

@@ -9,11 +9,13 @@ use crate::mapping::{Mapping, Position};
 
 /// What a hand-over asks of the session's two connections and its flow. Side 0 is downstream.
 pub trait Connections {
+    /// Whether sockets can be put under repair: false once the keeper has gone.
+    fn can_repair(&self) -> bool;
     /// Whether the programs have heard socket and peer of this side.
     fn is_heard(&self, side: usize) -> bool;
     /// Whether each peer's windows survive the rounding to the scale that the other peer was told.
     fn scales_fit(&self) -> bool;
-    /// See [`truepeer_sys::repair::next_to_write`].
+    /// The number of the byte that would be written next; `None` while bytes wait to be sent.
     ///
     /// # Errors
     /// If a system call fails.
@@ -51,6 +53,10 @@ pub trait Connections {
     fn all_is_delivered(&mut self, ended: Ended) -> bool;
     /// The reverse, unless the flow has ended by itself.
     fn back_to_tail(&mut self) -> bool;
+    /// From now on closing the sockets says nothing to the peers. False: that can't be done now.
+    fn fall_silent(&mut self) -> bool;
+    /// Whether both peers' streams have ended, or a reset has ended them.
+    fn has_ended(&self) -> bool;
     /// Asks for a grace period: no program that saw an older stage runs after it.
     fn ask_for_grace(&mut self);
     /// Whether it is over.
@@ -118,6 +124,8 @@ pub struct Handover {
     progress: Progress,
     pending_bytes: u64,
     waits_for_windows: bool,
+    /// The ends that the flow was told of when all was delivered.
+    told: Ended,
 }
 
 impl Default for Handover {
@@ -131,7 +139,14 @@ impl Handover {
     /// bytes back until all that it wrote was sent.
     #[must_use]
     pub fn knowing(positions: [Option<Position>; 2]) -> Self {
-        Self { positions, held: None, progress: Progress::Armed, pending_bytes: 0, waits_for_windows: false }
+        Self {
+            positions,
+            held: None,
+            progress: Progress::Armed,
+            pending_bytes: 0,
+            waits_for_windows: false,
+            told: [false; 2],
+        }
     }
 
     /// How far it is.
@@ -160,6 +175,7 @@ impl Handover {
         match self.progress {
             Progress::Armed | Progress::Held => Ok(match self.before_the_cut(connections, streams) {
                 Ok(turn) => turn,
+                Err(_) if !connections.can_repair() => Turn::StayHere(Reason::KeeperGone),
                 Err(_) => Turn::StayHere(Reason::Failed),
             }),
             Progress::Tail => self.tail(connections, streams),
@@ -251,6 +267,7 @@ impl Handover {
             return Ok(Turn::Wait);
         }
         connections.all_is_delivered(streams.ended);
+        self.told = streams.ended;
         connections.ask_for_grace();
         self.progress = Progress::Settling;
         Ok(Turn::Wait)
@@ -260,8 +277,15 @@ impl Handover {
         if !connections.is_grace_over() {
             return Ok(Turn::Wait);
         }
-        if self.has_work(connections, streams)? && connections.back_to_tail() {
+        // An end may have slipped to a socket, and was passed on already: the flow must hear of it, or it would never end.
+        let has_work = self.has_work(connections, streams)? || streams.ended != self.told;
+        if has_work && connections.back_to_tail() {
             self.progress = Progress::Tail;
+            return Ok(Turn::Wait);
+        }
+        // Without the keeper, nobody can close the sockets silently: they stay open beside the translation, which goes on. Once both streams have ended,
+        // the resets of a close harm nobody.
+        if !connections.fall_silent() && !connections.has_ended() {
             return Ok(Turn::Wait);
         }
         Ok(Turn::LetGo)

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
-use truepeer_bpf::{Ended, Flow, Watched};
+use truepeer_bpf::{Ended, Flow, Stage, Watched};
 use truepeer_sys::repair::{self, Received};
 use truepeer_sys::{CallError, socket};
 
@@ -18,16 +18,20 @@ pub struct Sockets {
     flow: Flow,
     grace: Grace,
     ticket: Option<Ticket>,
+    /// Of each side, the number from which the kernel counts received bytes ([`repair::Stand`]), once it is known.
+    first_received: [Option<u32>; 2],
+    /// Closing the sockets is silent.
+    is_silent: bool,
 }
 
 impl Sockets {
     pub(crate) fn new(flow: Flow, grace: Grace) -> Self {
-        Self { flow, grace, ticket: None }
+        Self { flow, grace, ticket: None, first_received: [None; 2], is_silent: false }
     }
 
     /// With the session's sockets, for a turn: downstream, upstream.
     pub fn with<'s>(&'s mut self, sockets: [BorrowedFd<'s>; 2]) -> impl Connections + 's {
-        Borrowed { session: self, sockets }
+        Borrowed { session: self, sockets, stands: [None; 2] }
     }
 
     /// Notes the session's age, for a later process that finds the flow.
@@ -35,17 +39,17 @@ impl Sockets {
         self.flow.set_age(age);
     }
 
-    /// Bytes that were translated so far.
+    /// Bytes of both streams since the session began; 0 before the cut.
     #[must_use]
-    pub fn translated_bytes(&self) -> u64 {
-        self.flow.translated_bytes()
+    pub fn stream_bytes(&self) -> u64 {
+        self.flow.stream_bytes()
     }
 
     /// The caller closes the sockets now: that is silent. From now on the flow belongs to the machine.
     pub fn let_go(self, sockets: [BorrowedFd<'_>; 2]) -> Watched {
-        for socket in sockets {
+        if !self.is_silent {
             // If one is not closed silently, it is reset, and its peer with it; the flow translates what the peers say to that.
-            let _ = repair::close_silently(socket);
+            let _ = repair::silence(&sockets);
         }
         self.flow.let_go()
     }
@@ -55,9 +59,27 @@ impl Sockets {
 struct Borrowed<'s> {
     session: &'s mut Sockets,
     sockets: [BorrowedFd<'s>; 2],
+    /// Where the sockets stand. Nothing is written in a turn, so it is asked once for both.
+    stands: [Option<repair::Stand>; 2],
+}
+
+impl Borrowed<'_> {
+    fn stand(&mut self, side: usize) -> Result<repair::Stand, CallError> {
+        if let Some(stand) = self.stands[side] {
+            return Ok(stand);
+        }
+        let stands = repair::stands(self.sockets)?;
+        self.stands = stands.map(Some);
+        self.session.first_received = stands.map(|stand| Some(stand.first_received));
+        Ok(stands[side])
+    }
 }
 
 impl Connections for Borrowed<'_> {
+    fn can_repair(&self) -> bool {
+        repair::is_possible()
+    }
+
     fn is_heard(&self, side: usize) -> bool {
         self.session.flow.is_heard(side)
     }
@@ -67,11 +89,18 @@ impl Connections for Borrowed<'_> {
     }
 
     fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError> {
-        repair::next_to_write(self.sockets[side])
+        if repair::has_unsent(self.sockets[side])? {
+            return Ok(None);
+        }
+        Ok(self.stand(side)?.next_to_write)
     }
 
     fn received(&mut self, side: usize) -> Result<Received, CallError> {
-        repair::received(self.sockets[side])
+        let first = match self.session.first_received[side] {
+            Some(first) => first,
+            None => self.stand(side)?.first_received,
+        };
+        repair::received_since(self.sockets[side], first)
     }
 
     fn is_established(&mut self, side: usize) -> Result<bool, CallError> {
@@ -108,10 +137,8 @@ impl Connections for Borrowed<'_> {
     }
 
     fn ask_peers(&mut self) {
-        for socket in self.sockets {
-            // If it fails, the peers ask each other, only later.
-            let _ = repair::ask_peer(socket);
-        }
+        // If it fails, the peers ask each other, only later.
+        let _ = repair::ask_peers(self.sockets);
     }
 
     fn keep(&mut self, side: usize, next: u32) {
@@ -124,6 +151,15 @@ impl Connections for Borrowed<'_> {
 
     fn back_to_tail(&mut self) -> bool {
         self.session.flow.back_to_tail()
+    }
+
+    fn fall_silent(&mut self) -> bool {
+        self.session.is_silent = self.session.is_silent || repair::silence(&self.sockets).is_ok();
+        self.session.is_silent
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.session.flow.stage(), Stage::Closing | Stage::Dead | Stage::Gone)
     }
 
     fn ask_for_grace(&mut self) {

@@ -103,7 +103,7 @@ fn run(splices: &Arc<Splices>, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Wa
 }
 
 fn sweep(splices: &Splices, now: Instant) {
-    let swept = splices.sweep(now, LINGER);
+    let swept = splices.sweep(now, LINGER, repair::is_possible());
     let before = Instant::now();
     // Failing, the places rest for a second.
     if swept.ended > 0 && splices.is_filling() && wait_for_grace_period().is_ok() {

@@ -1,19 +1,14 @@
-//! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR).
+//! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR). What needs CAP_NET_ADMIN is an [`Order`], which this
+//! process carries out, or [another one](repair_by).
+
+mod order;
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use socket2::SockRef;
-
+pub use self::order::{Order, Repairer, Stand, Stands, carry_out, is_possible, is_under_repair, repair_by};
 use crate::{CallError, Named};
 
-/// linux/tcp.h: the values of TCP_REPAIR and TCP_REPAIR_QUEUE.
-const REPAIR_ON: libc::c_int = 1;
-const REPAIR_OFF_WITH_PROBE: libc::c_int = 0;
-const REPAIR_OFF_WITHOUT_PROBE: libc::c_int = -1;
-const NO_QUEUE: libc::c_int = 0;
-const RECEIVE_QUEUE: libc::c_int = 1;
-const SEND_QUEUE: libc::c_int = 2;
 /// linux/sockios.h
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 
@@ -47,34 +42,56 @@ pub struct Connection {
     pub path_mtu: u32,
 }
 
-/// The number of the byte that would be written next; `None` while bytes wait in the queue that were never sent.
-///
-/// While this queue is chosen the kernel takes for sent what it would send, so it is asked only when there is nothing.
+/// Whether bytes wait in the socket that were never sent.
 ///
 /// # Errors
-/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace.
-pub fn next_to_write(socket: BorrowedFd<'_>) -> Result<Option<u32>, CallError> {
-    if ioctl_int(socket, SIOCOUTQNSD).named("ioctl(SIOCOUTQNSD)")? != 0 {
-        return Ok(None);
-    }
-    under_repair(socket, SEND_QUEUE, || queue_number(socket)).map(Some)
+/// What ioctl(2) says.
+pub fn has_unsent(socket: BorrowedFd<'_>) -> Result<bool, CallError> {
+    Ok(ioctl_int(socket, SIOCOUTQNSD).named("ioctl(SIOCOUTQNSD)")? != 0)
 }
 
-/// Reads how much has been received.
+/// Reads where the connection stands.
 ///
 /// # Errors
-/// As [`next_to_write`].
-pub fn received(socket: BorrowedFd<'_>) -> Result<Received, CallError> {
-    under_repair(socket, RECEIVE_QUEUE, || {
-        loop {
-            let next = queue_number(socket)?;
-            let unread = ioctl_int(socket, libc::FIONREAD).named("ioctl(SIOCINQ)")?;
-            // A segment may come in between.
-            if queue_number(socket)? == next {
-                return Ok(Received { next, unread });
-            }
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`repair_by`] has named nobody who has it; what the kernel says; or the
+/// process that [`repair_by`] has named does not answer.
+pub fn stand(socket: BorrowedFd<'_>) -> Result<Stand, CallError> {
+    let [stand, _] = order::give(&Order::Stand, &[socket])?;
+    stand.ok_or(NO_ANSWER)
+}
+
+/// As [`stand`], of both sockets of a session.
+///
+/// # Errors
+/// As [`stand`].
+pub fn stands(sockets: [BorrowedFd<'_>; 2]) -> Result<[Stand; 2], CallError> {
+    let [one, other] = order::give(&Order::Stand, &sockets)?;
+    Ok([one.ok_or(NO_ANSWER)?, other.ok_or(NO_ANSWER)?])
+}
+
+const NO_ANSWER: CallError = CallError { call: "an order under repair", errno: rustix::io::Errno::PROTO };
+
+/// Reads how much has been received, by the number of the first byte of [`Stand`]. That needs no capability: the kernel counts the numbers
+/// that it has received (TCP_INFO), an end (FIN) like a byte.
+///
+/// # Errors
+/// What the kernel says.
+pub fn received_since(socket: BorrowedFd<'_>, first: u32) -> Result<Received, CallError> {
+    loop {
+        let received = bytes_received(socket)?;
+        let unread = unread_bytes(socket)?;
+        // A segment may come in between.
+        if bytes_received(socket)? == received {
+            return Ok(Received { next: first.wrapping_add(received), unread });
         }
-    })
+    }
+}
+
+/// The lower half of tcpi_bytes_received (Linux 4.1).
+fn bytes_received(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
+    let info: [u8; 136] = tcp_info(socket)?;
+    let half = if cfg!(target_endian = "little") { 128 } else { 132 };
+    Ok(u32::from_ne_bytes([info[half], info[half + 1], info[half + 2], info[half + 3]]))
 }
 
 /// Bytes that can be read at once.
@@ -85,41 +102,20 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
     ioctl_int(socket, libc::FIONREAD).named("ioctl(SIOCINQ)")
 }
 
-/// Has the peer say what it has received and takes: it is sent a segment as it comes when a window stays closed.
+/// Has the peers of two sockets say what they have received and take: each is sent a segment as it comes when a window stays closed.
 ///
 /// # Errors
-/// As [`next_to_write`].
-pub fn ask_peer(socket: BorrowedFd<'_>) -> Result<(), CallError> {
-    let is_reused = SockRef::from(&socket).reuse_address().named("getsockopt(SO_REUSEADDR)")?;
-    let asked = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON)
-        .and_then(|()| set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITH_PROBE))
-        .named("setsockopt(TCP_REPAIR)");
-    // Leaving repair clears it: see under_repair.
-    let reused = SockRef::from(&socket).set_reuse_address(is_reused).named("setsockopt(SO_REUSEADDR)");
-    asked.and(reused)
+/// As [`stand`].
+pub fn ask_peers(sockets: [BorrowedFd<'_>; 2]) -> Result<(), CallError> {
+    order::give(&Order::AskPeers, &sockets).map(drop)
 }
 
 /// Resets a connection that has no socket here. `expected`: the number that the peer expects; it believes no other one (RFC 5961, 3.2).
 ///
 /// # Errors
-/// If a system call fails.
+/// As [`stand`].
 pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), CallError> {
-    let socket = crate::socket::tcp_socket(own)?;
-    crate::socket::set_transparent(socket.as_fd(), own)?;
-    // Under repair nothing is sent until the socket is closed.
-    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON)
-        .named("setsockopt(TCP_REPAIR)")?;
-    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE)
-        .and_then(|()| {
-            set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, expected.cast_signed())
-        })
-        .named("setsockopt(TCP_QUEUE_SEQ)")?;
-    let of = SockRef::from(&socket);
-    of.bind(&own.into()).named("bind")?;
-    of.connect(&peer.into()).named("connect")?;
-    of.set_linger(Some(std::time::Duration::ZERO)).named("setsockopt(SO_LINGER)")?;
-    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE)
-        .named("setsockopt(TCP_REPAIR)")
+    order::give(&Order::Reset { own, peer, expected }, &[]).map(drop)
 }
 
 /// Asks the peer of a connection without a socket here whether it still has the connection, as a keepalive does: it answers a segment whose number
@@ -127,70 +123,19 @@ pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), Cal
 /// told, if any. `before` gets the socket before that sends anything.
 ///
 /// # Errors
-/// If a system call fails.
+/// As [`stand`].
 pub fn ask_unattended(
     own: SocketAddr,
     peer: SocketAddr,
-    [expected, acknowledged]: [u32; 2],
+    numbers: [u32; 2],
     timestamp: Option<u32>,
     before: impl FnOnce(BorrowedFd<'_>),
 ) -> Result<(), CallError> {
-    let socket = connected(own, peer, [(SEND_QUEUE, expected), (RECEIVE_QUEUE, acknowledged)])?;
-    let socket = socket.as_fd();
-    if let Some(timestamp) = timestamp {
-        send_timestamps(socket, timestamp).named("setsockopt(TCP_TIMESTAMP)")?;
-    }
-    before(socket);
-    set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITH_PROBE)
-        .and_then(|()| set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON))
-        .named("setsockopt(TCP_REPAIR)")
-}
-
-/// A connected socket under repair, whose queues have these numbers. It closes silently.
-fn connected(
-    own: SocketAddr,
-    peer: SocketAddr,
-    numbers: [(libc::c_int, u32); 2],
-) -> Result<OwnedFd, CallError> {
     let socket = crate::socket::tcp_socket(own)?;
-    crate::socket::set_transparent(socket.as_fd(), own)?;
-    // Under repair nothing is sent until the socket is closed.
-    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON)
-        .named("setsockopt(TCP_REPAIR)")?;
-    for (queue, number) in numbers {
-        set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)
-            .and_then(|()| {
-                set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, number.cast_signed())
-            })
-            .named("setsockopt(TCP_QUEUE_SEQ)")?;
-    }
-    set_int(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, NO_QUEUE)
-        .named("setsockopt(TCP_REPAIR_QUEUE)")?;
-    let of = SockRef::from(&socket);
-    of.bind(&own.into()).named("bind")?;
-    of.connect(&peer.into()).named("connect")?;
-    Ok(socket)
-}
-
-/// From now on segments have timestamps that are not older than `newest`.
-fn send_timestamps(socket: BorrowedFd<'_>, newest: u32) -> std::io::Result<()> {
-    /// linux/tcp.h: TCPOPT_TIMESTAMP as `struct tcp_repair_opt` has it.
-    const TIMESTAMPS: [u32; 2] = [8, 0];
-    let options = TIMESTAMPS.map(u32::to_ne_bytes).concat();
-    // SAFETY: the option takes pairs of 32-bit numbers; pointer and length name exactly the local that holds one, which outlives the call.
-    let answer = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_REPAIR_OPTIONS,
-            options.as_ptr().cast(),
-            8,
-        )
-    };
-    result(answer)?;
-    // The lowest bit says microseconds (Linux 6.7).
-    let even = newest.wrapping_add(1) & !1;
-    set_int(socket, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, even.cast_signed())
+    let socket = socket.as_fd();
+    crate::socket::set_transparent(socket, own)?;
+    before(socket);
+    order::give(&Order::AskUnattended { own, peer, numbers, timestamp }, &[socket]).map(drop)
 }
 
 /// The kernel doesn't widen the receive buffer, and so the window that it offers (SO_BUF_LOCK, Linux 5.14), until it may again.
@@ -205,12 +150,12 @@ pub fn set_receive_buffer_fixed(socket: BorrowedFd<'_>, is_fixed: bool) -> Resul
     set_int(socket, libc::SOL_SOCKET, SO_BUF_LOCK, locks).named("setsockopt(SO_BUF_LOCK)")
 }
 
-/// When the socket is closed, the other end is not told: neither FIN nor RST. Close it at once.
+/// When the sockets are closed, the other ends are not told: neither FIN nor RST. Close them at once.
 ///
 /// # Errors
-/// As [`next_to_write`]; then it is closed as ever.
-pub fn close_silently(socket: BorrowedFd<'_>) -> Result<(), CallError> {
-    set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")
+/// As [`stand`]; then one of them, or both, are closed as ever.
+pub fn silence(sockets: &[BorrowedFd<'_>]) -> Result<(), CallError> {
+    order::give(&Order::Silence, sockets).map(drop)
 }
 
 /// What was agreed on when the connection was made, and how it stands.
@@ -293,44 +238,31 @@ pub fn wait_for_grace_period() -> Result<(), CallError> {
     result(if answer < 0 { -1 } else { 0 }).named("membarrier(MEMBARRIER_CMD_GLOBAL)")
 }
 
-/// Repair is on for some microseconds. Switched off this way it sends nothing.
-fn under_repair<T>(
-    socket: BorrowedFd<'_>,
-    queue: libc::c_int,
-    work: impl FnOnce() -> Result<T, CallError>,
-) -> Result<T, CallError> {
-    let is_reused = SockRef::from(&socket).reuse_address().named("getsockopt(SO_REUSEADDR)")?;
-    set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).named("setsockopt(TCP_REPAIR)")?;
-    let done = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue)
-        .named("setsockopt(TCP_REPAIR_QUEUE)")
-        .and_then(|()| work());
-    // The send queue must not stay chosen: see next_to_write.
-    let left = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, NO_QUEUE)
-        .named("setsockopt(TCP_REPAIR_QUEUE)");
-    let off = set_int(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_WITHOUT_PROBE)
-        .named("setsockopt(TCP_REPAIR)");
-    // Leaving repair clears it, and a listener's next start needs it.
-    let reused = SockRef::from(&socket).set_reuse_address(is_reused).named("setsockopt(SO_REUSEADDR)");
-    let done = done?;
-    left.and(off).and(reused)?;
-    Ok(done)
-}
-
-fn queue_number(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
-    let mut number = 0_u32;
+/// An option of TCP that is one C int.
+fn unsigned_option(socket: BorrowedFd<'_>, option: libc::c_int) -> std::io::Result<u32> {
+    let mut value = 0_u32;
     let mut length: libc::socklen_t = 4;
     // SAFETY: the option is one C int; the kernel writes at most `length` bytes, which is the size of the local.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_QUEUE_SEQ,
-            (&raw mut number).cast(),
+            option,
+            (&raw mut value).cast(),
             &raw mut length,
         )
     };
-    result(answer).named("getsockopt(TCP_QUEUE_SEQ)")?;
-    Ok(number)
+    result(answer)?;
+    Ok(value)
+}
+
+fn set_bytes(socket: BorrowedFd<'_>, option: libc::c_int, bytes: &[u8]) -> std::io::Result<()> {
+    let length = libc::socklen_t::try_from(bytes.len()).unwrap_or(libc::socklen_t::MAX);
+    // SAFETY: pointer and length name exactly the slice, which outlives the call; the kernel only reads it.
+    let answer = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, bytes.as_ptr().cast(), length)
+    };
+    result(answer)
 }
 
 fn set_int(

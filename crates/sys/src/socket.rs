@@ -105,11 +105,9 @@ pub fn set_defer_accept(listener: BorrowedFd<'_>, wait: Duration) -> Result<(), 
 /// # Errors
 /// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`share_ports_by`] has named nobody who has it; what bind(2) says.
 pub fn bind_beside_listeners(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), CallError> {
-    match (bind_under_repair(socket, address), OTHER.get()) {
-        (Err(CallError { errno: Errno::PERM, .. }), Some(other)) => {
-            other(socket, address).named("bind by the keeper")
-        }
-        (bound, _) => bound,
+    match OTHER.get() {
+        Some(other) => other(socket, address).named("bind by the keeper"),
+        None => bind_under_repair(socket, address),
     }
 }
 
@@ -118,7 +116,7 @@ pub type BindBeside = dyn Fn(BorrowedFd<'_>, SocketAddr) -> Result<(), Errno> + 
 
 static OTHER: OnceLock<Box<BindBeside>> = OnceLock::new();
 
-/// Names another process that binds sockets in [`bind_beside_listeners`] if this one lacks the capability. Only the first call has an effect.
+/// Names another process that binds sockets in [`bind_beside_listeners`], because this one lacks the capability. Only the first call has an effect.
 pub fn share_ports_by(other: Box<BindBeside>) {
     let _ = OTHER.set(other);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult};
 
 use super::keys::Keys;
-use super::layout::{Face, SPLICE_LAYOUT, Spliced, Stage, key_of};
+use super::layout::{Face, SPLICE_LAYOUT, Spliced, Stage, key_of, low};
 use super::mapped::Mapped;
 use crate::layout::FlowKey;
 use crate::load::{Global, Loaded, load_sized};
@@ -30,16 +30,29 @@ macro_rules! face_state {
             pub peer_scale: u8,
             pub own_scale: u8,
             pub has_timestamps: bool,
+            pub end: u64,
             pub segments: u64,
         }
 
         impl FaceState {
+            /// The number behind the peer's last byte.
+            pub fn end_number(&self) -> u32 {
+                low(self.end)
+            }
+
+            /// Raises it to this number.
+            pub fn raise_end(&mut self, number: u32) {
+                let more = number.wrapping_sub(self.end_number()).cast_signed();
+                self.end += u64::try_from(more).unwrap_or(0);
+            }
+
             fn of(face: &Face) -> Self {
                 Self {
                     $($word: face.$word.load(Ordering::Relaxed),)*
                     peer_scale: face.peer_scale.load(Ordering::Relaxed),
                     own_scale: face.own_scale.load(Ordering::Relaxed),
                     has_timestamps: face.has_timestamps.load(Ordering::Relaxed) != 0,
+                    end: face.end.load(Ordering::Relaxed),
                     segments: face.segments.load(Ordering::Relaxed),
                 }
             }
@@ -47,6 +60,7 @@ macro_rules! face_state {
             fn write(&self, face: &Face, key: &FlowKey) {
                 face.begin(key, self.peer_scale, self.own_scale, self.has_timestamps);
                 $(face.$word.store(self.$word, Ordering::Relaxed);)*
+                face.end.store(self.end, Ordering::Relaxed);
                 face.segments.store(self.segments, Ordering::Relaxed);
             }
         }
@@ -54,7 +68,7 @@ macro_rules! face_state {
 }
 
 face_state! {
-    shift nxt ack edge tsval una end max_window said_edge fin kept own_nxt clock ts_shift device known said_clock cut
+    shift nxt ack edge tsval una first max_window said_edge fin kept own_nxt clock ts_shift device known said_clock cut
 }
 
 /// What became of a frame.

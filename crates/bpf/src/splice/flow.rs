@@ -45,9 +45,10 @@ impl Flow {
         self.splices.stage(self.place)
     }
 
-    /// Bytes of both peers' streams that were translated so far.
-    pub fn translated_bytes(&self) -> u64 {
-        self.splices.at(self.place).faces.iter().map(|face| face.bytes.load(Ordering::Relaxed)).sum()
+    /// Bytes of both peers' streams since the session began; 0 before the cut.
+    pub fn stream_bytes(&self) -> u64 {
+        let faces = self.splices.at(self.place).faces.iter();
+        faces.filter(|face| face.known.load(Ordering::Acquire) & CUT != 0).map(Face::stream_bytes).sum()
     }
 
     /// From now on no peer is offered more than the other one takes: numbers of the one are by `shifts` higher on the other's connection.
@@ -83,9 +84,7 @@ impl Flow {
     pub fn cut(&self, cuts: [u32; 2], bytes: [u64; 2]) {
         for (side, (cut, bytes)) in cuts.into_iter().zip(bytes).enumerate() {
             let face = self.face(side);
-            // Bytes ahead of a gap are counted here: they come once more, and are not counted again.
-            let ahead = face.end.load(Ordering::Acquire).wrapping_sub(cut).cast_signed();
-            face.bytes.store(bytes + u64::try_from(ahead).unwrap_or(0), Ordering::Relaxed);
+            face.count_from(cut, bytes);
             face.cut.store(cut, Ordering::Relaxed);
             face.kept.store(cut, Ordering::Relaxed);
             face.known.fetch_or(CUT, Ordering::Relaxed);
@@ -93,13 +92,15 @@ impl Flow {
         self.splices.at(self.place).stage.store(Stage::Tail as u32, Ordering::Release);
         for side in 0..2 {
             let face = self.face(side);
-            raise(&face.cut, face.end.load(Ordering::Acquire));
+            raise(&face.cut, face.end_number());
         }
     }
 
     /// The socket of this side has its peer's bytes up to `next`.
     pub fn keep(&self, side: usize, next: u32) {
-        raise(&self.face(side).kept, next);
+        let face = self.face(side);
+        raise(&face.kept, next);
+        face.raise_end(next);
     }
 
     /// Whether the peer has acknowledged everything up to this number.

@@ -8,7 +8,7 @@ use super::mapped::Shared;
 use crate::layout::{Address, FlowKey};
 
 /// Raised whenever a struct or a map of the splice programs changes its shape.
-pub(crate) const SPLICE_LAYOUT: u32 = 3;
+pub(crate) const SPLICE_LAYOUT: u32 = 4;
 
 /// `enum splice_stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +55,7 @@ pub(super) const CUT: u32 = 0x100;
 
 /// `struct face`.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Default))]
 #[repr(C)]
 pub(crate) struct Face {
     pub(super) key: [AtomicU32; 9],
@@ -65,7 +66,7 @@ pub(crate) struct Face {
     pub(super) edge: AtomicU32,
     pub(super) tsval: AtomicU32,
     pub(super) una: AtomicU32,
-    pub(super) end: AtomicU32,
+    pub(super) first: AtomicU32,
     pub(super) max_window: AtomicU32,
     pub(super) said_edge: AtomicU32,
     pub(super) fin: AtomicU32,
@@ -81,7 +82,7 @@ pub(crate) struct Face {
     pub(super) known: AtomicU32,
     pub(super) said_clock: AtomicU32,
     pub(super) asked_ns: AtomicU64,
-    pub(super) bytes: AtomicU64,
+    pub(super) end: AtomicU64,
     pub(super) segments: AtomicU64,
 }
 
@@ -118,7 +119,7 @@ impl Face {
             &self.edge,
             &self.tsval,
             &self.una,
-            &self.end,
+            &self.first,
             &self.max_window,
             &self.said_edge,
             &self.fin,
@@ -130,12 +131,45 @@ impl Face {
             &self.known,
         ];
         cleared.iter().for_each(|field| field.store(0, Ordering::Relaxed));
-        [&self.asked_ns, &self.bytes, &self.segments]
+        [&self.asked_ns, &self.end, &self.segments]
             .iter()
             .for_each(|field| field.store(0, Ordering::Relaxed));
         self.peer_scale.store(peer_scale, Ordering::Relaxed);
         self.own_scale.store(own_scale, Ordering::Relaxed);
         self.has_timestamps.store(has_timestamps.into(), Ordering::Relaxed);
+    }
+
+    /// The peer's bytes up to `cut` are `bytes` long. Counts from the first of them, and not less than up to `cut`.
+    pub(super) fn count_from(&self, cut: u32, bytes: u64) {
+        let first = cut.wrapping_sub(low(bytes));
+        self.first.store(first, Ordering::Relaxed);
+        // Segments come in meanwhile. Err is impossible: the closure always has an answer.
+        let _ = self.end.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |end| {
+            let ahead = u64::try_from(low(end).wrapping_sub(cut).cast_signed()).unwrap_or(0);
+            Some(u64::from(first) + bytes + ahead)
+        });
+    }
+
+    /// The peer has sent its bytes up to `next`.
+    pub(super) fn raise_end(&self, next: u32) {
+        // Err: it is as high already.
+        let _ = self.end.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |end| {
+            let more = u64::try_from(next.wrapping_sub(low(end)).cast_signed()).unwrap_or(0);
+            (more > 0).then_some(end + more)
+        });
+    }
+
+    /// The number behind the peer's last byte.
+    pub(super) fn end_number(&self) -> u32 {
+        low(self.end.load(Ordering::Acquire))
+    }
+
+    /// The length of the peer's stream, whoever has carried it. An end (FIN) has a number but is no byte.
+    pub(super) fn stream_bytes(&self) -> u64 {
+        let end = self.end.load(Ordering::Relaxed);
+        let has_end = self.known.load(Ordering::Acquire) & FIN_SAID != 0
+            && self.fin.load(Ordering::Relaxed) == low(end);
+        end.saturating_sub(u64::from(self.first.load(Ordering::Relaxed))).saturating_sub(has_end.into())
     }
 
     pub(crate) fn key(&self) -> FlowKey {
@@ -148,6 +182,12 @@ impl Face {
         let [a, b, c, d] = words[8];
         FlowKey { sender: address(0), local: address(4), sender_port: [a, b], local_port: [c, d] }
     }
+}
+
+/// A sequence number: the lower half of one that is counted on above 32 bits.
+#[expect(clippy::cast_possible_truncation, reason = "see above")]
+pub(super) fn low(number: u64) -> u32 {
+    number as u32
 }
 
 /// The key under which segments from `peer` to our socket at `own` come in.
@@ -181,4 +221,56 @@ pub(super) fn words(key: &FlowKey) -> [u32; 9] {
         *word = u32::from_ne_bytes(std::array::from_fn(|_| bytes.next().unwrap_or_default()));
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// `before`, `behind`: numbers that the programs, or our socket, have seen before and behind the cut.
+        #[test]
+        fn each_byte_is_counted_once_in_whatever_order_numbers_come(
+            first in any::<u32>(),
+            relayed in 0_u64..1 << 40,
+            before in proptest::collection::vec(-3000_i64..3000, 0..4),
+            behind in proptest::collection::vec(-3000_i64..3000, 0..8),
+        ) {
+            let at = |count: u64| first.wrapping_add(low(count));
+            let counts = |offs: &[i64]| -> Vec<u64> {
+                offs.iter().map(|off| relayed.saturating_add_signed(*off)).collect()
+            };
+            let (before, behind) = (counts(&before), counts(&behind));
+            let face = Face::default();
+            face.end.store(at(relayed).into(), Ordering::Relaxed);
+            before.iter().for_each(|count| face.raise_end(at(*count)));
+            face.count_from(at(relayed), relayed);
+            behind.iter().for_each(|count| face.raise_end(at(*count)));
+            let most = before.iter().chain(&behind).copied().max().unwrap_or(0).max(relayed);
+            prop_assert_eq!(face.stream_bytes(), most);
+        }
+    }
+
+    #[test]
+    fn a_stream_may_be_longer_than_numbers_reach() {
+        let face = Face::default();
+        face.count_from(5, 0);
+        for end in 1..=6_u64 {
+            face.raise_end(low(5 + end * 1_000_000_000));
+            assert_eq!(face.stream_bytes(), end * 1_000_000_000);
+        }
+    }
+
+    #[test]
+    fn an_end_is_no_byte() {
+        let face = Face::default();
+        face.count_from(1000, 0);
+        face.raise_end(1501);
+        assert_eq!(face.stream_bytes(), 501);
+        face.fin.store(1501, Ordering::Relaxed);
+        face.known.fetch_or(FIN_SAID, Ordering::Relaxed);
+        assert_eq!(face.stream_bytes(), 500);
+    }
 }

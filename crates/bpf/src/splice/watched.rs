@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::layout::{FIN_SAID, RESET, Stage};
+use super::layout::{Face, RESET, Stage};
 use super::table::{Splices, age_of};
 use crate::layout::Address;
 
@@ -113,11 +113,7 @@ impl Watched {
     /// Bytes of each peer's stream, whoever has carried them.
     #[must_use]
     pub fn bytes(&self) -> [u64; 2] {
-        self.splices.at(self.place).faces.each_ref().map(|face| {
-            let [cut, kept, fin] = [&face.cut, &face.kept, &face.fin].map(|one| one.load(Ordering::Relaxed));
-            let ended = face.known.load(Ordering::Acquire) & FIN_SAID != 0 && fin == kept;
-            face.bytes.load(Ordering::Relaxed) + slipped(cut, kept, ended)
-        })
+        self.splices.at(self.place).faces.each_ref().map(Face::stream_bytes)
     }
 
     /// Its connections: downstream, upstream.
@@ -180,25 +176,6 @@ impl std::fmt::Debug for Watched {
     }
 }
 
-/// Bytes that came to a socket after the cut. A FIN has a number but is no byte. `cut` stands behind bytes that the socket had ahead of a gap: these
-/// come once more, translated, and are not counted here.
-fn slipped(cut: u32, kept: u32, ended: bool) -> u64 {
-    let numbers = i64::from(kept.wrapping_sub(cut).cast_signed()) - i64::from(ended);
-    u64::try_from(numbers).unwrap_or(0)
-}
-
 fn ip(address: Address) -> IpAddr {
     IpAddr::from(Ipv6Addr::from(address.0)).to_canonical()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_socket_had_ahead_of_a_gap_is_not_counted_as_slipped() {
-        assert_eq!(slipped(1000, 1500, false), 500);
-        assert_eq!(slipped(u32::MAX, 499, true), 499);
-        assert_eq!(slipped(3000, 1000, false), 0);
-    }
 }

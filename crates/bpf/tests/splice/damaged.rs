@@ -67,7 +67,7 @@ fn changed(was: &FaceState, is: &FaceState) -> impl Iterator<Item = &'static str
             ("edge", face.edge),
             ("tsval", face.tsval),
             ("una", face.una),
-            ("end", face.end),
+            ("end", face.end_number()),
             ("max_window", face.max_window),
             ("said_edge", face.said_edge),
             ("fin", face.fin),

@@ -77,7 +77,8 @@ impl Case {
                 _ => number,
             }
         };
-        let seq = about(chance, &[face.ack, face.ack.wrapping_sub(1), face.edge, face.end, face.kept]);
+        let seq =
+            about(chance, &[face.ack, face.ack.wrapping_sub(1), face.edge, face.end_number(), face.kept]);
         let ack = about(chance, &[face.nxt, face.una, face.own_nxt]);
         let window = u16::try_from(chance.next() >> 48).expect("16 bits") >> chance.below(16);
         let (payload, options) = (chance.bytes(len), options(chance));
@@ -211,7 +212,9 @@ pub(crate) fn face(chance: &mut Chance) -> FaceState {
         edge,
         tsval: number(chance),
         una,
-        end,
+        // Some streams are longer than 4 GiB.
+        end: u64::from(end) | (chance.below(3) as u64) << 32,
+        first: number(chance),
         max_window,
         said_edge,
         fin: 0,

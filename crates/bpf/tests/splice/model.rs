@@ -102,7 +102,7 @@ fn is_taken(segment: &Segment, face: &FaceState) -> bool {
 }
 
 fn is_reset_good(segment: &Segment, face: &FaceState) -> bool {
-    let is_behind_its_last = face.known & SAID != 0 && segment.seq == face.end;
+    let is_behind_its_last = face.known & SAID != 0 && segment.seq == face.end_number();
     face.known & TOLD != 0 && (segment.seq == face.ack || is_behind_its_last)
 }
 
@@ -140,6 +140,7 @@ impl Model {
                 if is_before(self.from().kept, end_of(segment)) && is_taken(segment, self.from()) && is_intact
                 {
                     raise(&mut self.from().kept, end_of(segment));
+                    self.from().raise_end(end_of(segment));
                 }
                 Fate::Passes("kept")
             }
@@ -162,7 +163,7 @@ impl Model {
         let has = |flag: u8| segment.flags & flag != 0;
         let is_new = segment.flags & (SYN | ACK | RST) == SYN
             && self.from().known & SAID != 0
-            && is_before(self.from().end, segment.seq);
+            && is_before(self.from().end_number(), segment.seq);
         if has(SYN) && self.stage != Stage::Spliced && is_new && is_intact {
             self.stage = Stage::Gone;
             return Fate::MadeRoom;
@@ -215,14 +216,14 @@ impl Model {
             compare_clocks(face, &other);
         }
         if face.known & SAID == 0 {
-            (face.una, face.end, face.max_window) = (segment.ack, end_of(segment), window);
+            (face.una, face.end, face.max_window) = (segment.ack, end_of(segment).into(), window);
             face.said_edge = segment.ack.wrapping_add(window);
             face.known |= SAID;
             return;
         }
         raise(&mut face.una, segment.ack);
         raise(&mut face.said_edge, segment.ack.wrapping_add(window));
-        raise(&mut face.end, end_of(segment));
+        face.raise_end(end_of(segment));
         face.max_window = face.max_window.max(window);
     }
 

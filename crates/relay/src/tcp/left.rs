@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::CloseReason;
 use truepeer_splice::{Attention, Care, Question, Stage, Watched};
+use truepeer_sys::repair;
 
 /// The time between two looks at the flow. An end is logged at the next look, a reset at the second one ([`Left::look_at_reset`]).
 pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
@@ -71,6 +72,10 @@ impl Left {
 
     /// A question for a peer that is silent. Err: a peer is gone.
     pub(crate) fn attend(&mut self, now: Instant) -> Result<Option<Question>, CloseReason> {
+        if !repair::is_possible() {
+            // Nobody can ask, so silence says nothing.
+            self.attention = Attention::new(now);
+        }
         match self.attention.look(self.watched.segments(), now) {
             Care::Nothing => Ok(None),
             Care::Ask(side) => Ok(Some(self.watched.question(side))),

@@ -14,12 +14,26 @@ struct MadeUp {
     has_work: bool,
     acknowledged: [Option<u32>; 2],
     received: [u32; 2],
+    can_not_repair: bool,
+    has_ended: bool,
     done: Vec<&'static str>,
     held: Option<Mapping>,
     cut: Option<Mapping>,
 }
 
 impl Connections for MadeUp {
+    fn can_repair(&self) -> bool {
+        !self.can_not_repair
+    }
+
+    fn fall_silent(&mut self) -> bool {
+        !self.can_not_repair
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     fn is_heard(&self, _: usize) -> bool {
         self.is_heard
     }
@@ -29,6 +43,9 @@ impl Connections for MadeUp {
     }
 
     fn next_to_write(&mut self, side: usize) -> Result<Option<u32>, CallError> {
+        if self.can_not_repair {
+            return Err(CallError { call: "the keeper", errno: rustix::io::Errno::TIMEDOUT });
+        }
         Ok((!self.has_unsent[side]).then_some([1000, 2000][side]))
     }
 
@@ -191,6 +208,46 @@ fn what_comes_to_a_socket_after_all_is_delivered() {
     connections.has_work = false;
     assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
     connections.is_grace_over = true;
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::LetGo);
+}
+
+#[test]
+fn the_flow_is_told_of_an_end_that_slips_to_a_socket_and_is_passed_on_at_once() {
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    turn(&mut handover, &mut connections, &Streams::default());
+    turn(&mut handover, &mut connections, &Streams::default());
+    assert_eq!(handover.progress(), Progress::Settling);
+    connections.is_grace_over = true;
+    let ended = Streams { ended: [true, false], end_written: [true, false], ..Streams::default() };
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Wait);
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Wait);
+    connections.is_grace_over = true;
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::LetGo);
+    assert_eq!(connections.done[4..], ["delivered", "back", "delivered"]);
+}
+
+#[test]
+fn without_the_keeper_a_session_stays_here_before_the_cut() {
+    let mut connections = MadeUp { is_heard: true, can_not_repair: true, ..MadeUp::default() };
+    let turned = turn(&mut Handover::default(), &mut connections, &Streams::default());
+    assert_eq!(turned, Turn::StayHere(Reason::KeeperGone));
+}
+
+#[test]
+fn without_the_keeper_the_sockets_stay_open_behind_the_cut_until_both_streams_have_ended() {
+    let (mut handover, mut connections) = held();
+    let nothing = Streams::default();
+    (connections.is_grace_over, connections.offers_fit) = (true, true);
+    turn(&mut handover, &mut connections, &nothing);
+    connections.can_not_repair = true;
+    turn(&mut handover, &mut connections, &nothing);
+    assert_eq!(handover.progress(), Progress::Settling);
+    connections.is_grace_over = true;
+    for _ in 0..3 {
+        assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
+    }
+    connections.has_ended = true;
     assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::LetGo);
 }
 

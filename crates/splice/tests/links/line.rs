@@ -15,7 +15,7 @@ use socket2::SockRef;
 use truepeer_bpf::{Splices, Watched};
 use truepeer_session::connect_as::{Upstream, connect_as};
 use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, StaysHere, Streams, Turn, arm, ask};
-use truepeer_sys::repair::{connection, next_to_write, set_receive_buffer_fixed};
+use truepeer_sys::repair::{connection, set_receive_buffer_fixed, stand};
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Host, Topology, client, wait_for};
 
@@ -132,7 +132,7 @@ impl Line {
         let position = |socket: &TcpStream| -> Result<Option<Position>> {
             set_receive_buffer_fixed(socket.as_fd(), true)?;
             socket.set_nonblocking(true)?;
-            Ok(next_to_write(socket.as_fd())?.map(|next| Position::new(next, 0)))
+            Ok(stand(socket.as_fd())?.next_to_write.map(|next| Position::new(next, 0)))
         };
         let handover = Handover::knowing([position(&down)?, position(&up)?]);
         let tuples =

@@ -125,7 +125,7 @@ pub(crate) fn the_keys_of_a_flow_that_is_gone_are_removed(bed: &Bed) -> Result<(
         ended.begin_to_make_room();
         if round % 2 == 0 {
             drop(ended);
-            ensure!(table.splices.sweep(Instant::now(), Duration::ZERO).ended == 1);
+            ensure!(table.splices.sweep(Instant::now(), Duration::ZERO, true).ended == 1);
         } else {
             ensure!(ended.forget().connections().is_none(), "the new session's peers would be reset");
         }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use truepeer_bpf::Splices;
 use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, Streams, Turn, arm};
-use truepeer_sys::repair::{next_to_write, set_receive_buffer_fixed};
+use truepeer_sys::repair::{set_receive_buffer_fixed, stand};
 use truepeer_testbed::NetNs;
 use truepeer_testbed::chance::Chance;
 
@@ -65,7 +65,7 @@ impl Relay {
         thread::spawn(move || -> Result<()> {
             netns.enter()?;
             for number in 0.. {
-                serving.splices.sweep(Instant::now(), LINGER);
+                serving.splices.sweep(Instant::now(), LINGER, true);
                 let (down, _) = entrance.accept()?;
                 let shared = Arc::clone(&serving);
                 thread::spawn(move || {
@@ -86,7 +86,7 @@ impl Relay {
     /// they like, as long as something moves.
     pub(crate) fn wait_for_ends(&self) -> Result<()> {
         let (mut until, mut before) = (Instant::now() + ENDS, Vec::new());
-        while self.shared.splices.sweep(Instant::now(), LINGER).open > 0 {
+        while self.shared.splices.sweep(Instant::now(), LINGER, true).open > 0 {
             let unended = self.shared.splices.unended();
             if unended != before {
                 (until, before) = (Instant::now() + ENDS, unended);
@@ -225,7 +225,7 @@ impl Session {
             return Ok([None; 2]);
         }
         let position = |socket: &TcpStream| -> Result<Option<Position>> {
-            Ok(next_to_write(socket.as_fd())?.map(|next| Position::new(next, 0)))
+            Ok(stand(socket.as_fd())?.next_to_write.map(|next| Position::new(next, 0)))
         };
         Ok([position(&self.sockets[0])?, position(&self.sockets[1])?])
     }

@@ -87,6 +87,13 @@ impl Programs {
         }
     }
 
+    /// The length of the peer's stream, as the table has it.
+    pub(crate) fn stream_bytes(&self, side: usize) -> u64 {
+        let face = &self.faces[side];
+        let has_end = face.known & FIN_SAID != 0 && face.fin == face.end_number();
+        face.end - u64::from(face.first) - u64::from(has_end)
+    }
+
     /// A connection broke: both are reset.
     pub(crate) fn die(&mut self, replies: &mut [Vec<Segment>; 2]) {
         for (side, out) in replies.iter_mut().enumerate() {
@@ -189,6 +196,18 @@ struct Turned<'p> {
 }
 
 impl Connections for Turned<'_> {
+    fn can_repair(&self) -> bool {
+        true
+    }
+
+    fn fall_silent(&mut self) -> bool {
+        true
+    }
+
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     fn is_heard(&self, side: usize) -> bool {
         let face = &self.programs.faces[side];
         let wanted = TOLD | SAID | if face.has_timestamps { TS_SHIFT } else { 0 };
@@ -241,10 +260,15 @@ impl Connections for Turned<'_> {
 
     fn reset_when_closed(&mut self) {}
 
-    fn cut(&mut self, mapping: &Mapping, _: [u64; 2]) {
-        for (face, cut) in self.programs.faces.iter_mut().zip(mapping.cuts) {
+    fn cut(&mut self, mapping: &Mapping, bytes: [u64; 2]) {
+        for ((face, cut), bytes) in self.programs.faces.iter_mut().zip(mapping.cuts).zip(bytes) {
+            let end = face.end_number();
+            face.cut = if is_before(cut, end) { end } else { cut };
             face.kept = cut;
-            face.cut = if is_before(cut, face.end) { face.end } else { cut };
+            // The sessions are short, so no wrap is counted before the cut.
+            face.first = cut.wrapping_sub(u32::try_from(bytes).expect("short"));
+            face.end = u64::from(face.first) + bytes;
+            face.raise_end(end);
             face.known |= CUT;
         }
         self.programs.stage = Stage::Tail;
@@ -258,10 +282,11 @@ impl Connections for Turned<'_> {
     }
 
     fn keep(&mut self, side: usize, next: u32) {
-        let kept = &mut self.programs.faces[side].kept;
-        if is_before(*kept, next) {
-            *kept = next;
+        let face = &mut self.programs.faces[side];
+        if is_before(face.kept, next) {
+            face.kept = next;
         }
+        face.raise_end(next);
     }
 
     fn all_is_delivered(&mut self, ended: Ended) -> bool {

@@ -83,6 +83,9 @@ pub(crate) struct World {
     hold: Option<usize>,
     begin_after: u64,
     reset_at: Option<(u64, usize)>,
+    /// The relay has no time for the hand-over until then, because it waits for the keeper or has other sessions.
+    busy_until: u64,
+    busy: Option<Chance>,
 }
 
 /// Further properties that connections may have: timestamps, also of slow clocks, tiny windows, any scale.
@@ -193,6 +196,8 @@ impl World {
             held: [Vec::new(), Vec::new()],
             streams: Streams::default(),
             hold: None,
+            busy_until: 0,
+            busy: mixture.is_some().then(|| Chance::new(seed ^ 1 << 62)),
             begin_after: chance.below(8000) as u64 >> chance.below(12),
             reset_at: (way == Way::Reset).then(|| (1 + chance.below(400) as u64, chance.below(2))),
             chance,
@@ -216,6 +221,7 @@ impl World {
             self.reset_one();
             self.relay()?;
             if self.has_ended() {
+                self.compare_counts()?;
                 return Ok(if self.programs.is_let_go { Left::UserSpace } else { Left::Not });
             }
         }
@@ -226,6 +232,18 @@ impl World {
             return self.ends.iter().all(|end| end.tcp.is_reset);
         }
         self.ends.iter().all(|end| end.has_read_end && end.tcp.unacknowledged() == 0)
+    }
+
+    /// Each byte is counted once, whether a socket or the programs have carried it. Until the flow has seen both ends, one may be taken for a byte.
+    fn compare_counts(&self) -> Result<()> {
+        if !self.programs.is_let_go || self.programs.stage != Stage::Closing {
+            return Ok(());
+        }
+        for (side, end) in self.ends.iter().enumerate() {
+            let counted = self.programs.stream_bytes(side);
+            ensure!(counted == end.written as u64, "side {side}: {counted} bytes counted of {}", end.written);
+        }
+        Ok(())
     }
 
     fn describe(&self) -> String {
@@ -419,8 +437,13 @@ impl World {
             return Ok(());
         }
         // Some relays are busy with others for a while.
-        if self.chance.below(4) == 0 {
+        if self.chance.below(4) == 0 || self.now < self.busy_until {
             return Ok(());
+        }
+        if let Some(chance) = &mut self.busy
+            && chance.below(4) == 0
+        {
+            self.busy_until = self.now + chance.below(40) as u64;
         }
         let Some(handover) = &mut self.handover else { return Ok(()) };
         let mut streams = self.streams;

@@ -75,6 +75,32 @@ const KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
     (libc::SOL_SOCKET, Some(libc::SO_RCVBUFFORCE)),
     (libc::SOL_SOCKET, Some(libc::SO_SNDBUFFORCE)),
 ];
+/// The system calls of the keeper that puts sockets under repair. `socket`, `setsockopt` and `ioctl` have conditions.
+const REPAIR_KEEPER: &[i64] = numbers! {
+    SYS_recvmsg SYS_sendmsg SYS_ppoll SYS_close SYS_fcntl SYS_write SYS_writev
+    SYS_bind SYS_connect SYS_getsockname SYS_getsockopt
+    SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_futex SYS_getrandom
+    SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
+    SYS_clock_gettime SYS_getpid SYS_gettid SYS_exit SYS_exit_group
+};
+/// The options that put a socket under repair, or need it.
+const REPAIR_OPTIONS: [i32; 5] = [
+    libc::TCP_REPAIR,
+    libc::TCP_REPAIR_QUEUE,
+    libc::TCP_QUEUE_SEQ,
+    libc::TCP_REPAIR_OPTIONS,
+    libc::TCP_REPAIR_WINDOW,
+];
+/// The others that this keeper sets: of sockets that it makes for a reset, and the newest timestamp of one that asks.
+const REPAIR_KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
+    (libc::IPPROTO_TCP, Some(libc::TCP_TIMESTAMP)),
+    (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
+    (libc::SOL_SOCKET, Some(libc::SO_LINGER)),
+    (libc::IPPROTO_IP, Some(libc::IP_TRANSPARENT)),
+    (libc::IPPROTO_IPV6, Some(libc::IPV6_TRANSPARENT)),
+];
+/// linux/sockios.h
+const SIOCOUTQNSD: u64 = 0x894B;
 /// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor raw ones,
 /// which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.
 const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
@@ -89,9 +115,12 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 /// Names of threads and of memory.
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// Installs the filter, and returns how many calls pass.
-pub(super) fn restrict(splices: bool) -> Result<usize> {
+/// Installs the filter, and returns how many calls pass. `repairs`: the process itself puts its sockets under repair.
+pub(super) fn restrict(splices: bool, repairs: bool) -> Result<usize> {
     let mut rules = rules()?;
+    if splices && !repairs {
+        rules.insert(libc::SYS_setsockopt, no_repair()?);
+    }
     if splices {
         rules.insert(libc::SYS_bpf, tables()?);
         // The locks of the tables, which an upgrade hands over.
@@ -105,6 +134,11 @@ pub(super) fn restrict(splices: bool) -> Result<usize> {
 /// Installs the keeper's filter.
 pub(super) fn restrict_keeper() -> Result<()> {
     install(keeper_rules()?)
+}
+
+/// Installs the filter of the keeper that puts sockets under repair.
+pub(super) fn restrict_repair_keeper() -> Result<()> {
+    install(repair_keeper_rules()?)
 }
 
 fn install(rules: Rules) -> Result<()> {
@@ -144,14 +178,39 @@ fn keeper_rules() -> Result<Rules> {
         rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_UNIX)), datagrams])?,
     ];
     rules.insert(libc::SYS_socket, sockets.into());
-    let options = KEEPER_OPTIONS.iter().map(|(level, option)| {
+    rules.insert(libc::SYS_setsockopt, options(&KEEPER_OPTIONS)?);
+    rules.extend(KEEPER.iter().chain(KEEPER_OLDER).map(|call| (*call, Vec::new())));
+    Ok(rules)
+}
+
+fn repair_keeper_rules() -> Result<Rules> {
+    let mut rules = Rules::new();
+    let streams = [libc::AF_INET, libc::AF_INET6].map(|family| {
+        let stream = (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_STREAM));
+        rule(&[(0, SeccompCmpOp::Eq, unsigned(family)), stream])
+    });
+    rules.insert(libc::SYS_socket, streams.into_iter().collect::<Result<_>>()?);
+    let repair = REPAIR_OPTIONS.map(|option| (libc::IPPROTO_TCP, Some(option)));
+    rules.insert(libc::SYS_setsockopt, options(&[&repair[..], &REPAIR_KEEPER_OPTIONS].concat())?);
+    rules.insert(libc::SYS_ioctl, vec![rule(&[(1, SeccompCmpOp::Eq, SIOCOUTQNSD)])?]);
+    rules.extend(REPAIR_KEEPER.iter().map(|call| (*call, Vec::new())));
+    Ok(rules)
+}
+
+/// Permits these options of a level; `None`: all of the level.
+fn options(permitted: &[(i32, Option<i32>)]) -> Result<Vec<SeccompRule>> {
+    let options = permitted.iter().map(|(level, option)| {
         let level = (1, SeccompCmpOp::Eq, unsigned(*level));
         let option = option.map(|option| (2, SeccompCmpOp::Eq, unsigned(option)));
         rule(&[Some(level), option].into_iter().flatten().collect::<Vec<_>>())
     });
-    rules.insert(libc::SYS_setsockopt, options.collect::<Result<_>>()?);
-    rules.extend(KEEPER.iter().chain(KEEPER_OLDER).map(|call| (*call, Vec::new())));
-    Ok(rules)
+    options.collect()
+}
+
+/// All options but those of repair: a socket that is closed silently is under repair for a moment.
+fn no_repair() -> Result<Vec<SeccompRule>> {
+    let others = REPAIR_OPTIONS.map(|option| (2, SeccompCmpOp::Ne, unsigned(option)));
+    Ok(vec![rule(&[(1, SeccompCmpOp::Ne, unsigned(libc::IPPROTO_TCP))])?, rule(&others)?])
 }
 
 /// bpf(2) on tables that are open already.
@@ -201,7 +260,7 @@ mod tests {
 
     #[test]
     fn what_starts_programs_or_reaches_others_is_on_no_list() {
-        for rules in [rules().unwrap(), keeper_rules().unwrap()] {
+        for rules in [rules().unwrap(), keeper_rules().unwrap(), repair_keeper_rules().unwrap()] {
             for call in numbers! {
                 SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_kill SYS_mount SYS_umount2
                 SYS_setuid SYS_setresuid SYS_capset SYS_init_module SYS_finit_module SYS_keyctl SYS_io_uring_setup SYS_bpf
@@ -209,17 +268,20 @@ mod tests {
             } {
                 assert!(!rules.contains_key(call), "{call}");
             }
-            assert!(rules.len() > 40 && compile(rules).is_ok());
+            assert!(rules.len() > 30 && compile(rules).is_ok());
         }
     }
 
     #[test]
     fn a_keeper_starts_nothing_and_listens_nowhere() {
-        let rules = keeper_rules().unwrap();
-        for call in numbers! {
-            SYS_clone SYS_listen SYS_accept SYS_accept4 SYS_socketpair SYS_unlinkat SYS_tgkill SYS_prctl SYS_ioctl SYS_dup
-        } {
-            assert!(!rules.contains_key(call), "{call}");
+        for rules in [keeper_rules().unwrap(), repair_keeper_rules().unwrap()] {
+            for call in numbers! {
+                SYS_clone SYS_listen SYS_accept SYS_accept4 SYS_socketpair SYS_unlinkat SYS_tgkill SYS_prctl SYS_dup
+            } {
+                assert!(!rules.contains_key(call), "{call}");
+            }
         }
+        assert!(!keeper_rules().unwrap().contains_key(&libc::SYS_ioctl));
+        assert!(!repair_keeper_rules().unwrap().contains_key(&libc::SYS_openat));
     }
 }

@@ -71,6 +71,18 @@ pub(super) fn restrict_keeper() -> Result<String, String> {
     said(restrict())
 }
 
+/// Permits no file at all.
+///
+/// # Errors
+/// A description of what this kernel lacks.
+pub(super) fn restrict_to_none() -> Result<String, String> {
+    let restrict = || -> Result<RulesetStatus, RulesetError> {
+        let rules = Ruleset::default().handle_access(AccessFs::from_all(TRIED))?.scope(Scope::Signal)?;
+        Ok(rules.create()?.restrict_self()?.ruleset)
+    };
+    said(restrict())
+}
+
 fn said(outcome: Result<RulesetStatus, RulesetError>) -> Result<String, String> {
     match outcome {
         Ok(RulesetStatus::NotEnforced) => {

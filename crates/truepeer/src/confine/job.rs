@@ -8,12 +8,15 @@ use truepeer_policy::Source;
 
 use super::needs::{
     BUFFERS, CLIENT_LOW_PORT, Grade, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES,
-    SHARE_PORT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, TRANSPARENT, kernel,
+    SHARE_PORT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TABLES, TRANSPARENT, kernel,
 };
 use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
 use crate::routes::sysctl;
 use crate::spec::RoutesMode;
 use crate::spec::{AdminAddr, Protocol};
+
+/// Of sessions that leave user space.
+const SPLICE: [&Need; 4] = [&SPLICE_BPF, &SPLICE_TABLES, &SPLICE_PERFMON, &SPLICE_NET];
 
 /// What a process does after its start.
 #[derive(Debug, Default)]
@@ -23,6 +26,8 @@ pub(super) struct Job {
     pub(super) routes: bool,
     /// Its keeper does that, shares ports and grows buffers.
     pub(super) has_keeper: bool,
+    /// Another keeper puts its sockets under repair.
+    pub(super) has_repair_keeper: bool,
     /// It uses the tables of spliced sessions.
     pub(super) splices: bool,
     /// It has attachments.
@@ -68,13 +73,15 @@ impl Job {
     pub(super) fn has_splice_tables(&mut self, has: bool) {
         self.splices = has;
         if !has {
-            self.needs.retain(|need| ![&SPLICE_BPF, &SPLICE_PERFMON, &SPLICE_NET].contains(need));
+            self.needs.retain(|need| !SPLICE.contains(need));
         }
     }
 
-    /// Whether a keeper could do something for it.
+    /// Whether a keeper could do something for it. For a shared port alone there is none, because it only helps; but a process that wants `--splice` has asked
+    /// for the capability anyway.
     pub(super) fn can_use_keeper(&self) -> bool {
-        self.routes || self.needs.contains(&&BUFFERS)
+        let shares_ports = self.splices && self.needs.contains(&&TRANSPARENT);
+        self.routes || shares_ports || self.needs.contains(&&BUFFERS)
     }
 
     /// Whether this process itself adds and removes rules.
@@ -95,6 +102,7 @@ impl Job {
 
     fn is_kept_elsewhere(&self, need: &Need) -> bool {
         self.has_keeper && [&ROUTES, &BUFFERS].contains(&need)
+            || self.has_repair_keeper && *need == SPLICE_NET
     }
 
     /// The capabilities that it needs after the start, of those in `held`: of each need the first that is enough.
@@ -113,7 +121,15 @@ impl Job {
 
 /// The capabilities of a keeper, of those in `held`: rules and routes, buffers, and a client's port that another program listens on.
 pub(super) fn of_keeper(held: CapabilitySet) -> CapabilitySet {
-    let needs = [&ROUTES, &BUFFERS, &SHARE_PORT, &CLIENT_LOW_PORT];
+    enough_in(held, &[&ROUTES, &BUFFERS, &SHARE_PORT, &CLIENT_LOW_PORT])
+}
+
+/// The capabilities of a keeper that puts sockets under repair. A reset may come from a listener's low port.
+pub(super) fn of_repair_keeper(held: CapabilitySet) -> CapabilitySet {
+    enough_in(held, &[&SPLICE_NET, &CLIENT_LOW_PORT])
+}
+
+fn enough_in(held: CapabilitySet, needs: &[&Need]) -> CapabilitySet {
     let enough = needs.iter().filter_map(|need| need.enough_on(kernel()).find(|one| one.is_in(held)));
     enough.fold(CapabilitySet::empty(), |set, one| set | one.set())
 }
@@ -128,7 +144,7 @@ fn of_listener(listener: &ListenerConfig, manages: bool) -> Vec<&'static Need> {
     needs.extend((replies || listener.mark != 0).then_some(&MARK));
     needs.extend(is_low(listener.bind).then_some(&LOW_PORT));
     let splices = listener.splice_after().is_some();
-    needs.extend(splices.then_some([&SPLICE_BPF, &SPLICE_PERFMON, &SPLICE_NET]).into_iter().flatten());
+    needs.extend(splices.then_some(SPLICE).into_iter().flatten());
     match listener.protocol {
         Protocol::Udp => needs.push(&BUFFERS),
         Protocol::Tcp if listener.http.is_none() => needs.push(&PIPES),

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! start, one thread ─▶ user, capabilities ─▶ no_new_privs ─▶ Landlock: files ─▶ seccomp: system calls ─▶ listeners, workers
-//!             └─fork─▶ the same, for the keeper ─▶ rules, routes and buffers, by CAP_NET_ADMIN
+//!             ├─fork─▶ the same, for the keeper ─▶ rules, routes and buffers, by CAP_NET_ADMIN
+//!             └─fork─▶ the same, with --splice, for another one ─▶ sockets under repair, by CAP_NET_ADMIN
 //! ```
 //! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of them, and
 //! the capability for ports below 1024 stays while a reload may need it. Rules and buffers are the [keeper](crate::keeper)'s.
@@ -20,13 +21,13 @@ use std::path::PathBuf;
 use anyhow::{Context as _, anyhow, bail};
 use rustix::thread::CapabilitySet;
 
-use crate::keeper::{Keeper, Permitted};
+use crate::keeper::{Keeper, Permitted, RepairKeeper};
 use crate::plan::{ConfineConfig, ProcessConfig};
 use crate::spec::{AdminAddr, ConfineMode};
 
 pub(crate) use capability::{Capability, held};
 use job::Job;
-use needs::{ROUTES, kernel};
+use needs::{ROUTES, SPLICE_NET, kernel};
 use user::Found;
 
 /// What a process is about to give up.
@@ -118,6 +119,28 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Starts the process that puts sockets under repair for this one, if it has the tables of spliced sessions. Without it, this process keeps the
+    /// capability for that.
+    pub(crate) fn start_repair_keeper(&mut self) -> Option<RepairKeeper> {
+        if !self.is_on || !self.job.splices || !SPLICE_NET.is_in(held(), kernel()) {
+            return None;
+        }
+        let user = self.user;
+        match RepairKeeper::start(|| confine_repair_keeper(user)) {
+            Ok((keeper, missing)) => {
+                let missing = missing.into_iter().map(|missing| format!("the keeper of --splice: {missing}"));
+                self.confined.missing.extend(missing);
+                self.job.has_repair_keeper = true;
+                keeper.repair();
+                Some(keeper)
+            }
+            Err(error) => {
+                self.confined.missing.push(format!("a process of its own for --splice: {error:#}"));
+                None
+            }
+        }
+    }
+
     /// Gives it up. What is not possible here is left out, and [`Confined::announce`] names it.
     pub(crate) fn enter(self) -> anyhow::Result<Confined> {
         let Self { files, job, user, is_on, mut confined, .. } = self;
@@ -151,11 +174,12 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        match calls::restrict(job.splices) {
+        match calls::restrict(job.splices, !job.has_repair_keeper) {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
         confined.done.extend(confined.has_keeper.then(|| "rules, routes and buffers by a keeper".to_owned()));
+        confined.done.extend(job.has_repair_keeper.then(|| "sockets under repair by a keeper".to_owned()));
         Ok(confined)
     }
 }
@@ -169,6 +193,18 @@ fn confine_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
     }
     missing.extend(files::restrict_keeper().err());
     missing.extend(calls::restrict_keeper().err().map(|error| format!("seccomp: {error:#}")));
+    Ok(missing)
+}
+
+/// The same for one that puts sockets under repair.
+fn confine_repair_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
+    let mut missing = privileges::reduce_to(job::of_repair_keeper(held()), user)?;
+    if let Err(error) = rustix::thread::set_no_new_privs(true) {
+        missing.push(format!("no_new_privs, and with it seccomp and Landlock: {error}"));
+        return Ok(missing);
+    }
+    missing.extend(files::restrict_to_none().err());
+    missing.extend(calls::restrict_repair_keeper().err().map(|error| format!("seccomp: {error:#}")));
     Ok(missing)
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct Need {
     pub(crate) grade: Grade,
     /// The operation, and the call that is refused without the capability.
     pub(crate) why: &'static str,
+    /// From this kernel on, nobody needs a capability for it.
+    pub(crate) until: Option<Version>,
 }
 
 /// A capability that is enough.
@@ -71,6 +73,7 @@ pub(crate) const TRANSPARENT: Need = Need {
     when: &[Start, Running],
     grade: Required,
     why: "binds sockets to the client's address (IP_TRANSPARENT)",
+    until: None,
 };
 
 /// Some clients come from a low port: NTP and NFS.
@@ -81,6 +84,7 @@ pub(crate) const CLIENT_LOW_PORT: Need = Need {
     when: &[Running],
     grade: Helps,
     why: "binds a socket to the client's port; without it, sessions of such clients fail",
+    until: None,
 };
 
 pub(crate) const LISTEN_TRANSPARENT: Need = Need {
@@ -90,6 +94,7 @@ pub(crate) const LISTEN_TRANSPARENT: Need = Need {
     when: &[Start, Running, Reload],
     grade: Required,
     why: "listens for every address (IP_TRANSPARENT), and answers datagrams from the address they were sent to",
+    until: None,
 };
 
 pub(crate) const MARK: Need = Need {
@@ -99,6 +104,7 @@ pub(crate) const MARK: Need = Need {
     when: &[Running],
     grade: Required,
     why: "marks connections to backends (SO_MARK)",
+    until: None,
 };
 
 pub(crate) const ROUTES: Need = Need {
@@ -108,6 +114,7 @@ pub(crate) const ROUTES: Need = Need {
     when: &[Start, Reload, End],
     grade: Required,
     why: "adds and removes rules and routes, and sets net.ipv4.tcp_fwmark_accept",
+    until: None,
 };
 
 pub(crate) const LOW_PORT: Need = Need {
@@ -117,6 +124,7 @@ pub(crate) const LOW_PORT: Need = Need {
     when: &[Start, Reload],
     grade: Required,
     why: "binds the port",
+    until: None,
 };
 
 pub(crate) const BUFFERS: Need = Need {
@@ -126,6 +134,7 @@ pub(crate) const BUFFERS: Need = Need {
     when: &[Start, Running, Reload],
     grade: Helps,
     why: "buffers beyond net.core.rmem_max and wmem_max (SO_RCVBUFFORCE, SO_SNDBUFFORCE)",
+    until: None,
 };
 
 /// No confined process keeps the capability for this alone: it permits far more. A keeper does it.
@@ -136,6 +145,7 @@ pub(crate) const SHARE_PORT: Need = Need {
     when: &[Running],
     grade: Helps,
     why: "shares a TCP port with a program that listens on it at every address; without it, the backend sees another port",
+    until: None,
 };
 
 pub(crate) const PIPES: Need = Need {
@@ -145,6 +155,7 @@ pub(crate) const PIPES: Need = Need {
     when: &[Start, Running],
     grade: Helps,
     why: "splices more bulk sessions at a time than fs.pipe-user-pages-soft permits; further ones copy",
+    until: None,
 };
 
 pub(crate) const READ_AGAIN: Need = Need {
@@ -154,6 +165,7 @@ pub(crate) const READ_AGAIN: Need = Need {
     when: &[Reload],
     grade: Required,
     why: "reads them again as the other user; kept only where Landlock limits it to the directories of these files",
+    until: None,
 };
 
 pub(crate) const SET_USER: Need = Need {
@@ -163,6 +175,7 @@ pub(crate) const SET_USER: Need = Need {
     when: &[Start],
     grade: Required,
     why: "becomes the other user",
+    until: None,
 };
 
 pub(crate) const SET_GROUP: Need = Need {
@@ -172,6 +185,7 @@ pub(crate) const SET_GROUP: Need = Need {
     when: &[Start],
     grade: Required,
     why: "becomes the other group, and leaves root's",
+    until: None,
 };
 
 pub(crate) const ATTACH_BPF: Need = Need {
@@ -181,6 +195,7 @@ pub(crate) const ATTACH_BPF: Need = Need {
     when: &[Start, Reload, End],
     grade: Required,
     why: "loads kernel programs",
+    until: None,
 };
 
 pub(crate) const ATTACH_PERFMON: Need = Need {
@@ -190,6 +205,7 @@ pub(crate) const ATTACH_PERFMON: Need = Need {
     when: &[Start, Reload],
     grade: Required,
     why: "without it the verifier refuses the arithmetic that the programs do with pointers to packets",
+    until: None,
 };
 
 pub(crate) const ATTACH_NET: Need = Need {
@@ -199,15 +215,28 @@ pub(crate) const ATTACH_NET: Need = Need {
     when: &[Start, Reload, End],
     grade: Required,
     why: "attaches them to devices and to the cgroup",
+    until: None,
 };
 
 pub(crate) const SPLICE_BPF: Need = Need {
     name: "splice-bpf",
     of: "`proxy --splice auto`, `full`",
     any_of: &[is(Bpf)],
-    when: &[Start, Running],
+    when: &[Start],
     grade: Helps,
-    why: "loads the programs that translate packets, and writes their tables; without it, sessions are relayed",
+    why: "loads the programs that translate packets; without it, sessions are relayed",
+    until: None,
+};
+
+/// Since then the kernel asks for it only to create tables and programs (`__sys_bpf`), not to use a table that is open.
+pub(crate) const SPLICE_TABLES: Need = Need {
+    name: "splice-tables",
+    of: "`proxy --splice auto`, `full`",
+    any_of: &[is(Bpf)],
+    when: &[Running],
+    grade: Helps,
+    why: "reads and writes the tables of the programs; without it, sessions are relayed",
+    until: Some((6, 0)),
 };
 
 pub(crate) const SPLICE_PERFMON: Need = Need {
@@ -217,6 +246,7 @@ pub(crate) const SPLICE_PERFMON: Need = Need {
     when: &[Start],
     grade: Helps,
     why: "loads programs that compare pointers to packets; without it, sessions are relayed",
+    until: None,
 };
 
 pub(crate) const SPLICE_NET: Need = Need {
@@ -225,7 +255,8 @@ pub(crate) const SPLICE_NET: Need = Need {
     any_of: &[is(NetAdmin)],
     when: &[Start, Running],
     grade: Helps,
-    why: "attaches the programs to devices, and reads where connections stand (TCP_REPAIR); without it, sessions are relayed",
+    why: "attaches the programs to devices, reads where connections stand, and closes them silently (TCP_REPAIR); without it, sessions are relayed",
+    until: None,
 };
 
 pub(crate) const ATTACH_NETNS: Need = Need {
@@ -235,6 +266,7 @@ pub(crate) const ATTACH_NETNS: Need = Need {
     when: &[Start, Reload, End],
     grade: Required,
     why: "enters the network namespace (setns)",
+    until: None,
 };
 
 pub(crate) const ATTACH_PROCESS: Need = Need {
@@ -244,6 +276,7 @@ pub(crate) const ATTACH_PROCESS: Need = Need {
     when: &[Start, Reload, End],
     grade: Required,
     why: "opens the namespaces of another process (/proc/PID/ns)",
+    until: None,
 };
 
 pub(crate) const ATTACH_MOUNT: Need = Need {
@@ -253,6 +286,7 @@ pub(crate) const ATTACH_MOUNT: Need = Need {
     when: &[Start],
     grade: Required,
     why: "mounts its own",
+    until: None,
 };
 
 pub(crate) const RUN_OTHERS: Need = Need {
@@ -262,6 +296,7 @@ pub(crate) const RUN_OTHERS: Need = Need {
     when: &[Running],
     grade: Helps,
     why: "reads the memory of another user's process; a program of the same user needs nothing",
+    until: None,
 };
 
 pub(crate) const RUN_SUID: Need = Need {
@@ -271,6 +306,7 @@ pub(crate) const RUN_SUID: Need = Need {
     when: &[Start],
     grade: Helps,
     why: "installs the filter without no_new_privs",
+    until: None,
 };
 
 /// Every need, in the order of the documentation.
@@ -291,6 +327,7 @@ pub(crate) const NEEDS: &[Need] = &[
     ATTACH_PERFMON,
     ATTACH_NET,
     SPLICE_BPF,
+    SPLICE_TABLES,
     SPLICE_PERFMON,
     SPLICE_NET,
     ATTACH_NETNS,
@@ -333,15 +370,17 @@ impl Moment {
 }
 
 impl Need {
-    /// The capabilities that are enough on `kernel`, the preferred one first.
+    /// The capabilities that are enough on `kernel`, the preferred one first. None if nothing is needed there.
     pub(crate) fn enough_on(&self, kernel: Version) -> impl Iterator<Item = Capability> {
-        let known = move |enough: &&Enough| enough.since.is_none_or(|since| kernel >= since);
+        let is_needed = self.until.is_none_or(|until| kernel < until);
+        let known = move |enough: &&Enough| is_needed && enough.since.is_none_or(|since| kernel >= since);
         self.any_of.iter().filter(known).map(|enough| enough.capability)
     }
 
     /// Whether `set` satisfies it on `kernel`.
     pub(crate) fn is_in(&self, set: CapabilitySet, kernel: Version) -> bool {
-        self.enough_on(kernel).any(|capability| capability.is_in(set))
+        self.until.is_some_and(|until| kernel >= until)
+            || self.enough_on(kernel).any(|capability| capability.is_in(set))
     }
 
     /// Whether this thread satisfies it.
@@ -361,7 +400,11 @@ impl Need {
             Some((major, minor)) => format!("{} (since Linux {major}.{minor})", enough.capability),
             None => enough.capability.to_string(),
         };
-        self.any_of.iter().map(one).collect::<Vec<_>>().join(" or ")
+        let all = self.any_of.iter().map(one).collect::<Vec<_>>().join(" or ");
+        match self.until {
+            Some((major, minor)) => format!("{all} (before Linux {major}.{minor})"),
+            None => all,
+        }
     }
 
     /// `start, reload`.
@@ -404,6 +447,9 @@ mod tests {
         assert!(MARK.is_in(raw, (5, 17)) && MARK.is_in(raw, (6, 1)));
         assert!(!MARK.is_in(raw, (5, 16)) && MARK.is_in(CapabilitySet::NET_ADMIN, (5, 4)));
         assert!(ATTACH_BPF.is_in(CapabilitySet::SYS_ADMIN, (5, 4)));
+        let none = CapabilitySet::empty();
+        assert!(SPLICE_TABLES.is_in(none, (6, 0)) && SPLICE_TABLES.enough_on((6, 0)).count() == 0);
+        assert!(!SPLICE_TABLES.is_in(none, (5, 18)) && SPLICE_TABLES.is_in(CapabilitySet::BPF, (5, 18)));
     }
 
     #[test]

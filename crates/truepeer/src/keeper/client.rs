@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a worker waits for a port. Its other sessions wait meanwhile.
 const SHORT: Duration = Duration::from_millis(500);
 /// How long to wait for the keeper's end, once it is certain. It takes less than a millisecond.
-const LAST: Duration = Duration::from_secs(1);
+pub(super) const LAST: Duration = Duration::from_secs(1);
 
 /// This process's keeper.
 #[derive(Debug, Clone)]
@@ -140,7 +140,7 @@ impl Keeper {
             return;
         }
         // The kernel closes its socket before it is a child to wait for.
-        self.reap(LAST);
+        reap(self.0.process, LAST);
         tracing::error!(
             "the keeper (process {}) has ended by itself: connections are served on, but nobody puts routing rules back or removes them \
              any more, and new UDP flows have the buffers of net.core.rmem_max; restart truepeer",
@@ -152,19 +152,26 @@ impl Keeper {
     pub(crate) fn end(&self) {
         self.0.is_told.store(true, Ordering::Relaxed);
         let _ = self.0.ask(&Request::End, &[], LAST);
-        self.reap(LAST);
+        reap(self.0.process, LAST);
     }
+}
 
-    /// Waits for the end of the process, so that it doesn't outlive this one.
-    fn reap(&self, limit: Duration) {
-        let deadline = Instant::now() + limit;
-        while let Ok(None) = waitpid(Some(self.0.process), WaitOptions::NOHANG) {
-            if Instant::now() >= deadline {
-                return;
-            }
-            thread::sleep(Duration::from_millis(1));
+/// Waits for the end of a process, so that it doesn't outlive this one.
+pub(super) fn reap(process: Pid, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    while let Ok(None) = waitpid(Some(process), WaitOptions::NOHANG) {
+        if Instant::now() >= deadline {
+            return;
         }
+        thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Whether the descriptor is readable, or becomes so in time.
+pub(super) fn wait_readable(descriptor: BorrowedFd<'_>, limit: Duration) -> bool {
+    let limit = Timespec::try_from(limit).unwrap_or_default();
+    let mut polled = [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)];
+    matches!(retry_on_intr(|| poll(&mut polled, Some(&limit))), Ok(1))
 }
 
 impl Line {
@@ -244,7 +251,7 @@ fn unexpected(answer: Answer) -> anyhow::Error {
     into_failure(answer).map_or_else(|error| error, |other| anyhow!("the keeper says {other:?}"))
 }
 
-fn into_failure(answer: Answer) -> anyhow::Result<Answer> {
+pub(super) fn into_failure(answer: Answer) -> anyhow::Result<Answer> {
     match answer {
         Answer::Failed { words, .. } => Err(anyhow!(words)),
         Answer::Refused(reason) => Err(anyhow!("the keeper refuses: {reason}")),

@@ -15,8 +15,10 @@
 mod client;
 mod permitted;
 mod records;
+mod repairs;
 mod service;
 mod wire;
 
 pub(crate) use client::Keeper;
 pub(crate) use permitted::Permitted;
+pub(crate) use repairs::RepairKeeper;

@@ -74,7 +74,7 @@ pub(super) fn serve(
 }
 
 /// A program that waits for the end of truepeer's output must not wait for the keeper's.
-fn hold_no_output() -> std::io::Result<()> {
+pub(super) fn hold_no_output() -> std::io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     Ok(rustix::stdio::dup2_stdout(&null)?)
@@ -146,7 +146,7 @@ fn failed(error: &NetlinkError) -> Answer {
 fn share(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Answer, String> {
     check_client(address)?;
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let is_unused = is_of(socket, family, SocketType::STREAM, ipproto::TCP)
+    let is_unused = is_tcp(socket, family)
         && is_unconnected(socket)
         && local_address(socket).is_ok_and(|local| local.port() == 0);
     if !is_unused {
@@ -171,6 +171,10 @@ fn grow(sockets: &[OwnedFd], bytes: usize) -> usize {
     }
     let udp = sockets.iter().map(AsFd::as_fd).filter(|socket| is_udp(*socket));
     udp.filter(|socket| force_buffers(*socket, bytes).is_ok()).count()
+}
+
+pub(super) fn is_tcp(socket: BorrowedFd<'_>, family: AddressFamily) -> bool {
+    is_of(socket, family, SocketType::STREAM, ipproto::TCP)
 }
 
 fn is_of(socket: BorrowedFd<'_>, family: AddressFamily, kind: SocketType, protocol: Protocol) -> bool {

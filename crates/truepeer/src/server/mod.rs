@@ -41,7 +41,7 @@ use self::view::View;
 use crate::admin::{self, Admin, State};
 use crate::confine::{self, Confined};
 use crate::file::{ConfigSource, LoadedConfig};
-use crate::keeper::Permitted;
+use crate::keeper::{Permitted, RepairKeeper};
 use crate::output;
 use crate::routes::guard::Hands;
 
@@ -98,6 +98,8 @@ struct Server<'a> {
     splices: bool,
     /// Whether those that make sessions are loaded.
     makes_sessions: bool,
+    /// Dropped last: at the end, sessions that have left user space are reset.
+    repairs: Option<RepairKeeper>,
 }
 
 /// Whether this process hands over to a new one.
@@ -132,6 +134,7 @@ impl<'a> Server<'a> {
         let programs = splice::load(&loaded.process, is_upgrade);
         plan.has_splice_tables(programs.splices.is_some());
         let hands = plan.start_keeper(Permitted::of(loaded)).map_or(Hands::Own, Hands::Keeper);
+        let repairs = plan.start_repair_keeper();
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the keeper.
         let confined = plan.enter()?;
         let can_make_sessions = programs.full.is_some();
@@ -153,6 +156,7 @@ impl<'a> Server<'a> {
             confined,
             splices: can_splice,
             makes_sessions: can_make_sessions,
+            repairs,
         };
         match taking {
             Some(taking) => server.take_over(loaded, inherited, taking)?,
@@ -216,7 +220,8 @@ impl<'a> Server<'a> {
         let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
         let routes = &self.process.routes;
         let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look()];
-        let watched: Vec<_> = routes.noticed().into_iter().flatten().collect();
+        let repairs = self.repairs.as_ref().and_then(RepairKeeper::watched);
+        let watched: Vec<_> = routes.noticed().into_iter().flatten().chain(repairs).collect();
         match events.next(deadlines.into_iter().flatten().min(), &watched)? {
             Event::Signal(SIGUSR1) => self.process.report(),
             Event::Signal(SIGHUP) if self.draining_until.is_some() => {
@@ -237,6 +242,7 @@ impl<'a> Server<'a> {
             self.view.set_state(State::Broken(format!("{broken:#}")));
         })?;
         self.process.routes.notice_keeper();
+        self.repairs.iter().for_each(RepairKeeper::notice);
         self.process.routes.restore_if_due(now);
         self.reload_if_changed(now);
         self.manager.ping(now);

@@ -5,6 +5,7 @@ mod bridge;
 mod busy;
 mod crowd;
 mod heirs;
+mod keeper;
 mod killed;
 mod life;
 mod lossy;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         again::tests(),
         busy::tests(),
         heirs::tests(),
+        keeper::tests(),
         killed::tests(),
         silent::tests(),
         bridge::tests(),

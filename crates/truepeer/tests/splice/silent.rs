@@ -47,7 +47,7 @@ fn gone_and_silent(bed: &Bed) -> Result<()> {
     let mut backends = backends.into_iter();
     let forgetting = backends.next().context("none")?.join().expect("no panic")?;
     // As after a power cut: no end, no reset.
-    repair::close_silently(forgetting.as_fd())?;
+    repair::silence(&[forgetting.as_fd()])?;
     drop(forgetting);
     gone.set_read_timeout(Some(Duration::from_secs(75)))?;
     is_reset(&mut gone)?;

@@ -136,6 +136,8 @@ TRIES = {
     "rule_delete": lambda: rule(33),
     "route_add": route,
     "tcp_repair": lambda: option(STREAM, 6, 19),
+    "bpf_prog_load": lambda: call(321, 5, 0, 0),
+    "bpf_map_get_fd_by_id": lambda: call(321, 14, 0, 0),
     "buffer_force": lambda: option(DATAGRAM, 1, 33),
     "write_switch": lambda: call(257, AT_FDCWD, "/proc/sys/net/ipv4/tcp_fwmark_accept", O_WRONLY),
     "read_shadow": lambda: reads("/etc/shadow"),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, ensure};
 use rustix::io::Errno;
+use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, tests};
 
 use crate::stand::{CLIENT_V4, Stand, ask, header_of};
@@ -40,14 +41,18 @@ fn a_process_can_not_do_what_its_job_does_not_need(bed: &Bed) -> anyhow::Result<
     let denied = -i64::from(Errno::ACCESS.raw_os_error());
     // Everybody may write there, but for Landlock.
     let new = format!("/tmp/truepeer-inside-{}", std::process::id());
-    for (options, is_confined) in [(&[][..], true), (&["-p", "both"], true), (&["--confine", "off"], false)] {
+    mount_bpf_in_place()?;
+    let splices = &["--splice", "auto"][..];
+    let ways = [(&[][..], true), (&["-p", "both"], true), (splices, true), (&["--confine", "off"], false)];
+    for (options, is_confined) in ways {
         let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, options)?;
         let tried = tried_inside(bed, &truepeer, &new)?;
         let _ = std::fs::remove_file(&new);
         ensure!(tried.len() > 20 && tried["getppid"] > 0, "{tried:?}");
         for (name, result) in tried.iter().filter(|(name, _)| *name != "getppid") {
             let is_file = FILES.contains(&name.as_str());
-            let is_rule = RULES.contains(&name.as_str());
+            // With --splice, a filter refuses repair as well.
+            let is_rule = RULES.contains(&name.as_str()) && !(options == splices && name == "tcp_repair");
             if is_confined {
                 let wanted = match (is_file, is_rule) {
                     (true, _) => denied,

@@ -258,7 +258,7 @@ const COMMANDS: &[Way] = &[
 ];
 
 /// Those of other programs' tests.
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 12] = [
     "attach-bpf",
     "attach-perfmon",
     "attach-net",
@@ -268,6 +268,7 @@ const ELSEWHERE: [&str; 11] = [
     "run-others",
     "run-suid",
     "splice-bpf",
+    "splice-tables",
     "splice-perfmon",
     "splice-net",
 ];

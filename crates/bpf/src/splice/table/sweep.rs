@@ -46,8 +46,8 @@ impl Splices {
     }
 
     /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room, sooner while places are short: then a reset
-    /// may answer a peer that has lost the last acknowledgement.
-    pub fn sweep(&self, now: Instant, linger: Duration) -> Swept {
+    /// may answer a peer that has lost the last acknowledgement. `can_ask`: nobody who is not asked counts as gone.
+    pub fn sweep(&self, now: Instant, linger: Duration, can_ask: bool) -> Swept {
         let is_short = lock(&self.free).is_short() && !self.is_guest();
         let linger = if is_short { linger / SOONER } else { linger };
         let mut let_go = lock(&self.let_go);
@@ -57,6 +57,9 @@ impl Splices {
         // Unfinished flows of a process that has handed over and then died.
         let are_orphans = let_go.iter().any(is_unfinished) && !self.locks.have_elder();
         let_go.retain_mut(|entry| {
+            if !can_ask {
+                entry.attention = Attention::new(now);
+            }
             if entry.rests(now, linger) || !self.is_over(entry, now, linger, are_orphans) {
                 return true;
             }

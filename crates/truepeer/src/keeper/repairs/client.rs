@@ -1,0 +1,176 @@
+//! The side of the process that parses what the network sends.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use truepeer_sys::process::fork_apart;
+use truepeer_sys::repair::{Order, Repairer, Stands, repair_by};
+use truepeer_sys::{CallError, Named as _};
+
+use super::super::client::{LAST, into_failure, reap, wait_readable};
+use super::super::wire::{self as hello, Answer};
+use super::service::serve;
+use super::wire::{self, Outcome, Received};
+
+/// How often, and how long each time, an answer is waited for: a second. A machine that stands still for longer ends one of these waits, not all.
+const WAITS: u32 = 4;
+const WAIT: Duration = Duration::from_millis(250);
+/// How long the start may take. It takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// This process's keeper for sockets under repair. Dropped, it ends.
+#[derive(Debug)]
+pub(crate) struct RepairKeeper(Arc<Line>);
+
+#[derive(Debug)]
+struct Line {
+    socket: OwnedFd,
+    /// The keeper's end, to take back what it does not receive any more: in its queue, a duplicate of a session's socket would hold up the close.
+    theirs: OwnedFd,
+    process: Pid,
+    /// Readable once the process has ended (pidfd_open, Linux 5.3).
+    end: OwnedFd,
+    /// The number of the last order. One order is under way at a time.
+    number: Mutex<u32>,
+    /// It has ended, or did not answer in time.
+    is_gone: AtomicBool,
+}
+
+impl RepairKeeper {
+    /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up. Call it with one thread, before this process gives
+    /// up its own capabilities.
+    ///
+    /// # Errors
+    /// It could not be forked or confined.
+    pub(crate) fn start(
+        confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
+    ) -> anyhow::Result<(Self, Vec<String>)> {
+        let (socket, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .context("socketpair")?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(WAIT)).context("setsockopt(SO_RCVTIMEO)")?;
+        let process = fork_apart(theirs.as_fd(), |line| serve(&line, confine))?;
+        let end = pidfd_open(process, PidfdFlags::empty()).context("pidfd_open")?;
+        let (number, is_gone) = (Mutex::new(0), AtomicBool::new(false));
+        let line = Line { socket, theirs, process, end, number, is_gone };
+        // Dropped on an error, which ends the process.
+        let keeper = Self(Arc::new(line));
+        match keeper.0.greeting().and_then(into_failure)? {
+            Answer::Ready { missing } => Ok((keeper, missing)),
+            other => Err(anyhow!("it says {other:?}")),
+        }
+    }
+
+    /// Makes it carry out the orders of [`truepeer_sys::repair`].
+    pub(crate) fn repair(&self) {
+        repair_by(Box::new(Orders(Arc::clone(&self.0))));
+    }
+
+    /// Readable when [`Self::notice`] has something to tell.
+    pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
+        let is_gone = self.0.is_gone.load(Ordering::Relaxed);
+        (!is_gone).then(|| self.0.end.as_fd())
+    }
+
+    /// Logs that the keeper has ended by itself, once.
+    pub(crate) fn notice(&self) {
+        if self.watched().is_some_and(|end| wait_readable(end, Duration::ZERO)) {
+            self.0.lose("has ended by itself");
+            reap(self.0.process, LAST);
+        }
+    }
+}
+
+impl Drop for RepairKeeper {
+    fn drop(&mut self) {
+        self.0.is_gone.store(true, Ordering::Relaxed);
+        // Can't fail: the socket is connected.
+        let _ = shutdown(&self.0.socket, Shutdown::Both);
+        reap(self.0.process, LAST);
+    }
+}
+
+/// What workers and the sweeper have of it.
+struct Orders(Arc<Line>);
+
+impl Repairer for Orders {
+    fn carry_out(&self, order: &Order, sockets: &[BorrowedFd<'_>]) -> Result<Stands, CallError> {
+        self.0.give(order, sockets).named("repair by the keeper")
+    }
+
+    fn is_there(&self) -> bool {
+        !self.0.is_gone.load(Ordering::Relaxed)
+    }
+}
+
+impl Line {
+    /// What it says first.
+    fn greeting(&self) -> anyhow::Result<Answer> {
+        anyhow::ensure!(wait_readable(self.socket.as_fd(), PATIENCE), "it does not answer");
+        match hello::receive(self.socket.as_fd(), RecvFlags::DONTWAIT)? {
+            hello::Received::Message { body, .. } => Ok(body),
+            hello::Received::Bad(reason) => Err(anyhow!("it says {reason}")),
+            hello::Received::End => Err(anyhow!("it has ended")),
+        }
+    }
+
+    fn give(&self, order: &Order, sockets: &[BorrowedFd<'_>]) -> Outcome {
+        let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Err(Errno::NOTCONN);
+        }
+        *number = number.wrapping_add(1).max(1);
+        if wire::send(self.socket.as_fd(), *number, order, sockets).is_err() {
+            self.lose("has ended by itself");
+            return Err(Errno::NOTCONN);
+        }
+        self.answer(*number)
+    }
+
+    fn answer(&self, number: u32) -> Outcome {
+        for _ in 0..WAITS {
+            match wire::receive::<Outcome>(self.socket.as_fd()) {
+                Ok(Received::Message(of, outcome, _)) if of == number => return outcome,
+                Err(error) if error.raw_os_error() == Some(Errno::AGAIN.raw_os_error()) => {
+                    if wait_readable(self.end.as_fd(), Duration::ZERO) {
+                        break;
+                    }
+                }
+                Ok(Received::End) => {
+                    self.lose("has ended by itself");
+                    return Err(Errno::NOTCONN);
+                }
+                Ok(Received::Message(..) | Received::Bad) | Err(_) => {
+                    self.lose("answers something else");
+                    return Err(Errno::PROTO);
+                }
+            }
+        }
+        let has_ended = wait_readable(self.end.as_fd(), Duration::ZERO);
+        self.lose(if has_ended { "has ended by itself" } else { "does not answer" });
+        Err(Errno::TIMEDOUT)
+    }
+
+    /// Nobody waits for it any more. It carries out nothing any more, either: what it has not received is taken back, and it sees that the line is closed.
+    fn lose(&self, why: &str) {
+        if self.is_gone.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Can't fail: the socket is connected.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        // Behind the last message is the end.
+        while let Ok(Received::Message(..) | Received::Bad) = wire::receive::<Order>(self.theirs.as_fd()) {}
+        tracing::error!(
+            "the keeper of --splice (process {}) {why}: connections are served on, but sessions stay in user space, and truepeer no longer resets or asks \
+             the peers of those that have left it; restart truepeer",
+            self.process
+        );
+    }
+}
