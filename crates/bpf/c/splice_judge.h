@@ -94,7 +94,8 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 
 /* Such a segment is dropped with its data, as our socket would drop it (RFC 5961, 5.2); its sender repeats it with its newest acknowledgement. The other
  * peer's limit may be older, because our socket offered more before the session left. Then the other peer would take what is not learnt here, and from
- * then on acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. */
+ * then on acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. No good session stops by this: only undamaged segments teach,
+ * so `una` is what the peer itself has acknowledged. */
 static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
 {
 	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);

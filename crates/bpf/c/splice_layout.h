@@ -64,12 +64,13 @@ struct face {
 	__u64 segments;      /* translated */
 };
 
+/* Aligned, so that no two flows share a cache line: two CPUs that serve neighbours would take it from each other for each segment. */
 struct spliced {
 	volatile __u32 stage; /* enum splice_stage */
 	__u32 listener;       /* truepeer's number of the listener, if the kernel has made the session */
 	__u64 since_ns;       /* truepeer writes it: when the session began, in time since boot */
 	struct face faces[2]; /* 0: downstream, the sender's; 1: upstream, the backend's */
-};
+} __attribute__((aligned(64)));
 
 /* Where a key leads: the flow's place, and in the lowest bit the face. */
 struct splice_place {
@@ -77,4 +78,4 @@ struct splice_place {
 };
 
 _Static_assert(sizeof(struct face) == 136, "src/splice/layout.rs");
-_Static_assert(sizeof(struct spliced) == 288, "src/splice/layout.rs");
+_Static_assert(sizeof(struct spliced) == 320, "src/splice/layout.rs");

@@ -88,7 +88,7 @@ pub(crate) struct Face {
 
 /// `struct spliced`.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct Spliced {
     pub(crate) stage: AtomicU32,
     /// The number of the listener, if the kernel has made the session.
@@ -97,11 +97,11 @@ pub(crate) struct Spliced {
     pub(crate) faces: [Face; 2],
 }
 
-// SAFETY: every field is an atomic, so any bytes are valid; the size, 288 (asserted below), is a multiple of 8.
+// SAFETY: every field is an atomic, so any bytes are valid; the size, 320 (asserted below), is a multiple of 8.
 unsafe impl Shared for Spliced {}
 
 /// Also said in the documentation: what a flow takes beside its two keys.
-pub const FLOW_BYTES: usize = 288;
+pub const FLOW_BYTES: usize = 320;
 
 const _: () = assert!(size_of::<Face>() == 136 && size_of::<Spliced>() == FLOW_BYTES);
 

@@ -80,7 +80,7 @@ fn is_late_ack(segment: &Segment, face: &FaceState) -> bool {
         && !is_before(segment.ack, face.una)
 }
 
-/// Drop such a segment in TAIL: its sender repeats it with a newer acknowledgement.
+/// Such a segment is dropped: its sender repeats it with a newer acknowledgement.
 fn is_ack_too_old(segment: &Segment, face: &FaceState) -> bool {
     segment.flags & ACK != 0
         && face.known & SAID != 0
@@ -136,7 +136,7 @@ impl Model {
                 Fate::BecomesForSocket("reset in tail", reset)
             }
             Stage::Tail if has(SYN) => Fate::Passes("syn in tail"),
-            Stage::Tail if is_before(segment.seq, from.kept) => {
+            Stage::Tail if is_before(segment.seq, from.kept) && !is_late_ack(segment, &from) => {
                 if is_before(self.from().kept, end_of(segment)) && is_taken(segment, self.from()) && is_intact
                 {
                     raise(&mut self.from().kept, end_of(segment));
@@ -188,6 +188,9 @@ impl Model {
                 }
             }
             return Fate::Translated("translated", self.translated(segment, false, false));
+        }
+        if is_ack_too_old(segment, self.from()) {
+            return Fate::Dropped("ack too old");
         }
         let is_good = is_taken(segment, self.from());
         if is_good && !is_intact {
