@@ -48,18 +48,17 @@ pub(super) fn key(
     let path = &files.key;
     let pem = std::fs::read(path).map_err(|error| subject.in_file(path, error))?;
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
+        // PKCS #8 marks an encrypted key in the line BEGIN, where it counts as no key at all; older formats do in `Proc-Type: 4,ENCRYPTED`.
+        if pem.windows(9).any(|word| word == b"ENCRYPTED") {
+            return subject
+                .in_file(path, "its key is encrypted: openssl pkey -in KEY -out PLAIN removes the password");
+        }
         if matches!(error, pem::Error::NoItemsFound) {
             let subject = if files.key == files.cert { beside } else { subject };
             return subject
                 .in_file(path, "it contains no private key (expected a line -----BEGIN PRIVATE KEY-----)");
         }
-        let encrypted = pem.windows(9).any(|word| word == b"ENCRYPTED");
-        let hint = if encrypted {
-            "; the key is encrypted: openssl pkey -in KEY -out PLAIN removes the password"
-        } else {
-            ""
-        };
-        subject.in_file(path, format_args!("it contains no usable private key: {error}{hint}"))
+        subject.in_file(path, format_args!("it contains no usable private key: {error}"))
     })
 }
 
@@ -141,5 +140,37 @@ impl ResolvesServerCert for Identities {
         let schemes = hello.signature_schemes();
         let fitting = candidates.iter().find(|identity| identity.key.choose_scheme(schemes).is_some());
         fitting.or(candidates.first()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(name: &str, pem: &str) -> String {
+        let path = std::env::temp_dir().join(format!("truepeer-{}-{name}", std::process::id()));
+        std::fs::write(&path, pem).unwrap();
+        let files = IdentityFiles { cert: path.clone(), key: path.clone() };
+        let error = key(Subject::Key, Subject::KeyBesideCertificate, &files).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        error.to_string().replace(&*path.to_string_lossy(), "FILE")
+    }
+
+    #[test]
+    fn encrypted_keys_are_named_as_such() {
+        let new = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMIHs\n-----END ENCRYPTED PRIVATE KEY-----\n";
+        let old = "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nMIHs\n-----END EC PRIVATE KEY-----\n";
+        for (name, pem) in [("new", new), ("old", old)] {
+            let said = problem(name, pem);
+            assert!(said.contains("FILE: its key is encrypted: openssl pkey"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_key_is_told_from_no_key() {
+        let damaged = problem("damaged", "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n");
+        assert!(damaged.contains("FILE: it contains no usable private key: "), "{damaged}");
+        let none = problem("none", "-----BEGIN CERTIFICATE-----\nMIHs\n-----END CERTIFICATE-----\n");
+        assert!(none.contains("FILE: it contains no private key (expected a line"), "{none}");
     }
 }

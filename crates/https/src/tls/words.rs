@@ -77,6 +77,12 @@ fn separated(reason: &impl Debug, separator: char) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+    use std::sync::Arc;
+
+    use rustls::pki_types::ServerName;
+    use rustls::{ContentType, InvalidMessage, PeerIncompatible, PeerMisbehaved};
+
     use super::*;
 
     #[test]
@@ -85,5 +91,63 @@ mod tests {
         assert_eq!(alert(AlertDescription::DecodeError), "decode_error");
         assert_eq!(name_in("DnsName(\"a.example\")"), "a.example");
         assert_eq!(name_in("IpAddress(192.0.2.1)"), "192.0.2.1");
+    }
+
+    #[test]
+    fn errors_are_sentences_without_names_of_code() {
+        let cases = [
+            (
+                Error::InvalidMessage(InvalidMessage::InvalidContentType),
+                "invalid message: invalid content type",
+            ),
+            (
+                Error::PeerIncompatible(PeerIncompatible::NoKxGroupsInCommon),
+                "the two can't agree: no kx groups in common",
+            ),
+            (
+                Error::PeerMisbehaved(PeerMisbehaved::DuplicateClientHelloExtensions),
+                "the other end violates TLS: duplicate client hello extensions",
+            ),
+            (
+                Error::InappropriateMessage { expect_types: Vec::new(), got_type: ContentType::Alert },
+                "the other end sent an unexpected TLS message",
+            ),
+            (
+                Error::InvalidCertificate(CertificateError::InvalidPurpose),
+                "the certificate's extended key usage does not allow this use",
+            ),
+            (Error::InvalidCertificate(CertificateError::Revoked), "the certificate is invalid: revoked"),
+        ];
+        for (from, words) in cases {
+            assert_eq!(error(&from), words, "{from:?}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_for_other_names_is_refused_with_its_names() {
+        let refused = |presented: &[&str]| {
+            certificate(&CertificateError::NotValidForNameContext {
+                expected: ServerName::try_from("b.test").unwrap(),
+                presented: presented.iter().map(|name| (*name).to_owned()).collect(),
+            })
+        };
+        assert_eq!(
+            refused(&["DnsName(\"a.test\")", "IpAddress(192.0.2.1)"]),
+            "the certificate is not valid for name \"b.test\": it is for a.test, 192.0.2.1"
+        );
+        assert_eq!(
+            refused(&[]),
+            "the certificate is not valid for name \"b.test\": it is for no name at all"
+        );
+    }
+
+    #[test]
+    fn causes_of_webpki_are_words_and_others_stay() {
+        let because = |cause| certificate(&CertificateError::Other(OtherError(cause)));
+        assert_eq!(
+            because(Arc::new(webpki::Error::CaUsedAsEndEntity)),
+            "the certificate is invalid: ca used as end entity"
+        );
+        assert_eq!(because(Arc::new(fmt::Error)), format!("the certificate is invalid: {}", fmt::Error));
     }
 }

@@ -17,6 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
         new_certificates_are_used_and_open_connections_stay,
         lists_are_read_again_where_tls_is_spoken,
         an_end_without_close_notify_reaches_the_backend_as_a_reset,
+        the_operator_ends_a_session,
     ];
     let openssl = tests![old_versions_and_other_suites_are_refused_with_the_reason];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
@@ -197,6 +198,30 @@ assert tls.recv(4) == b'half'
 os.close(tls.detach())";
     python(&stand.authority, script).run(bed)?;
     stand.truepeer.wait_for_log("close=\"truncated_by_client\"")?;
+    stand.backend.wait_for_log(" reset 4")
+}
+
+fn the_operator_ends_a_session(bed: &Bed) -> anyhow::Result<()> {
+    let admin = bed.dir().join("admin").to_string_lossy().into_owned();
+    let stand = Stand::new(bed, Behaviour::Echo, &["--admin", &admin])?;
+    // Python's TLS reports a reset as an end, so the script reads from the socket below it.
+    let script = "
+tls = open()
+tls.sendall(b'open')
+assert tls.recv(4) == b'open'
+print('open', flush=True)
+tcp = socket.socket(fileno=tls.detach())
+tcp.settimeout(20)
+try:
+    while tcp.recv(4096): pass
+    print('fin', flush=True)
+except ConnectionResetError: print('rst', flush=True)";
+    let client = python(&stand.authority, script).start(bed)?;
+    client.wait_for_log("open")?;
+    let kill = ["sessions", "--client", "127.0.0.1", "--kill", "--admin", &admin];
+    Program::new(env!("CARGO_BIN_EXE_truepeer")).args(kill).run(bed)?;
+    client.wait_for_log("rst")?;
+    stand.truepeer.wait_for_log("close=\"ended_by_operator\"")?;
     stand.backend.wait_for_log(" reset 4")
 }
 

@@ -6,13 +6,14 @@ use truepeer_testbed::{Bed, Program, Test};
 
 use crate::kit::{
     BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, TRUEPEER, ask, hears_nothing, receive, send,
-    sender_towards, start_proxy, v2,
+    sender_towards, start_proxy, v2, wait_counted,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = truepeer_testbed::tests![
         lists_are_read_again_for_flows_that_are_open_too,
         flows_go_on_after_sigterm_and_no_new_ones_begin,
+        the_operator_ends_the_flows_of_one_client,
     ];
     let early = "datagrams_that_come_while_sockets_are_opened_are_answered";
     all.push(Test::new(early, early_datagrams).needs_program("strace"));
@@ -84,4 +85,31 @@ fn flows_go_on_after_sigterm_and_no_new_ones_begin(bed: &Bed) -> Result<()> {
     ensure!(truepeer.wait_end()?.code() == Some(0), "{}", truepeer.log());
     ensure!(truepeer.log().contains("stopping with 0 sessions open"), "{}", truepeer.log());
     Ok(())
+}
+
+fn the_operator_ends_the_flows_of_one_client(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let admin = bed.dir().join("admin").to_string_lossy().into_owned();
+    let truepeer = start_proxy(bed, &format!("--admin {admin}"))?;
+    let operator = |arguments: &[&str]| {
+        Program::new(TRUEPEER).arg("sessions").args(arguments).args(["--admin", &admin]).run(bed)
+    };
+    let clients = [CLIENTS[0], "192.0.2.8:5000"];
+    let flows = clients.map(|client| -> Result<_> {
+        let (sender, header) = (sender_towards(LISTENERS[0])?, v2(client, DESTINATIONS[0])?);
+        ask(&sender, &[&header, b"before"])?;
+        Ok((sender, header))
+    });
+    let [ended, kept] = flows;
+    let (ended, kept) = (ended?, kept?);
+    operator(&["--client", "192.0.2.7", "--kill"])?;
+    wait_counted(&truepeer, "flows_ended_by_operator", 1)?;
+    let listed = operator(&[])?;
+    ensure!(!listed.contains(clients[0]) && listed.contains(clients[1]), "{listed}");
+    // The flow of the other client is the same as before; the next datagram of this one opens another.
+    for (client, (sender, header)) in clients.iter().zip([&ended, &kept]) {
+        let seen = ask(sender, &[header, b"after"])?;
+        ensure!(seen == format!("{client} after").into_bytes(), "{}", String::from_utf8_lossy(&seen));
+    }
+    wait_counted(&truepeer, "flows_opened", 3)
 }
