@@ -3,7 +3,7 @@
 # tests reach (memchr, httparse, prefix-trie). Many minutes. Prints a line for each crate.
 #
 #     make miri
-#     MIRI=policy make miri            # one crate
+#     MIRI_CRATES=policy make miri     # one crate (MIRI itself is a name of cargo-miri's)
 #     PROPTEST_CASES=64 make miri      # more random cases than 4
 #
 # Needs rustup and a nightly toolchain. Tests that call what Miri lacks (epoll, netlink, most socket options), or that need many minutes
@@ -13,7 +13,7 @@ set -euo pipefail
 export RUSTUP_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 # proptest reads the clock and looks for files of earlier failures.
 export MIRIFLAGS=${MIRIFLAGS--Zmiri-disable-isolation} PROPTEST_CASES=${PROPTEST_CASES:-4}
-read -ra crates <<<"${MIRI:-proto policy http1 session handover sys}"
+read -ra crates <<<"${MIRI_CRATES:-proto policy http1 session handover sys}"
 
 cargo miri --version >/dev/null 2>&1 || rustup component add miri rust-src || {
   echo "miri: rustup toolchain install nightly --component miri,rust-src is needed"; exit 1; }
