@@ -393,8 +393,10 @@ mod tests {
     fn more_reasons_than_expected_are_counted_together() {
         let counters = Counters::default();
         let shard = counters.shard(ListenerId::new(0));
-        for number in 0..REASONS + 3 {
-            shard.refuse(Box::leak(format!("reason_{number}").into_boxed_str()));
+        // Its beginnings are the reasons: each has another length.
+        const LONGEST: &str = "0123456789012345678901234567890123456789012345678901234567890123456789";
+        for len in 1..=REASONS + 3 {
+            shard.refuse(&LONGEST[..len]);
         }
         let refusals = counters.refusals();
         assert_eq!((refusals.len(), refusals[OTHER]), (REASONS + 1, 3));
