@@ -22,7 +22,8 @@ static __always_inline void raise(__u32 *newest, __u32 number)
 }
 
 /* For limits. Two CPUs may raise one at once, and a limit that falls back would refuse good segments. If all tries fail, the next segment raises it.
- * Other numbers need no exchange: while they are behind, the judgement is only milder. */
+ * Other numbers need no exchange. While most are behind, the judgement is only milder. While max_window is behind, an acknowledgement may count as too old:
+ * its sender repeats the segment. */
 #define RAISE_TRIES 3
 
 static __always_inline void raise_limit(__u32 *limit, __u32 number)
@@ -94,8 +95,8 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 
 /* Such a segment is dropped with its data, as our socket would drop it (RFC 5961, 5.2); its sender repeats it with its newest acknowledgement. The other
  * peer's limit may be older, because our socket offered more before the session left. Then the other peer would take what is not learnt here, and from
- * then on acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. No good session stops by this: only undamaged segments teach,
- * so `una` is what the peer itself has acknowledged. */
+ * then on acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. No good session stops by this: `una` never
+ * passes `nxt` (is_ack_good()), and a peer has acknowledged all of that but one window. */
 static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
 {
 	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);

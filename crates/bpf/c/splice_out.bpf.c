@@ -2,7 +2,7 @@
 /* What our own sockets send to the peers of a session that is being spliced.
  *
  *   ARMED          the program learns what the peer was told, and our socket's clock. While held, a socket's windows are cut to what the other peer
- *                  takes
+ *                  takes, rounded up where rounding down would take back an offer
  *   TAIL, SPLICED  while the socket is open, its segments get the newest acknowledgement and timestamp. It does not know what was translated, and
  *                  the peer would discard older ones (RFC 5961, PAWS)
  *   closed         the kernel does not know the connection any more: its resets are dropped

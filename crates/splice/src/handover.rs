@@ -56,7 +56,7 @@ pub trait Connections {
     /// From now on closing the sockets says nothing to the peers. False: that can't be done now.
     fn fall_silent(&mut self) -> bool;
     /// Whether both peers' streams have ended, or a reset has ended them.
-    fn has_ended(&self) -> bool;
+    fn has_ended(&mut self) -> bool;
     /// Asks for a grace period: no program that saw an older stage runs after it.
     fn ask_for_grace(&mut self);
     /// Whether it is over.

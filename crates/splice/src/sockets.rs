@@ -1,9 +1,9 @@
 //! [`Connections`] on real sockets.
 
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::set_socket_linger;
+use rustix::net::sockopt::{set_socket_keepalive, set_socket_linger};
 use truepeer_bpf::{Ended, Flow, Stage, Watched};
 use truepeer_sys::repair::{self, Received};
 use truepeer_sys::{CallError, socket};
@@ -22,11 +22,16 @@ pub struct Sockets {
     first_received: [Option<u32>; 2],
     /// Closing the sockets is silent.
     is_silent: bool,
+    /// When a look first found the flow reset.
+    dead_since: Option<Instant>,
 }
+
+/// The other peer may not believe a reset; then the session's next segment undoes it.
+const DEAD_FOR: Duration = Duration::from_secs(1);
 
 impl Sockets {
     pub(crate) fn new(flow: Flow, grace: Grace) -> Self {
-        Self { flow, grace, ticket: None, first_received: [None; 2], is_silent: false }
+        Self { flow, grace, ticket: None, first_received: [None; 2], is_silent: false, dead_since: None }
     }
 
     /// With the session's sockets, for a turn: downstream, upstream.
@@ -155,11 +160,25 @@ impl Connections for Borrowed<'_> {
 
     fn fall_silent(&mut self) -> bool {
         self.session.is_silent = self.session.is_silent || repair::silence(&self.sockets).is_ok();
+        if !self.session.is_silent {
+            // The programs translate the answers to keepalives, so the kernel would take the peers for gone, and reset them.
+            for socket in &self.sockets {
+                let _ = set_socket_keepalive(socket, false);
+            }
+        }
         self.session.is_silent
     }
 
-    fn has_ended(&self) -> bool {
-        matches!(self.session.flow.stage(), Stage::Closing | Stage::Dead | Stage::Gone)
+    fn has_ended(&mut self) -> bool {
+        let stage = self.session.flow.stage();
+        if stage != Stage::Dead {
+            self.session.dead_since = None;
+        }
+        match stage {
+            Stage::Closing | Stage::Gone => true,
+            Stage::Dead => self.session.dead_since.get_or_insert_with(Instant::now).elapsed() >= DEAD_FOR,
+            Stage::Free | Stage::Armed | Stage::Tail | Stage::Spliced => false,
+        }
     }
 
     fn ask_for_grace(&mut self) {

@@ -60,7 +60,7 @@ impl Flow {
         }
     }
 
-    /// Whether neither peer has been offered more than the other one takes. What it takes only grows, so this stays true while it is held.
+    /// Whether neither peer has been offered more than the other one takes. Rounding up may make it false again, by less than a step of our scale at a time (`held_window()`).
     pub fn offers_fit(&self) -> bool {
         [0, 1].into_iter().all(|side: usize| {
             let (face, other) = (self.face(side), self.face(1 - side));

@@ -8,7 +8,7 @@ use super::mapped::Shared;
 use crate::layout::{Address, FlowKey};
 
 /// Raised whenever a struct or a map of the splice programs changes its shape.
-pub(crate) const SPLICE_LAYOUT: u32 = 4;
+pub(crate) const SPLICE_LAYOUT: u32 = 5;
 
 /// `enum splice_stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub(crate) struct Spliced {
     pub(crate) faces: [Face; 2],
 }
 
-// SAFETY: every field is an atomic, so any bytes are valid; the size, 320 (asserted below), is a multiple of 8.
+// SAFETY: every field is an atomic, so any bytes are valid; the size, 320 (asserted below), is a multiple of 8, and its alignment is 64.
 unsafe impl Shared for Spliced {}
 
 /// Also said in the documentation: what a flow takes beside its two keys.

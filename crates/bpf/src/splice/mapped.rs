@@ -12,7 +12,7 @@ use crate::{AttachError, Place};
 /// An entry of a mapped table.
 ///
 /// # Safety
-/// The type consists of atomics, any bytes are a valid value, and its size is a multiple of 8.
+/// The type consists of atomics, any bytes are a valid value, its size is a multiple of 8, and its alignment is a page's at most.
 pub(crate) unsafe trait Shared: Sync {}
 
 /// The mapped table. The programs write it at the same time.
@@ -41,6 +41,7 @@ impl<T: Shared> Mapped<T> {
 
     /// Maps a table of `count` entries.
     pub(crate) fn map(table: impl AsFd, count: usize) -> io::Result<Self> {
+        const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 4096) };
         let bytes = count * size_of::<T>();
         // SAFETY: a new mapping at a place that the kernel chooses touches nothing of ours. The kernel refuses more bytes than the table has
         // (array_map_mmap), so every byte of it is backed.
@@ -64,8 +65,8 @@ impl<T: Shared> Mapped<T> {
         let place = place as usize;
         assert!(place < self.count, "entry {place} of {}", self.count);
         // SAFETY: `place` is below `count`, so this stands within the mapping, which lasts as long as `self`. It is aligned: the mapping
-        // begins at a page, and entries of the kernel's array follow each other at multiples of 8, the size of `T` being one. Any bytes are
-        // a valid `T`, which consists of atomics, so others may write them meanwhile (`Shared`).
+        // begins at a page, a multiple of T's alignment. The kernel's entries follow each other at the value's size rounded up to 8: that is T's own
+        // size, a multiple of its alignment. Any bytes are a valid `T`, which consists of atomics, so others may write them meanwhile (`Shared`).
         unsafe { self.start.add(place).as_ref() }
     }
 }

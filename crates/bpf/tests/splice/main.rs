@@ -28,6 +28,7 @@ use crate::model::{Fate, LOOPBACK, SAID, TOLD};
 fn main() -> ExitCode {
     let count = std::env::var("MODEL_SEGMENTS").ok().and_then(|count| count.parse().ok()).unwrap_or(100_000);
     truepeer_testbed::main(vec![
+        Test::new("an_acknowledgement_that_was_forged_stops_no_session", forged_ack),
         Test::new("splice_in_does_what_its_model_says", move |bed| agree(bed, count)),
         Test::new("a_blind_segment_changes_nothing", move |bed| blind(bed, count / 4)),
         Test::new("a_window_probe_stays_a_question", window_probe),
@@ -166,6 +167,30 @@ fn overtaken(bed: &Bed) -> Result<()> {
         let found = Segment::parse(&outcome.frame[14..]).context("no segment")?;
         let wanted = if is_overtaken { own } else { expected };
         ensure!(found.seq == wanted, "number {number}: {} instead of {wanted}", found.seq);
+    }
+    Ok(())
+}
+
+/// If a forged segment has acknowledged all that was sent, up to a window beyond the peer's own acknowledgement, the peer's segments still go on.
+fn forged_ack(bed: &Bed) -> Result<()> {
+    let mut door = door(bed)?;
+    for number in 0..200 {
+        let mut chance = Chance::new(number);
+        let mut case = Case::make(&mut chance);
+        case.stage = chance.one_of(&[Stage::Spliced, Stage::Closing]);
+        (case.is_copy, case.damage) = (false, None);
+        case.device = case.faces[case.side].device;
+        let from = &mut case.faces[case.side];
+        from.known |= TOLD | SAID;
+        (case.segment.seq, case.segment.ack, case.segment.flags) = (from.ack, from.una, ACK);
+        from.una = from.una.wrapping_add(u32::try_from(chance.below(from.max_window as usize + 1))?);
+        from.nxt = from.una;
+        door.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = door.comes_in(&case.frame(), case.device, false)?;
+        let Fate::Translated(_, wanted) = case.model().comes_in(&case.segment, true, false) else {
+            anyhow::bail!("the model stops it");
+        };
+        case.had(&Fate::Translated("translated", wanted), &case.frame(), &outcome)?;
     }
     Ok(())
 }

@@ -30,7 +30,7 @@ impl Connections for MadeUp {
         !self.can_not_repair
     }
 
-    fn has_ended(&self) -> bool {
+    fn has_ended(&mut self) -> bool {
         self.has_ended
     }
 

@@ -146,12 +146,13 @@ impl Programs {
             }
             window = reach(ack, far_edge);
         } else if face.known & HELD != 0 && other.known & SAID != 0 {
-            let mut edge = far_edge;
-            if face.known & TOLD != 0 && is_before(edge, face.edge) {
-                edge = face.edge;
-            }
+            let (step, noticed) = (1_u32 << face.own_scale, 1_u32 << face.peer_scale);
+            let told = if face.known & TOLD != 0 { face.edge } else { ack };
+            let edge = if is_before(far_edge, told) { told } else { far_edge };
             if is_before(edge, ack.wrapping_add(window)) {
-                window = reach(ack, edge);
+                let held = reach(ack, edge) & !(step - 1);
+                let is_taken_back = is_before(ack.wrapping_add(held).wrapping_add(noticed - 1), told);
+                window = if is_taken_back { held + step } else { held };
             }
         }
         if is_raised || window != was {
@@ -204,7 +205,7 @@ impl Connections for Turned<'_> {
         true
     }
 
-    fn has_ended(&self) -> bool {
+    fn has_ended(&mut self) -> bool {
         false
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use tracing::{debug, info, warn};
-use truepeer_bpf::{Device, Splices};
+use truepeer_bpf::{AttachError, Device, Splices};
 
 use super::full::FullListeners;
 use crate::attach::find_devices;
@@ -45,6 +45,13 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
                 );
             }
             Programs { splices: Some(splices), full }
+        }
+        Err(failure) if matches!(failure.downcast_ref(), Some(AttachError::OtherLayout { .. })) => {
+            warn!(
+                "--splice: {PINS} is of another version of truepeer. Its sessions go on in the kernel, but this version can't list or end them. \
+                 Until then sessions are relayed. To end them: rm -r {PINS}, then restart truepeer"
+            );
+            Programs::default()
         }
         Err(failure) => {
             warn!("--splice: {failure:#}; sessions are relayed");
