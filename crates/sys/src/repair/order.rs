@@ -37,7 +37,7 @@ pub enum Order {
         /// The number that the peer expects.
         expected: u32,
     },
-    /// Ask the peer of a connection that has no socket here, by a new socket, which stays under repair.
+    /// Ask the peer of a connection that has no socket here, by a new socket, which is under repair then.
     AskUnattended {
         /// Our end.
         own: SocketAddr,
@@ -186,6 +186,7 @@ fn ask_unattended(
     if let Some(timestamp) = timestamp {
         send_timestamps(socket, timestamp).named("setsockopt(TCP_TIMESTAMP)")?;
     }
+    // Until it is under repair again, its owner may write.
     set_repair(socket, REPAIR_OFF_WITH_PROBE)?;
     // It closes silently.
     set_repair(socket, REPAIR_ON)

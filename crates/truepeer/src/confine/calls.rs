@@ -75,7 +75,7 @@ const KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
     (libc::SOL_SOCKET, Some(libc::SO_RCVBUFFORCE)),
     (libc::SOL_SOCKET, Some(libc::SO_SNDBUFFORCE)),
 ];
-/// The system calls of the keeper that puts sockets under repair. `socket`, `setsockopt` and `ioctl` have conditions.
+/// The system calls of the repair keeper. `socket`, `setsockopt` and `ioctl` have conditions.
 const REPAIR_KEEPER: &[i64] = numbers! {
     SYS_recvmsg SYS_sendmsg SYS_ppoll SYS_close SYS_fcntl SYS_write SYS_writev
     SYS_bind SYS_connect SYS_getsockname SYS_getsockopt
@@ -91,7 +91,7 @@ const REPAIR_OPTIONS: [i32; 5] = [
     libc::TCP_REPAIR_OPTIONS,
     libc::TCP_REPAIR_WINDOW,
 ];
-/// The others that this keeper sets: of sockets that it makes for a reset, and the newest timestamp of one that asks.
+/// The others that the repair keeper sets: of sockets that it makes for a reset, and the newest timestamp of one that asks.
 const REPAIR_KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
     (libc::IPPROTO_TCP, Some(libc::TCP_TIMESTAMP)),
     (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
@@ -115,7 +115,7 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 /// Names of threads and of memory.
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// Installs the filter, and returns how many calls pass. `repairs`: the process itself puts its sockets under repair.
+/// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR, because it has no repair keeper.
 pub(super) fn restrict(splices: bool, repairs: bool) -> Result<usize> {
     let mut rules = rules()?;
     if splices && !repairs {
@@ -136,7 +136,7 @@ pub(super) fn restrict_keeper() -> Result<()> {
     install(keeper_rules()?)
 }
 
-/// Installs the filter of the keeper that puts sockets under repair.
+/// Installs the repair keeper's filter.
 pub(super) fn restrict_repair_keeper() -> Result<()> {
     install(repair_keeper_rules()?)
 }
@@ -207,7 +207,7 @@ fn options(permitted: &[(i32, Option<i32>)]) -> Result<Vec<SeccompRule>> {
     options.collect()
 }
 
-/// All options but those of repair: a socket that is closed silently is under repair for a moment.
+/// All options but those of repair. With them, the owner of a socket that is under repair until its close could choose numbers and a queue, and send.
 fn no_repair() -> Result<Vec<SeccompRule>> {
     let others = REPAIR_OPTIONS.map(|option| (2, SeccompCmpOp::Ne, unsigned(option)));
     Ok(vec![rule(&[(1, SeccompCmpOp::Ne, unsigned(libc::IPPROTO_TCP))])?, rule(&others)?])

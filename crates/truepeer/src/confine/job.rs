@@ -26,7 +26,7 @@ pub(super) struct Job {
     pub(super) routes: bool,
     /// Its keeper does that, shares ports and grows buffers.
     pub(super) has_keeper: bool,
-    /// Another keeper puts its sockets under repair.
+    /// Its repair keeper puts sockets under repair.
     pub(super) has_repair_keeper: bool,
     /// It uses the tables of spliced sessions.
     pub(super) splices: bool,

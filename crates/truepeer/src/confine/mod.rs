@@ -119,7 +119,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Starts the process that puts sockets under repair for this one, if it has the tables of spliced sessions. Without it, this process keeps the
+    /// Starts the repair keeper, if it has the tables of spliced sessions. Without it, this process keeps the
     /// capability for that.
     pub(crate) fn start_repair_keeper(&mut self) -> Option<RepairKeeper> {
         if !self.is_on || !self.job.splices || !SPLICE_NET.is_in(held(), kernel()) {
@@ -128,7 +128,7 @@ impl<'a> Plan<'a> {
         let user = self.user;
         match RepairKeeper::start(|| confine_repair_keeper(user)) {
             Ok((keeper, missing)) => {
-                let missing = missing.into_iter().map(|missing| format!("the keeper of --splice: {missing}"));
+                let missing = missing.into_iter().map(|missing| format!("the repair keeper: {missing}"));
                 self.confined.missing.extend(missing);
                 self.job.has_repair_keeper = true;
                 keeper.repair();
@@ -179,7 +179,7 @@ impl<'a> Plan<'a> {
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
         confined.done.extend(confined.has_keeper.then(|| "rules, routes and buffers by a keeper".to_owned()));
-        confined.done.extend(job.has_repair_keeper.then(|| "sockets under repair by a keeper".to_owned()));
+        confined.done.extend(job.has_repair_keeper.then(|| "TCP_REPAIR by the repair keeper".to_owned()));
         Ok(confined)
     }
 }
@@ -196,7 +196,7 @@ fn confine_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
     Ok(missing)
 }
 
-/// The same for one that puts sockets under repair.
+/// The same for the repair keeper.
 fn confine_repair_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
     let mut missing = privileges::reduce_to(job::of_repair_keeper(held()), user)?;
     if let Err(error) = rustix::thread::set_no_new_privs(true) {

@@ -1,14 +1,21 @@
-//! The keeper that puts sockets under repair: what both processes may do, and what becomes of sessions when it ends or stands still.
+//! The repair keeper: what both processes may do, and what becomes of sessions when it ends or stands still.
 
 use std::fs;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io::{ErrorKind, IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout, socket_type};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, sendmsg};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
+use truepeer_sys::repair::is_under_repair;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::pattern::Pattern;
@@ -21,6 +28,7 @@ pub(crate) fn tests() -> Vec<Test> {
         the_process_keeps_no_capability_for_sessions_that_leave,
         without_its_keeper_sessions_stay_and_those_that_have_left_go_on,
         a_keeper_that_stands_still_is_waited_for_once,
+        a_socket_under_repair_stays_there,
         sessions_that_are_leaving_outlive_a_killed_keeper,
     ];
     all.push(
@@ -138,7 +146,11 @@ fn without_its_keeper_sessions_stay_and_those_that_have_left_go_on(bed: &Bed) ->
         stand.truepeer.wait_for_log(&format!("client=203.0.113.7:{port} "))?;
     }
     ensure!(stand.truepeer.log().matches("close=\"finished\"").count() == 2, "{}", stand.truepeer.log());
-    ensure!(stand.truepeer.log().matches("the keeper of --splice").count() == 1, "{}", stand.truepeer.log());
+    ensure!(
+        stand.truepeer.log().matches("the repair keeper (process").count() == 1,
+        "{}",
+        stand.truepeer.log()
+    );
     stand.truepeer.stop().map(drop)
 }
 
@@ -158,9 +170,7 @@ fn a_keeper_that_stands_still_is_waited_for_once(bed: &Bed) -> Result<()> {
     stayed(&stand, bed)?;
     // What it has not begun, it does not do any more.
     signal(keeper, Signal::CONT)?;
-    wait_for("the keeper's end", || {
-        fs::read_to_string(format!("/proc/{keeper}/stat")).map_or(true, |stat| stat.contains(") Z "))
-    })?;
+    wait_for("the keeper's end", || !fs::exists(format!("/proc/{keeper}")).unwrap_or(true))?;
     for stream in &mut streams {
         echo(stream, &[5; 3000])?;
     }
@@ -168,11 +178,68 @@ fn a_keeper_that_stands_still_is_waited_for_once(bed: &Bed) -> Result<()> {
     stand.truepeer.stop().map(drop)
 }
 
+/// Its owner may have connected it without a handshake.
+fn a_socket_under_repair_stays_there(bed: &Bed) -> Result<()> {
+    const STAND: u8 = 1;
+    const ASK_PEERS: u8 = 2;
+    const SILENCE: u8 = 3;
+    let stand = Stand::make(bed, &[])?;
+    let line = line_of(&stand.truepeer)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let one = TcpStream::connect(listener.local_addr()?)?;
+    let both = [one, listener.accept()?.0];
+    let are_under_repair = |wanted| both.iter().all(|socket| is_under_repair(socket.as_fd()) == Ok(wanted));
+    for kind in [STAND, ASK_PEERS] {
+        ensure!(order(&line, kind, &both)?.is_none() && are_under_repair(false), "order {kind}");
+    }
+    ensure!(order(&line, SILENCE, &both)?.is_none() && are_under_repair(true));
+    for kind in [STAND, ASK_PEERS] {
+        let outcome = order(&line, kind, &both)?;
+        ensure!(outcome == Some(Errno::ACCESS) && are_under_repair(true), "order {kind}: {outcome:?}");
+    }
+    stand.truepeer.stop().map(drop)
+}
+
+/// A copy of its socket to the repair keeper: the only one of its kind that is read with a time-out.
+fn line_of(truepeer: &Running) -> Result<OwnedFd> {
+    let process = pidfd_open(Pid::from_raw(truepeer.pid()).context("0")?, PidfdFlags::empty())?;
+    for entry in fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))? {
+        let number: i32 = entry?.file_name().to_string_lossy().parse()?;
+        let Ok(copy) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty()) else { continue };
+        let is_it = socket_type(&copy) == Ok(SocketType::SEQPACKET)
+            && socket_timeout(&copy, Timeout::Recv).is_ok_and(|limit| limit.is_some());
+        if is_it {
+            return Ok(copy);
+        }
+    }
+    bail!("it has no socket to a repair keeper")
+}
+
+/// Gives an order, and returns the error that comes back.
+fn order(line: &OwnedFd, kind: u8, sockets: &[TcpStream; 2]) -> Result<Option<Errno>> {
+    let mut message = [0; 56];
+    message[4] = kind;
+    let sockets = sockets.each_ref().map(|socket| socket.as_fd());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(control.push(SendAncillaryMessage::ScmRights(&sockets)));
+    sendmsg(line, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?;
+    wait_for("an answer", || {
+        let mut polled = [PollFd::new(line, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())) == Ok(1)
+    })?;
+    let mut answer = [0; 28];
+    ensure!(rustix::io::read(line, &mut answer)? == answer.len());
+    let [.., a, b, c, d] = *answer.first_chunk::<8>().context("short")?;
+    let errno = i32::from_ne_bytes([a, b, c, d]);
+    Ok((errno != 0).then(|| Errno::from_raw_os_error(errno)))
+}
+
 fn sessions_that_are_leaving_outlive_a_killed_keeper(bed: &Bed) -> Result<()> {
     outlive(bed, 6)
 }
 
-/// Every second keeper is stopped instead.
+/// Each other time, the keeper is stopped instead.
 fn outlive(bed: &Bed, times: u64) -> Result<()> {
     let mut stand = Stand::make(bed, &[])?;
     let mut chance = Chance::new(17);

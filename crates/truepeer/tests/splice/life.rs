@@ -147,7 +147,7 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
         let is_said = log.contains("--splice: ");
         ensure!(is_loaded == missing.is_none() && is_said == missing.is_some(), "without {missing:?}: {log}");
         // If the kernel refuses the programs, there is no keeper for sessions that leave.
-        let has_keeper = log.contains("sockets under repair by a keeper");
+        let has_keeper = log.contains("TCP_REPAIR by the repair keeper");
         ensure!(has_keeper == missing.is_none(), "without {missing:?}: {log}");
         ensure!(!log.contains("cap_net_admin"), "without {missing:?}: {log}");
     }

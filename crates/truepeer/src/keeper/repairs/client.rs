@@ -25,7 +25,7 @@ const WAIT: Duration = Duration::from_millis(250);
 /// How long the start may take. It takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// This process's keeper for sockets under repair. Dropped, it ends.
+/// This process's repair keeper. Dropped, it ends.
 #[derive(Debug)]
 pub(crate) struct RepairKeeper(Arc<Line>);
 
@@ -41,6 +41,8 @@ struct Line {
     number: Mutex<u32>,
     /// It has ended, or did not answer in time.
     is_gone: AtomicBool,
+    /// Nobody waits for its end any more.
+    is_reaped: AtomicBool,
 }
 
 impl RepairKeeper {
@@ -57,9 +59,12 @@ impl RepairKeeper {
                 .context("socketpair")?;
         set_socket_timeout(&socket, Timeout::Recv, Some(WAIT)).context("setsockopt(SO_RCVTIMEO)")?;
         let process = fork_apart(theirs.as_fd(), |line| serve(&line, confine))?;
-        let end = pidfd_open(process, PidfdFlags::empty()).context("pidfd_open")?;
-        let (number, is_gone) = (Mutex::new(0), AtomicBool::new(false));
-        let line = Line { socket, theirs, process, end, number, is_gone };
+        let end = pidfd_open(process, PidfdFlags::empty()).context("pidfd_open").inspect_err(|_| {
+            // It ends behind its greeting, which nobody reads.
+            let _ = shutdown(&socket, Shutdown::Both);
+            reap(process, LAST);
+        })?;
+        let line = Line::new([socket, theirs], process, end);
         // Dropped on an error, which ends the process.
         let keeper = Self(Arc::new(line));
         match keeper.0.greeting().and_then(into_failure)? {
@@ -73,17 +78,17 @@ impl RepairKeeper {
         repair_by(Box::new(Orders(Arc::clone(&self.0))));
     }
 
-    /// Readable when [`Self::notice`] has something to tell.
+    /// Readable once the keeper has ended, until [`Self::notice`] was called.
     pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
-        let is_gone = self.0.is_gone.load(Ordering::Relaxed);
-        (!is_gone).then(|| self.0.end.as_fd())
+        let is_reaped = self.0.is_reaped.load(Ordering::Relaxed);
+        (!is_reaped).then(|| self.0.end.as_fd())
     }
 
-    /// Logs that the keeper has ended by itself, once.
+    /// Reaps the keeper if it has ended. Logs that, unless it was lost before.
     pub(crate) fn notice(&self) {
         if self.watched().is_some_and(|end| wait_readable(end, Duration::ZERO)) {
             self.0.lose("has ended by itself");
-            reap(self.0.process, LAST);
+            self.0.reap();
         }
     }
 }
@@ -93,7 +98,7 @@ impl Drop for RepairKeeper {
         self.0.is_gone.store(true, Ordering::Relaxed);
         // Can't fail: the socket is connected.
         let _ = shutdown(&self.0.socket, Shutdown::Both);
-        reap(self.0.process, LAST);
+        self.0.reap();
     }
 }
 
@@ -111,6 +116,11 @@ impl Repairer for Orders {
 }
 
 impl Line {
+    fn new([socket, theirs]: [OwnedFd; 2], process: Pid, end: OwnedFd) -> Self {
+        let (is_gone, is_reaped) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { socket, theirs, process, end, number: Mutex::new(0), is_gone, is_reaped }
+    }
+
     /// What it says first.
     fn greeting(&self) -> anyhow::Result<Answer> {
         anyhow::ensure!(wait_readable(self.socket.as_fd(), PATIENCE), "it does not answer");
@@ -127,11 +137,15 @@ impl Line {
             return Err(Errno::NOTCONN);
         }
         *number = number.wrapping_add(1).max(1);
-        if wire::send(self.socket.as_fd(), *number, order, sockets).is_err() {
-            self.lose("has ended by itself");
-            return Err(Errno::NOTCONN);
+        match wire::send(self.socket.as_fd(), *number, order, sockets) {
+            Ok(()) => self.answer(*number),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                self.lose("has ended by itself");
+                Err(Errno::NOTCONN)
+            }
+            // ETOOMANYREFS, ENOBUFS, ENOMEM and EAGAIN pass. Nothing was sent.
+            Err(errno) => Err(errno),
         }
-        self.answer(*number)
     }
 
     fn answer(&self, number: u32) -> Outcome {
@@ -148,7 +162,7 @@ impl Line {
                     return Err(Errno::NOTCONN);
                 }
                 Ok(Received::Message(..) | Received::Bad) | Err(_) => {
-                    self.lose("answers something else");
+                    self.lose("gave an answer that truepeer does not understand");
                     return Err(Errno::PROTO);
                 }
             }
@@ -156,6 +170,13 @@ impl Line {
         let has_ended = wait_readable(self.end.as_fd(), Duration::ZERO);
         self.lose(if has_ended { "has ended by itself" } else { "does not answer" });
         Err(Errno::TIMEDOUT)
+    }
+
+    /// Waits for the end of the process, once.
+    fn reap(&self) {
+        if !self.is_reaped.swap(true, Ordering::Relaxed) {
+            reap(self.process, LAST);
+        }
     }
 
     /// Nobody waits for it any more. It carries out nothing any more, either: what it has not received is taken back, and it sees that the line is closed.
@@ -168,9 +189,47 @@ impl Line {
         // Behind the last message is the end.
         while let Ok(Received::Message(..) | Received::Bad) = wire::receive::<Order>(self.theirs.as_fd()) {}
         tracing::error!(
-            "the keeper of --splice (process {}) {why}: connections are served on, but sessions stay in user space, and truepeer no longer resets or asks \
+            "the repair keeper (process {}) {why}: connections are served on, but sessions stay in user space, and truepeer no longer resets or asks \
              the peers of those that have left it; restart truepeer",
             self.process
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::getpid;
+
+    use super::*;
+
+    /// This process in the keeper's place.
+    fn line() -> Line {
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let end = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        Line::new(pair.unwrap().into(), getpid(), end)
+    }
+
+    #[test]
+    fn an_order_that_can_not_be_sent_loses_no_keeper() {
+        let line = line();
+        let mut waiting = 0;
+        while wire::send(line.socket.as_fd(), 7, &Order::Stand, &[]).is_ok() {
+            waiting += 1;
+        }
+        assert_eq!(line.give(&Order::Stand, &[]), Err(Errno::AGAIN));
+        for _ in 0..waiting {
+            assert!(matches!(wire::receive(line.theirs.as_fd()), Ok(Received::Message(7, Order::Stand, _))));
+        }
+        wire::send::<Outcome>(line.theirs.as_fd(), 2, &Ok([None; 2]), &[]).unwrap();
+        assert_eq!(line.give(&Order::Stand, &[]), Ok([None; 2]));
+        assert!(!line.is_gone.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn an_order_to_a_keeper_that_has_ended_loses_it() {
+        let line = line();
+        shutdown(&line.theirs, Shutdown::Both).unwrap();
+        assert_eq!(line.give(&Order::Stand, &[]), Err(Errno::NOTCONN));
+        assert!(line.is_gone.load(Ordering::Relaxed));
     }
 }
