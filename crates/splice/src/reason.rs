@@ -47,7 +47,7 @@ reasons! {
     AddressesInUse "addresses_in_use": "another session has these addresses"
     Chained "chained": "its other end is another session of this truepeer"
     NotLoaded "not_loaded": "the programs are not loaded: see the log"
-    KeeperGone "keeper_gone": "the keeper has ended, or did not answer: see the log"
+    KeeperGone "keeper_gone": "the repair keeper has ended, or did not answer: see the log"
     NumbersChanged "numbers_changed": "the kernel said something unexpected"
     Failed "failed": "the kernel said something unexpected"
 }

@@ -124,7 +124,7 @@ pub(super) fn of_keeper(held: CapabilitySet) -> CapabilitySet {
     enough_in(held, &[&ROUTES, &BUFFERS, &SHARE_PORT, &CLIENT_LOW_PORT])
 }
 
-/// The capabilities of a keeper that puts sockets under repair. A reset may come from a listener's low port.
+/// The repair keeper's capabilities. A reset may come from a listener's low port.
 pub(super) fn of_repair_keeper(held: CapabilitySet) -> CapabilitySet {
     enough_in(held, &[&SPLICE_NET, &CLIENT_LOW_PORT])
 }

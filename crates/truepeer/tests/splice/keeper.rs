@@ -186,7 +186,7 @@ fn a_socket_under_repair_stays_there(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, &[])?;
     let line = line_of(&stand.truepeer)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let one = TcpStream::connect(listener.local_addr()?)?;
+    let one = client::connect(listener.local_addr()?)?;
     let both = [one, listener.accept()?.0];
     let are_under_repair = |wanted| both.iter().all(|socket| is_under_repair(socket.as_fd()) == Ok(wanted));
     for kind in [STAND, ASK_PEERS] {
