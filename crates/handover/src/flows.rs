@@ -86,10 +86,13 @@ impl Flows {
         let (set, now) = (self.set(flow), milliseconds(now));
         // More attempts than other threads can make fail.
         for _ in 0..4 * WAYS {
-            let known = set.iter().find(|slot| is_of(flow, slot.load(Relaxed)));
-            let oldest = || set.iter().max_by_key(|slot| silence(slot.load(Relaxed), now));
-            let Some(slot) = known.or_else(oldest) else { break };
-            let before = slot.load(Relaxed);
+            // Read once: threads that begin the same flow choose the same slot, and one of them fails. If the slots were read again for the oldest, a
+            // thread could miss the flow that another one has just put there, and choose another slot.
+            let seen: [u64; WAYS] = std::array::from_fn(|at| set[at].load(Relaxed));
+            let known = seen.iter().position(|slot| is_of(flow, *slot));
+            let oldest = || (0..WAYS).max_by_key(|at| silence(seen[*at], now));
+            let Some(at) = known.or_else(oldest) else { break };
+            let (slot, before) = (&set[at], seen[at]);
             if slot.compare_exchange(before, flow.at(now), Relaxed, Relaxed).is_ok() {
                 let lives = is_of(flow, before) && u128::from(silence(before, now)) < LIFE.as_millis();
                 return if lives { Known::Since(before) } else { Known::Nothing };
