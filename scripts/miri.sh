@@ -3,7 +3,7 @@
 # tests reach (memchr, httparse, prefix-trie). Many minutes. Prints a line for each crate.
 #
 #     make miri
-#     MIRI_CRATES=policy make miri     # one crate (MIRI itself is a name of cargo-miri's)
+#     MIRI_CRATES=policy make miri     # one crate (cargo-miri uses the name MIRI itself)
 #     PROPTEST_CASES=64 make miri      # more random cases than 4
 #
 # Needs rustup and a nightly toolchain. Tests that call what Miri lacks (epoll, netlink, most socket options), or that need many minutes

@@ -393,7 +393,7 @@ mod tests {
     fn more_reasons_than_expected_are_counted_together() {
         let counters = Counters::default();
         let shard = counters.shard(ListenerId::new(0));
-        // Its beginnings are the reasons: each has another length.
+        // Each beginning of it is a reason of its own.
         const LONGEST: &str = "0123456789012345678901234567890123456789012345678901234567890123456789";
         for len in 1..=REASONS + 3 {
             shard.refuse(&LONGEST[..len]);

@@ -1,5 +1,5 @@
-//! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR). What needs CAP_NET_ADMIN is an [`Order`], which this
-//! process carries out, or [another one](repair_by).
+//! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR). The calls that need CAP_NET_ADMIN
+//! are [orders](Order): this process carries them out, or [another one](repair_by).
 
 mod order;
 
@@ -45,7 +45,7 @@ pub struct Connection {
 /// Whether bytes wait in the socket that were never sent.
 ///
 /// # Errors
-/// What ioctl(2) says.
+/// If ioctl(2) fails.
 pub fn has_unsent(socket: BorrowedFd<'_>) -> Result<bool, CallError> {
     Ok(ioctl_int(socket, SIOCOUTQNSD).named("ioctl(SIOCOUTQNSD)")? != 0)
 }
@@ -75,7 +75,7 @@ const NO_ANSWER: CallError = CallError { call: "an order under repair", errno: r
 /// that it has received (TCP_INFO), an end (FIN) like a byte.
 ///
 /// # Errors
-/// What the kernel says.
+/// If getsockopt(2) or ioctl(2) fails.
 pub fn received_since(socket: BorrowedFd<'_>, first: u32) -> Result<Received, CallError> {
     loop {
         let received = bytes_received(socket)?;

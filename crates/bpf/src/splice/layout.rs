@@ -139,7 +139,7 @@ impl Face {
         self.has_timestamps.store(has_timestamps.into(), Ordering::Relaxed);
     }
 
-    /// The peer's bytes up to `cut` are `bytes` long. Counts from the first of them, and not less than up to `cut`.
+    /// Sets `first`, so that the stream has `bytes` bytes before `cut`. `end` becomes at least `cut`, and stays where it is if it is higher.
     pub(super) fn count_from(&self, cut: u32, bytes: u64) {
         let first = cut.wrapping_sub(low(bytes));
         self.first.store(first, Ordering::Relaxed);

@@ -73,7 +73,7 @@ impl Left {
     /// A question for a peer that is silent. Err: a peer is gone.
     pub(crate) fn attend(&mut self, now: Instant) -> Result<Option<Question>, CloseReason> {
         if !repair::is_possible() {
-            // Nobody can ask, so silence says nothing.
+            // Without the repair keeper no peer can be asked. So one that is silent may still be there.
             self.attention = Attention::new(now);
         }
         match self.attention.look(self.watched.segments(), now) {

@@ -1,4 +1,4 @@
-//! What needs CAP_NET_ADMIN: as orders, which this process carries out, or another one that has kept the capability.
+//! The calls that need CAP_NET_ADMIN, as orders. This process carries them out, or another one that has kept the capability.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -223,7 +223,7 @@ fn send_timestamps(socket: BorrowedFd<'_>, newest: u32) -> std::io::Result<()> {
 /// Whether the TCP socket is under repair. Needs no capability.
 ///
 /// # Errors
-/// What getsockopt(2) says.
+/// If getsockopt(2) fails.
 pub fn is_under_repair(socket: BorrowedFd<'_>) -> Result<bool, CallError> {
     unsigned_option(socket, libc::TCP_REPAIR).named("getsockopt(TCP_REPAIR)").map(|value| value != 0)
 }

@@ -46,7 +46,7 @@ impl Splices {
     }
 
     /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room, sooner while places are short: then a reset
-    /// may answer a peer that has lost the last acknowledgement. `can_ask`: nobody who is not asked counts as gone.
+    /// may answer a peer that has lost the last acknowledgement. `can_ask`: whether peers can be asked. If not, no silent peer counts as gone.
     pub fn sweep(&self, now: Instant, linger: Duration, can_ask: bool) -> Swept {
         let is_short = lock(&self.free).is_short() && !self.is_guest();
         let linger = if is_short { linger / SOONER } else { linger };

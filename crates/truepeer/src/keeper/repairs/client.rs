@@ -41,7 +41,7 @@ struct Line {
     number: Mutex<u32>,
     /// It has ended, or did not answer in time.
     is_gone: AtomicBool,
-    /// Nobody waits for its end any more.
+    /// waitpid(2) was called for it, so it is no zombie.
     is_reaped: AtomicBool,
 }
 
