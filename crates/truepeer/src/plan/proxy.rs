@@ -28,7 +28,6 @@ pub(crate) struct Defaults {
     pub(crate) routes: RoutesConfig,
     pub(crate) on_conflict: OnConflict,
     pub(crate) drain: Duration,
-    pub(crate) confine: ConfineMode,
 }
 
 /// When the default backends apply.
@@ -55,7 +54,6 @@ impl Default for Defaults {
             routes: RoutesConfig::default(),
             on_conflict: OnConflict::default(),
             drain: defaults::DRAIN_TIMEOUT,
-            confine: ConfineMode::default(),
         }
     }
 }
@@ -75,7 +73,7 @@ impl Config {
                 listeners.push(ListenerConfig { bind, protocol, backends, ..template.clone() });
             }
         }
-        let confine = ConfineConfig::of(&spec.process.confine, defaults.confine);
+        let confine = ConfineConfig::of(&spec.process.confine, ConfineMode::default());
         let confine = problems.note(confine).unwrap_or_default();
         let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
         problems.none(Self {

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, tests};
@@ -20,10 +21,12 @@ pub(crate) fn tests() -> Vec<Test> {
         a_flow_whose_end_was_missed_gives_way,
         an_ended_flow_does_not_translate_other_connections,
     ];
-    all.push(
-        Test::new("a_flood_of_syns_forgets_no_flow", a_flood_of_syns_forgets_no_flow)
-            .needs_program("python3"),
-    );
+    // More than there is room for handshakes.
+    let flood = |bed: &Bed| a_flood_of_syns_forgets_no_flow(bed, 160_000);
+    all.push(Test::new("a_flood_of_syns_forgets_no_flow", flood).needs_program("python3"));
+    let flood = |bed: &Bed| a_flood_of_syns_forgets_no_flow(bed, 4_700_000);
+    let test = Test::new("a_flood_of_millions_of_syns_forgets_no_flow", flood).needs_program("python3");
+    all.push(test.long().time_limit(Duration::from_secs(900)));
     all
 }
 
@@ -174,9 +177,7 @@ fn an_ended_flow_does_not_translate_other_connections(bed: &Bed) -> Result<()> {
 }
 
 /// From more addresses and ports than there is room for.
-fn a_flood_of_syns_forgets_no_flow(bed: &Bed) -> Result<()> {
-    // More than there is room for handshakes.
-    const SYNS: u64 = 160_000;
+fn a_flood_of_syns_forgets_no_flow(bed: &Bed, syns: u64) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let _echo = backend_on(bed, host, Behaviour::Echo, &["0.0.0.0:80"])?;
@@ -198,7 +199,7 @@ raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 to = socket.inet_aton('{}')
 def segment(n, check):
     return struct.pack('!HHIIBBHHH', 1024 + n % 50, 80, n, 0, 0x50, 2, 65535, check, 0)
-for n in range({SYNS}):
+for n in range({syns}):
     source = struct.pack('!I', 0xc6120000 + n // 50)
     total = sum(struct.unpack('!16H', source + to + struct.pack('!HH', 6, 20) + segment(n, 0)))
     total = (total & 0xffff) + (total >> 16)
@@ -208,7 +209,7 @@ for n in range({SYNS}):
         host.v4, host.v4
     );
     Program::new("python3").args(["-c", &flood]).in_netns(&lb.netns).run(bed)?;
-    ensure!(counter_on(bed, host, "connections")? > SYNS / 2);
+    ensure!(counter_on(bed, host, "connections")? > syns / 2);
     is_answered(&mut open)?;
     begin(header("203.0.113.1:1002")?)?;
     ensure!(client::ask(&mut open, b"end")? == "end");

@@ -18,13 +18,13 @@ pub(crate) fn tests() -> Vec<Test> {
         a_file_beside_those_of_the_start_can_not_be_read,
         without_confinement_everything_stays_as_it_was,
         a_user_that_does_not_exist_is_named,
-        drop_in_names_are_not_confined,
     ];
     let with_users = tests![
         started_by_root_it_becomes_another_user,
         a_named_user_is_taken,
         files_of_root_are_read_again_by_the_other_user,
         an_admin_socket_in_roots_directory_is_opened_by_root,
+        drop_in_names_are_confined,
     ];
     all.extend(with_users.into_iter().map(Test::needs_several_users));
     all
@@ -53,20 +53,21 @@ fn all_are(truepeer: &Running, name: &str, wanted: &str) -> anyhow::Result<()> {
 }
 
 const NET_RAW: u64 = 1 << 13;
+/// Helps with pipes, and is not everywhere.
+const SYS_RESOURCE: u64 = 1 << 24;
 const NET_ADMIN: u64 = 1 << 12;
 const NET_BIND_SERVICE: u64 = 1 << 10;
 
 fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow::Result<()> {
     classic_rules(bed)?;
     let manual = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4).option("--routes", "manual");
-    // CAP_SYS_RESOURCE, which helps with pipes, is not everywhere.
     let wanted = NET_RAW | NET_BIND_SERVICE;
     for (truepeer, has_keeper) in [(&manual, false), (&proxy(), true)] {
         let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Who, truepeer)?;
         ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
         for sets in ["CapEff", "CapPrm", "CapBnd"] {
             for found in of_every_thread(&truepeer, sets)? {
-                let found = u64::from_str_radix(&found, 16)? & !(1 << 24);
+                let found = u64::from_str_radix(&found, 16)? & !SYS_RESOURCE;
                 ensure!(found == wanted, "{sets}: {found:x}, not {wanted:x}: {}", truepeer.log());
             }
         }
@@ -155,12 +156,20 @@ fn without_confinement_everything_stays_as_it_was(bed: &Bed) -> anyhow::Result<(
     all_are(&stand.truepeer, "Uid", "0\t0\t0\t0")
 }
 
-fn drop_in_names_are_not_confined(bed: &Bed) -> anyhow::Result<()> {
+fn drop_in_names_are_confined(bed: &Bed) -> anyhow::Result<()> {
     let program = Program::new(TRUEPEER).args(["--compat", "go-mmproxy", "-l", DOOR_V4]);
     let truepeer = Truepeer::of(program).ipv4(BACKEND_V4).ipv6(BACKEND_V6).start(bed)?;
     truepeer.wait_listening(DOOR_V4)?;
-    all_are(&truepeer, "Seccomp", "0")?;
-    all_are(&truepeer, "Uid", "0\t0\t0\t0")
+    all_are(&truepeer, "Seccomp", "2")?;
+    all_are(&truepeer, "NoNewPrivs", "1")?;
+    for id in of_every_thread(&truepeer, "Uid")? {
+        ensure!(id.split('\t').all(|id| id != "0"), "{id}");
+    }
+    for capabilities in of_every_thread(&truepeer, "CapEff")? {
+        let held = u64::from_str_radix(&capabilities, 16)?;
+        ensure!(held & !(NET_RAW | NET_BIND_SERVICE | SYS_RESOURCE) == 0, "{capabilities}");
+    }
+    Ok(())
 }
 
 fn a_user_that_does_not_exist_is_named(bed: &Bed) -> anyhow::Result<()> {

@@ -8,7 +8,6 @@ use truepeer_policy::{OnConflict, PrefixSet};
 
 use crate::cli::UsageError;
 use crate::plan::{Defaults, RoutesConfig, UsualBackends};
-use crate::spec::ConfineMode;
 use crate::spec::{ListenAddr, ProxySpec, RoutesMode};
 
 pub(super) const USAGE: &str = "\
@@ -72,7 +71,6 @@ pub(super) fn defaults() -> Defaults {
         mark: 123,
         routes: RoutesConfig { mode: RoutesMode::Manual, table: 100 },
         drain: Duration::ZERO,
-        confine: ConfineMode::Off,
         ..Defaults::default()
     }
 }

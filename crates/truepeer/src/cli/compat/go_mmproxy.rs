@@ -5,7 +5,6 @@ use std::time::Duration;
 use truepeer_policy::{Destinations, PrefixSet};
 
 use crate::plan::{Defaults, RoutesConfig, UsualBackends};
-use crate::spec::ConfineMode;
 use crate::spec::RoutesMode;
 
 pub(super) const USAGE: &str = "\
@@ -26,7 +25,6 @@ pub(super) fn defaults() -> Defaults {
         dynamic_allow: Some(Destinations::any()),
         routes: RoutesConfig { mode: RoutesMode::Manual, ..RoutesConfig::default() },
         drain: Duration::ZERO,
-        confine: ConfineMode::Off,
         ..Defaults::default()
     }
 }
