@@ -4,12 +4,12 @@
 //! A backend is a separate process (the test binary, started with other arguments), so that every way of delivery
 //! can be applied to it, even a preloaded library. It writes a line to its standard output when it accepts a
 //! connection, and one when the connection has ended:
-//! accepts a connection and one when the connection has ended:
 //! ```text
 //! 203.0.113.7:5000 accepted
 //! 203.0.113.7:5000 eof 1048576
 //! ```
 //! The last word is the number of bytes that it has read. The middle one is `eof`, `reset`, or another event.
+//! `Account` and `Counted` add the digest of these bytes.
 
 mod serve;
 
@@ -45,6 +45,9 @@ pub enum Behaviour {
     Who,
     /// Reads to the end, answers with both: `ADDRESS:PORT COUNT DIGEST`, ends.
     Account,
+    /// The same, but the client does not end its direction first: its first 8 bytes are the number of all its bytes (big endian), and
+    /// the answer comes after so many.
+    Counted,
     /// Reads some bytes, then resets the connection.
     Reset,
     /// Accepts the connection, and neither reads nor writes.
@@ -52,7 +55,7 @@ pub enum Behaviour {
 }
 
 impl Behaviour {
-    const ALL: [(Behaviour, &'static str); 10] = [
+    const ALL: [(Behaviour, &'static str); 11] = [
         (Behaviour::Echo, "echo"),
         (Behaviour::Digest, "digest"),
         (Behaviour::SlowDigest, "slow-digest"),
@@ -61,6 +64,7 @@ impl Behaviour {
         (Behaviour::Banner, "banner"),
         (Behaviour::Who, "who"),
         (Behaviour::Account, "account"),
+        (Behaviour::Counted, "counted"),
         (Behaviour::Reset, "reset"),
         (Behaviour::Hold, "hold"),
     ];

@@ -18,6 +18,7 @@ const TAIL_LINES: usize = 25;
 /// namespace with `lo` up and private mounts.
 #[derive(Debug)]
 pub struct Bed {
+    name: String,
     dir: PathBuf,
     names: AtomicUsize,
     /// The process groups to kill when the test has run out of time.
@@ -29,7 +30,19 @@ impl Bed {
     pub(crate) fn make(name: &str) -> anyhow::Result<Bed> {
         let dir = Path::new(BEDS).join(name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
         fs::create_dir_all(dir.join("logs")).with_context(|| dir.display().to_string())?;
-        Ok(Bed { dir, names: AtomicUsize::new(0), groups: Arc::default(), proxy_options: OnceLock::new() })
+        let name = name.to_owned();
+        Ok(Bed {
+            name,
+            dir,
+            names: AtomicUsize::new(0),
+            groups: Arc::default(),
+            proxy_options: OnceLock::new(),
+        })
+    }
+
+    /// The test's name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The test's own directory, in memory. Any user may enter it. It is removed with the test.
@@ -64,6 +77,12 @@ impl Bed {
     /// How often the programs' logs contain this text.
     pub fn times_logged(&self, text: &str) -> usize {
         self.logs().iter().map(|log| read(log).matches(text).count()).sum()
+    }
+
+    /// What each program has written to its standard output so far.
+    pub fn outputs(&self) -> Vec<String> {
+        let is_output = |log: &PathBuf| log.extension().is_some_and(|suffix| suffix == "out");
+        self.logs().iter().filter(|log| is_output(log)).map(|log| read(log)).collect()
     }
 
     /// A name that no other file or directory of this bed has.

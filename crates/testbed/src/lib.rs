@@ -39,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod backend;
 mod bed;
 pub mod chance;

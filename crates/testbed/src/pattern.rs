@@ -16,6 +16,11 @@ impl Pattern {
         }
     }
 
+    /// The byte stream from this position on.
+    pub fn from(position: u64) -> Pattern {
+        Pattern { position }
+    }
+
     /// The first `len` bytes of the stream.
     pub fn bytes(len: usize) -> Vec<u8> {
         let mut buffer = vec![0; len];

@@ -1,9 +1,11 @@
 //! Tests of the test bed itself.
 
+use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, User, client, tests};
+use truepeer_testbed::account::{account_of, data_of};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, User, client, sockets, tests};
 
 fn a_test_has_a_network_of_its_own(bed: &Bed) -> anyhow::Result<()> {
     let links = Program::new("ip").args(["-o", "link"]).run(bed)?;
@@ -23,6 +25,33 @@ fn who_backends_answer_with_getpeername(bed: &Bed) -> anyhow::Result<()> {
     let mut stream = client::connect_from("127.0.0.9:4000", "127.0.0.1:80")?;
     anyhow::ensure!(client::ask(&mut stream, b"?")? == "127.0.0.9:4000\n");
     backend.wait_for_log("127.0.0.9:4000 eof 1")
+}
+
+fn an_account_is_given_of_connections_that_are_reset(bed: &Bed) -> anyhow::Result<()> {
+    let backend = Behaviour::Account.start(bed, &["127.0.0.1:80"])?;
+    let client: SocketAddr = "127.0.0.9:4000".parse()?;
+    let mut stream = client::connect_from(client, "127.0.0.1:80")?;
+    let data = data_of(client, 1000);
+    stream.write_all(&data)?;
+    sockets::wait_until_read(&stream)?;
+    client::reset(stream)?;
+    backend.wait_for_log(&account_of(client, &data).replacen(' ', " reset ", 1))
+}
+
+fn a_counted_session_is_answered_before_its_end(bed: &Bed) -> anyhow::Result<()> {
+    let backend = Behaviour::Counted.start(bed, &["127.0.0.1:80"])?;
+    let client: SocketAddr = "127.0.0.9:4000".parse()?;
+    let mut stream = client::connect_from(client, "127.0.0.1:80")?;
+    let mut data = data_of(client, 1000);
+    data[..8].copy_from_slice(&1000_u64.to_be_bytes());
+    stream.write_all(&data)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    anyhow::ensure!(answer.trim() == account_of(client, &data), "{answer}");
+    stream.write_all(b"more")?;
+    drop(stream);
+    data.extend(b"more");
+    backend.wait_for_log(&account_of(client, &data).replacen(' ', " eof ", 1))
 }
 
 fn hosts_in_a_line_reach_each_other(bed: &Bed) -> anyhow::Result<()> {
@@ -54,6 +83,8 @@ fn main() -> ExitCode {
     let mut all = tests![
         a_test_has_a_network_of_its_own,
         who_backends_answer_with_getpeername,
+        an_account_is_given_of_connections_that_are_reset,
+        a_counted_session_is_answered_before_its_end,
         hosts_in_a_line_reach_each_other
     ];
     all.push(

@@ -72,13 +72,17 @@ fn accept_all(behaviour: Behaviour, listener: &TcpListener) {
 }
 
 fn serve_and_report(behaviour: Behaviour, stream: TcpStream, peer: SocketAddr) {
-    let mut connection = Connection { stream, peer, read_bytes: 0 };
+    let mut connection = Connection { stream, peer, read_bytes: 0, digest: Digest::default() };
     let end = match connection.serve(behaviour) {
         Ok(()) => "eof".to_owned(),
         Err(error) if is_reset(&error) => "reset".to_owned(),
         Err(error) => error.to_string(),
     };
-    println!("{peer} {end} {}", connection.read_bytes);
+    let seen = match behaviour {
+        Behaviour::Account | Behaviour::Counted => connection.digest.report(),
+        _ => connection.read_bytes.to_string(),
+    };
+    println!("{peer} {end} {seen}");
 }
 
 /// A reset appears as any of these, depending on the call.
@@ -90,15 +94,17 @@ struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     read_bytes: u64,
+    digest: Digest,
 }
 
 impl Connection {
     fn serve(&mut self, behaviour: Behaviour) -> io::Result<()> {
         match behaviour {
             Behaviour::Echo => self.echo(),
-            Behaviour::Digest => self.digest(Duration::ZERO, ""),
-            Behaviour::SlowDigest => self.digest(PAUSE, ""),
-            Behaviour::Account => self.digest(Duration::ZERO, &format!("{} ", self.peer)),
+            Behaviour::Digest => self.digest(Duration::ZERO),
+            Behaviour::SlowDigest => self.digest(PAUSE),
+            Behaviour::Account => self.account(false),
+            Behaviour::Counted => self.account(true),
             Behaviour::Source => self.source(Duration::ZERO),
             Behaviour::SlowSource => self.source(PAUSE),
             Behaviour::Banner => self.banner(),
@@ -124,17 +130,36 @@ impl Connection {
         }
     }
 
-    fn digest(&mut self, pause: Duration, title: &str) -> io::Result<()> {
-        let mut digest = Digest::default();
+    fn digest(&mut self, pause: Duration) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER];
         loop {
             match self.read(&mut buffer)? {
                 0 => break,
-                count => digest.update(&buffer[..count]),
+                count => self.digest.update(&buffer[..count]),
             }
             rest(pause);
         }
-        self.answer(&format!("{title}{}", digest.report()))
+        self.answer(&self.digest.report())
+    }
+
+    /// If the first bytes are the number of all, it answers after so many, and reads on to the end: more bytes would be a fault.
+    fn account(&mut self, is_counted: bool) -> io::Result<()> {
+        let mut buffer = vec![0; BUFFER];
+        let (mut number, mut has_answered) = (Vec::new(), false);
+        loop {
+            let count = self.read(&mut buffer)?;
+            self.digest.update(&buffer[..count]);
+            number.extend(buffer[..count].iter().take(8 - number.len()));
+            let all = number.as_slice().try_into().map(u64::from_be_bytes);
+            let has_all = count == 0 || (is_counted && all.is_ok_and(|all| all == self.digest.count()));
+            if has_all && !has_answered {
+                self.answer(&format!("{} {}", self.peer, self.digest.report()))?;
+                has_answered = true;
+            }
+            if count == 0 {
+                return Ok(());
+            }
+        }
     }
 
     fn source(&mut self, pause: Duration) -> io::Result<()> {

@@ -1,21 +1,21 @@
 //! A link that damages, reorders, duplicates and loses packets: every connection shows its own client and
 //! delivers exactly its bytes.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use socket2::{Domain, SockAddr, Socket, Type};
+use truepeer_testbed::account::{self, account_of, data_of, read_account};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::crowd::{in_parallel, nth_client};
 use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::packets::{BadLink, Mischief};
-use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::peers::{Place, classic_rules, over_tcp, peer};
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client};
+use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, client};
 
 /// Of 1000 segments, this many are damaged, as many delayed, as many duplicated, and as many lost.
 const SHARE: usize = 50;
@@ -53,11 +53,14 @@ pub(crate) fn tests() -> Vec<Test> {
 fn by_attach(bed: &Bed, count: usize) -> Result<()> {
     let link = BadLink::make(bed, Mischief::of_each(SHARE), 1)?;
     let host = &link.right;
-    let _backend = Behaviour::Account
-        .start_program(bed, &["[::ffff:0.0.0.0]:80", "[::]:80"], |program| program.in_netns(&host.netns))?;
+    let _backend =
+        account::behaviour().start_program(bed, &["[::ffff:0.0.0.0]:80", "[::]:80"], |program| {
+            program.in_netns(&host.netns)
+        })?;
     let args = ["--port", "80", "--allow", "any", "--header-timeout", HEADER_TIMEOUT];
     ByAttach::new(env!("CARGO_BIN_EXE_truepeer")).command(bed, &args)?.in_netns(&host.netns).run(bed)?;
-    all_are_right(&link, [host.at(false, 80), host.at(true, 80)], count).with_context(|| counted(bed, &link))
+    all_are_right(bed, &link, [host.at(false, 80), host.at(true, 80)], count)
+        .with_context(|| counted(bed, &link))
 }
 
 /// Counters of truepeer and the kernel that may explain a failure.
@@ -83,10 +86,10 @@ fn counted(bed: &Bed, link: &BadLink) -> String {
 fn by_proxy(bed: &Bed, count: usize) -> Result<()> {
     let link = BadLink::make(bed, Mischief::of_each(SHARE), 2)?;
     let host = &link.right;
-    let _backend = Behaviour::Account
+    let _backend = account::behaviour()
         .start_program(bed, &["127.0.0.1:80", "[::1]:80"], |program| program.in_netns(&host.netns))?;
     let _proxy = start_proxy(bed, &link)?;
-    all_are_right(&link, [host.at(false, 8443), host.at(true, 8443)], count)
+    all_are_right(bed, &link, [host.at(false, 8443), host.at(true, 8443)], count)
 }
 
 /// Truepeer, or a peer that `FAULTS_OF` names.
@@ -112,12 +115,13 @@ fn start_proxy(bed: &Bed, link: &BadLink) -> Result<Running> {
 }
 
 /// Connections of both families, from several addresses, with headers of all kinds in parts of all sizes.
-fn all_are_right(link: &BadLink, to: [SocketAddr; 2], count: usize) -> Result<()> {
+fn all_are_right(bed: &Bed, link: &BadLink, to: [SocketAddr; 2], count: usize) -> Result<()> {
     let sources: Vec<String> =
         (0..SOURCES).flat_map(|n| [source(false, n), source(true, n)]).map(add_address).collect();
     link.left.ip(&sources.iter().map(String::as_str).collect::<Vec<_>>())?;
     let deeds = &link.deeds;
     let times = Mutex::new(Vec::with_capacity(count));
+    let failures = Mutex::new(Vec::new());
     link.left.run(|| {
         std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "10000 65000")?;
         std::fs::write("/proc/sys/net/ipv4/tcp_syn_retries", SYNS)?;
@@ -125,13 +129,23 @@ fn all_are_right(link: &BadLink, to: [SocketAddr; 2], count: usize) -> Result<()
             let began = Instant::now();
             let outcome = is_right(n, to);
             times.lock().unwrap_or_else(PoisonError::into_inner).push(began.elapsed());
-            outcome
+            if let Err(error) = outcome {
+                let failure = format!("number {n}: {error:#}");
+                failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+            }
+            Ok(())
         })
     })??;
     let hit =
         [&deeds.damaged, &deeds.late, &deeds.doubled, &deeds.lost].map(|deed| deed.load(Ordering::Relaxed));
     let carried = deeds.carried.load(Ordering::Relaxed);
-    println!("{count} connections, {carried} segments; damaged, late, doubled, lost: {hit:?}");
+    let program = peer().unwrap_or_else(|| "truepeer".into());
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!(
+        "{program}: {}: {count} connections, {} failed; {carried} segments; damaged, late, doubled, lost: {hit:?}",
+        bed.name(),
+        failures.len()
+    );
     let mut times = times.into_inner().unwrap_or_else(PoisonError::into_inner);
     times.sort_unstable();
     let part = |of_1000: usize| times.get(times.len() * of_1000 / 1000).copied().unwrap_or_default();
@@ -143,6 +157,7 @@ fn all_are_right(link: &BadLink, to: [SocketAddr; 2], count: usize) -> Result<()
         part(999),
         times.last()
     );
+    ensure!(failures.is_empty(), "{}", failures.iter().take(20).cloned().collect::<Vec<_>>().join("\n"));
     ensure!(hit.iter().all(|deed| *deed > carried / 40), "the link was too good: {hit:?} of {carried}");
     Ok(())
 }
@@ -173,25 +188,25 @@ fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
     let mut stream = connect(from, to[usize::from(v6)])?;
     // The header whole, alone, or in parts; then the data. Not all peers take a header in parts, and none must (PROXY 2.2).
     let within_the_header = if peer().is_none() { chance.below(header.len() + 1) } else { 0 };
-    let bytes = [header.as_slice(), &Pattern::bytes(len)].concat();
+    let data = data_of(client, len);
+    let bytes = [header.as_slice(), &data].concat();
     let mut at = 0;
-    for cut in [within_the_header, header.len(), header.len() + chance.below(len + 1)] {
+    for cut in [within_the_header, header.len(), header.len() + chance.below(data.len() + 1)] {
         if chance.below(3) == 0 {
             stream.write_all(&bytes[at..cut.max(at)]).context("write")?;
             at = cut.max(at);
         }
     }
     stream.write_all(&bytes[at..]).context("write")?;
-    stream.shutdown(Shutdown::Write).context("shutdown")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).with_context(|| {
+    let (answer, end) = read_account(&mut stream);
+    end.with_context(|| {
         format!(
             "after {answer:?}, {} of {client}",
             stream.local_addr().map(|own| own.to_string()).unwrap_or_default()
         )
     })?;
-    let expected = format!("{client} {}", Digest::of_pattern(len as u64));
-    ensure!(answer.trim() == expected, "{answer:?}, not {expected:?}");
+    let expected = account_of(client, &data);
+    ensure!(answer == expected, "{answer:?}, not {expected:?}");
     Ok(())
 }
 

@@ -1,16 +1,16 @@
 //! Very many at once, while other sessions come and go: senders that stop within their header, connections that come in one moment,
 //! sessions that are stuck while memory is limited.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io::Write;
+use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use truepeer_testbed::account::{self, read_account};
 use truepeer_testbed::crowd::{begin_to_connect, gather_saying, nth_client};
-use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::{Bed, Behaviour, Running, Test, skip, sockets};
 
-use crate::faults::{Load, Outcome, session_at, start_backend};
+use crate::faults::{Load, Outcome, start_backend};
 use crate::kernel::{ControlGroup, stuck_session};
 use crate::peers;
 use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, bare_proxy, header_of};
@@ -43,7 +43,7 @@ fn half_headers(bed: &Bed) -> anyhow::Result<()> {
         truepeer.args(&["--header-timeout", "250s"]).start(bed)
     };
     let truepeers: Vec<Running> = doors.iter().map(start).collect::<anyhow::Result<_>>()?;
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         let gather = |door| gather_saying(bed, HALF_EACH, door, "PROXY TCP4 203.0.113.7 ");
         let _crowds: Vec<_> = doors.iter().map(gather).collect::<anyhow::Result<_>>()?;
         for truepeer in &truepeers {
@@ -52,7 +52,7 @@ fn half_headers(bed: &Bed) -> anyhow::Result<()> {
         }
         for (number, door) in doors.iter().enumerate() {
             for good in 0..GOOD {
-                let outcome = session_at(door, nth_client(2_000_000 + number * GOOD + good), 4096);
+                let outcome = load.session_at(door, nth_client(2_000_000 + number * GOOD + good), 4096);
                 ensure!(outcome == Outcome::Right, "session {good} at {door}: {outcome:?}");
             }
         }
@@ -79,7 +79,7 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = peers::start(bed, &["--header-timeout", "60s"])?;
     let door = DOOR_V4.parse()?;
     let client = |number| nth_client(3_000_000 + number);
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         let begun = (0..AT_ONCE).map(|number| Ok(begin_to_connect(number, door)?));
         let mut streams = Vec::with_capacity(AT_ONCE);
         for socket in begun.collect::<anyhow::Result<Vec<_>>>()? {
@@ -88,24 +88,24 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
             socket.set_write_timeout(Some(Duration::from_secs(60)))?;
             streams.push(TcpStream::from(socket));
         }
+        let mut expected = Vec::with_capacity(AT_ONCE);
         // The first write waits for the handshake.
         for (number, stream) in streams.iter_mut().enumerate() {
+            let (data, account) = load.note(client(number), BYTES_EACH);
             let written = stream.write_all(&header_of(client(number))?);
-            written.and_then(|()| stream.write_all(&Pattern::bytes(BYTES_EACH))).context("write")?;
+            written.and_then(|()| stream.write_all(&data)).context("write")?;
+            expected.push(account);
         }
-        let digest = Digest::of_pattern(BYTES_EACH as u64);
         // Of a session that ended early: what the log says of it.
         let said = |number| {
             let (log, client) = (truepeer.log(), format!("{} ", client(number)));
             let lines: Vec<_> = log.lines().filter(|line| line.contains(&client)).collect();
             format!("session {number}: {lines:?}")
         };
-        for (number, mut stream) in streams.into_iter().enumerate() {
-            stream.shutdown(Shutdown::Write).with_context(|| said(number))?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).with_context(|| said(number))?;
-            let expected = format!("{} {digest}", client(number));
-            ensure!(answer.trim() == expected, "session {number}: {answer:?} instead of {expected}");
+        for (number, (mut stream, expected)) in streams.into_iter().zip(expected).enumerate() {
+            let (answer, end) = read_account(&mut stream);
+            end.with_context(|| said(number))?;
+            ensure!(answer == expected, "session {number}: {answer:?} instead of {expected}");
         }
         load.wait_for_more()
     })?;
@@ -124,15 +124,15 @@ const MOST_BUFFER: u32 = 64 << 10;
 fn memory_is_limited(bed: &Bed) -> anyhow::Result<()> {
     // The machine has a limit for the buffers of all TCP connections (tcp_mem). Beyond it every connection stands for seconds, those of other tests too.
     sockets::keep_buffers_below(MOST_BUFFER)?;
-    let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
+    let _backend = account::behaviour().start(bed, &[BACKEND_V4])?;
     let _holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;
     let truepeer = peers::start(bed, &[])?;
     let group = ControlGroup::with("memory.limit_in_bytes", MOST_MEMORY)?;
     group.take(&truepeer)?;
     let mut stuck = Vec::new();
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         for number in 0..STUCK {
-            stuck.push(stuck_session(number).with_context(|| format!("stuck session {number}"))?);
+            stuck.push(stuck_session(load, number).with_context(|| format!("stuck session {number}"))?);
         }
         load.wait_for_more()
     });

@@ -76,6 +76,7 @@ struct Load {
 impl Load {
     /// Causes `fault` while datagrams come and go. The senders are in the calling thread's network.
     fn during(
+        bed: &Bed,
         door: &str,
         backend: &Backend,
         fault: impl FnOnce(&Load) -> anyhow::Result<()>,
@@ -103,7 +104,8 @@ impl Load {
         let program = peers::peer().unwrap_or_else(|| "truepeer".into());
         let wrong = load.wrong.lock().unwrap_or_else(PoisonError::into_inner);
         eprintln!(
-            "{program}: {} datagrams were answered, {} not, {} were wrong",
+            "{program}: {}: {} datagrams were answered, {} not, {} were wrong",
+            bed.name(),
             load.right.load(Relaxed),
             load.lost.load(Relaxed),
             wrong.len()
@@ -188,7 +190,7 @@ fn over_a_bad_link(bed: &Bed) -> anyhow::Result<()> {
     let (backend, truepeer) = link
         .right
         .run(|| -> anyhow::Result<_> { Ok((Backend::who(&[BACKEND_V4])?, start(bed, &door)?)) })??;
-    link.left.run(|| Load::during(&door, &backend, |load| load.wait_for(OVER_THE_LINK)))??;
+    link.left.run(|| Load::during(bed, &door, &backend, |load| load.wait_for(OVER_THE_LINK)))??;
     ensure!(truepeer.is_alive());
     let deeds = &link.deeds;
     let hit = [&deeds.damaged, &deeds.late, &deeds.doubled, &deeds.lost].map(|deed| deed.load(Relaxed));
@@ -205,7 +207,7 @@ fn is_killed(bed: &Bed, times: usize) -> anyhow::Result<()> {
     let before = rules()?;
     let mut truepeer = Some(start(bed, DOOR_V4)?);
     let mut chance = Chance::new(11);
-    Load::during(DOOR_V4, &backend, |load| {
+    Load::during(bed, DOOR_V4, &backend, |load| {
         (0..times).try_for_each(|number| {
             thread::sleep(Duration::from_millis(chance.below(100) as u64));
             if let Some(running) = truepeer.take() {

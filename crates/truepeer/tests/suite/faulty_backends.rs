@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
+use truepeer_testbed::account;
 use truepeer_testbed::client::read_end;
 use truepeer_testbed::crowd::{in_parallel, nth_client};
-use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Behaviour, Test, sockets};
 
-use crate::faults::{Load, Outcome, session_at, start_backend};
+use crate::faults::{Load, Outcome, start_backend};
 use crate::kernel::stuck_session;
 use crate::peers;
 use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, header_of, knock};
@@ -39,21 +39,22 @@ fn other_client(number: usize) -> anyhow::Result<SocketAddr> {
 
 /// Each sender is told, by an end or a reset.
 fn refuses(bed: &Bed) -> anyhow::Result<()> {
-    let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
+    let _backend = account::behaviour().start(bed, &[BACKEND_V4])?;
     let truepeer = peers::start(bed, &[])?;
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         in_parallel(20, COUNT, |number| {
             let mut sender = knock()?;
+            let (data, _) = load.note(other_client(number)?, 4096);
             sender.write_all(&header_of(other_client(number)?)?)?;
             // The reset may come while it is sent.
-            let _ = sender.write_all(&Pattern::bytes(4096));
+            let _ = sender.write_all(&data);
             read_end(&mut sender).context("no end")?;
             Ok(())
         })?;
         load.wait_for_more()?;
-        let _other = Behaviour::Account.start(bed, &[BACKEND_V6])?;
+        let _other = account::behaviour().start(bed, &[BACKEND_V6])?;
         for number in 0..20 {
-            let outcome = session_at(DOOR_V4, other_client(COUNT + number)?, 4096);
+            let outcome = load.session_at(DOOR_V4, other_client(COUNT + number)?, 4096);
             ensure!(outcome == Outcome::Right, "a session after the refusals: {outcome:?}");
         }
         Ok(())
@@ -70,7 +71,7 @@ fn stands_still(bed: &Bed) -> anyhow::Result<()> {
     const LONG: usize = 20;
     let backend = start_backend(bed)?;
     let truepeer = peers::start(bed, &[])?;
-    let load = Load::during(|_| {
+    let load = Load::during(bed, |load| {
         backend.signal(Signal::STOP)?;
         let under_way = AtomicUsize::new(LONG);
         thread::scope(|scope| {
@@ -78,7 +79,7 @@ fn stands_still(bed: &Bed) -> anyhow::Result<()> {
                 .map(|number| {
                     let under_way = &under_way;
                     scope.spawn(move || {
-                        let outcome = session_at(DOOR_V4, nth_client(4_000_000 + number), MUCH);
+                        let outcome = load.session_at(DOOR_V4, nth_client(4_000_000 + number), MUCH);
                         under_way.fetch_sub(1, Relaxed);
                         outcome
                     })
@@ -105,11 +106,13 @@ const STUCK: usize = 50;
 
 /// When it is killed at last, each of its senders is told.
 fn never_reads(bed: &Bed) -> anyhow::Result<()> {
-    let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
+    let _backend = account::behaviour().start(bed, &[BACKEND_V4])?;
     let holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;
     let truepeer = peers::start(bed, &[])?;
-    let load = Load::during(|load| {
-        let stuck = (0..STUCK).map(stuck_session).collect::<anyhow::Result<Vec<TcpStream>>>()?;
+    let load = Load::during(bed, |load| {
+        let stuck = (0..STUCK)
+            .map(|number| stuck_session(load, number))
+            .collect::<anyhow::Result<Vec<TcpStream>>>()?;
         load.wait_for_more()?;
         holds.signal(Signal::KILL)?;
         holds.wait_end()?;
@@ -117,8 +120,8 @@ fn never_reads(bed: &Bed) -> anyhow::Result<()> {
             sender.set_nonblocking(false)?;
             read_end(&mut sender).with_context(|| format!("stuck session {number}"))?;
         }
-        let _other = Behaviour::Account.start(bed, &[BACKEND_V6])?;
-        let outcome = session_at(DOOR_V4, other_client(0)?, 4096);
+        let _other = account::behaviour().start(bed, &[BACKEND_V6])?;
+        let outcome = load.session_at(DOOR_V4, other_client(0)?, 4096);
         ensure!(outcome == Outcome::Right, "a session after the stuck ones: {outcome:?}");
         Ok(())
     })?;

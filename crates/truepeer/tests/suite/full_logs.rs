@@ -30,7 +30,7 @@ fn disk_is_full(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = proxy().with(|program| program.launched_by("/bin/bash", &["-c", &command, "truepeer"]));
     let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Account, &truepeer)?;
 
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         let filled = fs::write(&ballast, vec![0_u8; DISK]);
         ensure!(filled.is_err_and(|error| error.kind() == std::io::ErrorKind::StorageFull));
         let full = fs::metadata(&log)?.len();

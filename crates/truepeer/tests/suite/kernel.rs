@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
+use truepeer_testbed::account;
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, skip};
 
@@ -46,7 +47,7 @@ fn calls_fail(bed: &Bed) -> anyhow::Result<()> {
         let list = fs::read_to_string(&list).unwrap_or_default();
         list.lines().any(|line| line.contains(&format!(" {call}(")) && line.contains("(INJECTED)"))
     };
-    Load::during(|load| {
+    Load::during(bed, |load| {
         let pid = truepeer.pid().to_string();
         let mut strace = Program::new("strace").args(["-f", "-qq", "-p", &pid, "-o"]).arg(&list);
         for (call, how) in FAILING {
@@ -74,15 +75,15 @@ const MOST_TCP_BYTES: usize = 2 << 20;
 const STUCK: usize = 60;
 
 fn memory_is_used_up(bed: &Bed) -> anyhow::Result<()> {
-    let _backend = Behaviour::Account.start(bed, &[BACKEND_V4])?;
+    let _backend = account::behaviour().start(bed, &[BACKEND_V4])?;
     let _holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;
     let truepeer = peers::start(bed, &[])?;
     let group = ControlGroup::with("memory.kmem.tcp.limit_in_bytes", MOST_TCP_BYTES)?;
     group.take(&truepeer)?;
     let mut stuck = Vec::new();
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         for number in 0..STUCK {
-            stuck.push(stuck_session(number)?);
+            stuck.push(stuck_session(load, number)?);
         }
         bed.wait_for("the limit to be reached", || {
             // The kernel lets no socket be without any, so it may be more than the limit.
@@ -96,8 +97,9 @@ fn memory_is_used_up(bed: &Bed) -> anyhow::Result<()> {
 }
 
 /// Sends as much as anybody takes.
-pub(crate) fn stuck_session(number: usize) -> anyhow::Result<TcpStream> {
+pub(crate) fn stuck_session(load: &Load, number: usize) -> anyhow::Result<TcpStream> {
     let client = SocketAddr::new("2001:db8::7".parse()?, 5000 + u16::try_from(number)?);
+    load.note(client, 0);
     let mut stream = knock()?;
     stream.write_all(&header_of(client)?)?;
     stream.set_nonblocking(true)?;
@@ -181,7 +183,7 @@ fn clock_jumps(bed: &Bed) -> anyhow::Result<()> {
     compiler.arg(&source).arg("-ldl").run(bed)?;
     let _backend = start_backend(bed)?;
     let truepeer = peers::start_with(bed, &[], |program| program.env("LD_PRELOAD", &library))?;
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         truepeer.wait_for_log("the clock has jumped")?;
         (0..3).try_for_each(|_| load.wait_for_more())
     })?;

@@ -15,6 +15,7 @@ mod handover;
 mod inside;
 mod kernel;
 mod launch;
+mod ledger;
 mod limits;
 mod line;
 mod metrics;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         top::tests(),
         metrics::tests(),
         faults::tests(),
+        ledger::tests(),
         faulty_backends::tests(),
         full_logs::tests(),
         wrong_reloads::tests(),

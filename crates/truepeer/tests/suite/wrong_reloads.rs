@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use truepeer_testbed::crowd::{gather, nth_client};
 use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, ip_here, skip, sockets};
 
-use crate::faults::{Load, Outcome, session_at, start_backend};
+use crate::faults::{Load, Outcome, start_backend};
 use crate::peers;
 use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, TRUEPEER};
 
@@ -85,7 +85,7 @@ impl<'a> Reloaded<'a> {
 fn under_load(bed: &Bed) -> anyhow::Result<()> {
     let _backend = start_backend(bed)?;
     let reloaded = Reloaded::start(bed)?;
-    let load = Load::during(|load| {
+    let load = Load::during(bed, |load| {
         reloaded.refuses_all(|| load.wait_for_more())?;
         reloaded.is_as_it_was()
     })?;
@@ -97,16 +97,15 @@ fn while_all_else_fails(bed: &Bed) -> anyhow::Result<()> {
     let mut backend = start_backend(bed)?;
     let reloaded = Reloaded::start(bed)?;
     let refuses_all = || reloaded.refuses_all(|| Ok(()));
-    Load::during(|load| {
-        backend.signal(Signal::KILL)?;
-        backend.wait_end()?;
+    Load::during(bed, |load| {
+        load.kill(&backend)?;
         refuses_all().context("without a backend")?;
         backend = start_backend(bed)?;
         load.wait_for_more()?;
 
         backend.signal(Signal::STOP)?;
         thread::scope(|scope| {
-            let long = scope.spawn(|| session_at(DOOR_V4, nth_client(4_000_000), 4 << 20));
+            let long = scope.spawn(|| load.session_at(DOOR_V4, nth_client(4_000_000), 4 << 20));
             let refused = sockets::wait_until_stuck().and_then(|()| refuses_all());
             backend.signal(Signal::CONT)?;
             refused.context("while the backend stands still")?;
