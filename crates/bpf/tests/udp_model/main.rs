@@ -1,5 +1,7 @@
 //! `udp_ingress` does what its model does: for the same frames the same decisions, bytes and tables. Generated
 //! sequences of valid and hostile frames are passed to the program by BPF_PROG_TEST_RUN, with real sockets.
+//!
+//! `MODEL_SEGMENTS=N` tries at least so many frames, `MODEL_FROM=N` begins with another sequence.
 
 mod model;
 
@@ -21,16 +23,24 @@ use truepeer_testbed::{Bed, Program, Test, client, datagrams, skip};
 use model::{Expected, Gate, Model};
 
 fn main() -> ExitCode {
+    let asked = number("MODEL_SEGMENTS").map(|frames| frames.div_ceil(FRAMES));
+    let sequences = asked.unwrap_or(2000);
     truepeer_testbed::main(vec![
-        Test::new("udp_ingress_does_what_its_model_says", |bed| compare(bed, 2000)),
+        Test::new("udp_ingress_does_what_its_model_says", move |bed| compare(bed, sequences))
+            .time_limit(Duration::from_secs(110 + sequences * FRAMES / 2000)),
         Test::new("udp_ingress_does_what_its_model_says_a_million_times", |bed| compare(bed, 10_000))
             .long()
             .time_limit(Duration::from_secs(600)),
     ])
 }
 
+/// A number from the environment.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
 /// The number of frames in a sequence; then all flows are removed.
-const FRAMES: usize = 100;
+const FRAMES: u64 = 100;
 
 fn gates() -> BTreeMap<u16, Gate> {
     let gate = |backend_port, is_spp, is_bound| Gate { backend_port, is_spp, is_bound };
@@ -61,7 +71,8 @@ fn compare(bed: &Bed, sequences: u64) -> Result<()> {
     let _backends = [53, 5353, 55].map(|port| UdpSocket::bind(("::", port)).expect("a free port"));
     let mut model = Model::new(gates(), is_sender, is_here);
     let mut seen = BTreeMap::new();
-    for seed in 0..sequences {
+    let first = number("MODEL_FROM").unwrap_or(0);
+    for seed in first..first + sequences {
         let mut chance = Chance::new(seed);
         for n in 0..FRAMES {
             let frame = frame(&mut chance);
@@ -80,6 +91,7 @@ fn compare(bed: &Bed, sequences: u64) -> Result<()> {
         door.forget()?;
         model.forget();
     }
+    println!("{} frames, {seen:?}", sequences * FRAMES);
     // All paths must have been taken.
     ensure!(seen.len() == 4 && seen.values().all(|count| *count > sequences / 4), "{seen:?}");
     Ok(())

@@ -3,11 +3,14 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
+use truepeer_testbed::chance::Chance;
 use truepeer_testbed::pattern::{Digest, Pattern};
-use truepeer_testbed::{Bed, Behaviour, Test, Topology, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Host, KernelState, Test, Topology, client, tests};
 
 use crate::kit::{
     BACKEND, DESTINATION, LISTENER, attach, attach_on, attachments, backend_on, command, counter, counter_on,
@@ -15,7 +18,7 @@ use crate::kit::{
 };
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![
+    let mut all = tests![
         detach_waits_for_open_connections,
         detach_under_load_cuts_no_connection_off,
         detach_now_leaves_what_needs_no_translation,
@@ -23,8 +26,16 @@ pub(crate) fn tests() -> Vec<Test> {
         detach_refuse_new_refuses_new_connections,
         an_interrupted_removal_can_be_resumed,
         an_upgrade_under_load_loses_nothing,
-        an_attachment_killed_half_way_loses_nothing,
-    ]
+    ];
+    all.push(Test::new("an_attachment_killed_15_times_half_way_loses_nothing", |bed| {
+        killed_half_way(bed, 15)
+    }));
+    all.push(
+        Test::new("an_attachment_killed_200_times_half_way_loses_nothing", |bed| killed_half_way(bed, 200))
+            .time_limit(Duration::from_secs(1800))
+            .long(),
+    );
+    all
 }
 
 fn detach_waits_for_open_connections(bed: &Bed) -> Result<()> {
@@ -178,12 +189,12 @@ fn pins_in_the_order_of_removal(bed: &Bed) -> Result<Vec<PathBuf>> {
 fn an_upgrade_under_load_loses_nothing(bed: &Bed) -> Result<()> {
     let _digest = Behaviour::Digest.start(bed, &[BACKEND])?;
     start(bed, &[])?;
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let load = scope.spawn(|| -> Result<u16> {
             let (bytes, expected) = (Pattern::bytes(200_000), Digest::of_pattern(200_000));
             let mut done = 0;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(Relaxed) {
                 let client = format!("203.0.113.1:{}", 2000 + done);
                 let header = if done % 3 == 0 { longer_header(&client)? } else { header(&client)? };
                 let answer = client::ask(&mut session(&header)?, &bytes)?;
@@ -193,27 +204,42 @@ fn an_upgrade_under_load_loses_nothing(bed: &Bed) -> Result<()> {
             Ok(done)
         });
         let upgrades = (0..5).try_for_each(|_| start(bed, &[]).map(drop));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Relaxed);
         let done = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
         ensure!(done > 10, "only {done} connections met the upgrades");
         upgrades
     })
 }
 
-/// kill -9 of truepeer while it replaces itself, at any moment, under load. Then it runs once more.
-fn an_attachment_killed_half_way_loses_nothing(bed: &Bed) -> Result<()> {
+/// kill -9 of truepeer at random moments, while it replaces what is attached, under load. Each next one does it completely: the kernel
+/// has the same pins and programs again. After the last detachment it has those that it had before.
+fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
+    const SEED: u64 = 23;
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let _digest = backend_on(bed, host, Behaviour::Digest, &["0.0.0.0:80"])?;
+    let pins = bed.dir().join("bpf/truepeer");
+    let state = || host.run(|| KernelState::now(bed, Some(&pins)))?;
+    // Makes the directory of pins.
     attach_on(bed, host, &["--port", "80"])?;
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    detach_on(bed, host)?;
+    let before = state()?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let attached = state()?;
+    ensure!(attached.programs.matches("links/").count() > 5, "{attached:#?}");
+    let begun = Instant::now();
+    attach_on(bed, host, &["--port", "80"])?;
+    let most = usize::try_from(begun.elapsed().as_millis())?.max(1);
+    let mut chance = Chance::new(SEED);
+    let stop = AtomicBool::new(false);
     let (bytes, expected) = (Pattern::bytes(200_000), Digest::of_pattern(200_000));
-    std::thread::scope(|scope| {
+    let mut half_way = 0;
+    let done = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             lb.run(|| -> Result<usize> {
                 let mut done = 0;
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    let client = format!("203.0.113.1:{}", 2000 + done);
+                while !stop.load(Relaxed) {
+                    let client = format!("203.0.113.{}:{}", 1 + done / 50_000, 2000 + done % 50_000);
                     let header = if done % 3 == 0 { longer_header(&client)? } else { header(&client)? };
                     let answer = who(lb, host.at(false, 80), &[&header, bytes.as_slice()].concat())?;
                     ensure!(answer == expected, "{client}: {answer:?}");
@@ -222,18 +248,43 @@ fn an_attachment_killed_half_way_loses_nothing(bed: &Bed) -> Result<()> {
                 Ok(done)
             })?
         });
-        let kills = (0..15).try_for_each(|n| -> Result<()> {
+        let kills = (0..times).try_for_each(|number| -> Result<()> {
             let attaching =
                 command(bed, &["--allow", "any", "--port", "80"])?.in_netns(&host.netns).start(bed)?;
             // A sleep on purpose: the moment of the kill must vary.
-            std::thread::sleep(std::time::Duration::from_millis(n * 4));
+            std::thread::sleep(Duration::from_millis(chance.below(most) as u64));
             let _ = attaching.signal(Signal::KILL); // it may have ended already
+            half_way += u32::from(!attaching.wait_end()?.success());
+            if number % 5 == 4 {
+                attach_on(bed, host, &["--port", "80"])?;
+                state()?.must_be(&attached).with_context(|| format!("after kill {number}"))?;
+            }
             Ok(())
         });
         let last = kills.and_then(|()| attach_on(bed, host, &["--port", "80"]));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, Relaxed);
         let done = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
-        ensure!(done > 10, "only {done} connections met the kills");
-        last.map(drop)
-    })
+        last.map(|_| done)
+    })?;
+    eprintln!(
+        "seed {SEED}, moments of 0 to {most} ms: {half_way} of {times} killed half way; {done} connections"
+    );
+    ensure!(done > 10, "only {done} connections met the kills");
+    ensure!(half_way > times / 4, "only {half_way} of {times} were killed half way");
+    state()?.must_be(&attached).context("after the last one")?;
+    for number in 0..times {
+        let detaching = command(bed, &["detach", "--now"])?.in_netns(&host.netns).start(bed)?;
+        std::thread::sleep(Duration::from_millis(chance.below(most) as u64));
+        let _ = detaching.signal(Signal::KILL);
+        detaching.wait_end()?;
+        detach_on(bed, host)?;
+        state()?.must_be(&before).with_context(|| format!("after killed detachment {number}"))?;
+        attach_on(bed, host, &["--port", "80"])?;
+    }
+    detach_on(bed, host)?;
+    state()?.must_be(&before)
+}
+
+fn detach_on(bed: &Bed, host: &Host) -> Result<()> {
+    command(bed, &["detach", "--now"])?.in_netns(&host.netns).run(bed).map(drop)
 }

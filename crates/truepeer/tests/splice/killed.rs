@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::pattern::Pattern;
-use truepeer_testbed::{Bed, Program, Test, client, wait_for};
+use truepeer_testbed::{Bed, KernelState, Test, client, ip_here, wait_for};
 
 use crate::stand::{DOOR, SITE, Stand, echo, open, spliced};
 
@@ -24,6 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
+const SEED: u64 = 13;
 /// Sessions that stay, of one client.
 const LONG: u16 = 20;
 /// Threads with short sessions, of other clients.
@@ -31,15 +32,28 @@ const SHORT: usize = 3;
 /// A short session's parts: it leaves at any of them.
 const PARTS: usize = 6;
 
-/// Each next one lists all sessions that stay, and ends the oldest of them in order. At the end nothing is left.
+/// An address of this host: for its sake truepeer sets a switch of the kernel.
+const BACKEND_OF_THIS_HOST: [&str; 2] = ["-6", "[fd09::1]:8000"];
+
+/// Each next one lists all sessions that stay, and ends the oldest of them in order. While it serves, the kernel has the same rules, routes,
+/// switches, pins and programs as at first. After its end, only the programs and their pins are left, as after an end without a kill.
 fn is_killed(bed: &Bed, times: u16) -> Result<()> {
-    let rules = || Program::new("ip").args(["rule"]).run(bed);
-    let before = rules()?;
-    let mut stand = Stand::make(bed, &[])?;
+    ip_here(&["-6 addr add fd09::1/128 dev lo nodad"])?;
+    let before = KernelState::now(bed, None)?;
+    let mut stand = Stand::make(bed, &BACKEND_OF_THIS_HOST)?;
+    let serves = KernelState::now(bed, None)?;
+    ensure!(serves.routing.contains("tcp_fwmark_accept=1"), "no switch: {serves:#?}");
+    ensure!(serves.programs.contains("truepeer-splice"), "no pins: {serves:#?}");
+    stand.truepeer.stop()?;
+    let ended = KernelState::now(bed, None)?;
+    let expected = KernelState { programs: serves.programs.clone(), ..before };
+    ended.must_be(&expected).context("after an end without a kill")?;
+    stand.truepeer = spliced(bed, &BACKEND_OF_THIS_HOST).start(bed)?;
     let mut long = (0..LONG).map(open).collect::<Result<Vec<_>>>()?;
     stand.wait_spliced(bed, &mut long)?;
     let load = Short::default();
-    let mut chance = Chance::new(13);
+    let mut chance = Chance::new(SEED);
+    let mut killed_at_start = 0;
     thread::scope(|scope| {
         (0..SHORT).for_each(|thread| {
             let load = &load;
@@ -51,7 +65,13 @@ fn is_killed(bed: &Bed, times: u16) -> Result<()> {
             stand.truepeer.wait_end()?;
             long.iter_mut().try_for_each(|stream| echo(stream, b"nobody is there"))?;
             let _ = std::fs::remove_file(&stand.admin);
-            stand.truepeer = spliced(bed, &[]).start(bed)?;
+            if chance.below(3) == 0 {
+                killed_at_start += 1;
+                killed_while_it_starts(bed, &stand, &mut chance)?;
+                long.iter_mut().try_for_each(|stream| echo(stream, b"nobody is there"))?;
+            }
+            stand.truepeer = spliced(bed, &BACKEND_OF_THIS_HOST).start(bed)?;
+            serves.wait_until_again(bed, None).with_context(|| format!("kill {number}"))?;
             finds_again(bed, &stand, &mut long, number).with_context(|| format!("kill {number}"))?;
             load.wait_for_more()
         });
@@ -59,7 +79,7 @@ fn is_killed(bed: &Bed, times: u16) -> Result<()> {
         outcome
     })?;
     eprintln!(
-        "{times} kills: {} short sessions were right, {} were cut",
+        "seed {SEED}; {times} kills while it served, {killed_at_start} while it started: {} short sessions were right, {} were cut",
         load.right.load(Relaxed),
         load.cut.load(Relaxed)
     );
@@ -73,7 +93,16 @@ fn is_killed(bed: &Bed, times: u16) -> Result<()> {
         .wait_state("all sessions to be forgotten", nothing_is_left)
         .with_context(|| stand.ask(bed, &["sessions"]).unwrap_or_default())?;
     stand.truepeer.stop()?;
-    ensure!(rules()? == before, "rules are left: {}", rules()?);
+    ended.wait_until_again(bed, None).context("at the end")
+}
+
+/// It may have taken over some sessions already.
+fn killed_while_it_starts(bed: &Bed, stand: &Stand, chance: &mut Chance) -> Result<()> {
+    let truepeer = spliced(bed, &BACKEND_OF_THIS_HOST).start_unready(bed)?;
+    thread::sleep(Duration::from_millis(chance.below(200) as u64));
+    truepeer.signal(Signal::KILL)?;
+    truepeer.wait_end()?;
+    let _ = std::fs::remove_file(&stand.admin);
     Ok(())
 }
 

@@ -7,15 +7,15 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use rustix::process::Signal;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::crowd::nth_client;
 use truepeer_testbed::datagrams::{Backend, receive, send, socket, v2};
 use truepeer_testbed::packets::{BadLink, Mischief};
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::peers::{Place, over_udp};
-use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, wait_for};
+use truepeer_testbed::{Bed, Running, Test, Truepeer, wait_for};
 
+use crate::kills::{BACKEND_OF_THIS_HOST, Killed};
 use crate::peers;
 use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, SITE_V4, TRUEPEER};
 
@@ -164,12 +164,20 @@ impl Load {
     }
 }
 
+fn truepeer_at(door: &str, ipv6: &str) -> Truepeer {
+    let options = ["-p", "udp", "--allow", "any", "--routes", "auto", "-l", door];
+    Truepeer::proxy(TRUEPEER).args(&options).ipv4(BACKEND_V4).ipv6(ipv6)
+}
+
 /// In the calling thread's network.
 fn start(bed: &Bed, door: &str) -> anyhow::Result<Running> {
+    start_with(bed, door, || truepeer_at(door, BACKEND_V6))
+}
+
+/// The same with another truepeer.
+fn start_with(bed: &Bed, door: &str, truepeer: impl Fn() -> Truepeer) -> anyhow::Result<Running> {
     let Some(name) = peers::peer() else {
-        let options = ["-p", "udp", "--allow", "any", "--routes", "auto", "-l", door];
-        let truepeer = Truepeer::proxy(TRUEPEER).args(&options).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
-        let truepeer = truepeer.start_unready(bed)?;
+        let truepeer = truepeer().start_unready(bed)?;
         truepeer.wait_for_log(&format!("listening on {door}"))?;
         return Ok(truepeer);
     };
@@ -200,25 +208,13 @@ fn over_a_bad_link(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// At moments made up. A flow begins again with its next datagram.
+/// At random moments. A flow begins again with its next datagram.
 fn is_killed(bed: &Bed, times: usize) -> anyhow::Result<()> {
     let backend = Backend::who(&[BACKEND_V4])?;
-    let rules = || Program::new("ip").args(["rule"]).run(bed);
-    let before = rules()?;
-    let mut truepeer = Some(start(bed, DOOR_V4)?);
-    let mut chance = Chance::new(11);
-    Load::during(bed, DOOR_V4, &backend, |load| {
-        (0..times).try_for_each(|number| {
-            thread::sleep(Duration::from_millis(chance.below(100) as u64));
-            if let Some(running) = truepeer.take() {
-                running.signal(Signal::KILL)?;
-                running.wait_end()?;
-            }
-            truepeer = Some(start(bed, DOOR_V4).with_context(|| format!("start {number}"))?);
-            load.wait_for_more()
-        })
+    let mut truepeer = Killed::make(bed, 11, |bed, waits| {
+        let truepeer = || truepeer_at(DOOR_V4, BACKEND_OF_THIS_HOST);
+        if waits { start_with(bed, DOOR_V4, truepeer) } else { truepeer().start_unready(bed) }
     })?;
-    truepeer.context("the last one")?.stop()?;
-    ensure!(rules()? == before, "rules are left: {}", rules()?);
-    Ok(())
+    Load::during(bed, DOOR_V4, &backend, |load| truepeer.times(times, || load.wait_for_more()))?;
+    truepeer.end()
 }

@@ -9,16 +9,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::account::{self, read_account};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::crowd::{gather, nth_client};
 use truepeer_testbed::{Bed, Running, Test, ip_here};
 
+use crate::kills::{BACKEND_OF_THIS_HOST, Killed};
 use crate::ledger::{Accounts, Ledger, open_in};
 use crate::peers;
-use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, header_of, knock};
+use crate::stand::{BACKEND_V4, BACKEND_V6, DOOR_V4, bare_proxy, header_of, knock};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, work: fn(&Bed) -> anyhow::Result<()>| {
@@ -299,27 +300,20 @@ fn stands_still(bed: &Bed, seconds: u64) -> anyhow::Result<()> {
     load.none_failed()
 }
 
-/// At moments made up. Rules that the killed process has left are adopted by the next one, and removed with it.
+/// At random moments. The next start removes what the killed process has left, or adopts it.
 fn is_killed(bed: &Bed, times: usize) -> anyhow::Result<()> {
     let _backend = start_backend(bed)?;
-    let rules = || truepeer_testbed::Program::new("ip").args(["rule"]).run(bed);
-    let before = rules()?;
-    let mut truepeer = Some(peers::start(bed, &[])?);
-    let mut chance = Chance::new(7);
-    Load::during(bed, |load| {
-        (0..times).try_for_each(|number| {
-            thread::sleep(Duration::from_millis(chance.below(100) as u64));
-            if let Some(running) = truepeer.take() {
-                running.signal(Signal::KILL)?;
-                running.wait_end()?;
-            }
-            truepeer = Some(peers::start(bed, &[]).with_context(|| format!("start {number}"))?);
-            load.wait_for_more()
-        })
+    let mut truepeer = Killed::make(bed, 7, |bed, waits| {
+        let truepeer = bare_proxy().listen(DOOR_V4).ipv4(BACKEND_V4).ipv6(BACKEND_OF_THIS_HOST);
+        match (peers::peer(), waits) {
+            (Some(_), _) => peers::start(bed, &[]),
+            (None, true) => truepeer.start(bed),
+            (None, false) => truepeer.start_unready(bed),
+        }
     })?;
-    truepeer.context("the last one")?.stop()?;
-    ensure!(rules()? == before, "rules are left: {}", rules()?);
-    Ok(())
+    ensure!(peers::peer().is_some() || truepeer.sets("ipv4/tcp_fwmark_accept"), "it sets no switch");
+    Load::during(bed, |load| truepeer.times(times, || load.wait_for_more()))?;
+    truepeer.end()
 }
 
 fn network_goes_down(bed: &Bed) -> anyhow::Result<()> {

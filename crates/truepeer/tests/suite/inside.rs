@@ -1,28 +1,152 @@
-//! What must be impossible after the start is tried from inside the process, and fails.
+//! What must be impossible after the start is tried from inside of each process, and fails.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rustix::io::Errno;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, skip};
 
-use crate::stand::{CLIENT_V4, Stand, ask, header_of};
+use crate::serve::{GATE, TCP, TEXT_LOG, UDP, serve};
+use crate::stand::{BACKEND_V4, CLIENT_V4, DOOR_V4, Stand, TRUEPEER, ask, header_of};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = tests![a_process_can_not_do_what_its_job_does_not_need];
-    all.into_iter().map(Test::needs_several_users).collect()
+    let test = |name, work: fn(&Bed) -> Result<()>| Test::new(name, work).needs_several_users();
+    vec![
+        test("a_process_can_not_do_what_its_job_does_not_need", proxies),
+        test("an_https_process_can_not_do_what_its_job_does_not_need", https),
+        test("a_process_with_a_file_can_not_do_what_its_job_does_not_need", with_a_file),
+        test("a_keeper_can_not_do_what_its_job_does_not_need", keeper),
+        test("a_repair_keeper_can_not_do_what_its_job_does_not_need", repair_keeper),
+    ]
 }
 
 const TRIES: &str = include_str!("inside.py");
-/// Not by a filter, but by the user, and by Landlock.
-const FILES: [&str; 5] = ["read_shadow", "read_init", "append_to_passwd", "create_file", "write_switch"];
-/// Not by a filter, but by the missing capability.
+/// Not refused by the filter, but by the user, and by Landlock.
+const FILES: [&str; 7] = [
+    "read_shadow",
+    "read_other",
+    "read_init",
+    "append_to_passwd",
+    "create_file",
+    "write_switch",
+    "write_kernel_switch",
+];
+/// Not refused by the filter, but by the missing capability.
 const RULES: [&str; 5] = ["rule_add", "rule_delete", "route_add", "tcp_repair", "buffer_force"];
 
+/// The kinds of processes that are confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It parses what the network sends.
+    Serving,
+    /// The same with --splice.
+    Splicing,
+    /// It changes rules.
+    Keeper,
+    /// It puts sockets under repair.
+    RepairKeeper,
+}
+
+/// How a try must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Error(Errno),
+    /// The filter lets it pass, because the job needs it.
+    Passes,
+    /// Not tried: it is the job, or stands for one of the others.
+    LeftOut,
+}
+
+impl Kind {
+    fn wanted(self, name: &str) -> Wanted {
+        let needs: &[&str] = match self {
+            Kind::Serving | Kind::Splicing => &[
+                "getpid",
+                "socket_netlink_route",
+                "socket_stream",
+                "socket_datagram",
+                "listen",
+                "accept",
+                "unlinkat",
+            ],
+            Kind::Keeper => &["getpid", "socket_netlink_route"],
+            Kind::RepairKeeper => &["getpid", "socket_stream"],
+        };
+        let is_keeper = matches!(self, Kind::Keeper | Kind::RepairKeeper);
+        match name {
+            _ if needs.contains(&name) => Wanted::Passes,
+            "tcp_repair" if self == Kind::Splicing => Wanted::Error(Errno::NOSYS),
+            "write_switch" if self == Kind::Keeper => Wanted::LeftOut,
+            _ if RULES.contains(&name) && is_keeper => Wanted::LeftOut,
+            _ if RULES.contains(&name) => Wanted::Error(Errno::PERM),
+            _ if FILES.contains(&name) && self != Kind::RepairKeeper => Wanted::Error(Errno::ACCESS),
+            _ => Wanted::Error(Errno::NOSYS),
+        }
+    }
+
+    fn left_out(self) -> impl Iterator<Item = &'static str> {
+        FILES.into_iter().chain(RULES).filter(move |name| self.wanted(name) == Wanted::LeftOut)
+    }
+
+    /// Tries everything in this process.
+    fn is_confined(self, bed: &Bed, process: i32) -> Result<()> {
+        let tried = tried_inside(bed, process, self.left_out())?;
+        ensure!(tried["getpid"] > 0 && tried.len() > 30, "{self:?}: {tried:?}");
+        for (name, result) in &tried {
+            let is_right = match self.wanted(name) {
+                Wanted::Error(errno) => *result == failed_by(errno),
+                Wanted::Passes => *result != failed_by(Errno::NOSYS),
+                Wanted::LeftOut => false,
+            };
+            ensure!(is_right, "{self:?}: {name}: {result}, not {:?}", self.wanted(name));
+        }
+        eprintln!("{self:?}: {} tries", tried.len());
+        Ok(())
+    }
+}
+
+fn failed_by(errno: Errno) -> i64 {
+    -i64::from(errno.raw_os_error())
+}
+
+/// Files in a directory where everybody may read and write, but for Landlock.
+struct Files {
+    new: PathBuf,
+    other: PathBuf,
+}
+
+impl Files {
+    fn make(process: i32) -> Result<Files> {
+        let path = |name| Path::new("/tmp").join(format!("truepeer-inside-{process}-{name}"));
+        let files = Files { new: path("new"), other: path("other") };
+        fs::write(&files.other, "for everybody")?;
+        Ok(files)
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // Usually there is no new one.
+        let _ = fs::remove_file(&self.new);
+        let _ = fs::remove_file(&self.other);
+    }
+}
+
 /// The results of all tries, by name: a result, or a negative errno.
-fn tried_inside(bed: &Bed, truepeer: &Running, new: &str) -> anyhow::Result<BTreeMap<String, i64>> {
-    let tries = Program::new("python3").args(["-c", TRIES, &truepeer.pid().to_string(), new]).start(bed)?;
+fn tried_inside(
+    bed: &Bed,
+    process: i32,
+    left_out: impl Iterator<Item = &'static str>,
+) -> Result<BTreeMap<String, i64>> {
+    if !cfg!(target_arch = "x86_64") {
+        return skip("makes x86-64's system calls");
+    }
+    let files = Files::make(process)?;
+    let tries = Program::new("python3").args(["-c", TRIES, &process.to_string()]).arg(&files.new);
+    let tries = tries.arg(&files.other).args(left_out).start(bed)?;
     ensure!(tries.wait_end()?.success(), "{}", tries.log());
     let result = |line: &str| {
         let (name, result) = line.split_once(' ').with_context(|| format!("{line:?}"))?;
@@ -31,43 +155,103 @@ fn tried_inside(bed: &Bed, truepeer: &Running, new: &str) -> anyhow::Result<BTre
     tries.stdout().lines().map(result).collect()
 }
 
+fn serves(truepeer: &Running) -> Result<()> {
+    let answer = ask(&header_of(CLIENT_V4.parse()?)?)?;
+    ensure!(answer == CLIENT_V4, "it serves no more ({answer:?}): {}", truepeer.log());
+    Ok(())
+}
+
 /// Without confinement the same tries have other results: they arrive in the kernel.
-fn a_process_can_not_do_what_its_job_does_not_need(bed: &Bed) -> anyhow::Result<()> {
-    if !cfg!(target_arch = "x86_64") {
-        return truepeer_testbed::skip("makes x86-64's system calls");
-    }
-    let missing = -i64::from(Errno::NOSYS.raw_os_error());
-    let not_permitted = -i64::from(Errno::PERM.raw_os_error());
-    let denied = -i64::from(Errno::ACCESS.raw_os_error());
-    // Everybody may write there, but for Landlock.
-    let new = format!("/tmp/truepeer-inside-{}", std::process::id());
+fn proxies(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
     let splices = &["--splice", "auto"][..];
-    let ways = [(&[][..], true), (&["-p", "both"], true), (splices, true), (&["--confine", "off"], false)];
-    for (options, is_confined) in ways {
+    for (options, kind) in
+        [(&[][..], Kind::Serving), (&["-p", "both"], Kind::Serving), (splices, Kind::Splicing)]
+    {
         let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, options)?;
-        let tried = tried_inside(bed, &truepeer, &new)?;
-        let _ = std::fs::remove_file(&new);
-        ensure!(tried.len() > 20 && tried["getppid"] > 0, "{tried:?}");
-        for (name, result) in tried.iter().filter(|(name, _)| *name != "getppid") {
-            let is_file = FILES.contains(&name.as_str());
-            // With --splice, a filter refuses repair as well.
-            let is_rule = RULES.contains(&name.as_str()) && !(options == splices && name == "tcp_repair");
-            if is_confined {
-                let wanted = match (is_file, is_rule) {
-                    (true, _) => denied,
-                    (_, true) => not_permitted,
-                    _ => missing,
-                };
-                ensure!(*result == wanted, "{name}: {result}, not {wanted}");
-            } else if is_file || is_rule {
-                ensure!(*result >= 0, "{name}: {result}");
-            } else {
-                ensure!(*result != missing, "{name}: {result}");
-            }
-        }
-        ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4, "it serves no more: {}", truepeer.log());
+        kind.is_confined(bed, truepeer.pid())?;
+        serves(&truepeer)?;
+        truepeer.stop()?;
+    }
+    let Stand { truepeer, backend: _backend } =
+        Stand::with_options(bed, Behaviour::Who, &["--confine", "off"])?;
+    for (name, result) in tried_inside(bed, truepeer.pid(), std::iter::empty())? {
+        let is_done = FILES.contains(&name.as_str()) || RULES.contains(&name.as_str());
+        ensure!(result != failed_by(Errno::NOSYS) && (!is_done || result >= 0), "{name}: {result}");
+    }
+    serves(&truepeer)
+}
+
+/// Writes a key with its certificate.
+fn key(bed: &Bed) -> Result<()> {
+    let made = rcgen::generate_simple_self_signed(["site.test".to_owned()])?;
+    bed.write("site.pem", made.cert.pem() + &made.signing_key.serialize_pem()).map(drop)
+}
+
+const HTTPS: &str = "127.0.0.1:8445";
+
+/// Nothing listens at its origin.
+fn serves_https(bed: &Bed) -> Result<()> {
+    let curl = ["-sk", "-o", "/dev/null", "-w", "%{http_code}"];
+    let status = Program::new("curl").args(curl).arg(format!("https://{HTTPS}/")).run(bed)?;
+    ensure!(status == "502", "{status}");
+    Ok(())
+}
+
+fn https(bed: &Bed) -> Result<()> {
+    key(bed)?;
+    for way in ["forwarded", "transparent"] {
+        let program = Program::new(TRUEPEER).args(["https", "--tls-cert", "site.pem"]);
+        let program = program.args(["--origin", "http://127.0.0.1:8001", "--client-address", way]);
+        let truepeer = Truepeer::of(program).listen(HTTPS).start(bed)?;
+        serves_https(bed)?;
+        Kind::Serving.is_confined(bed, truepeer.pid())?;
+        serves_https(bed)?;
         truepeer.stop()?;
     }
     Ok(())
+}
+
+/// With TCP, UDP and HTTPS.
+fn with_a_file(bed: &Bed) -> Result<()> {
+    key(bed)?;
+    let https = format!(
+        "[[https]]\nlisten = [\"{HTTPS}\"]\ntls-cert = [\"site.pem\"]\norigin = \"http://127.0.0.1:8001\"\n"
+    );
+    let _backend = Behaviour::Who.start(bed, &[BACKEND_V4])?;
+    let truepeer = serve(bed, &[TEXT_LOG, TCP, UDP, &https])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    truepeer.wait_listening(HTTPS)?;
+    truepeer.wait_for_log(&format!("listening on {GATE}"))?;
+    Kind::Serving.is_confined(bed, truepeer.pid())?;
+    serves_https(bed)?;
+    serves(&truepeer)
+}
+
+/// Its child with this name.
+fn child(truepeer: &Running, name: &str) -> Result<i32> {
+    let is_it = |process: &i32| {
+        fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|found| found.trim() == name)
+    };
+    truepeer.children()?.into_iter().find(is_it).with_context(|| format!("no {name}: {}", truepeer.log()))
+}
+
+/// It may add rules and routes, write switches of the network, and has netlink. It makes no socket of the Internet.
+fn keeper(bed: &Bed) -> Result<()> {
+    let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, &["-p", "both"])?;
+    Kind::Keeper.is_confined(bed, child(&truepeer, "truepeer-keeper")?)?;
+    serves(&truepeer)?;
+    ensure!(truepeer.children()?.len() == 1, "the keeper has ended: {}", truepeer.log());
+    truepeer.stop().map(drop)
+}
+
+/// It may make TCP sockets, which a reset needs, and opens no file.
+fn repair_keeper(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let Stand { truepeer, backend: _backend } =
+        Stand::with_options(bed, Behaviour::Who, &["--splice", "auto"])?;
+    Kind::RepairKeeper.is_confined(bed, child(&truepeer, "truepeer-splice")?)?;
+    serves(&truepeer)?;
+    ensure!(truepeer.children()?.len() == 2, "a keeper has ended: {}", truepeer.log());
+    truepeer.stop().map(drop)
 }

@@ -14,6 +14,7 @@ mod full_logs;
 mod handover;
 mod inside;
 mod kernel;
+mod kills;
 mod launch;
 mod ledger;
 mod limits;

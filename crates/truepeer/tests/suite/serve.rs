@@ -27,7 +27,7 @@ pub(crate) const GATE: &str = "127.0.0.1:5300";
 pub(crate) const DNS: &str = "127.0.0.1:53";
 const OTHER_DOOR: &str = "127.0.0.1:8444";
 
-const TCP: &str = r#"
+pub(crate) const TCP: &str = r#"
 [[proxy]]
 listen = ["127.0.0.1:8443"]
 ipv4 = "127.0.0.1:8000"
@@ -35,7 +35,7 @@ ipv6 = "[::1]:8000"
 routes = "auto"
 "#;
 
-const UDP: &str = r#"
+pub(crate) const UDP: &str = r#"
 [[proxy]]
 protocol = "udp"
 listen = ["127.0.0.1:5300"]
@@ -50,14 +50,14 @@ ipv4 = "127.0.0.1:8000"
 send-proxy = "v1"
 "#;
 
-const TEXT_LOG: &str = "[log]\nlevel = \"info\"\nformat = \"text\"\n";
+pub(crate) const TEXT_LOG: &str = "[log]\nlevel = \"info\"\nformat = \"text\"\n";
 
 fn write(bed: &Bed, tables: &[&str]) -> anyhow::Result<()> {
     bed.write("truepeer.toml", tables.concat())?;
     Ok(())
 }
 
-fn serve(bed: &Bed, tables: &[&str]) -> anyhow::Result<Running> {
+pub(crate) fn serve(bed: &Bed, tables: &[&str]) -> anyhow::Result<Running> {
     write(bed, tables)?;
     Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)
 }

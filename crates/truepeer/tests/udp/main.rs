@@ -7,6 +7,7 @@ mod dropin;
 mod flows;
 mod hostile;
 mod kit;
+mod no_memory;
 mod operation;
 mod programs;
 mod tunnel;
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         hostile::tests(),
         operation::tests(),
         buffers::tests(),
+        no_memory::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }
