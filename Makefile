@@ -96,9 +96,9 @@ miri:
 sanitize:
 	@scripts/sanitize.sh
 
-# All kinds of load for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test` does it for seconds.
+# All kinds of load and faults for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg.
 soak: setup servers
-	SOAK_SECONDS=$${SOAK_SECONDS:-1800} SOAK_CHARTS=$(CURDIR)/docs cargo test --workspace --test rounds all_kinds_of_load
+	@scripts/soak.sh
 
 fmt:
 	cargo fmt --all

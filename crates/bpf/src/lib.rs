@@ -69,7 +69,7 @@ pub use remove::remove;
 pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
-    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, Question, SPLICE_COUNTERS, Side, Splices,
-    Stage, Swept, Unattended, Watched,
+    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, InUse, Question, SPLICE_COUNTERS, Side,
+    Splices, Stage, Swept, Unattended, Watched,
 };
 pub use status::{FlowCount, PortStatus, Status, Traffic, status};

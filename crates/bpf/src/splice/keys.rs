@@ -141,7 +141,7 @@ impl Keys {
     }
 }
 
-/// The number of slots in use, for tests.
+/// The number of slots in use. For tests.
 pub(crate) fn count(buckets: &Mapped<Bucket>) -> usize {
     let in_use =
         |place| buckets.at(place).slots.iter().filter(|slot| slot.load(Ordering::Acquire) != 0).count();

@@ -84,6 +84,15 @@ pub struct Splices {
     before_adopting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
+/// What the tables hold: see [`Splices::in_use`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InUse {
+    /// Flows that are not free.
+    pub places: usize,
+    /// Keys that lead to flows: two for each flow whose connections exist.
+    pub keys: usize,
+}
+
 /// The role of this process, which decides what it may do with the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -175,6 +184,21 @@ impl Splices {
             splices.locks.disown();
         }
         Ok(Some(Arc::new(splices)))
+    }
+
+    /// How much of the tables at `pins` is in use, for tests. It changes nothing. `None`: there are no tables.
+    ///
+    /// # Errors
+    /// If they can't be opened.
+    pub fn in_use(pins: &Path) -> Result<Option<InUse>, AttachError> {
+        let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
+        if !place.path().exists() {
+            return Ok(None);
+        }
+        let flows: Mapped<Spliced> = Mapped::open(&place, "ts_flows")?;
+        let is_taken = |place: &u32| Stage::of(flows.at(*place).stage.load(Ordering::Acquire)) != Stage::Free;
+        let places = (0..flows.count()).filter(is_taken).count();
+        Ok(Some(InUse { places, keys: Keys::open(&place)?.count() }))
     }
 
     /// Whether this process may not begin flows: it only [visits](Splices::visit), or another process has the tables.

@@ -27,9 +27,20 @@ pub(crate) fn write(samples: &[Sample], directory: &Path) -> anyhow::Result<()> 
         ("memory", "Resident memory of the serving process, KiB", values(|sample| sample.resident_kib)),
         ("descriptors", "Open descriptors of the serving process", values(|sample| sample.descriptors)),
         ("pipes", "Descriptors of pipes", values(|sample| sample.pipes)),
-        ("open", "Open sessions, connections and flows", values(|sample| sample.open + sample.flows)),
+        ("open", "Open sessions and connections", values(|sample| sample.open)),
+        ("flows", "UDP flows", values(|sample| sample.flows)),
         ("sockets", "TCP sockets of truepeer's host", values(|sample| sample.sockets)),
-        ("kernel", "The kernel's memory for TCP, whole machine, KiB", values(|sample| sample.tcp_kib)),
+        (
+            "kernel",
+            "Memory of the TCP sockets of truepeer's host, KiB",
+            values(|sample| sample.kernel.tcp_kib),
+        ),
+        ("spliced", "Sessions in the tables of the BPF programs", values(|sample| sample.kernel.spliced)),
+        (
+            "objects",
+            "Routing rules, routes, pinned BPF maps and links",
+            values(|sample| sample.kernel.rules + sample.kernel.routes + sample.kernel.pins),
+        ),
         ("rate", "Sessions and requests that clients have ended, each second", rates),
     ] {
         let svg = draw(title, &samples, &values);

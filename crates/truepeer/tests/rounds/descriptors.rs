@@ -1,7 +1,6 @@
 //! A process's descriptors by kind, so that a failure names what was not given back.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -11,6 +10,7 @@ use truepeer_testbed::sockets::parse_address;
 
 /// The name of a UDP flow's socket.
 const FLOW: &str = "socket of a UDP flow";
+const PIPE: &str = "pipe";
 /// TCP's and UDP's states of /proc/net.
 const ESTABLISHED: &str = "01";
 const LISTEN: &str = "0A";
@@ -42,19 +42,12 @@ impl Descriptors {
         self
     }
 
-    /// The kinds of which there are more than `before`, but for flows.
-    pub(crate) fn more_than(&self, before: &Self) -> Vec<String> {
+    /// The kinds of which there are more than `before`. Workers keep some empty pipes for the next transfer: `pooled` more are right.
+    pub(crate) fn more_than(&self, before: &Self, pooled: u64) -> Vec<String> {
         let before = |kind: &String| before.0.get(kind).copied().unwrap_or_default();
-        let own = self.0.iter().filter(|(kind, _)| *kind != FLOW);
-        let more = own.filter(|(kind, count)| **count > before(kind));
+        let kept = |kind: &str| if kind == PIPE { pooled } else { 0 };
+        let more = self.0.iter().filter(|(kind, count)| **count > before(kind) + kept(kind));
         more.map(|(kind, count)| format!("{kind}: {count} (before: {})", before(kind))).collect()
-    }
-}
-
-impl fmt::Display for Descriptors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut kinds = self.0.iter();
-        kinds.try_for_each(|(kind, count)| write!(f, "{count} × {kind}; "))
     }
 }
 
@@ -72,7 +65,7 @@ fn kind(target: &str, sockets: &HashMap<String, String>) -> String {
     }
     // "pipe:[123]", "anon_inode:[eventfd]", "/dev/null"; a program's output has a number in its name.
     if target.starts_with("pipe:") {
-        "pipe".to_owned()
+        PIPE.to_owned()
     } else {
         target.replace(|c: char| c.is_ascii_digit(), "")
     }

@@ -22,6 +22,9 @@ use crate::stage::{CLIENTS, FILE_BYTES, Stage, address};
 enum Kind {
     /// A session over HAProxy's TCP listener with this place, with this many rounds of data.
     Stream { place: usize, exchanges: usize },
+    /// One transfer both ways, whose bytes move through pipes. HAProxy 2.6 would end one in some 400 before it has sent all bytes,
+    /// so the client writes its header itself.
+    Bulk,
     /// The client resets its session in the middle of its data.
     Reset { place: usize },
     /// The client ends its direction at once, and gets everything after that.
@@ -44,6 +47,7 @@ const KINDS: [Kind; CLIENTS as usize] = [
     Kind::Stream { place: 1, exchanges: 100 },
     Kind::Stream { place: 2, exchanges: 20 },
     Kind::Stream { place: 2, exchanges: 100 },
+    Kind::Bulk,
     Kind::Reset { place: 0 },
     Kind::Reset { place: 2 },
     Kind::HalfClose { place: 0 },
@@ -60,6 +64,9 @@ const KINDS: [Kind; CLIENTS as usize] = [
 
 /// The bytes of one exchange.
 const CHUNK: usize = 20_000;
+/// Of a bulk transfer, unless [`LONGEST`] ends it before.
+const BULK_BYTES: usize = 8 << 20;
+const BULK_CHUNK: usize = 256 << 10;
 /// A session over TCP ends after this time even if it has exchanges left: a stop waits for sessions only as long as
 /// `drain-timeout` says (6 s and more), and on a busy machine 100 exchanges take longer.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -167,7 +174,20 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    fn fail(&self, failure: String) {
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        !lock(&self.failures).is_empty()
+    }
+
+    /// Unbound must see this client ask for `name`.
+    pub(crate) fn expect_question(&self, name: &str, asker: IpAddr) {
+        lock(&self.asked).insert(name.to_owned(), asker);
+    }
+
+    pub(crate) fn fail(&self, failure: String) {
         let failure = format!("{}: {failure}", lock(&self.phase));
         lock(&self.failures).push(failure);
     }
@@ -177,12 +197,13 @@ impl<'a> Load<'a> {
         let socket = datagrams::socket(from)?;
         socket.connect(self.stage.dns())?;
         for turn in 0_u64.. {
-            if self.is_over.load(Ordering::Relaxed) {
+            if self.is_over() {
                 break;
             }
             let begun = Instant::now();
             let outcome = match kind {
                 Kind::Stream { place, exchanges } => stream(from, self.stage.streams()[place], exchanges),
+                Kind::Bulk => bulk(from, self.stage.direct()),
                 Kind::Reset { place } => reset(from, self.stage.streams()[place]),
                 Kind::HalfClose { place } => half_close(from, self.stage.streams()[place]),
                 Kind::Web { place, pause } => self.web(from, place, pause, number),
@@ -202,7 +223,7 @@ impl<'a> Load<'a> {
         let to = self.stage.webs()[place];
         let mut stream = client::connect_from(from, to)?;
         for request in 0..REQUESTS_EACH {
-            if self.is_over.load(Ordering::Relaxed) {
+            if self.is_over() {
                 break;
             }
             thread::sleep(pause);
@@ -226,7 +247,7 @@ impl<'a> Load<'a> {
     fn query(&self, socket: &UdpSocket, from: IpAddr, turn: u64) -> anyhow::Result<()> {
         let id = u16::try_from(turn % (1 << 16))?;
         let name = format!("q{turn}-{}.test", from.to_string().replace('.', "-"));
-        lock(&self.asked).insert(name.clone(), from);
+        self.expect_question(&name, from);
         socket.send(&dns::query(id, &name))?;
         let answer = datagrams::receive(socket).with_context(|| name)?;
         ensure!(dns::is_answer(&answer, id), "{answer:?}");
@@ -237,7 +258,10 @@ impl<'a> Load<'a> {
 
 /// The backend says whom it sees, and then echoes.
 fn greeted(from: SocketAddr, to: SocketAddr) -> anyhow::Result<TcpStream> {
-    let mut stream = client::connect_from(from, to)?;
+    greeting(client::connect_from(from, to)?)
+}
+
+fn greeting(mut stream: TcpStream) -> anyhow::Result<TcpStream> {
     let greeting = String::from_utf8(read_until(&mut stream, b"\r\n").context("greeting")?)?;
     let me = stream.local_addr()?.ip();
     ensure!(greeting.contains(&format!(" {me}:")), "{me} was greeted by {greeting:?}");
@@ -257,6 +281,40 @@ fn stream(from: SocketAddr, to: SocketAddr, exchanges: usize) -> anyhow::Result<
     }
     stream.shutdown(Shutdown::Write)?;
     ensure!(stream.read(&mut received).context("end")? == 0, "more than was sent");
+    Ok(())
+}
+
+fn bulk(from: SocketAddr, to: SocketAddr) -> anyhow::Result<()> {
+    let mut stream = client::connect_from(from, to)?;
+    let me = stream.local_addr()?;
+    stream.write_all(&client::v2(me, to)?)?;
+    let mut stream = greeting(stream)?;
+    let mut sender = stream.try_clone()?;
+    let send = move || -> anyhow::Result<usize> {
+        let (mut pattern, mut chunk, mut sent) = (Pattern::default(), vec![0; BULK_CHUNK], 0);
+        let begun = Instant::now();
+        while sent < BULK_BYTES && begun.elapsed() < LONGEST {
+            pattern.fill(&mut chunk);
+            sender.write_all(&chunk).with_context(|| format!("write behind {sent} bytes"))?;
+            sent += chunk.len();
+        }
+        sender.shutdown(Shutdown::Write)?;
+        Ok(sent)
+    };
+    let sending = thread::spawn(send);
+    let (mut pattern, mut received) = (Pattern::default(), 0);
+    let (mut chunk, mut right) = (vec![0; BULK_CHUNK], vec![0; BULK_CHUNK]);
+    loop {
+        let count = stream.read(&mut chunk).with_context(|| format!("{me}: read behind {received} bytes"))?;
+        if count == 0 {
+            break;
+        }
+        pattern.fill(&mut right[..count]);
+        ensure!(chunk[..count] == right[..count], "wrong bytes behind {received}");
+        received += count;
+    }
+    let sent = sending.join().map_err(|_| anyhow::anyhow!("the writing thread panicked"))??;
+    ensure!(sent == received, "{received} of {sent} bytes");
     Ok(())
 }
 

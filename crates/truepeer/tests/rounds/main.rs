@@ -2,6 +2,8 @@
 
 mod chart;
 mod descriptors;
+mod faults;
+mod flat;
 mod load;
 mod samples;
 mod soak;

@@ -6,7 +6,9 @@
 //! client ─▶├─ HAProxy ──TLS─────────────▶ :8444 ├ truepeer serve ──▶ ├ 127.0.0.1:8000
 //!          ├─ HAProxy ──HTTPS, HTTP/2───▶ :8445 │                    ├ 127.0.0.1:8001, NGINX
 //!          ├─ HAProxy ──TCP, spliced────▶ :8447 │                    ├ 127.0.0.1:8000
-//!          └─ dnsdist ──UDP─────────────▶ :5300 ┘                    └ 127.0.0.1:53, Unbound
+//!          ├─ dnsdist ──UDP─────────────▶ :5300 │                    ├ 127.0.0.1:53, Unbound
+//!          ├──────────────────TCP───────▶ :8443 │                    ├ 127.0.0.1:8000
+//!          └──────────────────TCP───────▶ :8448 ┘                    └ 127.0.0.1:8002, for faults
 //! ```
 
 use std::collections::HashMap;
@@ -24,15 +26,21 @@ use truepeer_testbed::servers::{Haproxy, Nginx};
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Topology};
 
 /// The number of the client's addresses: one for each load.
-pub(crate) const CLIENTS: u8 = 20;
+pub(crate) const CLIENTS: u8 = 21;
 /// The length of NGINX's file.
 pub(crate) const FILE_BYTES: usize = 50_000;
+
+/// The backend that faults kill. No other entry leads to it.
+pub(crate) const FAULTY_BACKEND: &str = "127.0.0.1:8002";
+/// No host has this address.
+pub(crate) const NOWHERE: &str = "192.0.2.99:8446";
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const TCP: u16 = 8443;
 const TLS: u16 = 8444;
 const HTTPS: u16 = 8445;
 const SPLICED: u16 = 8447;
+const FAULTY: u16 = 8448;
 pub(crate) const UDP: u16 = 5300;
 
 /// Receives sockets on its standard input, and starts a program with them as sd_listen_fds(3) says.
@@ -69,7 +77,8 @@ impl Stage {
     ) -> anyhow::Result<Self> {
         let hosts = Topology::line(&["client", "lb", "host"])?;
         let [client, lb, host] = ["client", "lb", "host"].map(|name| hosts.host(name).clone());
-        for n in 0..CLIENTS {
+        // One more, for faults.
+        for n in 0..=CLIENTS {
             client.ip(&[&format!("addr add {}/24 dev lb", address(n))])?;
         }
         let certificate = rcgen::generate_simple_self_signed(["site.test".to_owned()])?;
@@ -116,14 +125,40 @@ impl Stage {
         self.lb.at(false, 53)
     }
 
-    /// Each variant differs from the next in a list, and in a listener that nobody uses. Idle connections to the origin end soon:
-    /// a short load is in balance after that time.
+    /// The entry for plain TCP, for senders that write their headers themselves.
+    pub(crate) fn direct(&self) -> SocketAddr {
+        self.host.at(false, TCP)
+    }
+
+    /// The entry before [`FAULTY_BACKEND`]. Its senders write headers themselves.
+    pub(crate) fn faulty(&self) -> SocketAddr {
+        self.host.at(false, FAULTY)
+    }
+
+    /// truepeer's own UDP listener.
+    pub(crate) fn gate(&self) -> SocketAddr {
+        self.host.at(false, UDP)
+    }
+
+    /// Each variant differs from the next in a list, and in a listener that nobody uses.
     pub(crate) fn write_config(&self, bed: &Bed, variant: usize) -> anyhow::Result<()> {
-        let at = |port| self.host.at(false, port);
         let is_even = variant.is_multiple_of(2);
         let allow = if is_even { "\"10.77.0.0/16\"" } else { "\"10.77.0.0/16\", \"192.0.2.1\"" };
-        let more = if is_even { String::new() } else { format!(", \"{}\"", at(8446)) };
-        let config = format!(
+        let more = if is_even { String::new() } else { format!(", \"{}\"", self.host.at(false, 8446)) };
+        bed.write("truepeer.toml", self.config(allow, &more))?;
+        Ok(())
+    }
+
+    /// A configuration that can't be applied: one of its listeners can't be opened, the others have another list.
+    pub(crate) fn write_wrong_config(&self, bed: &Bed) -> anyhow::Result<()> {
+        bed.write("truepeer.toml", self.config("\"192.0.2.2\"", &format!(", \"{NOWHERE}\"")))?;
+        Ok(())
+    }
+
+    /// Idle connections to the origin end soon: a short load is in balance after that time.
+    fn config(&self, allow: &str, more: &str) -> String {
+        let at = |port| self.host.at(false, port);
+        format!(
             r#"
 drain-timeout = "{drain_timeout}"
 [admin]
@@ -154,6 +189,15 @@ routes = "auto"
 splice = "{splice}"
 splice-after = "0"
 
+[[proxy]]
+listen = ["{faulty}"]
+ipv4 = "{FAULTY_BACKEND}"
+allow = [{allow}]
+header-timeout = "1s"
+routes = "auto"
+splice = "{splice}"
+splice-after = "0"
+
 [[https]]
 listen = ["{https}"]
 origin = "http://127.0.0.1:8001"
@@ -179,9 +223,8 @@ routes = "auto"
             drain_timeout = self.drain_timeout,
             https = at(HTTPS),
             udp = at(UDP),
-        );
-        bed.write("truepeer.toml", config)?;
-        Ok(())
+            faulty = at(FAULTY),
+        )
     }
 
     /// A command of truepeer with the configuration file, on its host.
@@ -229,7 +272,7 @@ pub(crate) fn address(number: u8) -> IpAddr {
 
 fn listen(host: &Host) -> anyhow::Result<Vec<OwnedFd>> {
     let mut sockets = Vec::new();
-    for port in [TCP, TLS, HTTPS, SPLICED] {
+    for port in [TCP, TLS, HTTPS, SPLICED, FAULTY] {
         let listener = TcpListener::bind(host.at(false, port))?;
         // std's backlog of 128 is too short for connections that wait while nobody accepts.
         rustix::net::listen(&listener, 4096)?;
