@@ -18,6 +18,8 @@ pub(crate) struct Progress {
     pub(crate) is_sent: Cell<bool>,
     /// The response has started.
     pub(crate) has_begun: Cell<bool>,
+    /// A write to the origin has failed. The kernel reports a reset once: a read finds an orderly end after it.
+    pub(crate) is_broken: Cell<bool>,
     /// The request is still being sent, so the response timeout does not run yet.
     pub(crate) is_sending: Cell<bool>,
 }
@@ -29,6 +31,7 @@ impl Progress {
             may_send_body: Cell::new(!waits),
             is_sent: Cell::new(is_sent),
             has_begun: Cell::new(false),
+            is_broken: Cell::new(false),
             is_sending: Cell::new(!is_sent),
         }
     }

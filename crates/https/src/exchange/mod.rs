@@ -10,6 +10,8 @@ mod both_ways;
 mod client;
 mod connection;
 mod failure;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzed;
 mod journal;
 mod kept_body;
 mod pace;
@@ -27,6 +29,8 @@ pub(crate) use both_ways::{Progress, both};
 pub(crate) use client::{ReplyStage, linger, words};
 pub use connection::serve_http1;
 pub use failure::Failure;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use fuzzed::any_exchanges;
 pub(crate) use journal::Served;
 pub use journal::{ACCESS, RequestJournal};
 pub(crate) use kept_body::BodyStart;

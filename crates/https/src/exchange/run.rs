@@ -134,7 +134,11 @@ impl<S: Connection> Up<'_, S> {
     async fn send(&self, out: &mut Vec<u8>) -> Result<bool, Failure> {
         let limit = self.settings.timeouts.send;
         match self.time_limit.while_taken(limit, 0, self.stream, self.stream.send(out)).await {
-            Ok(sent) => Ok(sent.is_ok()),
+            Ok(Ok(())) => Ok(true),
+            Ok(Err(_)) => {
+                self.state.is_broken.set(true);
+                Ok(false)
+            }
             Err(_) => Err(Failure::OriginStalled(limit)),
         }
     }
@@ -282,6 +286,7 @@ impl<S: Connection> Down<'_, S> {
             self.buffer.grow(); // an unusually long trailer section
         }
         match self.fill(self.settings.timeouts.response).await? {
+            Ok(0) if self.state.is_broken.get() => Err(Failure::OriginTruncated),
             Ok(len) => Ok(len > 0),
             Err(_) => Err(Failure::OriginTruncated),
         }

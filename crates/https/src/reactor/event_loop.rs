@@ -206,6 +206,13 @@ impl Reactor {
         state.now.set(Instant::now());
         let taken = state.sources.note(events, state.poll.borrow().registry());
         state.took_all_events.set(taken < EVENTS);
+        self.work_turn();
+        Ok(())
+    }
+
+    /// The part of a turn that asks the kernel for nothing.
+    fn work_turn(&self) {
+        let state = &*self.0;
         state.mailbox.collect();
         if state.mailbox.has_news() {
             state.tasks.wake_all();
@@ -226,7 +233,22 @@ impl Reactor {
         state.turn.settle(&mut keys);
         self.poll_all(&keys, Tasks::poll_again);
         state.keys.replace(keys);
-        Ok(())
+    }
+
+    /// Does turns at the time `now`, as if the kernel had reported nothing, until no task is left to poll. `took_all_events`: see
+    /// [`Self::has_all_events_of`]. Returns false if tasks still want to be polled after `most` turns.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn simulate(&self, now: Instant, took_all_events: bool, most: usize) -> bool {
+        let _here = self.0.mailbox.enter();
+        self.0.now.set(now);
+        self.0.took_all_events.set(took_all_events);
+        for _ in 0..most {
+            self.work_turn();
+            if !wake::has_ready() {
+                return true;
+            }
+        }
+        false
     }
 
     fn work(&self, keys: &[Key]) {
