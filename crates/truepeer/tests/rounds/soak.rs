@@ -29,8 +29,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("all_kinds_of_load_leave_nothing_behind", |bed| leaves_nothing_behind(bed, length()));
     let test = test.time_limit(3 * length() + Duration::from_secs(300));
     let test = test.needs_program("haproxy").needs_program("dnsdist").needs_program("unbound");
-    // Long until it has been seen to pass twenty times in a row.
-    vec![test.needs_program("nginx").needs_program("ss").long()]
+    vec![test.needs_program("nginx").needs_program("ss")]
 }
 
 fn length() -> Duration {
