@@ -219,14 +219,21 @@ impl Splices {
         let has_elder = self.locks.have_elder();
         // Whatever was about to begin has begun by then: by that process, or by programs that make sessions.
         let since = (has_elder || self.before_adopting.get().is_some()).then(Instant::now);
+        let mut unfinished = Vec::new();
         for place in 0..self.flows.count() {
             match self.stage(place) {
                 Stage::Free => lock(&self.free).give_back(place, since),
                 Stage::Armed | Stage::Tail if has_elder => self.let_go(place),
-                Stage::Armed => _ = self.forget(place),
-                Stage::Tail => self.forget_unattended(place),
+                stage @ (Stage::Armed | Stage::Tail) => unfinished.push((place, stage)),
                 Stage::Spliced => lock(&self.adopted).push(place),
                 Stage::Closing | Stage::Dead | Stage::Gone => self.let_go(place),
+            }
+        }
+        // Behind the free ones: these places rest for a second, and until then none that was given back later can be taken.
+        for (place, stage) in unfinished {
+            match stage {
+                Stage::Tail => self.forget_unattended(place),
+                _ => _ = self.forget(place),
             }
         }
     }

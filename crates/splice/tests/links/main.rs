@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         "an_heir_of_empty_tables_begins_flows",
         places::an_heir_of_empty_tables_begins_flows,
     ));
+    tests.push(Test::new("after_a_kill_flows_begin_at_once", places::after_a_kill_flows_begin_at_once));
     tests.push(Test::new("what_made_room_keeps_its_keys", places::what_made_room_keeps_its_keys));
     tests.push(Test::new(
         "the_keys_of_a_flow_that_is_gone_are_removed",

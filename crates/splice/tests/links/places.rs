@@ -77,6 +77,21 @@ pub(crate) fn an_heir_of_empty_tables_begins_flows(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// An earlier truepeer was killed while a flow was not spliced yet. Its place rests, but the others are free.
+pub(crate) fn after_a_kill_flows_begin_at_once(bed: &Bed) -> Result<()> {
+    let pins = crate::stand::pins(bed)?;
+    let table = Table::of(|| {
+        let splices = Splices::attach(&pins, &[], FLOWS)?;
+        let killed = Table { splices, socket: TcpListener::bind("0.0.0.0:0")? };
+        drop(killed.arm(1)?.let_go());
+        drop(killed);
+        Ok(Splices::attach(&pins, &[], FLOWS)?)
+    })?;
+    let _flows = (2..5).map(|client| table.arm(client)).collect::<Result<Vec<_>>>()?;
+    ensure!(!table.is_in_use(1) && table.is_in_use(2));
+    Ok(())
+}
+
 fn only_entry(directory: &Path) -> Result<PathBuf> {
     let entries = fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;
     ensure!(entries.len() == 1, "{entries:?}");
