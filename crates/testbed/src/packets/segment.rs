@@ -107,9 +107,10 @@ impl Segment {
 
     /// The value and the echo of its timestamps option (RFC 7323), if it has one.
     pub fn timestamps(&self) -> Option<(u32, u32)> {
-        let option = self.option(8)?;
-        let word = |at: usize| Some(u32::from_be_bytes(option.get(at..at + 4)?.try_into().ok()?));
-        Some((word(0)?, word(4)?))
+        // Of another length it is ignored, as by tcp_parse_options().
+        let option: [u8; 8] = self.option(8)?.try_into().ok()?;
+        let [value, echo] = [0, 4].map(|at| [option[at], option[at + 1], option[at + 2], option[at + 3]]);
+        Some((u32::from_be_bytes(value), u32::from_be_bytes(echo)))
     }
 
     /// The contents of the option of this kind, without its kind and length.
@@ -147,6 +148,8 @@ mod tests {
             let mut segment = Segment::new(from.parse().expect("from"), to.parse().expect("to"));
             segment.flags = SYN | ACK;
             (segment.seq, segment.ack) = (u32::MAX, 7);
+            segment.options = [[8, 14].as_slice(), &[0; 12], &timestamps(1, 2)].concat();
+            assert_eq!(segment.timestamps(), None);
             segment.options = timestamps(1, 2);
             segment.payload = b"odd".to_vec();
             let packet = segment.packet();
