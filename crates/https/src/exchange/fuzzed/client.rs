@@ -51,6 +51,8 @@ pub(super) struct Client {
     pub(super) slot: usize,
     at: usize,
     stage: Stage,
+    /// truepeer's own response to HEAD: it has a body if the method had come, but was not read yet when the time was over.
+    may_have_body: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -154,6 +156,11 @@ impl Client {
         self.raw_from.is_some()
     }
 
+    /// Whether a 101 has come whole.
+    pub(super) fn has_switched(&self) -> bool {
+        matches!(self.stage, Stage::Switched { .. })
+    }
+
     /// Whether it waits for no further response.
     pub(super) fn is_done(&self) -> bool {
         self.slot >= self.asked.len() || self.stage != Stage::Open
@@ -168,7 +175,10 @@ impl Client {
                 Stage::Switched { origin, reply } => {
                     self.check_switched(&sent[self.at..], &origins[origin], reply)
                 }
-                Stage::Closed => assert_eq!(self.at, sent.len(), "bytes behind the last response"),
+                Stage::Closed => {
+                    let behind = String::from_utf8_lossy(&sent[self.at..]);
+                    assert!(self.may_have_body || behind.is_empty(), "behind the last response: {behind:?}");
+                }
                 Stage::Open => {}
             }
         });
@@ -193,10 +203,8 @@ impl Client {
             }),
         });
         let ends = self.line.ends();
-        let Some(message) = message else {
-            assert!(!ends.in_order, "an orderly end within a head");
-            return false;
-        };
+        // A client sees that a part of a head is missing, however the connection ends.
+        let Some(message) = message else { return false };
         assert!(message.head.first.starts_with("HTTP/1.1 "));
         let status = message.head.first[9..12].parse().expect("a status");
         if matches!(status, 100 | 102..200) {
@@ -205,12 +213,16 @@ impl Client {
             self.at += message.length;
             return true;
         }
-        let is_whole = match message.head.only("X-Tag") {
+        let tag = message.head.only("X-Tag");
+        self.may_have_body = is_head && tag.is_none();
+        // Its own has a length: a client that reads no more within the time-out sees that a part is missing.
+        let may_break = tag.is_none() && !message.is_until_close;
+        let is_whole = match tag {
             Some(tag) => self.check_reply(number, tag, status, &message, origins),
             None => self.check_own(status, &message, origins),
         };
         if !is_whole {
-            assert!(!ends.in_order, "an orderly end within a response");
+            assert!(!ends.in_order || may_break, "an orderly end within a response");
             return false;
         }
         self.at += message.length;

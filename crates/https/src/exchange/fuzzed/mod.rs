@@ -294,7 +294,7 @@ impl Bed {
 
     fn send(&mut self, client: usize, most: usize) {
         let client = &mut self.clients[client];
-        if client.has_ended || client.line.is_reset() {
+        if client.has_ended || client.line.is_reset() || client.line.ends().is_closed {
             return;
         }
         let to = client.text.len().min(client.delivered.saturating_add(most));

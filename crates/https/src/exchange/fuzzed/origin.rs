@@ -142,6 +142,10 @@ impl Origin {
 
     /// Sends. `is_unseen`: truepeer may believe that nothing has come.
     pub(super) fn send(&mut self, most: usize, is_unseen: bool) {
+        // Nobody reads it.
+        if self.line.ends().is_closed {
+            return;
+        }
         let to = self.text.len().min(self.delivered.saturating_add(most));
         // A request has begun as soon as truepeer has tried to send it; the first one with the connection.
         let is_begun =
@@ -165,12 +169,18 @@ impl Origin {
     /// Reads the next request. Returns whether it is whole.
     fn next(&mut self, bytes: &[u8], clients: &mut [Client], sharing: Sharing) -> bool {
         if let Some((client, slot)) = self.switched() {
+            // truepeer may have refused what came before the 101.
+            if self.raw_from.is_some() {
+                return false;
+            }
             let asked = &clients[client].asked[slot];
             let sent = &clients[client].text[asked.end..clients[client].delivered.max(asked.end)];
             assert!(sent.starts_with(bytes), "bytes were changed behind a 101");
             let in_order = self.line.ends().in_order;
             let is_whole = clients[client].has_ended && sent.len() == bytes.len();
-            assert!(!in_order || is_whole, "an orderly end behind a 101");
+            // A client's reset before the 101 has reached it is an orderly end for the origin.
+            let is_early = clients[client].line.is_reset() && !clients[client].has_switched();
+            assert!(!in_order || is_whole || is_early, "an orderly end behind a 101");
             return false;
         }
         let Some(message) = message(bytes, |head| head.framing().unwrap_or(Framing::Nothing)) else {
