@@ -34,7 +34,10 @@ fn a_session_leaves_user_space_and_its_bytes_are_counted(bed: &Bed) -> Result<()
     let mut stream = open(0)?;
     let descriptors = stand.truepeer.descriptors()?;
     let echoed = 5 + 150_000 + stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    ensure!(stand.truepeer.descriptors()? + 2 <= descriptors, "its sockets are open");
+    // The stage comes first.
+    bed.wait_for("its sockets to be closed", || {
+        stand.truepeer.descriptors().is_ok_and(|now| now + 2 <= descriptors)
+    })?;
     for _ in 0..50 {
         echo(&mut stream, &[7; 3000])?;
     }
