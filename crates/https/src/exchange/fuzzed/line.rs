@@ -33,6 +33,8 @@ struct State {
     /// The most bytes of one read or write.
     most: usize,
     is_refusing: bool,
+    /// The last write found no room.
+    is_tried: bool,
     writer: Option<Waker>,
     resets: bool,
     ends: Ends,
@@ -111,9 +113,9 @@ impl Line {
         look(&self.0.borrow().sent)
     }
 
-    /// Whether truepeer has tried to send more than there was room for.
-    pub(super) fn is_refusing(&self) -> bool {
-        self.0.borrow().is_refusing
+    /// Whether truepeer has tried to send more than there was room for, and has not sent anything since.
+    pub(super) fn is_tried(&self) -> bool {
+        self.0.borrow().is_tried
     }
 
     pub(super) fn ends(&self) -> Ends {
@@ -205,10 +207,11 @@ impl AsyncWrite for Near {
         }
         let length = state.room().min(state.most).min(bytes.len());
         if length == 0 {
-            state.is_refusing = true;
+            (state.is_refusing, state.is_tried) = (true, true);
             state.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
+        state.is_tried = false;
         state.sent.extend_from_slice(&bytes[..length]);
         Poll::Ready(Ok(length))
     }

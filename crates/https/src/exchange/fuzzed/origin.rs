@@ -136,7 +136,7 @@ impl Origin {
     pub(super) fn is_idle(&self) -> bool {
         let is_ended = self.replies.last().is_none_or(|reply| !reply.is_until_close);
         let is_answered = is_ended && self.replies.len() == self.whole && self.delivered == self.text.len();
-        let is_sent_to = self.line.is_refusing() || self.line.sent(|sent| sent.len() > self.at);
+        let is_sent_to = self.line.is_tried() || self.line.sent(|sent| sent.len() > self.at);
         self.whole > 0 && is_answered && !is_sent_to
     }
 
@@ -148,8 +148,7 @@ impl Origin {
         }
         let to = self.text.len().min(self.delivered.saturating_add(most));
         // A request has begun as soon as truepeer has tried to send it; the first one with the connection.
-        let is_begun =
-            self.line.is_refusing() || self.line.sent(|sent| sent.len() > self.at && !self.is_noted);
+        let is_begun = self.line.is_tried() || self.line.sent(|sent| sent.len() > self.at && !self.is_noted);
         let begun = (self.begun.len() + usize::from(is_begun)).max(1);
         for (which, reply) in self.replies.iter_mut().enumerate() {
             if (self.delivered..to).contains(&reply.begin) {
