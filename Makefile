@@ -96,7 +96,7 @@ miri:
 sanitize:
 	@scripts/sanitize.sh
 
-# All kinds of load and faults for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test` does it for seconds.
+# All kinds of load and faults for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test-all` does it for seconds.
 soak: setup servers
 	@scripts/soak.sh
 

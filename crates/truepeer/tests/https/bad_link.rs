@@ -21,7 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 /// Of 1000 packets, so many are damaged, as many delayed, as many doubled, and as many lost.
-const SHARE: usize = 30;
+const SHARE: usize = 50;
 const CLIENTS: u8 = 16;
 /// Connections with [`EACH`] requests.
 const CONNECTIONS: usize = 40;

@@ -29,7 +29,8 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("all_kinds_of_load_leave_nothing_behind", |bed| leaves_nothing_behind(bed, length()));
     let test = test.time_limit(3 * length() + Duration::from_secs(300));
     let test = test.needs_program("haproxy").needs_program("dnsdist").needs_program("unbound");
-    vec![test.needs_program("nginx").needs_program("ss")]
+    // Long: steps of some seconds are too short for the tables of spliced sessions to be in balance in the first ones.
+    vec![test.needs_program("nginx").needs_program("ss").long()]
 }
 
 fn length() -> Duration {
