@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex,
 };
-use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, Route, SenderAddr};
+use truepeer_policy::BackendAddr;
 use truepeer_session::budget::Budget;
 use truepeer_session::connect_as::ConnectError;
 use truepeer_sys::Named as _;
@@ -246,18 +246,7 @@ pub(crate) struct Bed {
 }
 
 pub(crate) fn client_info() -> ClientInfo {
-    let client: SocketAddr = "203.0.113.7:5000".parse().unwrap();
-    let route = Route {
-        client: ClientAddr::new(client),
-        origin: Origin::NoHeader,
-        backend: BackendAddr::new("192.0.2.1:80".parse().unwrap()),
-        source: None,
-        on_conflict: OnConflict::Ephemeral,
-        send_proxy: None,
-        destination: None,
-        special: None,
-    };
-    ClientInfo::new(SenderAddr::new(client), route)
+    fuzzed::client_info(SocketAddr::from(([203, 0, 113, 7], 5000)))
 }
 
 pub(crate) fn bed(settings: HttpSettings) -> Bed {

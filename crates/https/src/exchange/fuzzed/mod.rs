@@ -156,7 +156,7 @@ struct Bed {
     origins: Vec<Origin>,
     /// Events tell of all that has happened.
     took_all_events: bool,
-    /// Nothing has happened yet for which a request may remain without its origin's response.
+    /// No event so far permits that a request stays without its origin's response.
     is_calm: bool,
     /// The tasks that are no connections.
     tasks: usize,
@@ -502,7 +502,8 @@ fn some(byte: u8) -> usize {
     }
 }
 
-fn client_info(client: SocketAddr) -> ClientInfo {
+/// The client, connected directly.
+pub(super) fn client_info(client: SocketAddr) -> ClientInfo {
     let route = Route {
         client: ClientAddr::new(client),
         origin: truepeer_policy::Origin::NoHeader,
