@@ -1,4 +1,4 @@
-//! What a TCP connection has sent and received so far, and closing it without a word (TCP_REPAIR). The calls that need CAP_NET_ADMIN
+//! What a TCP connection has sent and received so far, and closing it without FIN or RST (TCP_REPAIR). The calls that need CAP_NET_ADMIN
 //! are [orders](Order): this process carries them out, or [another one](repair_by).
 
 mod order;

@@ -7,7 +7,7 @@ use crate::Behaviour;
 use crate::pattern::{Digest, Pattern};
 use crate::peers::peer;
 
-/// What the backend does.
+/// The behaviour of the backend that gives the account.
 pub fn behaviour() -> Behaviour {
     if half_closes() { Behaviour::Account } else { Behaviour::Counted }
 }

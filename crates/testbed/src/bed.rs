@@ -79,7 +79,7 @@ impl Bed {
         self.logs().iter().map(|log| read(log).matches(text).count()).sum()
     }
 
-    /// What each program has written to its standard output so far.
+    /// The standard output of each program so far.
     pub fn outputs(&self) -> Vec<String> {
         let is_output = |log: &PathBuf| log.extension().is_some_and(|suffix| suffix == "out");
         self.logs().iter().filter(|log| is_output(log)).map(|log| read(log)).collect()

@@ -1,4 +1,4 @@
-//! What truepeer may leave in the kernel, as text. Tests compare it before and after.
+//! Rules, routes, switches, pins and programs of the kernel, as text. Tests compare them before and after.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -84,7 +84,7 @@ pub struct Splices {
     before_adopting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// What the tables hold: see [`Splices::in_use`].
+/// How many entries of the tables are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InUse {
     /// Flows that are not free.

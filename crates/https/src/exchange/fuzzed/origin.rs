@@ -142,7 +142,7 @@ impl Origin {
 
     /// Sends. `is_unseen`: truepeer may believe that nothing has come.
     pub(super) fn send(&mut self, most: usize, is_unseen: bool) {
-        // Nobody reads it.
+        // truepeer has closed the connection, so nothing arrives.
         if self.line.ends().is_closed {
             return;
         }

@@ -26,7 +26,7 @@ impl Head {
         self.fields.iter().any(|(field, is)| field.eq_ignore_ascii_case(name) && is == value)
     }
 
-    /// What the fields say.
+    /// The framing that the fields name; `None`: neither a length nor chunks.
     pub(super) fn framing(&self) -> Option<Framing> {
         match (self.only("Content-Length"), self.only("Transfer-Encoding")) {
             (None, None) => None,
