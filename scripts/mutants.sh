@@ -16,6 +16,7 @@ read -ra crates <<<"${MUTANTS:-proto policy http1}"
 read -ra more <<<"${MUTANTS_ARGS:-}"
 # An endless loop ends by the CPU time of its test binary (unchanged ones of policy and http1 take less than 1 s), and a mutant that fills the memory by its
 # address space. --timeout is real time, for mutants that wait: a short one would also end tests that are slow because the machine is busy.
+# --build-timeout is for loops in code that the compiler runs.
 host=$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)
 export "CARGO_TARGET_${host}_RUNNER=prlimit --cpu=30 --as=4294967296"
 
@@ -29,7 +30,7 @@ for crate in "${crates[@]}"; do
   rm -rf "$out"
   mkdir -p "$out"
   # 2 and 3: some mutants were missed, or timed out. Others are errors of the run.
-  env -u CARGO_TARGET_DIR nice cargo mutants --package "truepeer-$crate" --output "$out" --cap-lints=true --timeout 600 --colors never \
+  env -u CARGO_TARGET_DIR nice cargo mutants --package "truepeer-$crate" --output "$out" --cap-lints=true --timeout 600 --build-timeout 600 --colors never \
     "${more[@]}" >"$out/log" 2>&1 || [[ $? = [23] ]] || { tail -n 20 "$out/log"; status=1; continue; }
   count() { grep -c . "$out/mutants.out/$1.txt" || true; }
   endless=$(grep -l SIGXCPU "$out"/mutants.out/log/*.log | wc -l || true)

@@ -2,13 +2,15 @@
 
 mod common;
 
-use common::{Claim, Plan, claim, done, header, pair, plan, unlimited};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use common::{Claim, Plan, claim, done, header, many_cases, pair, plan, unlimited};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use truepeer_proto::spp::{self, Spp};
 use truepeer_proto::{
-    Command, DecodeError, Decoded, Limits, Tlv, Tlvs, V1_MAX_LEN, V2Encoder, Version, decode,
-    decode_datagram, encode_v1, sniff, tlv,
+    Addresses, Command, DecodeError, Decoded, Limits, Tlv, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version,
+    decode, decode_datagram, encode_v1, sniff, tlv,
 };
 
 /// Reads exactly what is said to be missing, until there is a header.
@@ -23,8 +25,19 @@ fn read_as_told(bytes: &[u8]) -> usize {
     }
 }
 
+/// PROXY 2.1: IPv6 in hexadecimal groups. The standard library would write `::ffff:192.0.2.1`.
+#[test]
+fn version_1_writes_a_mapped_address_in_groups() {
+    let [source, destination] = [[192, 0, 2, 1], [198, 51, 100, 2]]
+        .map(|address| SocketAddr::new(Ipv4Addr::from(address).to_ipv6_mapped().into(), 443));
+    let addresses = Addresses::Inet { transport: Transport::Stream, source, destination };
+    let mut buffer = [0; V1_MAX_LEN];
+    let len = encode_v1(&addresses, &mut buffer).unwrap();
+    assert_eq!(&buffer[..len], b"PROXY TCP6 ::ffff:c000:201 ::ffff:c633:6402 443 443\r\n");
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2048))]
+    #![proptest_config(many_cases())]
 
     #[test]
     fn a_header_cut_at_any_byte_needs_more_but_never_too_much(header in header(), data in vec(any::<u8>(), 0..20)) {

@@ -18,6 +18,14 @@ pub(crate) fn unlimited() -> Limits {
     Limits { max_len: LARGE, ..Limits::default() }
 }
 
+/// 2048 random cases, or as many as PROPTEST_CASES says (Miri has time for a few).
+pub(crate) fn many_cases() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(2048),
+    }
+}
+
 /// A complete header.
 pub(crate) fn done(bytes: &[u8]) -> (Header<'_>, usize) {
     match decode(bytes, unlimited()) {

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use ask::ORACLES;
-use common::{Claim, Plan, done, header, pair, plan, transport};
+use common::{Claim, Plan, done, header, many_cases, pair, plan, transport};
 use divergences::DIVERGENCES;
 use proptest::prelude::*;
 use proxy_protocol_rs::HeaderBuilder;
@@ -79,7 +79,7 @@ fn is_known_to_differ(oracle: &str, bytes: &[u8]) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2048))]
+    #![proptest_config(many_cases())]
 
     #[test]
     fn every_oracle_reads_what_we_encode(header in header()) {
