@@ -96,7 +96,7 @@ miri:
 sanitize:
 	@scripts/sanitize.sh
 
-# All kinds of load and faults for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test-all` does it for seconds.
+# All kinds of load and faults for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test` does it for seconds.
 soak: setup servers
 	@scripts/soak.sh
 
@@ -108,6 +108,7 @@ lint:
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer --no-deps --document-private-items
 
 clean:
 	cargo clean

@@ -8,7 +8,7 @@
 # Prints "SKIP fuzz: <reason>" and succeeds where the machine lacks something.
 
 out=${CARGO_TARGET_DIR:-$(cd .. && pwd)/target}/fuzz
-# FUZZ_HTTPS=0: without those of TLS and HTTP/2, whose libraries take most of the build.
+# FUZZ_HTTPS=0: without those of TLS, HTTP/2, whole exchanges and truepeer.toml, which take most of the build.
 features=() without='^$'
 if [ "${FUZZ_HTTPS:-}" = 0 ]; then features=(--no-default-features) without=required-features; fi
 mapfile -t targets < <(awk -v RS= -v without="$without" '/^\[\[bin\]\]/ && $0 !~ without' Cargo.toml | sed -n 's/^name = "\(.*\)"$/\1/p')

@@ -145,6 +145,8 @@ check reason scripts/reason.sh --check
 check dependencies scripts/dependencies.sh
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
+# All of the program is private: its documentation is for those who change it.
+RUSTDOCFLAGS="-D warnings" check doc-program cargo doc -p truepeer --no-deps --document-private-items -q
 check_workspace_tests
 agent=(--manifest-path crates/agent/Cargo.toml)
 check agent-format cargo fmt "${agent[@]}" --check
@@ -167,7 +169,7 @@ if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check fuzz-smoke fuzz/smoke
 else
   # The build of the others takes two minutes. Tests of the crate itself give the same code made-up input as well.
   check fuzz-smoke env FUZZ_HTTPS=0 fuzz/smoke
-  note_skip "fuzz-smoke of http2_client_frames, http2_origin and certificates: long: make test-all runs it"
+  note_skip "fuzz-smoke of five targets (FUZZ_HTTPS): long: make test-all runs it"
 fi
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check systemd scripts/systemd-check.sh
 else note_skip "systemd: long: make test-all runs it"; fi

@@ -37,6 +37,7 @@ fn write(root: &Path) -> io::Result<()> {
         }
     }
     write_http1(root)?;
+    write_configuration(&root.join("configuration"))?;
     write_spp(&root.join("spp"))?;
     collected::write_all(root)
 }
@@ -83,6 +84,18 @@ fn write_http1(root: &Path) -> io::Result<()> {
         for (number, seed) in seeds.iter().enumerate() {
             fs::write(root.join(target).join(number.to_string()), seed)?;
         }
+    }
+    Ok(())
+}
+
+/// Each part of the example, with what is off.
+fn write_configuration(directory: &Path) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let keys = |part: &str| part.lines().map(|line| format!("{}\n", line.trim_start_matches('#'))).collect::<String>();
+    let parts = include_str!("../../../deploy/truepeer.toml").split("\n# ----").map(|part| part.split_once('\n'));
+    for (number, (_, part)) in parts.flatten().enumerate() {
+        let lines = part.lines().filter(|line| !line.starts_with("# "));
+        fs::write(directory.join(number.to_string()), keys(&lines.collect::<Vec<_>>().join("\n")))?;
     }
     Ok(())
 }

@@ -35,7 +35,7 @@ const COMMANDS: &[(&str, Commands)] = &[
 const HEAD: &str = "\
 # Options
 
-This page is generated from the table that `--help` is made of (`TRUEPEER_WRITE=1 cargo test -p truepeer --bin truepeer cli`).
+This page is generated from the table that `--help` is made of (`TRUEPEER_WRITE=1 cargo test -p truepeer --lib cli`).
 
 TIME is seconds (`5`), or has a unit (`500ms`, `5s`, `2m`, `1h`). SIZE is bytes (`4096`), or has a unit (`16KiB`, `100MiB`).
 PREFIX is an address, a prefix (`10.0.0.0/8`, `2001:db8::/32`), or the word `loopback`, `private` or `any`.
@@ -119,10 +119,7 @@ fn the_reference_is_what_help_says() {
         std::fs::write(&file, &page).unwrap();
     }
     let written = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        written == page,
-        "docs/options.md is old: TRUEPEER_WRITE=1 cargo test -p truepeer --bin truepeer cli"
-    );
+    assert!(written == page, "docs/options.md is old: TRUEPEER_WRITE=1 cargo test -p truepeer --lib cli");
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod check;
 mod document;
 mod entry;
 mod finding;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzed;
 mod judge;
 mod keys;
 mod manual;

@@ -5,6 +5,7 @@ use annotate_snippets::Renderer;
 use proptest::prelude::*;
 
 use super::entry::{Entry, Shared, meaning};
+use super::fuzzed::any_file;
 use super::judge::tables;
 use super::show::whole;
 use super::written::Written;
@@ -133,19 +134,6 @@ fn relative_paths_begin_at_the_files_directory() {
     }
 }
 
-/// All that a reader sees of a text.
-fn look_at(text: &str) {
-    let (read, findings, is_toml) = tables(&Path::new(DIR).join("truepeer.toml"), text.to_owned());
-    let _ = (findings.render(&Renderer::styled()), findings.to_string());
-    // What is accepted means the same when it is shown.
-    if is_toml && !findings.have_errors() && Shared::of(&read).is_some() {
-        let shown = whole(&read, Path::new(DIR));
-        let (again, findings, _) = tables(&Path::new(DIR).join("truepeer.toml"), shown.clone());
-        assert!(!findings.have_errors(), "{text}\n{shown}\n{findings}");
-        assert_eq!(whole(&again, Path::new(DIR)), shown, "{text}");
-    }
-}
-
 fn some_file() -> impl Strategy<Value = String> {
     let files: Vec<String> = LINES
         .iter()
@@ -160,14 +148,14 @@ fn some_file() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn any_text_is_read_without_a_panic(text in any::<String>()) {
-        look_at(&text);
+        any_file(&text);
     }
 
     #[test]
     fn text_that_looks_like_toml_is_read_without_a_panic(
         text in "(\\[\\[?(proxy|https|attach|admin|log|x)\\]?\\]?|[a-z-]{1,9}|[ =\\[\\]{}\"'#.,\n0-9é]{1,3}|true|listen|port|\\u{0}|\\u{feff}){0,40}"
     ) {
-        look_at(&text);
+        any_file(&text);
     }
 
     /// A character of a right file is lost, doubled, or another one.
@@ -188,7 +176,7 @@ proptest! {
                 _ => characters[at] = other,
             }
         }
-        look_at(&characters.into_iter().collect::<String>());
+        any_file(&characters.into_iter().collect::<String>());
     }
 }
 

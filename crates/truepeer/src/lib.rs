@@ -1,0 +1,229 @@
+//! truepeer: your backend sees the true peer. This is the whole program but for its `main`, so that fuzz/ can use its parts.
+//!
+//! The command line becomes a `cli::Invocation`, and this file calls the module that carries it out.
+//!
+//! Exit status: 0 on success, 1 on failure, 2 if the command line or the configuration is invalid. `run`,
+//! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
+//! found and 126 if it can't be executed.
+
+mod admin;
+mod attach;
+mod cli;
+mod confine;
+mod date;
+mod doctor;
+mod file;
+mod keeper;
+mod log;
+mod operate;
+mod output;
+mod plan;
+mod routes;
+mod run;
+mod server;
+mod spec;
+mod units;
+mod vpp;
+
+/// For fuzz/.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing {
+    pub use crate::file::fuzzed::any_file;
+}
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use admin::client::Client;
+use admin::status::StatusDoc;
+use anyhow::Context as _;
+use cli::{Compat, Invocation, UsageError};
+use file::{ConfigSource, LoadedConfig};
+use output::tell;
+use plan::{EntryConfig, ProcessConfig};
+use routes::show::RemoveOptions;
+use spec::{DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
+
+/// The program: reads the command line and carries it out. Errors are on standard error.
+#[must_use]
+pub fn main() -> ExitCode {
+    // Before the command line is read: it may name them.
+    plan::passed::names();
+    let checked = cli::parse(std::env::args_os()).and_then(check);
+    let task = match checked {
+        Ok(task) => task,
+        Err(error) => return ExitCode::from(error.report()),
+    };
+    match carry_out(task) {
+        Ok(status) => status,
+        Err(error) => {
+            tell!("error: {error:#}");
+            error.downcast_ref().map_or(ExitCode::FAILURE, |error: &run::NotStarted| error.status().into())
+        }
+    }
+}
+
+/// The work to do. A plan has already read every file it names, so configuration errors are reported before
+/// anything is set up.
+enum Task {
+    Serve {
+        source: ConfigSource,
+        loaded: Box<LoadedConfig>,
+        compat: Option<Compat>,
+        stack: Option<StackArgs>,
+        is_upgrade: bool,
+    },
+    Other(Invocation),
+}
+
+fn check(invocation: Invocation) -> Result<Task, UsageError> {
+    let command = |entry| ConfigSource::Command(Box::new(ProcessConfig::of_command(entry)));
+    let is_upgrade = matches!(&invocation, Invocation::Serve(args) if args.take_over);
+    let (source, compat, stack) = match invocation {
+        Invocation::Proxy(config, compat) => (command(EntryConfig::Proxy(config)), compat, None),
+        Invocation::Https(config, stack) => (command(EntryConfig::Https(config)), None, Some(stack)),
+        Invocation::Serve(args) => (ConfigSource::File(args.file.path().to_owned()), None, None),
+        other => return Ok(Task::Other(other)),
+    };
+    let loaded = Box::new(source.load()?);
+    Ok(Task::Serve { source, loaded, compat, stack, is_upgrade })
+}
+
+fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
+    let done = match task {
+        Task::Serve { source, loaded, compat, stack, is_upgrade } => {
+            // This must come first: on VPP's stack the process executes itself again.
+            let workers = loaded.process.workers.map_or(1, std::num::NonZeroUsize::get);
+            let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
+            entered.and_then(|()| serve(&source, *loaded, compat, is_upgrade))
+        }
+        Task::Other(Invocation::Check(args)) => {
+            return Ok(file::check(args.file.path(), args.show, &mut output::stdout())?);
+        }
+        Task::Other(Invocation::Completion(args)) => {
+            cli::completion::write(args.shell, &mut output::stdout()).map_err(Into::into)
+        }
+        Task::Other(Invocation::Man(args)) => cli::manual::write(&args.dir).map_err(Into::into),
+        Task::Other(Invocation::Print(text)) => {
+            let mut out = output::stdout();
+            out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Into::into)
+        }
+        Task::Other(Invocation::Run(args)) => return run::run(&args, cli::hints::of_run),
+        Task::Other(Invocation::Connect(args)) => return run::connect(&args),
+        Task::Other(Invocation::Vpp(args)) => return vpp::carry_out(&args.action, &mut output::stdout()),
+        Task::Other(Invocation::Reload(args)) => reload(&args),
+        Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),
+        Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
+        Task::Other(Invocation::OciHook(args)) => oci_hook(&args),
+        Task::Other(Invocation::Routes(args)) => routes(&args),
+        Task::Other(Invocation::Doctor(args)) => doctor(&args),
+        Task::Other(Invocation::Status(args)) => operate::status(&args, &mut output::stdout()),
+        Task::Other(Invocation::Sessions(args)) => operate::sessions(&args, &mut output::stdout()),
+        Task::Other(Invocation::Top(args)) => operate::top(&args),
+        Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()), // became Task::Serve above
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn oci_hook(args: &OciHookArgs) -> anyhow::Result<()> {
+    // The annotations are read as options are.
+    let parse = |line| match cli::parse(line) {
+        Ok(Invocation::Attach(args)) => Ok(*args),
+        Ok(_) => anyhow::bail!("they are no options of truepeer attach"),
+        Err(error) => anyhow::bail!("{}", error.to_string().trim()),
+    };
+    attach::run_as_hook(args.pins.as_deref(), std::io::stdin().lock(), parse, &mut output::stdout())
+}
+
+fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
+    let out = &mut output::stdout();
+    match args.action {
+        RoutesAction::Show if !args.print => {
+            let options = plan::setup_options(&args.routing)?;
+            let complete = routes::show::show(&options, out)?;
+            anyhow::ensure!(
+                complete,
+                "something is missing: {}",
+                routes::print::apply_command(&options.setup()?)
+            );
+            Ok(())
+        }
+        RoutesAction::Show => routes::show::apply(&plan::setup_options(&args.routing)?, true, out),
+        RoutesAction::Apply => routes::show::apply(&plan::setup_options(&args.routing)?, args.print, out),
+        RoutesAction::Remove => {
+            // Without --table, all tables.
+            let options = RemoveOptions { table: args.routing.table, force: args.force, print: args.print };
+            routes::show::remove(&options, out)
+        }
+    }
+}
+
+fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
+    let options = doctor::DoctorOptions {
+        routing: plan::setup_options(&args.routing)?,
+        named: plan::names_backends(&args.routing),
+        with_routes: args.with_routes,
+        timeout: args.timeout.unwrap_or(spec::defaults::PROBE_TIMEOUT),
+        running: args.admin.clone(),
+        json: args.json,
+    };
+    let holds = doctor::examine(&options, &mut output::stdout())?;
+    anyhow::ensure!(holds, "a required check failed");
+    Ok(())
+}
+
+/// The socket by which to reach the process of a file.
+fn admin_socket(file: &FileSpec) -> anyhow::Result<PathBuf> {
+    let path = file.path();
+    anyhow::ensure!(
+        path.exists(),
+        "{}: no such file; name the running truepeer's with -c FILE",
+        path.display()
+    );
+    let loaded = ConfigSource::File(file.path().to_owned()).load()?;
+    let socket = loaded.process.admin.socket().map(Path::to_owned);
+    socket.with_context(|| {
+        format!("{}: expected the path of a socket in [admin] listen", file.path().display())
+    })
+}
+
+fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
+    let socket = args.admin.clone().map_or_else(|| admin_socket(&args.file), Ok)?;
+    let changes = Client::at(&socket).ask("POST", "/reload").context("not reloaded")?;
+    writeln!(output::stdout(), "{}", changes.trim_end())?;
+    Ok(())
+}
+
+fn upgrade(file: &FileSpec) -> anyhow::Result<()> {
+    let status = Client::at(&admin_socket(file)?).ask("GET", "/status").context("not upgraded")?;
+    let status: StatusDoc =
+        serde_json::from_str(&status).context("not upgraded: this is no answer of truepeer")?;
+    server::start::refuse_outside_of_unit(status.pid)?;
+    let said = server::start::upgrade(file.path(), &status.passed)?;
+    writeln!(output::stdout(), "{said}")?;
+    Ok(())
+}
+
+fn serve(
+    source: &ConfigSource,
+    loaded: LoadedConfig,
+    compat: Option<Compat>,
+    is_upgrade: bool,
+) -> anyhow::Result<()> {
+    log::init(loaded.process.log);
+    if let Some(compat) = compat {
+        tracing::info!("running as {compat}, with its options and defaults");
+    }
+    for warning in loaded.warnings(source) {
+        tracing::warn!("{warning}");
+    }
+    let is_https = |entry: &EntryConfig| matches!(entry, EntryConfig::Https(_));
+    let is_https = loaded.process.entries.iter().all(is_https);
+    let advise = match source {
+        ConfigSource::File(_) => cli::hints::of_file,
+        ConfigSource::Command(_) if is_https => cli::hints::of_https,
+        ConfigSource::Command(_) => cli::hints::of_proxy,
+    };
+    server::run(source, loaded, advise, is_upgrade)
+}

@@ -1,0 +1,6 @@
+//! truepeer.toml, of any text.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| truepeer::fuzzing::any_file(text));
