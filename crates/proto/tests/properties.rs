@@ -62,8 +62,8 @@ proptest! {
         let (header, consumed) = done(&buffer[..len]);
         prop_assert_eq!((header.version, header.command, consumed), (Version::V1, Command::Proxy, len));
         match claim {
-            Claim::Inet(truepeer_proto::Transport::Stream, ..) => prop_assert_eq!(header.addresses, claim.addresses()),
-            _ => prop_assert_eq!(header.addresses, truepeer_proto::Addresses::Unspecified),
+            Claim::Inet(Transport::Stream, ..) => prop_assert_eq!(header.addresses, claim.addresses()),
+            _ => prop_assert_eq!(header.addresses, Addresses::Unspecified),
         }
     }
 
@@ -74,7 +74,7 @@ proptest! {
         prop_assert_eq!((header.version, header.command, consumed), (Version::V2, plan.command, bytes.len()));
         match plan.command {
             Command::Proxy => prop_assert_eq!(header.addresses, plan.claim.addresses()),
-            Command::Local => prop_assert_eq!(header.addresses, truepeer_proto::Addresses::Unspecified),
+            Command::Local => prop_assert_eq!(header.addresses, Addresses::Unspecified),
         }
         let mut tlvs: Vec<_> = header.tlvs.raw().map(|(kind, value)| (kind, value.to_vec())).collect();
         prop_assert_eq!(tlvs.pop_if(|(kind, _)| *kind == tlv::CRC32C).is_some(), plan.crc32c);
