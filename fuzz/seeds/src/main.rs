@@ -88,14 +88,15 @@ fn write_http1(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Each part of the example, with what is off.
+/// The parts of the example of truepeer.toml, as they stand and with what is off.
 fn write_configuration(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
-    let keys = |part: &str| part.lines().map(|line| format!("{}\n", line.trim_start_matches('#'))).collect::<String>();
-    let parts = include_str!("../../../deploy/truepeer.toml").split("\n# ----").map(|part| part.split_once('\n'));
-    for (number, (_, part)) in parts.flatten().enumerate() {
+    let parts = include_str!("../../../deploy/truepeer.toml").split("\n# ----").skip(1);
+    for (number, (_, part)) in parts.filter_map(|part| part.split_once('\n')).enumerate() {
         let lines = part.lines().filter(|line| !line.starts_with("# "));
-        fs::write(directory.join(number.to_string()), keys(&lines.collect::<Vec<_>>().join("\n")))?;
+        let all: String = lines.map(|line| format!("{}\n", line.trim_start_matches('#'))).collect();
+        fs::write(directory.join(format!("{number}-all")), all)?;
+        fs::write(directory.join(number.to_string()), part)?;
     }
     Ok(())
 }

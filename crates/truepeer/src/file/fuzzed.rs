@@ -13,7 +13,6 @@ use super::show::whole;
 /// # Panics
 ///
 /// If what is shown is refused, or is shown in another way.
-#[allow(clippy::panic, reason = "the promise of a test")]
 pub fn any_file(text: &str) {
     let directory = Path::new("/nonexistent/config");
     let read = |text: &str| tables(&directory.join("truepeer.toml"), text.to_owned());
