@@ -76,7 +76,8 @@ report() {
     >"$logs/coverage-report.log" 2>&1 || { tail -30 "$logs/coverage-report.log"; exit 1; }
 }
 
-cargo llvm-cov clean --profraw-only
+# Programs of earlier builds, too: the report would take their lines for those of the sources as they are now.
+cargo llvm-cov clean --workspace
 echo "coverage: own tests of ${crates[*]}"
 run own "${own[@]}"
 report own

@@ -1,6 +1,8 @@
 //! A byte stream that each end can generate or check without storing it. Each byte depends on its position, so a
 //! lost, doubled or reordered byte is detected.
 
+use std::io;
+
 /// The byte stream from a position on.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pattern {
@@ -47,6 +49,18 @@ pub struct Digest {
 impl Default for Digest {
     fn default() -> Self {
         Self { state: 0xCBF2_9CE4_8422_2325, pending: [0; 8], count: 0 }
+    }
+}
+
+/// For `io::copy`, which goes on after EINTR: the kernel restarts no read(2) that has a time limit (signal(7)).
+impl io::Write for Digest {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@
 //! sender ══ loses 1 % ══ host of truepeer and backend
 //! ```
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, BufReader, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
@@ -93,11 +93,7 @@ fn send(stream: &mut TcpStream, len: u64) -> Result<String> {
 
 fn receive(stream: &mut TcpStream) -> Result<String> {
     let mut digest = Digest::default();
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        match stream.read(&mut buffer).with_context(|| format!("after {} bytes", digest.count()))? {
-            0 => return Ok(digest.report()),
-            count => digest.update(&buffer[..count]),
-        }
-    }
+    let copied = io::copy(&mut BufReader::with_capacity(BUFFER, stream), &mut digest);
+    copied.with_context(|| format!("after {} bytes", digest.count()))?;
+    Ok(digest.report())
 }
