@@ -85,7 +85,7 @@ first=$(main_pid)
 # Clients all the time, with headers of 192.0.2.7; one of them stays. The example passes connections on to port 443.
 nsenter -t "$debian_pid" -n python3 scripts/package-clients.py "$work/stop" >"$work/clients" 2>&1 &
 clients=$!
-for _ in $(seq 100); do grep -q '^connected' "$work/clients" && break; sleep .1; done
+for _ in $(seq 100); do grep -qs '^connected' "$work/clients" && break; sleep .1; done
 echo '# edited' >>"$root/etc/truepeer/truepeer.toml"
 debian_run systemctl reload truepeer || fail "reload"
 [ "$(main_pid)" = "$first" ] || fail "a reload started a new process"

@@ -41,7 +41,7 @@ logged() { journal -o cat | grep -F "$1" >/dev/null; }
 clients() {
   nsenter -t "$debian_pid" -n python3 scripts/package-clients.py "$work/stop" 843 8000 >"$work/clients" 2>&1 &
   clients=$!
-  for _ in $(seq 100); do ! grep -q '^connected' "$work/clients" || return 0; sleep .1; done
+  for _ in $(seq 100); do ! grep -qs '^connected' "$work/clients" || return 0; sleep .1; done
   cat "$work/clients"
   fail "no client is served"
 }
