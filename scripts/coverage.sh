@@ -1,5 +1,5 @@
 #!/bin/bash
-# How many lines of a crate the tests reach. Prints a line for each crate: what the crate's own tests reach, and what they reach together
+# How many lines of a crate the tests reach. Prints a line for each crate: what the crate's own tests (and truepeer's unit tests) reach, and what they reach together
 # with the tests of whole programs, which start truepeer. The second figure counts: the exit status is 1 if it is below its goal.
 # Writes the lines that are not reached to target/logs/coverage-missed.txt.
 #
@@ -76,7 +76,7 @@ report() {
     >"$logs/coverage-report.log" 2>&1 || { tail -30 "$logs/coverage-report.log"; exit 1; }
 }
 
-# Programs of earlier builds, too: the report would take their lines for those of the sources as they are now.
+# Deletes the programs of earlier builds as well: the report would count their lines as lines of the present sources.
 cargo llvm-cov clean --workspace
 echo "coverage: own tests of ${crates[*]}"
 run own "${own[@]}"

@@ -16,7 +16,7 @@ read -ra crates <<<"${MUTANTS:-proto policy http1}"
 read -ra more <<<"${MUTANTS_ARGS:-}"
 # An endless loop ends by the CPU time of its test binary (unchanged ones of policy and http1 take less than 1 s), and a mutant that fills the memory by its
 # address space. --timeout is real time, for mutants that wait: a short one would also end tests that are slow because the machine is busy.
-# --build-timeout is for loops in code that the compiler runs.
+# --build-timeout ends endless loops in code that the compiler runs (constants).
 host=$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)
 export "CARGO_TARGET_${host}_RUNNER=prlimit --cpu=30 --as=4294967296"
 

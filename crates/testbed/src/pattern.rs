@@ -52,7 +52,7 @@ impl Default for Digest {
     }
 }
 
-/// For `io::copy`, which goes on after EINTR: the kernel restarts no read(2) that has a time limit (signal(7)).
+/// Lets `io::copy` fill a digest. It goes on after EINTR: the kernel doesn't restart a read(2) on a socket with a time limit (signal(7)).
 impl io::Write for Digest {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.update(bytes);

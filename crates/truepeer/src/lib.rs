@@ -1,4 +1,5 @@
-//! truepeer: your backend sees the true peer. This is the whole program but for its `main`, so that fuzz/ can use its parts.
+//! truepeer: your backend sees the true peer. The whole program is this library, so that fuzz/ can call its parts; `src/main.rs` only calls
+//! [`main`].
 //!
 //! The command line becomes a `cli::Invocation`, and this file calls the module that carries it out.
 //!
@@ -25,7 +26,7 @@ mod spec;
 mod units;
 mod vpp;
 
-/// For fuzz/.
+/// Functions that the targets in fuzz/ call.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     pub use crate::file::fuzzed::any_file;

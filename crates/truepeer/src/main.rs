@@ -1,4 +1,4 @@
-//! The program; see the library of the same name.
+//! Calls the library's `main`. The library is separate so that fuzz/ can link it.
 
 use std::process::ExitCode;
 

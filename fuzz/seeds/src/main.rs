@@ -1,5 +1,5 @@
 //! Writes the seeds of each fuzz target, one file for each, in a directory for each target: the shared vectors, messages of
-//! HTTP/1, and what earlier runs have found ([`collected`]).
+//! HTTP/1, the parts of deploy/truepeer.toml, and what earlier runs have found ([`collected`]).
 //!
 //! `cargo run -p truepeer-fuzz-seeds -- write DIRECTORY`
 
@@ -88,7 +88,7 @@ fn write_http1(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The parts of the example of truepeer.toml, as they stand and with what is off.
+/// Each part of deploy/truepeer.toml twice: as it stands, and (`-all`) with the keys that are commented out.
 fn write_configuration(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     let parts = include_str!("../../../deploy/truepeer.toml").split("\n# ----").skip(1);

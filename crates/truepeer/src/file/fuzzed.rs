@@ -1,4 +1,4 @@
-//! What holds for any text that stands in place of truepeer.toml. For the properties in `tests.rs`, and for fuzz/.
+//! The property that any text holds when it is read as truepeer.toml. `tests.rs` and fuzz/ use it.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::show::whole;
 ///
 /// # Panics
 ///
-/// If what is shown is refused, or is shown in another way.
+/// If the shown file is refused, or showing it again gives another text.
 pub fn any_file(text: &str) {
     let directory = Path::new("/nonexistent/config");
     let read = |text: &str| tables(&directory.join("truepeer.toml"), text.to_owned());

@@ -1,9 +1,9 @@
-//! All kinds of load for long, with faults, reloads and upgrades: what truepeer and the kernel hold stays flat, and is given back.
+//! All kinds of load, with faults, reloads and upgrades: what truepeer and the kernel hold stays flat, and is given back.
 //!
 //! ```text
 //! idle │ load │ load on one process, reloaded │ load, a new process in each step │ load on the last one, reloaded │ idle
 //! ```
-//! `SOAK_SECONDS=1800` runs for longer. `SOAK_CHARTS=DIRECTORY` writes charts there (`make soak` does both).
+//! The load lasts 16 s after [`SETTLED`]; `SOAK_SECONDS` sets another time. `SOAK_CHARTS=DIRECTORY` writes charts there. `make soak` sets both.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -52,8 +52,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const LOOKS_OF_A_STEP: usize = 4;
 /// dnsdist checks each second, from another port each time, and a flow ends after five seconds of silence.
 const CHECKED: Duration = Duration::from_secs(8);
-/// Load before the first step. A UDP flow, and the end of a session in the BPF tables, stay for five seconds and a sweep: only then do
-/// as many go as come.
+/// Load before the first step. UDP flows and ended sessions in the BPF tables stay for five seconds and until the next sweep. Before that their
+/// number grows, which looks like a leak.
 const SETTLED: Duration = Duration::from_secs(10);
 
 fn leaves_nothing_behind(bed: &Bed, length: Duration) -> anyhow::Result<()> {
