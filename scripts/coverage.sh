@@ -1,6 +1,6 @@
 #!/bin/bash
-# How many lines of a crate the tests reach. Prints a line for each crate: what the crate's own tests (and truepeer's unit tests) reach, and what they reach together
-# with the tests of whole programs, which start truepeer. The second figure counts: the exit status is 1 if it is below its goal.
+# How many lines of a crate the tests reach. Prints a line for each crate: what the crate's own tests and truepeer's unit tests reach, and
+# what they reach together with the tests of whole programs, which start truepeer. The second figure counts: the exit status is 1 if it is below its goal.
 # Writes the lines that are not reached to target/logs/coverage-missed.txt.
 #
 # Fetches cargo-llvm-cov (built once, minutes, under target/tools) and rustup's llvm-tools.

@@ -1,5 +1,6 @@
-//! What a TCP connection has sent and received so far, and closing it without FIN or RST (TCP_REPAIR). The calls that need CAP_NET_ADMIN
-//! are [orders](Order): this process carries them out, or [another one](repair_by).
+//! TCP_REPAIR: reads what a TCP connection has sent and received so far, and closes the connection without FIN or RST.
+//!
+//! The calls that need CAP_NET_ADMIN are [orders](Order). This process carries them out, or [another one](repair_by).
 
 mod order;
 

@@ -1,4 +1,4 @@
-//! The property that any text holds when it is read as truepeer.toml. `tests.rs` and fuzz/ use it.
+//! What must hold for any text that is read as truepeer.toml. `tests.rs` and fuzz/ call it.
 
 use std::path::Path;
 
