@@ -47,6 +47,8 @@ pub(crate) fn enter() -> Entry {
             // A shell ignores some signals in programs that it runs in the background. Restore them, because
             // tests send signals.
             truepeer_sys::process::hear_ignored_signals();
+            // Tests that run beside each other start programs, and read with time limits.
+            truepeer_sys::process::block_child_signal();
             match furnish(users) {
                 Ok(()) => Entry::Inside(users),
                 Err(error) => Entry::Impossible(format!("can't create the private mounts: {error:#}")),

@@ -79,6 +79,7 @@ pub use skip::{Skip, skip};
 pub use topology::{Host, Topology, device_here, ip_here};
 pub use truepeer::Truepeer;
 pub use truepeer_sys::netns::NetNs;
+pub use truepeer_sys::process::with_child_signal;
 pub use userns::missing_users;
 pub use wait::{WAIT_LIMIT, wait_for};
 pub use whereabouts::{find_program, servers_dir, workspace_dir};

@@ -52,7 +52,7 @@ impl Default for Digest {
     }
 }
 
-/// Lets `io::copy` fill a digest. It goes on after EINTR: the kernel doesn't restart a read(2) on a socket with a time limit (signal(7)).
+/// Lets `io::copy` fill a digest.
 impl io::Write for Digest {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.update(bytes);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use rustix::process::Signal;
 use truepeer_sys::netns::NetNs;
+use truepeer_sys::process::with_child_signal;
 
 use crate::bed::Bed;
 use crate::enter::INSIDE;
@@ -143,7 +144,8 @@ impl Program {
             Some(stdin) => stdin.try_clone()?.into(),
             None => Stdio::piped(),
         });
-        let mut spawn = || command.spawn().with_context(|| format!("{name} can't be started"));
+        let mut spawn =
+            || with_child_signal(|| command.spawn()).with_context(|| format!("{name} can't be started"));
         let mut child = match &self.netns {
             Some(netns) => netns.run(spawn)??,
             None => spawn()?,

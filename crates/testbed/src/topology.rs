@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use truepeer_sys::CallError;
 use truepeer_sys::netns::NetNs;
+use truepeer_sys::process::with_child_signal;
 
 use crate::wait::wait_for;
 use crate::whereabouts;
@@ -187,7 +188,7 @@ fn ip<'a>(args: impl Iterator<Item = &'a str> + Clone, input: &str) -> anyhow::R
     let mut command = Command::new(&ip);
     command.envs(whereabouts::environment(&ip));
     command.args(args.clone()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("ip")?;
+    let mut child = with_child_signal(|| command.spawn()).context("ip")?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(input.as_bytes())?;
     }

@@ -2,10 +2,12 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::thread;
 
 use truepeer_testbed::account::{account_of, data_of};
-use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, User, client, sockets, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, User, WAIT_LIMIT, client, sockets, tests};
 
 fn a_test_has_a_network_of_its_own(bed: &Bed) -> anyhow::Result<()> {
     let links = Program::new("ip").args(["-o", "link"]).run(bed)?;
@@ -79,13 +81,32 @@ fn a_plain_user_has_only_the_capability_it_is_given(bed: &Bed) -> anyhow::Result
     Ok(())
 }
 
+/// Half of the starts interrupted a read before SIGCHLD was blocked.
+fn programs_that_end_interrupt_no_read(bed: &Bed) -> anyhow::Result<()> {
+    let (near, mut far) = UnixStream::pair()?;
+    far.set_read_timeout(Some(WAIT_LIMIT))?;
+    let reading = thread::spawn(move || far.read(&mut [0]));
+    for _ in 0..20 {
+        let programs =
+            (0..10).map(|_| Program::new("true").start(bed)).collect::<anyhow::Result<Vec<_>>>()?;
+        programs.iter().try_for_each(|program| program.wait_end().map(drop))?;
+    }
+    drop(near);
+    let read = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+    anyhow::ensure!(matches!(read, Ok(0)), "{read:?}");
+    let mask = Program::new("grep").args(["SigBlk", "/proc/self/status"]).run(bed)?;
+    anyhow::ensure!(mask.trim() == "SigBlk:\t0000000000000000", "{mask}");
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let mut all = tests![
         a_test_has_a_network_of_its_own,
         who_backends_answer_with_getpeername,
         an_account_is_given_of_connections_that_are_reset,
         a_counted_session_is_answered_before_its_end,
-        hosts_in_a_line_reach_each_other
+        hosts_in_a_line_reach_each_other,
+        programs_that_end_interrupt_no_read,
     ];
     all.push(
         Test::new(

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use truepeer_bpf::{Device, Splices};
 use truepeer_testbed::packets::{BadLink, Mischief};
-use truepeer_testbed::{Bed, Host, skip};
+use truepeer_testbed::{Bed, Host, skip, with_child_signal};
 
 use crate::peers::Backend;
 use crate::relay::Relay;
@@ -122,8 +122,9 @@ impl Stand {
     pub(crate) fn peers_sockets(&self) -> Result<String> {
         let mut all = String::new();
         for host in [&self.sender, &self.backend] {
-            let list = || Command::new("ss").args(["--tcp", "-naemio", "exclude", "time-wait"]).output();
-            let listed = host.run(list)?.context("ss")?;
+            let mut list = Command::new("ss");
+            list.args(["--tcp", "-naemio", "exclude", "time-wait"]);
+            let listed = host.run(|| with_child_signal(|| list.output()))?.context("ss")?;
             writeln!(all, "{}:\n{}", host.name, String::from_utf8_lossy(&listed.stdout))?;
         }
         Ok(all)

@@ -112,6 +112,37 @@ pub(super) fn block_all_signals() {
     set_mask(&unsafe { all.assume_init() });
 }
 
+/// Blocks SIGCHLD in the calling thread, and so in the threads that it starts: call it before there are others.
+///
+/// Where its action is the default one, the kernel discards the signal, but not while the thread that started the
+/// program blocks it, as posix_spawn(3) does until it returns. Then a thread that doesn't block it is woken, and its
+/// read(2) on a socket with a time limit fails with EINTR (signal(7)).
+pub fn block_child_signal() {
+    change_child_signal(libc::SIG_BLOCK);
+}
+
+/// Starts a program with SIGCHLD unblocked, because a program inherits the mask (execve(2)). Afterwards it is as before.
+pub fn with_child_signal<T>(start: impl FnOnce() -> T) -> T {
+    let before = change_child_signal(libc::SIG_UNBLOCK);
+    let started = start();
+    set_mask(&before);
+    started
+}
+
+/// Returns the previous mask.
+fn change_child_signal(how: libc::c_int) -> libc::sigset_t {
+    let mut child = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises `child`, sigaddset adds to it. pthread_sigmask reads it and writes the whole old
+    // mask. None can fail: the signal is a valid one, and so is each `how` above.
+    unsafe {
+        libc::sigemptyset(child.as_mut_ptr());
+        libc::sigaddset(child.as_mut_ptr(), libc::SIGCHLD);
+        libc::pthread_sigmask(how, child.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
 /// Restores the default action of signals that shells and nohup(1) make background jobs ignore (HUP, INT, QUIT):
 /// an ignored signal stays ignored in every program that this process starts (execve(2)).
 pub fn hear_ignored_signals() {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Running, Test, Topology, ip_here, tests};
+use truepeer_testbed::{
+    Bed, Behaviour, NetNs, Program, Running, Test, Topology, ip_here, tests, with_child_signal,
+};
 
 use crate::cgroups::Cgroup;
 use crate::kit::{attachments, command, header, who};
@@ -114,13 +116,14 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
 
 fn hook(bed: &Bed, state: &str) -> Result<(bool, String)> {
     command(bed, &[])?; // mounts the BPF file system
-    let mut running = Command::new(env!("CARGO_BIN_EXE_truepeer"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_truepeer"));
+    command
         .args(["oci-hook", "--pins"])
         .arg(bed.dir().join("bpf/truepeer"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
+        .stderr(Stdio::piped());
+    let mut running = with_child_signal(|| command.spawn())?;
     running.stdin.take().context("stdin")?.write_all(state.as_bytes())?;
     let output = running.wait_with_output()?;
     Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))

@@ -4,7 +4,7 @@ use std::io::pipe;
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
-use truepeer_testbed::{Bed, Behaviour, Test, User, tests};
+use truepeer_testbed::{Bed, Behaviour, Test, User, tests, with_child_signal};
 
 use crate::kit::{command, start};
 
@@ -52,14 +52,15 @@ fn status_need_not_be_read_to_its_end(bed: &Bed) -> Result<()> {
     for args in [["status"].as_slice(), &["status", "--json"]] {
         let (reader, writer) = pipe()?;
         drop(reader);
-        let output = Command::new(env!("CARGO_BIN_EXE_truepeer"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_truepeer"));
+        command
             .arg("attach")
             .args(args)
             .arg("--pins")
             .arg(bed.dir().join("bpf/truepeer"))
             .stdout(writer)
-            .stderr(Stdio::piped())
-            .output()?;
+            .stderr(Stdio::piped());
+        let output = with_child_signal(|| command.output())?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success() && said.is_empty(), "{args:?}: {}: {said}", output.status);
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use truepeer_testbed::{Host, find_program};
+use truepeer_testbed::{Host, find_program, with_child_signal};
 
 use crate::descriptors::Descriptors;
 use crate::load::lock;
@@ -146,7 +146,7 @@ impl Observer {
 
     fn run(&self, name: &str, words: &[&str]) -> anyhow::Result<String> {
         let program = find_program(name).with_context(|| format!("{name} is missing"))?;
-        let output = self.host.run(|| Command::new(program).args(words).output())??;
+        let output = self.host.run(|| with_child_signal(|| Command::new(program).args(words).output()))??;
         ensure!(output.status.success(), "{name} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?)
     }

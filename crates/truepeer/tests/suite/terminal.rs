@@ -12,7 +12,7 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
-use truepeer_testbed::{Bed, wait_for};
+use truepeer_testbed::{Bed, wait_for, with_child_signal};
 
 /// The terminal, and the program whose controlling terminal it is.
 pub(crate) struct Terminal {
@@ -33,16 +33,16 @@ impl Terminal {
         let screen = Arc::new(Mutex::new(vt100::Parser::new(size(24)?, size(80)?, 0)));
         resize(&controller, 80, 24)?;
         // setsid(1) makes it the controlling terminal, and executes the program in its own place.
-        let child = Command::new("setsid")
+        let mut command = Command::new("setsid");
+        command
             .args(["--ctty", program])
             .args(args)
             .current_dir(bed.dir())
             .env("TERM", "xterm-256color")
             .stdin(Stdio::from(peer.try_clone()?))
             .stdout(Stdio::from(peer.try_clone()?))
-            .stderr(Stdio::from(peer.try_clone()?))
-            .spawn()
-            .context("setsid")?;
+            .stderr(Stdio::from(peer.try_clone()?));
+        let child = with_child_signal(|| command.spawn()).context("setsid")?;
         let (mut output, drawn) = (controller.try_clone()?, Arc::clone(&screen));
         thread::spawn(move || {
             let mut bytes = [0; 4096];
