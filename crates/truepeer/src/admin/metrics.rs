@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use truepeer_session::counters::Counter;
 use truepeer_session::histogram::{Times, Timing};
 
-use super::status::AttachmentDoc;
+use super::AttachmentDoc;
 use super::{ListenerView, Running, State};
 
 /// Before each name.
@@ -149,7 +149,7 @@ impl Snapshot {
             state: running.state(),
             listeners: running.listeners().iter().map(|view| ListenerValues::of(running, view)).collect(),
             made_by_kernel: running.made_by_kernel(),
-            attachments: running.attachments().iter().map(AttachmentDoc::of).collect(),
+            attachments: running.attachments(),
         }
     }
 }

@@ -32,11 +32,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
-use truepeer_bpf::Status;
 use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
 use self::listen::Entrance;
+pub(crate) use self::status::AttachmentDoc;
 use self::stop::Stopper;
 use crate::spec::{AdminAddr, Protocol};
 
@@ -61,7 +61,7 @@ pub(crate) trait Running: Send + Sync {
     }
 
     /// What is attached in the kernel for this program.
-    fn attachments(&self) -> Vec<AttachmentView> {
+    fn attachments(&self) -> Vec<AttachmentDoc> {
         Vec::new()
     }
 
@@ -109,15 +109,6 @@ pub(crate) struct ListenerView {
     pub(crate) addresses: Vec<SocketAddr>,
     /// Whether it takes new connections.
     pub(crate) is_open: bool,
-}
-
-/// One attachment.
-#[derive(Debug)]
-pub(crate) struct AttachmentView {
-    /// The network namespace as configured; empty: this one.
-    pub(crate) netns: String,
-    /// `None`: not attached.
-    pub(crate) status: Option<Status>,
 }
 
 /// The admin thread and its sockets.

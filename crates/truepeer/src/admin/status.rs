@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use truepeer_bpf::Status;
 use truepeer_session::counters::Counter;
 
-use super::{AttachmentView, ListenerView, Running, State};
+use super::{ListenerView, Running, State};
 use crate::plan::passed::{self, PassedNames};
 use crate::spec::Protocol;
 
@@ -86,7 +87,7 @@ impl StatusDoc {
                 .into_iter()
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
-            attachments: running.attachments().iter().map(AttachmentDoc::of).collect(),
+            attachments: running.attachments(),
         }
     }
 }
@@ -128,13 +129,10 @@ impl ListenerDoc {
 }
 
 impl AttachmentDoc {
-    pub(super) fn of(view: &AttachmentView) -> Self {
-        let ports = view.status.iter().flat_map(|status| &status.ports);
-        Self {
-            netns: view.netns.clone(),
-            attached: view.status.is_some(),
-            ports: ports.map(PortDoc::of).collect(),
-        }
+    /// `netns`: as configured; empty: this one. `status`: `None` if it is not attached.
+    pub(crate) fn of(netns: String, status: Option<&Status>) -> Self {
+        let ports = status.iter().flat_map(|status| &status.ports);
+        Self { netns, attached: status.is_some(), ports: ports.map(PortDoc::of).collect() }
     }
 }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! start, one thread ─▶ user, capabilities ─▶ no_new_privs ─▶ Landlock: files ─▶ seccomp: system calls ─▶ listeners, workers
 //!             ├─fork─▶ the same, for the keeper ─▶ rules, routes and buffers, by CAP_NET_ADMIN
-//!             └─fork─▶ the same, with --splice, for another one ─▶ sockets under repair, by CAP_NET_ADMIN
+//!             ├─fork─▶ the same, with --splice, for another one ─▶ sockets under repair, by CAP_NET_ADMIN
+//!             └─fork─▶ with [[attach]], another one, which gives up nothing ─▶ kernel programs
 //! ```
 //! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of them, and
 //! the capability for ports below 1024 stays while a reload may need it. Rules and buffers are the [keeper](crate::keeper)'s.
@@ -49,6 +50,7 @@ pub(crate) struct Confined {
     reduced: Option<(CapabilitySet, CapabilitySet)>,
     limits_files: bool,
     has_keeper: bool,
+    has_attach_keeper: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -65,7 +67,7 @@ impl<'a> Plan<'a> {
         if !is_on {
             return Ok(plan);
         }
-        if let Some(reason) = obstacle(&plan.job) {
+        if let Some(reason) = obstacle() {
             if let Some(user) = &config.user {
                 bail!("--user {user}: {reason}");
             }
@@ -117,6 +119,12 @@ impl<'a> Plan<'a> {
                 None
             }
         }
+    }
+
+    /// Whether this process is about to give up what `[[attach]]` needs: then start an attach keeper.
+    pub(crate) fn attaches_apart(&mut self) -> bool {
+        self.confined.has_attach_keeper = self.is_on && self.job.attaches;
+        self.confined.has_attach_keeper
     }
 
     /// Starts the repair keeper, if it has the tables of spliced sessions. Without it, this process keeps the
@@ -179,6 +187,9 @@ impl<'a> Plan<'a> {
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
         confined.done.extend(confined.has_keeper.then(|| "rules, routes and buffers by a keeper".to_owned()));
+        confined
+            .done
+            .extend(confined.has_attach_keeper.then(|| "attachments by the attach keeper".to_owned()));
         confined.done.extend(job.has_repair_keeper.then(|| "TCP_REPAIR by the repair keeper".to_owned()));
         Ok(confined)
     }
@@ -209,10 +220,7 @@ fn confine_repair_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
 }
 
 /// Why this process can't be confined at all.
-fn obstacle(job: &Job) -> Option<String> {
-    if job.attaches {
-        return Some("attach's pins and cgroups belong to root".to_owned());
-    }
+fn obstacle() -> Option<String> {
     // Another thread, such as one of a preloaded library, would keep every privilege.
     let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     (threads != 1).then(|| format!("{threads} threads run already"))
@@ -258,6 +266,11 @@ impl Confined {
         let Some((before, after)) = self.reduced else { return Ok(()) };
         let mut job = Job::of(process, &[], false);
         job.has_keeper = self.has_keeper;
+        if job.attaches && !self.has_attach_keeper {
+            bail!(
+                "the file had no [[attach]] when truepeer started, and what that needs was given up after the start: restart it"
+            );
+        }
         match job.lost(before, after) {
             Some(need) => bail!(
                 "{} now needs {}, which this process gave up after its start: restart it",

@@ -157,7 +157,7 @@ impl Keeper {
 }
 
 /// Waits for the end of a process, so that it doesn't outlive this one.
-pub(super) fn reap(process: Pid, limit: Duration) {
+pub(crate) fn reap(process: Pid, limit: Duration) {
     let deadline = Instant::now() + limit;
     while let Ok(None) = waitpid(Some(process), WaitOptions::NOHANG) {
         if Instant::now() >= deadline {

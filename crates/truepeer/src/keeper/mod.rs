@@ -19,6 +19,7 @@ mod repairs;
 mod service;
 mod wire;
 
-pub(crate) use client::Keeper;
+pub(crate) use client::{Keeper, reap};
 pub(crate) use permitted::Permitted;
 pub(crate) use repairs::RepairKeeper;
+pub(crate) use service::hold_no_output;

@@ -30,6 +30,7 @@ use tracing::{error, info, warn};
 use truepeer_session::Advise;
 use truepeer_sys::limits;
 
+use self::attachments::{AttachKeeper, Attachments};
 use self::changes::Changes;
 use self::inherited::Inherited;
 use self::notify::Manager;
@@ -135,11 +136,18 @@ impl<'a> Server<'a> {
         plan.has_splice_tables(programs.splices.is_some());
         let hands = plan.start_keeper(Permitted::of(loaded)).map_or(Hands::Own, Hands::Keeper);
         let repairs = plan.start_repair_keeper();
+        let attachments = if plan.attaches_apart() {
+            Attachments::Keeper(AttachKeeper::start(source).context("a process of its own for [[attach]]")?)
+        } else {
+            let bell = events.bell();
+            Attachments::own(Arc::new(move || bell.ring()))
+        };
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the keeper.
         let confined = plan.enter()?;
         let can_make_sessions = programs.full.is_some();
         let can_splice = programs.splices.is_some() && splice::is_wanted(&loaded.process);
-        let process = Process::new(&loaded.process, open_files, advise, &events.bell(), programs, hands);
+        let bell = events.bell();
+        let process = Process::new(&loaded.process, open_files, advise, &bell, programs, hands, attachments);
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
         let mut server = Self {
@@ -219,9 +227,17 @@ impl<'a> Server<'a> {
         let looks = self.upgrade == Upgrade::No && self.draining_until.is_none();
         let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
         let routes = &self.process.routes;
-        let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look()];
+        let attachments = &self.process.attachments;
+        let deadlines = [
+            self.draining_until,
+            self.manager.next_ping(),
+            look,
+            routes.next_look(),
+            attachments.next_look(),
+        ];
         let repairs = self.repairs.as_ref().and_then(RepairKeeper::watched);
-        let watched: Vec<_> = routes.noticed().into_iter().flatten().chain(repairs).collect();
+        let attaches = attachments.keeper().and_then(AttachKeeper::watched);
+        let watched: Vec<_> = routes.noticed().into_iter().flatten().chain(repairs).chain(attaches).collect();
         match events.next(deadlines.into_iter().flatten().min(), &watched)? {
             Event::Signal(SIGUSR1) => self.process.report(),
             Event::Signal(SIGHUP) if self.draining_until.is_some() => {
@@ -243,6 +259,7 @@ impl<'a> Server<'a> {
         })?;
         self.process.routes.notice_keeper();
         self.repairs.iter().for_each(RepairKeeper::notice);
+        self.process.attachments.keeper().into_iter().for_each(AttachKeeper::notice);
         self.process.routes.restore_if_due(now);
         self.reload_if_changed(now);
         self.manager.ping(now);
@@ -349,7 +366,7 @@ impl<'a> Server<'a> {
         }
         self.upgrade = Upgrade::UnderWay;
         info!("upgrade: a new process starts");
-        Ok(Offered { sockets, attached: self.process.names_of_attached() })
+        Ok(Offered { sockets, attached: self.process.attachments.names() })
     }
 
     fn hand_over(&mut self, to: &HandedOver) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::{Advise, Journal};
 
 use super::apply::{Engines, Marks};
-use super::attachments::{AttachChange, Attachments};
+use super::attachments::Attachments;
 use super::requests::HandedOver;
 use super::routes::Routes;
 use super::signals::Bell;
@@ -21,15 +21,14 @@ use crate::file::LoadedConfig;
 use crate::log;
 use crate::plan::passed;
 use crate::plan::{
-    AttachKey, Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey,
-    ProcessConfig,
+    Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, ProcessConfig,
 };
 use crate::routes::guard::Hands;
 
 /// A running process. Dropping it ends everything at once.
 pub(super) struct Process {
     pub(super) engines: Engines,
-    attachments: Attachments,
+    pub(super) attachments: Attachments,
     /// Dropped after the engines: replies need the rules until the last session has ended.
     pub(super) routes: Routes,
     pub(super) config: ProcessConfig,
@@ -53,13 +52,14 @@ impl Process {
         bell: &Bell,
         programs: Programs,
         hands: Hands,
+        attachments: Attachments,
     ) -> Self {
         let workers = config.workers.map_or_else(super::cores, std::num::NonZeroUsize::get);
         let budgets = rules::budgets(&[], config.max_flows, open_files);
         let journal = Journal::with_advice(advise);
         Self {
             engines: Engines::new(workers, budgets, journal, bell.clone(), programs),
-            attachments: Attachments::new(bell.clone()),
+            attachments,
             routes: Routes::by(hands),
             config: config.clone(),
             open_files,
@@ -121,7 +121,7 @@ impl Process {
             }
         };
         let mut said: Vec<String> = changes.iter().map(describe).collect();
-        said.extend(attached.iter().map(describe_attach));
+        said.extend(attached);
         said.extend(self.settings(config));
         Ok(said)
     }
@@ -191,16 +191,6 @@ impl Process {
             is_open: true,
         };
         self.engines.listeners().into_iter().map(view).collect()
-    }
-
-    /// What is attached.
-    pub(super) fn attached(&self) -> Vec<AttachKey> {
-        self.attachments.keys()
-    }
-
-    /// The names of what is attached, for a new process.
-    pub(super) fn names_of_attached(&self) -> Vec<String> {
-        self.attachments.names()
     }
 
     /// Begins to move flows to a new process: reads no datagrams from now on.
@@ -306,16 +296,6 @@ fn describe(change: &Change) -> String {
         Change::SetRules(listener, parts) => {
             let parts: Vec<_> = parts.iter().map(ToString::to_string).collect();
             format!("new sessions of listener {} have new {}", listener.key, parts.join(", "))
-        }
-    }
-}
-
-fn describe_attach(change: &AttachChange) -> String {
-    match change {
-        AttachChange::Attached(key) => format!("{} was attached", key.pins.display()),
-        AttachChange::NewRules(key) => format!("{} has new rules", key.pins.display()),
-        AttachChange::Leaving(key) => {
-            format!("{} checks no new connections, and is detached with its last one", key.pins.display())
         }
     }
 }

@@ -7,12 +7,11 @@ use truepeer_bpf::Full;
 use truepeer_session::counters::Counters;
 use truepeer_session::{Journal, SessionList};
 
+use super::attachments;
 use super::process::Process;
 use super::requests::Requests;
 use super::upgrade;
-use crate::admin::{AttachmentView, ListenerView, Running, State};
-use crate::attach;
-use crate::plan::AttachKey;
+use crate::admin::{AttachmentDoc, ListenerView, Running, State};
 
 /// A view that the server's thread brings up to date after each change.
 pub(super) struct View {
@@ -26,7 +25,7 @@ struct Shown {
     state: State,
     listeners: Vec<ListenerView>,
     sessions: Vec<Arc<dyn SessionList>>,
-    attachments: Vec<AttachKey>,
+    attachments: attachments::Shown,
 }
 
 impl View {
@@ -35,7 +34,7 @@ impl View {
             state: State::Starting,
             listeners: Vec::new(),
             sessions: Vec::new(),
-            attachments: Vec::new(),
+            attachments: process.attachments.shown(),
         };
         let journal = Arc::clone(&process.engines.journal);
         let full = process.engines.full();
@@ -60,7 +59,7 @@ impl View {
         shown.listeners.retain(|known| open.iter().all(|listener| listener.id != known.id));
         shown.listeners.extend(open);
         shown.sessions = process.engines.sessions();
-        shown.attachments = process.attached();
+        shown.attachments = process.attachments.shown();
     }
 }
 
@@ -87,13 +86,9 @@ impl Running for View {
         counters.and_then(Result::ok).unwrap_or_default()
     }
 
-    fn attachments(&self) -> Vec<AttachmentView> {
+    fn attachments(&self) -> Vec<AttachmentDoc> {
         let attachments = self.shown().attachments.clone();
-        let view = |key: AttachKey| AttachmentView {
-            netns: key.target.to_string(),
-            status: attach::status_of(&key).ok().flatten(),
-        };
-        attachments.into_iter().map(view).collect()
+        attachments.read()
     }
 
     fn reload(&self) -> Result<String, String> {

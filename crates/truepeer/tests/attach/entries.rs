@@ -1,11 +1,12 @@
 //! `[[attach]]` entries of a file: attached while the process serves, changed by a reload, kept by an upgrade.
 
+use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
 
 use crate::kit::{BACKEND, attach, command, echo, header, is_answered, session, status};
@@ -18,6 +19,10 @@ pub(crate) fn tests() -> Vec<Test> {
         a_wrong_entry_leaves_everything_as_it_was,
         an_upgrade_keeps_the_attachment_and_every_client_is_true,
         an_upgrade_that_fails_keeps_the_attachment_and_every_client_is_true,
+        the_process_is_confined_and_its_keeper_attaches,
+        a_first_entry_in_a_reload_needs_a_restart,
+        a_killed_process_leaves_what_is_attached_to_the_next_one,
+        a_killed_keeper_is_told_of_and_clients_stay_true,
     ]
 }
 
@@ -243,5 +248,87 @@ fn an_upgrade_that_fails_keeps_the_attachment_and_every_client_is_true(bed: &Bed
     load.end()?;
     bed.wait_for("one port", || checked_ports(bed).is_ok_and(|ports| ports == 1))?;
     ensure!(old.stop()?.success() && !is_attached(bed)?, "{}", old.log());
+    Ok(())
+}
+
+/// The value of a line of /proc/PID/status.
+fn of_status(pid: i32, name: &str) -> Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+    Ok(line.with_context(|| format!("{name}: {status}"))?.to_owned())
+}
+
+/// The attach keeper of a process.
+fn keeper(truepeer: &Running) -> Result<i32> {
+    let children = truepeer.children()?;
+    let found =
+        children.iter().find(|pid| of_status(**pid, "Name").is_ok_and(|name| name == "truepeer-attach"));
+    found.copied().with_context(|| format!("children: {children:?}"))
+}
+
+fn the_process_is_confined_and_its_keeper_attaches(bed: &Bed) -> Result<()> {
+    // capabilities(7).
+    const NET_ADMIN: u32 = 12;
+    const SYS_ADMIN: u32 = 21;
+    const PERFMON: u32 = 38;
+    const BPF: u32 = 39;
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let truepeer = start(bed, &[OTHER, &entry(bed, "port = [\"80\"]")])?;
+    truepeer.wait_for_log("attachments by the attach keeper")?;
+    ensure!(!truepeer.log().contains("not confined"), "{}", truepeer.log());
+    let held = u64::from_str_radix(&of_status(truepeer.pid(), "CapPrm")?, 16)?;
+    for capability in [NET_ADMIN, SYS_ADMIN, PERFMON, BPF] {
+        ensure!(held & 1 << capability == 0, "capability {capability} of {held:x}");
+    }
+    ensure!(of_status(truepeer.pid(), "Seccomp")? == "2" && of_status(truepeer.pid(), "NoNewPrivs")? == "1");
+    ensure!(!of_status(truepeer.pid(), "Uid")?.starts_with("0\t"));
+    ensure!(of_status(keeper(&truepeer)?, "Uid")?.starts_with("0\t"));
+    ensure!(is_seen("203.0.113.1:1001")?);
+    let shown = Program::new(TRUEPEER).args(["status", "--json", "-c", "truepeer.toml"]).run(bed)?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    let place = &shown["attachments"][0];
+    ensure!(place["attached"] == true && place["ports"][0]["port"] == 80, "{shown}");
+    ensure!(truepeer.stop()?.success() && !is_attached(bed)?, "{}", truepeer.log());
+    Ok(())
+}
+
+fn a_first_entry_in_a_reload_needs_a_restart(bed: &Bed) -> Result<()> {
+    let truepeer = start(bed, &[OTHER])?;
+    write(bed, &[OTHER, &entry(bed, "port = [\"80\"]")])?;
+    let said = reload(bed)?;
+    ensure!(said.contains("the file had no [[attach]] when truepeer started"), "{said}");
+    ensure!(truepeer.is_alive() && !is_attached(bed)?);
+    Ok(())
+}
+
+fn a_killed_process_leaves_what_is_attached_to_the_next_one(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let entries = [OTHER, &entry(bed, "port = [\"80\"]")];
+    let truepeer = start(bed, &entries)?;
+    let keeper = keeper(&truepeer)?;
+    truepeer.signal(Signal::KILL)?;
+    truepeer.wait_end()?;
+    // Nobody waits for it here: it stays a zombie.
+    bed.wait_for("the keeper's end", || {
+        of_status(keeper, "State").is_ok_and(|state| state.starts_with('Z'))
+    })?;
+    ensure!(is_attached(bed)? && is_seen("203.0.113.1:1001")?);
+    let next = start(bed, &entries)?;
+    ensure!(is_seen("203.0.113.2:1002")?);
+    ensure!(next.stop()?.success() && !is_attached(bed)?, "{}", next.log());
+    Ok(())
+}
+
+fn a_killed_keeper_is_told_of_and_clients_stay_true(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let truepeer = start(bed, &[OTHER, &entry(bed, "port = [\"80\"]")])?;
+    let keeper = Pid::from_raw(keeper(&truepeer)?).context("a process id")?;
+    kill_process(keeper, Signal::KILL)?;
+    truepeer.wait_for_log(&format!("the attach keeper (process {keeper}) has ended by itself"))?;
+    ensure!(is_seen("203.0.113.1:1001")?);
+    let said = reload(bed)?;
+    ensure!(said.contains("has ended: restart truepeer"), "{said}");
+    ensure!(truepeer.stop()?.success() && truepeer.log().contains("not detached"), "{}", truepeer.log());
+    ensure!(is_attached(bed)? && is_seen("203.0.113.2:1002")?);
     Ok(())
 }

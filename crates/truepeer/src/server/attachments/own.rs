@@ -1,6 +1,4 @@
-//! The `[[attach]]` entries: attached at the start, changed by a reload, detached at the end.
-//!
-//! An attachment that leaves is detached when its last connection has ended, by a thread of its own.
+//! Attachments of this process. One that leaves is detached when its last connection has ended, by a thread of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +10,7 @@ use anyhow::Context as _;
 use tracing::{error, info, warn};
 use truepeer_bpf::Rules;
 
-use super::signals::Bell;
+use super::Shown;
 use crate::attach;
 use crate::plan::{AttachKey, CheckedAttach};
 use crate::spec::AttachSpec;
@@ -20,15 +18,17 @@ use crate::spec::AttachSpec;
 /// How often a leaving attachment is polled.
 const INTERVAL: Duration = Duration::from_millis(200);
 
+/// Called when an attachment has been detached.
+pub(in crate::server) type Detached = Arc<dyn Fn() + Send + Sync>;
+
 /// What this process has attached.
-pub(super) struct Attachments {
+pub(in crate::server) struct Own {
     running: BTreeMap<AttachKey, Attachment>,
     leaving: BTreeMap<AttachKey, Leaving>,
     /// The names of those that the old process has attached, until it lets go: if this process fails, the old one
     /// renews its rules, and no connection may meet a port without programs meanwhile.
     others: BTreeSet<String>,
-    /// Rung when one has been detached.
-    bell: Bell,
+    detached: Detached,
 }
 
 #[derive(Debug, Clone)]
@@ -37,25 +37,17 @@ struct Attachment {
     rules: Rules,
 }
 
-/// What a plan has changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum AttachChange {
-    Attached(AttachKey),
-    NewRules(AttachKey),
-    Leaving(AttachKey),
-}
-
-impl Attachments {
-    pub(super) fn new(bell: Bell) -> Self {
+impl Own {
+    pub(super) fn new(detached: Detached) -> Self {
         let (running, leaving, others) = Default::default();
-        Self { running, leaving, others, bell }
+        Self { running, leaving, others, detached }
     }
 
-    /// Attaches what `wanted` has, and lets the rest leave.
+    /// Attaches what `wanted` has, and lets the rest leave. Describes each change.
     ///
     /// # Errors
     /// The first that can't be attached. Everything is then as it was.
-    pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<AttachChange>> {
+    pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<String>> {
         let wanted: BTreeMap<_, _> =
             wanted.iter().map(|attach| (attach.key.clone(), Attachment::of(attach))).collect();
         let mut changes = Vec::new();
@@ -74,16 +66,19 @@ impl Attachments {
         let mut said: Vec<_> = changes
             .into_iter()
             .map(|(key, before)| match before {
-                Some(_) => AttachChange::NewRules(key),
-                None => AttachChange::Attached(key),
+                Some(_) => format!("{} has new rules", key.pins.display()),
+                None => format!("{} was attached", key.pins.display()),
             })
             .collect();
         let gone = self.running.keys().filter(|key| !wanted.contains_key(*key)).cloned();
         let gone: Vec<_> = gone.collect();
         self.running = wanted;
         for key in gone {
-            self.leave(key.clone());
-            said.push(AttachChange::Leaving(key));
+            said.push(format!(
+                "{} checks no new connections, and is detached with its last one",
+                key.pins.display()
+            ));
+            self.leave(key);
         }
         Ok(said)
     }
@@ -109,15 +104,15 @@ impl Attachments {
     }
 
     fn leave(&mut self, key: AttachKey) {
-        match Leaving::begin(key.clone(), self.bell.clone()) {
+        match Leaving::begin(key.clone(), Arc::clone(&self.detached)) {
             Ok(leaving) => _ = self.leaving.insert(key, leaving),
             Err(failure) => error!("{failure:#}"),
         }
     }
 
-    /// The identities of all.
-    pub(super) fn keys(&self) -> Vec<AttachKey> {
-        self.running.keys().cloned().collect()
+    /// What the admin socket shows.
+    pub(super) fn shown(&self) -> Shown {
+        Shown::Own(self.running.keys().cloned().collect())
     }
 
     /// The names by which two processes speak of them.
@@ -164,7 +159,7 @@ impl Attachments {
 }
 
 /// What is still attached is detached at once.
-impl Drop for Attachments {
+impl Drop for Own {
     fn drop(&mut self) {
         let mut left: Vec<_> = std::mem::take(&mut self.running).into_keys().collect();
         for (key, leaving) in std::mem::take(&mut self.leaving) {
@@ -182,7 +177,7 @@ impl Drop for Attachments {
 }
 
 /// The same pins in two network namespaces are two attachments.
-fn name(key: &AttachKey) -> String {
+pub(super) fn name(key: &AttachKey) -> String {
     match key.target.to_string().as_str() {
         "" => format!("{} in this network namespace", key.pins.display()),
         target => format!("{} in {target}", key.pins.display()),
@@ -214,12 +209,12 @@ struct Leaving {
 }
 
 impl Leaving {
-    fn begin(key: AttachKey, bell: Bell) -> anyhow::Result<Self> {
+    fn begin(key: AttachKey, detached: Detached) -> anyhow::Result<Self> {
         let is_stopped = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&is_stopped);
         let work = move || {
             detach(&key, &seen);
-            bell.ring();
+            detached();
         };
         let thread = thread::Builder::new().name("detach".to_owned()).spawn(work);
         Ok(Self { is_stopped, thread: thread.context("can't start a thread that detaches")? })

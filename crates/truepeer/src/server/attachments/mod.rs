@@ -1,0 +1,148 @@
+//! The `[[attach]]` entries: attached at the start, changed by a reload, detached at the end.
+//!
+//! ```text
+//! confined truepeer ── "apply these", "drain", … ──▶ attach keeper: reads the file, and puts them into the kernel
+//! ```
+//! Attaching needs root's files and capabilities. A process that gives them up forks the attach keeper before; any
+//! other attaches by itself.
+
+mod keeper;
+mod own;
+mod service;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(super) use self::keeper::AttachKeeper;
+use self::keeper::Line;
+pub(super) use self::own::Detached;
+use self::own::Own;
+use crate::admin::AttachmentDoc;
+use crate::attach;
+use crate::plan::{AttachKey, CheckedAttach};
+
+/// What is attached for this process.
+pub(super) enum Attachments {
+    Own(Own),
+    Keeper(AttachKeeper),
+}
+
+/// What the admin socket shows of them.
+#[derive(Clone)]
+pub(super) enum Shown {
+    Own(Vec<AttachKey>),
+    Keeper(Arc<Line>),
+}
+
+impl Attachments {
+    /// Those of this process itself.
+    pub(super) fn own(detached: Detached) -> Self {
+        Self::Own(Own::new(detached))
+    }
+
+    /// Attaches what `wanted` has, and lets the rest leave. Describes each change.
+    ///
+    /// # Errors
+    /// The first that can't be attached. Everything is then as it was.
+    pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<String>> {
+        match self {
+            Self::Own(own) => own.apply(wanted),
+            Self::Keeper(keeper) => keeper.apply(wanted),
+        }
+    }
+
+    /// The names by which two processes speak of them.
+    pub(super) fn names(&self) -> Vec<String> {
+        match self {
+            Self::Own(own) => own.names(),
+            Self::Keeper(keeper) => keeper.names(),
+        }
+    }
+
+    /// An old process has these attached.
+    pub(super) fn begin_take_over(&mut self, names: &[String]) {
+        match self {
+            Self::Own(own) => own.begin_take_over(names),
+            Self::Keeper(keeper) => keeper.begin_take_over(names),
+        }
+    }
+
+    /// The old process has let go.
+    pub(super) fn end_take_over(&mut self) {
+        match self {
+            Self::Own(own) => own.end_take_over(),
+            Self::Keeper(keeper) => keeper.end_take_over(),
+        }
+    }
+
+    /// Another process has these attached now, and the rest leaves.
+    pub(super) fn hand_over(&mut self, names: &[String]) {
+        match self {
+            Self::Own(own) => own.hand_over(names),
+            Self::Keeper(keeper) => keeper.hand_over(names),
+        }
+    }
+
+    /// A process that was to take over has failed, and may have left its rules.
+    pub(super) fn renew(&self) {
+        match self {
+            Self::Own(own) => own.renew(),
+            Self::Keeper(keeper) => keeper.renew(),
+        }
+    }
+
+    /// Lets all leave.
+    pub(super) fn drain(&mut self) {
+        match self {
+            Self::Own(own) => own.drain(),
+            Self::Keeper(keeper) => keeper.drain(),
+        }
+    }
+
+    /// Whether none is left after a drain.
+    pub(super) fn have_ended(&self) -> bool {
+        match self {
+            Self::Own(own) => own.have_ended(),
+            Self::Keeper(keeper) => keeper.have_ended(),
+        }
+    }
+
+    pub(super) fn shown(&self) -> Shown {
+        match self {
+            Self::Own(own) => own.shown(),
+            Self::Keeper(keeper) => keeper.shown(),
+        }
+    }
+
+    /// When [`Self::have_ended`] is to be asked again, if nothing else happens.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        match self {
+            Self::Own(_) => None,
+            Self::Keeper(keeper) => keeper.next_look(),
+        }
+    }
+
+    /// The keeper that attaches.
+    pub(super) fn keeper(&self) -> Option<&AttachKeeper> {
+        match self {
+            Self::Own(_) => None,
+            Self::Keeper(keeper) => Some(keeper),
+        }
+    }
+}
+
+impl Shown {
+    /// The state of each, read now.
+    pub(super) fn read(&self) -> Vec<AttachmentDoc> {
+        match self {
+            Self::Own(keys) => keys.iter().map(read).collect(),
+            Self::Keeper(line) => line.read(),
+        }
+    }
+}
+
+fn read(key: &AttachKey) -> AttachmentDoc {
+    // Unreadable: it is shown as not attached.
+    AttachmentDoc::of(key.target.to_string(), attach::status_of(key).ok().flatten().as_ref())
+}

@@ -1,0 +1,59 @@
+//! Messages between a confined process and its attach keeper: a line of JSON each, one answer to each request.
+
+use std::io::{self, BufRead, Read as _, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::admin::AttachmentDoc;
+
+/// No message is longer. A port's state takes some 2 KiB.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// A request to the keeper. Attachments are named as in [`super::own::name`]: what a name stands for, the keeper reads
+/// from the file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) enum Request {
+    Apply(Vec<String>),
+    BeginTakeOver(Vec<String>),
+    EndTakeOver,
+    HandOver(Vec<String>),
+    Renew,
+    Drain,
+    HaveEnded,
+    Show,
+    /// Detach what is left at once, and end.
+    End,
+}
+
+/// The keeper's answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) enum Answer {
+    Done,
+    /// Each change of [`Request::Apply`].
+    Changed(Vec<String>),
+    Ended(bool),
+    Shown(Vec<AttachmentDoc>),
+    Failed(String),
+}
+
+/// Sends one message.
+pub(super) fn send(mut out: impl Write, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    out.write_all(&line)
+}
+
+/// Receives one message.
+///
+/// # Errors
+/// `UnexpectedEof` at the end of the stream, otherwise that of the read, or of what is no message.
+pub(super) fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
+    let mut line = String::new();
+    if from.take(MOST_BYTES).read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(serde_json::from_str(&line)?)
+}
