@@ -3,6 +3,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 
 use crate::error::{CallError, Named};
 
@@ -127,6 +129,19 @@ pub fn with_child_signal<T>(start: impl FnOnce() -> T) -> T {
     let started = start();
     set_mask(&before);
     started
+}
+
+/// Makes a program start without blocked signals, which it would inherit from this thread (execve(2)).
+pub fn unblock_signals_in(command: &mut Command) -> &mut Command {
+    // SAFETY: after the fork the child only calls sigemptyset and pthread_sigmask: neither allocates or takes a lock.
+    unsafe {
+        command.pre_exec(|| {
+            let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+            libc::sigemptyset(none.as_mut_ptr());
+            set_mask(none.assume_init_ref());
+            Ok(())
+        })
+    }
 }
 
 /// Returns the previous mask.

@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use truepeer_sys::process::unblock_signals_in;
+
 use crate::spec::Engine;
 
 /// Names of containers may be shortened, as in the engines' own commands, but not to less than this.
@@ -113,7 +115,10 @@ fn task_in(tasks: &str, name: &str) -> Option<u32> {
 }
 
 fn run(engine: Engine, args: &[&str]) -> Result<Option<Output>> {
-    match Command::new(program(engine)).args(args).output() {
+    let mut command = Command::new(program(engine));
+    // The attach keeper blocks signals. The service manager expects nothing from an engine's client.
+    unblock_signals_in(&mut command).env_remove("NOTIFY_SOCKET");
+    match command.args(args).output() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         output => output.map(Some).with_context(|| format!("{} can't be run", program(engine))),
     }

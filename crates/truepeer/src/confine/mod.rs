@@ -121,10 +121,20 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Whether this process is about to give up what `[[attach]]` needs: then start an attach keeper.
-    pub(crate) fn attaches_apart(&mut self) -> bool {
-        self.confined.has_attach_keeper = self.is_on && self.job.attaches;
-        self.confined.has_attach_keeper
+    /// Starts the attach keeper, if this process has `[[attach]]` and is about to give up what that needs.
+    ///
+    /// # Errors
+    /// That of `start`.
+    pub(crate) fn start_attach_keeper<T>(
+        &mut self,
+        start: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<Option<T>> {
+        if !self.is_on || !self.job.attaches {
+            return Ok(None);
+        }
+        let keeper = start().context("can't start a process of its own for [[attach]]")?;
+        self.confined.has_attach_keeper = true;
+        Ok(Some(keeper))
     }
 
     /// Starts the repair keeper, if it has the tables of spliced sessions. Without it, this process keeps the
@@ -268,7 +278,7 @@ impl Confined {
         job.has_keeper = self.has_keeper;
         if job.attaches && !self.has_attach_keeper {
             bail!(
-                "the file had no [[attach]] when truepeer started, and what that needs was given up after the start: restart it"
+                "[[attach]] needs privileges that truepeer gave up after its start, because the file had no [[attach]] then: restart truepeer"
             );
         }
         match job.lost(before, after) {

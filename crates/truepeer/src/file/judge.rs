@@ -11,7 +11,8 @@ use super::keys::in_keys;
 use super::table::Words;
 use super::written::Written;
 use crate::plan::{
-    AttachKey, Beside, CheckedProcess, ConfineConfig, EntryConfig, Problem, Problems, ProcessConfig,
+    AttachKey, Beside, CheckedAttach, CheckedProcess, ConfineConfig, EntryConfig, Problem, Problems,
+    ProcessConfig,
 };
 use crate::spec::{ConfineMode, defaults};
 
@@ -25,27 +26,63 @@ pub(super) struct Judged {
 
 /// Reads a file, and everything that it names.
 pub(super) fn read(path: &Path) -> Judged {
-    match std::fs::read(path).map(String::from_utf8) {
-        Ok(Ok(text)) => judge(path, text),
-        Ok(Err(_)) => unread(path, "expected UTF-8 text".to_owned()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            unread(path, format!("can't read the file: {error}; name another with -c FILE"))
-        }
-        Err(error) => unread(path, format!("can't read the file: {error}")),
+    match text_of(path) {
+        Ok(text) => judge(path, text),
+        Err(findings) => Judged { written: Written::nothing(), findings, plan: None },
     }
 }
 
-fn unread(path: &Path, text: String) -> Judged {
+/// Reads a file, and what its attachments name.
+pub(super) fn attachments(path: &Path) -> Result<(ProcessConfig, Vec<CheckedAttach>), Findings> {
+    attachments_in(path, text_of(path)?)
+}
+
+/// The attachments of a text that has been read.
+pub(super) fn attachments_in(
+    path: &Path,
+    text: String,
+) -> Result<(ProcessConfig, Vec<CheckedAttach>), Findings> {
+    let (written, mut findings, is_toml) = tables(path, text);
+    let planned = if is_toml { written.config(&mut findings) } else { None };
+    let mut attachments = Vec::new();
+    if let Some((config, places)) = &planned {
+        for (entry, words) in config.entries.iter().zip(places) {
+            let EntryConfig::Attach(args) = entry else { continue };
+            match CheckedAttach::of(args) {
+                Ok(attach) => attachments.push(attach),
+                Err(problems) => words.add(problems, &mut findings),
+            }
+        }
+    }
+    match planned {
+        Some((config, _)) if !findings.have_errors() => Ok((config, attachments)),
+        _ => Err(findings),
+    }
+}
+
+fn text_of(path: &Path) -> Result<String, Findings> {
+    let problem = match std::fs::read(path).map(String::from_utf8) {
+        Ok(Ok(text)) => return Ok(text),
+        Ok(Err(_)) => "expected UTF-8 text".to_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            format!("can't read the file: {error}; name another with -c FILE")
+        }
+        Err(error) => format!("can't read the file: {error}"),
+    };
     let mut findings = Findings::new(path, String::new());
-    findings.add(Finding::of_file(text));
-    Judged { written: Written::nothing(), findings, plan: None }
+    findings.add(Finding::of_file(problem));
+    Err(findings)
 }
 
 /// Judges a text that has been read.
 pub(super) fn judge(path: &Path, text: String) -> Judged {
     let (written, mut findings, is_toml) = tables(path, text);
     // A missing key may be in the part that is not TOML, so don't report it.
-    let plan = if is_toml { written.plan(&mut findings) } else { None };
+    let planned = if is_toml { written.config(&mut findings) } else { None };
+    let plan = planned.map(|(config, places)| {
+        let checked = check(&config, &places, &mut findings);
+        (config, checked)
+    });
     findings.sort();
     let plan = plan.filter(|_| !findings.have_errors());
     Judged { written, findings, plan }
@@ -65,8 +102,8 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
 }
 
 impl Written {
-    /// Judges every entry, also if another one is wrong.
-    fn plan(&self, findings: &mut Findings) -> Option<(ProcessConfig, CheckedProcess)> {
+    /// What every entry says, also if another one is wrong, and where.
+    fn config(&self, findings: &mut Findings) -> Option<(ProcessConfig, Vec<&Words>)> {
         if self.entries.is_empty() {
             if !findings.have_errors() {
                 findings.add(Finding::of_file(
@@ -100,8 +137,7 @@ impl Written {
             admin,
             log,
         };
-        let checked = check(&config, &places, findings);
-        Some((config, checked))
+        Some((config, places))
     }
 }
 

@@ -11,7 +11,7 @@ use super::finding::Findings;
 use super::judge::{self, Judged};
 use super::keys::in_keys;
 use crate::output::tell;
-use crate::plan::{CheckedProcess, Problems, ProcessConfig};
+use crate::plan::{CheckedAttach, CheckedProcess, Problems, ProcessConfig};
 
 /// A command line, or a file.
 #[derive(Debug)]
@@ -60,6 +60,16 @@ impl ConfigSource {
                 Ok(LoadedConfig { process, checked, files, began })
             }
             Self::File(path) => load(path, began),
+        }
+    }
+
+    /// Reads the attachments only: no name of the other entries is resolved, and none of their files is read.
+    pub(crate) fn attachments(&self) -> Result<(ProcessConfig, Vec<CheckedAttach>), Rejected> {
+        match self {
+            Self::Command(process) => Ok((ProcessConfig::clone(process), Vec::new())),
+            Self::File(path) => {
+                judge::attachments(path).map_err(|findings| Rejected::File(Box::new(findings)))
+            }
         }
     }
 }

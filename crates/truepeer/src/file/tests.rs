@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::entry::{Entry, Shared, meaning};
 use super::fuzzed::any_file;
-use super::judge::tables;
+use super::judge::{attachments_in, judge, tables};
 use super::show::whole;
 use super::written::Written;
 use crate::cli::{Invocation, parse};
@@ -228,4 +228,19 @@ fn the_page_about_the_file_shows_one_that_holds() {
     let line = "truepeer proxy -l :8443 -4 127.0.0.1:443 -6 [::1]:443 --allow 10.0.0.0/8 --print-config";
     let Invocation::Print(file) = invoke(line) else { panic!("{line}") };
     assert_eq!(file, printed);
+}
+
+/// The attach keeper reads them with all privileges.
+#[test]
+fn attachments_are_read_without_the_names_and_files_of_other_entries() {
+    const OTHERS: &str = "[[proxy]]\nlisten = [\":443\"]\nipv4 = \"none.invalid:80\"\nallow = [\"./none\"]\n";
+    let attach = |text: &str| format!("{OTHERS}[[attach]]\nport = [25]\nallow = [\"{text}\"]\n");
+    let path = Path::new(DIR).join("truepeer.toml");
+    let (_, attachments) =
+        attachments_in(&path, attach("10.0.0.7")).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(attachments.len(), 1);
+    assert!(attachments[0].rules.tcp_ports.contains(&25));
+    assert!(judge(&path, attach("10.0.0.7")).plan.is_none(), "the other entry is wrong");
+    let findings = attachments_in(&path, attach("./none")).unwrap_err();
+    assert!(findings.to_string().contains("/none"), "{findings}");
 }

@@ -76,7 +76,7 @@ pub(crate) struct CheckedAttach {
 }
 
 /// The identity of an attachment: a place has one at most.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct AttachKey {
     pub(crate) target: AttachTarget,
     pub(crate) pins: PathBuf,
@@ -150,11 +150,7 @@ impl EntryConfig {
                 checked: config.check_beside(beside)?,
                 is_https: matches!(self, Self::Https(_)),
             }),
-            Self::Attach(args) => {
-                let (rules, warnings) = attach_rules(args)?;
-                let (key, args) = (AttachKey::of(args), AttachSpec::clone(args));
-                Ok(CheckedEntry::Attach(Box::new(CheckedAttach { key, args, rules, warnings })))
-            }
+            Self::Attach(args) => Ok(CheckedEntry::Attach(Box::new(CheckedAttach::of(args)?))),
         }
     }
 
@@ -165,6 +161,14 @@ impl EntryConfig {
             }
             Self::Attach(args) => args.senders.files().map(Path::to_owned).collect(),
         }
+    }
+}
+
+impl CheckedAttach {
+    /// Reads the files that it names.
+    pub(crate) fn of(args: &AttachSpec) -> Result<Self, Problems> {
+        let (rules, warnings) = attach_rules(args)?;
+        Ok(Self { key: AttachKey::of(args), args: args.clone(), rules, warnings })
     }
 }
 

@@ -30,7 +30,7 @@ use tracing::{error, info, warn};
 use truepeer_session::Advise;
 use truepeer_sys::limits;
 
-use self::attachments::{AttachKeeper, Attachments};
+use self::attachments::{Attachments, ForkedKeeper};
 use self::changes::Changes;
 use self::inherited::Inherited;
 use self::notify::Manager;
@@ -136,17 +136,19 @@ impl<'a> Server<'a> {
         plan.has_splice_tables(programs.splices.is_some());
         let hands = plan.start_keeper(Permitted::of(loaded)).map_or(Hands::Own, Hands::Keeper);
         let repairs = plan.start_repair_keeper();
-        let attachments = if plan.attaches_apart() {
-            Attachments::Keeper(AttachKeeper::start(source).context("a process of its own for [[attach]]")?)
-        } else {
-            let bell = events.bell();
-            Attachments::own(Arc::new(move || bell.ring()))
-        };
+        let attach_keeper = plan.start_attach_keeper(|| ForkedKeeper::start(source, loaded))?;
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the keeper.
         let confined = plan.enter()?;
         let can_make_sessions = programs.full.is_some();
         let can_splice = programs.splices.is_some() && splice::is_wanted(&loaded.process);
         let bell = events.bell();
+        let attachments = match attach_keeper {
+            Some(keeper) => Attachments::Keeper(keeper.hear(bell.clone())?),
+            None => Attachments::own(Arc::new({
+                let bell = bell.clone();
+                move || bell.ring()
+            })),
+        };
         let process = Process::new(&loaded.process, open_files, advise, &bell, programs, hands, attachments);
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
@@ -227,17 +229,9 @@ impl<'a> Server<'a> {
         let looks = self.upgrade == Upgrade::No && self.draining_until.is_none();
         let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
         let routes = &self.process.routes;
-        let attachments = &self.process.attachments;
-        let deadlines = [
-            self.draining_until,
-            self.manager.next_ping(),
-            look,
-            routes.next_look(),
-            attachments.next_look(),
-        ];
+        let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look()];
         let repairs = self.repairs.as_ref().and_then(RepairKeeper::watched);
-        let attaches = attachments.keeper().and_then(AttachKeeper::watched);
-        let watched: Vec<_> = routes.noticed().into_iter().flatten().chain(repairs).chain(attaches).collect();
+        let watched: Vec<_> = routes.noticed().into_iter().flatten().chain(repairs).collect();
         match events.next(deadlines.into_iter().flatten().min(), &watched)? {
             Event::Signal(SIGUSR1) => self.process.report(),
             Event::Signal(SIGHUP) if self.draining_until.is_some() => {
@@ -259,7 +253,7 @@ impl<'a> Server<'a> {
         })?;
         self.process.routes.notice_keeper();
         self.repairs.iter().for_each(RepairKeeper::notice);
-        self.process.attachments.keeper().into_iter().for_each(AttachKeeper::notice);
+        self.process.attachments.notice_keeper();
         self.process.routes.restore_if_due(now);
         self.reload_if_changed(now);
         self.manager.ping(now);

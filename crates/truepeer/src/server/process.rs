@@ -270,7 +270,7 @@ impl Process {
     ///
     /// # Errors
     /// A worker has ended unexpectedly.
-    pub(super) fn have_ended(&self) -> anyhow::Result<bool> {
+    pub(super) fn have_ended(&mut self) -> anyhow::Result<bool> {
         Ok(self.engines.have_ended()? && self.attachments.have_ended())
     }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
 use truepeer_bpf::UdpDialect;
 
 use super::groups::{PrintSpec, SendersSpec, WaitSpec};
@@ -84,7 +85,7 @@ pub(crate) struct PlaceArgs {
 }
 
 /// Whose network namespace.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum AttachTarget {
     /// This process's.
     Here,
@@ -97,7 +98,7 @@ pub(crate) enum AttachTarget {
 }
 
 /// A container engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum Engine {
     Docker,
     Podman,

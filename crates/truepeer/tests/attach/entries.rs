@@ -1,9 +1,10 @@
 //! `[[attach]]` entries of a file: attached while the process serves, changed by a reload, kept by an upgrade.
 
-use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,9 +21,14 @@ pub(crate) fn tests() -> Vec<Test> {
         an_upgrade_keeps_the_attachment_and_every_client_is_true,
         an_upgrade_that_fails_keeps_the_attachment_and_every_client_is_true,
         the_process_is_confined_and_its_keeper_attaches,
+        without_confinement_the_process_itself_attaches,
         a_first_entry_in_a_reload_needs_a_restart,
+        a_start_that_fails_leaves_nothing_attached,
         a_killed_process_leaves_what_is_attached_to_the_next_one,
         a_killed_keeper_is_told_of_and_clients_stay_true,
+        a_keeper_that_stands_still_holds_up_reloads_only,
+        an_engines_client_is_started_without_blocked_signals,
+        the_keeper_has_the_log_level_of_the_last_reload,
     ]
 }
 
@@ -292,12 +298,45 @@ fn the_process_is_confined_and_its_keeper_attaches(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+fn without_confinement_the_process_itself_attaches(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    command(bed, &[])?; // mounts the BPF file system
+    let of = |keys: &str| format!("confine = \"off\"\n{TABLES}{}", entry(bed, keys));
+    bed.write("truepeer.toml", of("port = [\"80\"]"))?;
+    let truepeer = serve(bed, &[])?;
+    truepeer.wait_for_log("admin: listening on")?;
+    ensure!(truepeer.children()?.is_empty(), "{:?}", truepeer.children());
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    bed.write("truepeer.toml", of("port = [\"80\"]\ndeny-clients = [\"203.0.113.2\"]"))?;
+    let said = reload(bed)?;
+    ensure!(said.contains("has new rules"), "{said}");
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_for_log("waiting for 1 open connections")?;
+    is_answered(&mut open)?;
+    drop(open);
+    ensure!(truepeer.wait_end()?.success() && !is_attached(bed)?, "{}", truepeer.log());
+    Ok(())
+}
+
 fn a_first_entry_in_a_reload_needs_a_restart(bed: &Bed) -> Result<()> {
     let truepeer = start(bed, &[OTHER])?;
     write(bed, &[OTHER, &entry(bed, "port = [\"80\"]")])?;
     let said = reload(bed)?;
-    ensure!(said.contains("the file had no [[attach]] when truepeer started"), "{said}");
+    ensure!(said.contains("[[attach]] needs privileges that truepeer gave up after its start"), "{said}");
     ensure!(truepeer.is_alive() && !is_attached(bed)?);
+    Ok(())
+}
+
+fn a_start_that_fails_leaves_nothing_attached(bed: &Bed) -> Result<()> {
+    command(bed, &[])?; // mounts the BPF file system
+    let pins = bed.dir().join("bpf/wrong");
+    let wrong = format!("[[attach]]\nport = [\"82\"]\ndev = [\"none0\"]\npins = \"{}\"\n", pins.display());
+    write(bed, &[&entry(bed, "port = [\"80\"]"), &wrong])?;
+    let truepeer = serve(bed, &[])?;
+    ensure!(!truepeer.wait_end()?.success() && truepeer.log().contains("none0"), "{}", truepeer.log());
+    ensure!(truepeer.log().contains("attached to lo"), "{}", truepeer.log());
+    ensure!(!is_attached(bed)?);
     Ok(())
 }
 
@@ -308,10 +347,8 @@ fn a_killed_process_leaves_what_is_attached_to_the_next_one(bed: &Bed) -> Result
     let keeper = keeper(&truepeer)?;
     truepeer.signal(Signal::KILL)?;
     truepeer.wait_end()?;
-    // Nobody waits for it here: it stays a zombie.
-    bed.wait_for("the keeper's end", || {
-        of_status(keeper, "State").is_ok_and(|state| state.starts_with('Z'))
-    })?;
+    let is_alive = || of_status(keeper, "State").is_ok_and(|state| !state.starts_with('Z'));
+    bed.wait_for("the keeper's end", || !is_alive())?;
     ensure!(is_attached(bed)? && is_seen("203.0.113.1:1001")?);
     let next = start(bed, &entries)?;
     ensure!(is_seen("203.0.113.2:1002")?);
@@ -331,4 +368,52 @@ fn a_killed_keeper_is_told_of_and_clients_stay_true(bed: &Bed) -> Result<()> {
     ensure!(truepeer.stop()?.success() && truepeer.log().contains("not detached"), "{}", truepeer.log());
     ensure!(is_attached(bed)? && is_seen("203.0.113.2:1002")?);
     Ok(())
+}
+
+fn a_keeper_that_stands_still_holds_up_reloads_only(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let truepeer = start(bed, &[OTHER, &entry(bed, "port = [\"80\"]")])?;
+    let keeper = Pid::from_raw(keeper(&truepeer)?).context("a process id")?;
+    kill_process(keeper, Signal::STOP)?;
+    let reload = Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).start(bed)?;
+    ensure!(is_seen("203.0.113.1:1001")?);
+    ensure!(reload.is_alive(), "{}", reload.log());
+    kill_process(keeper, Signal::CONT)?;
+    reload.wait_end()?;
+    ensure!(reload.log().contains("nothing has changed"), "{}", reload.log());
+    ensure!(truepeer.stop()?.success() && !is_attached(bed)?, "{}", truepeer.log());
+    Ok(())
+}
+
+fn an_engines_client_is_started_without_blocked_signals(bed: &Bed) -> Result<()> {
+    command(bed, &[])?; // mounts the BPF file system
+    bed.write("docker", "#!/bin/sh\ngrep SigBlk /proc/self/status >mask\necho 0\n")?;
+    fs::set_permissions(bed.dir().join("docker"), fs::Permissions::from_mode(0o755))?;
+    write(bed, &[&entry(bed, "port = [\"80\"]\ncontainer = \"web\"\nengine = \"docker\"")])?;
+    let path = format!("{}:{}", bed.dir().display(), env::var("PATH")?);
+    let truepeer =
+        Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).env("PATH", path).start(bed)?;
+    ensure!(
+        !truepeer.wait_end()?.success() && truepeer.log().contains("it is not running"),
+        "{}",
+        truepeer.log()
+    );
+    let mask = fs::read_to_string(bed.dir().join("mask"))?;
+    ensure!(mask.trim() == "SigBlk:\t0000000000000000", "{mask}");
+    Ok(())
+}
+
+fn the_keeper_has_the_log_level_of_the_last_reload(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let truepeer = start(bed, &[&entry(bed, "port = [\"80\"]")])?;
+    let says = |client: &str, times: usize| -> Result<()> {
+        let entry = entry(bed, &format!("port = [\"80\"]\ndeny-clients = [\"{client}\"]"));
+        bed.write("truepeer.toml", format!("{}{entry}", TABLES.replace("info", "warn")))?;
+        reload(bed)?;
+        ensure!(is_refused(&format!("{client}:1001")), "not reloaded: {}", truepeer.log());
+        ensure!(truepeer.log().matches("attach: attached to").count() == times, "{}", truepeer.log());
+        Ok(())
+    };
+    says("203.0.113.2", 2)?;
+    says("203.0.113.3", 2)
 }

@@ -1,137 +1,165 @@
 //! The side of the confined process.
 
-use std::io::{self, BufReader};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::collections::BTreeMap;
+use std::io::BufReader;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use rustix::net::RecvFlags;
 use rustix::process::Pid;
 use tracing::{error, warn};
 use truepeer_sys::process::fork_apart;
 
 use super::Shown;
 use super::own::name;
-use super::service::serve;
-use super::wire::{self, Answer, Request};
+use super::service::{UNASKED, serve};
+use super::wire::{self, Answer, Message, Request};
 use crate::admin::AttachmentDoc;
-use crate::file::ConfigSource;
+use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::reap;
-use crate::plan::CheckedAttach;
+use crate::plan::{AttachKey, CheckedAttach};
+use crate::server::signals::Bell;
 
-/// How long an answer may take. A container engine may have to be asked, and programs be loaded.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the admin socket waits for the state of attachments. A container engine may have to be asked.
+const SHOWING: Duration = Duration::from_secs(10);
+/// How long a drain waits for an answer, before it goes on waiting for attachments.
+const ENDED: Duration = Duration::from_secs(1);
+/// How long the end waits for attachments to be detached. Longer than all of them take.
+const ENDING: Duration = Duration::from_secs(60);
+/// How long a request may wait for room in the socket, of which it needs little.
+const ROOM: Duration = Duration::from_secs(1);
 /// How long to wait for the keeper's end, once it is certain. It takes less than a millisecond.
 const LAST: Duration = Duration::from_secs(1);
-/// How often it is asked whether the last connection of a leaving attachment has ended.
-const INTERVAL: Duration = Duration::from_millis(200);
+
+/// The keeper, before this process may have threads.
+pub(in crate::server) struct ForkedKeeper {
+    stream: UnixStream,
+    process: Pid,
+}
 
 /// The process that attaches for this one. Dropped, it detaches what is left, and ends.
 pub(in crate::server) struct AttachKeeper {
     line: Arc<Line>,
     /// What it has attached for this process.
-    names: Vec<String>,
+    keys: Vec<AttachKey>,
     is_draining: bool,
+    /// [`Self::notice`] has told of the end.
+    is_told: bool,
 }
 
 /// The connection to it.
 pub(in crate::server) struct Line {
     stream: UnixStream,
     process: Pid,
-    /// One request is under way at a time.
-    answers: Mutex<BufReader<UnixStream>>,
-    has_ended: AtomicBool,
-    /// [`AttachKeeper::notice`] has told of the end.
-    is_told: AtomicBool,
+    requests: Mutex<Requests>,
 }
 
-impl AttachKeeper {
-    /// Forks it. Call it with one thread, before this process gives up what attaching needs.
+/// The requests under way.
+#[derive(Default)]
+struct Requests {
+    last: u32,
+    waiting: BTreeMap<u32, Sender<Answer>>,
+    /// There will be no more answers.
+    has_ended: bool,
+}
+
+impl ForkedKeeper {
+    /// Forks it. Call it with one thread, before this process gives up what attaching needs. `loaded`: what it attaches first.
     ///
     /// # Errors
     /// It could not be forked.
-    pub(in crate::server) fn start(source: &ConfigSource) -> anyhow::Result<Self> {
+    pub(in crate::server) fn start(source: &ConfigSource, loaded: &LoadedConfig) -> anyhow::Result<Self> {
         let (stream, there) = UnixStream::pair().context("socketpair")?;
-        stream.set_read_timeout(Some(PATIENCE)).context("setsockopt(SO_RCVTIMEO)")?;
-        let process = fork_apart(there.as_fd(), |line| serve(&line.into(), source))?;
-        let answers = Mutex::new(BufReader::new(stream.try_clone().context("dup")?));
-        let (has_ended, is_told) = (AtomicBool::new(false), AtomicBool::new(false));
-        let line = Arc::new(Line { stream, process, answers, has_ended, is_told });
-        Ok(Self { line, names: Vec::new(), is_draining: false })
+        stream.set_write_timeout(Some(ROOM)).context("setsockopt(SO_SNDTIMEO)")?;
+        let process = fork_apart(there.as_fd(), |line| serve(line.into(), source, loaded))?;
+        Ok(Self { stream, process })
     }
 
+    /// Starts the thread that reads its answers. `bell`: rung when an attachment has been detached, and when the keeper has ended.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub(in crate::server) fn hear(self, bell: Bell) -> anyhow::Result<AttachKeeper> {
+        let Self { stream, process } = self;
+        let line = Arc::new(Line { stream, process, requests: Mutex::default() });
+        let heard = Arc::clone(&line);
+        thread::Builder::new()
+            .name("attach".to_owned())
+            .spawn(move || heard.hear(&bell))
+            .context("can't start a thread that hears the attach keeper")?;
+        Ok(AttachKeeper { line, keys: Vec::new(), is_draining: false, is_told: false })
+    }
+}
+
+/// Orders have no time limit: they take as long as this process itself would need for them. If the keeper ends, they fail.
+impl AttachKeeper {
     pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<String>> {
-        let names: Vec<_> = wanted.iter().map(|attach| name(&attach.key)).collect();
-        match self.line.ask(&Request::Apply(names.clone()))? {
+        let keys: Vec<_> = wanted.iter().map(|attach| attach.key.clone()).collect();
+        match self.line.ask(Request::Apply(keys.clone()), None)? {
             Answer::Changed(changes) => {
-                self.names = names;
+                self.keys = keys;
                 Ok(changes)
             }
-            other => bail!("the attach keeper says {other:?}"),
+            _ => bail!("the attach keeper gives another answer"),
         }
     }
 
     pub(super) fn names(&self) -> Vec<String> {
-        self.names.clone()
+        self.keys.iter().map(name).collect()
     }
 
     pub(super) fn begin_take_over(&self, names: &[String]) {
-        self.line.tell(&Request::BeginTakeOver(names.to_vec()));
+        self.line.tell(Request::BeginTakeOver(names.to_vec()));
     }
 
     pub(super) fn end_take_over(&self) {
-        self.line.tell(&Request::EndTakeOver);
+        self.line.tell(Request::EndTakeOver);
     }
 
     pub(super) fn hand_over(&mut self, names: &[String]) {
-        self.line.tell(&Request::HandOver(names.to_vec()));
-        self.begin_drain();
-    }
-
-    pub(super) fn renew(&self) {
-        self.line.tell(&Request::Renew);
-    }
-
-    pub(super) fn drain(&mut self) {
-        self.line.tell(&Request::Drain);
-        self.begin_drain();
-    }
-
-    fn begin_drain(&mut self) {
-        self.names.clear();
+        self.line.tell(Request::HandOver(names.to_vec()));
+        self.keys.retain(|key| !names.contains(&name(key)));
         self.is_draining = true;
     }
 
-    pub(super) fn have_ended(&self) -> bool {
-        // Without the keeper there is nothing to wait for.
-        self.is_draining && !matches!(self.line.ask(&Request::HaveEnded), Ok(Answer::Ended(false)))
+    pub(super) fn renew(&self) {
+        self.line.tell(Request::Renew);
     }
 
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        self.is_draining.then(|| Instant::now() + INTERVAL)
+    pub(super) fn drain(&mut self) {
+        self.line.tell(Request::Drain);
+        self.is_draining = true;
+    }
+
+    pub(super) fn have_ended(&mut self) -> bool {
+        if !self.is_draining {
+            return self.keys.is_empty();
+        }
+        if matches!(self.line.ask(Request::HaveEnded, Some(ENDED)), Ok(Answer::Ended(true))) {
+            self.keys.clear();
+        }
+        // Without the keeper there is nothing to wait for.
+        self.keys.is_empty() || self.line.requests().has_ended
     }
 
     pub(super) fn shown(&self) -> Shown {
-        Shown::Keeper(Arc::clone(&self.line))
-    }
-
-    /// Readable when [`Self::notice`] may have something to tell.
-    pub(in crate::server) fn watched(&self) -> Option<BorrowedFd<'_>> {
-        (!self.line.is_told.load(Ordering::Relaxed)).then(|| self.line.stream.as_fd())
+        Shown::Keeper(Arc::clone(&self.line), self.keys.clone())
     }
 
     /// Logs that the keeper has ended by itself, once.
-    pub(in crate::server) fn notice(&self) {
-        if !self.line.is_alone() || self.line.is_told.swap(true, Ordering::Relaxed) {
+    pub(in crate::server) fn notice(&mut self) {
+        if self.is_told || !self.line.requests().has_ended {
             return;
         }
+        self.is_told = true;
         reap(self.line.process, LAST);
         error!(
-            "the attach keeper (process {}) has ended by itself: what is attached stays so, but no reload changes it, and nobody detaches it \
-             at the end (truepeer attach detach does); restart truepeer",
+            "the attach keeper (process {}) has ended by itself. The programs stay attached, reloads fail, and the end of truepeer detaches \
+             nothing (truepeer attach detach does it): restart truepeer",
             self.line.process
         );
     }
@@ -139,8 +167,10 @@ impl AttachKeeper {
 
 impl Drop for AttachKeeper {
     fn drop(&mut self) {
-        self.line.is_told.store(true, Ordering::Relaxed);
-        if let Err(failure) = self.line.ask(&Request::End) {
+        let ended = self.line.ask(Request::End, Some(ENDING));
+        if let Err(failure) = ended
+            && !self.keys.is_empty()
+        {
             warn!("not detached: {failure:#}; truepeer attach detach --now does it");
         }
         reap(self.line.process, LAST);
@@ -148,47 +178,72 @@ impl Drop for AttachKeeper {
 }
 
 impl Line {
-    /// The state of each attachment, read now. Without the keeper there is none to show.
-    pub(super) fn read(&self) -> Vec<AttachmentDoc> {
-        match self.ask(&Request::Show) {
-            Ok(Answer::Shown(all)) => all,
-            _ => Vec::new(),
+    /// The state of each attachment, read now; `None`: the keeper doesn't say.
+    pub(super) fn read(&self) -> Option<Vec<AttachmentDoc>> {
+        match self.ask(Request::Show, Some(SHOWING)) {
+            Ok(Answer::Shown(all)) => Some(all),
+            _ => None,
         }
     }
 
-    fn tell(&self, request: &Request) {
-        if let Err(failure) = self.ask(request) {
-            error!("{request:?}: {failure:#}");
+    fn tell(&self, order: Request) {
+        if let Err(failure) = self.ask(order, None) {
+            error!("attachments: {failure:#}");
         }
     }
 
-    fn ask(&self, request: &Request) -> anyhow::Result<Answer> {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.has_ended.load(Ordering::Relaxed) {
-            bail!("the attach keeper (process {}) has ended: restart truepeer", self.process);
-        }
-        let answer = wire::send(&self.stream, request).and_then(|()| wire::receive(&mut *answers));
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, request: Request, limit: Option<Duration>) -> anyhow::Result<Answer> {
+        let (number, answer) = {
+            let mut requests = self.requests();
+            if requests.has_ended {
+                bail!(self.ended());
+            }
+            let (answers, answer) = mpsc::channel();
+            requests.last = requests.last.checked_add(1).unwrap_or(UNASKED + 1);
+            let number = requests.last;
+            // While the lock is held, so that lines don't mix.
+            wire::send(&self.stream, number, request)
+                .with_context(|| format!("can't ask the attach keeper (process {})", self.process))?;
+            requests.waiting.insert(number, answers);
+            (number, answer)
+        };
+        let answer = match limit {
+            Some(limit) => answer.recv_timeout(limit),
+            None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
         match answer {
             Ok(Answer::Failed(words)) => Err(anyhow!(words)),
             Ok(answer) => Ok(answer),
-            Err(failure) => {
-                // An answer that comes later would be taken for the next one.
-                self.has_ended.store(true, Ordering::Relaxed);
-                Err(failure).with_context(|| format!("the attach keeper (process {})", self.process))
+            Err(RecvTimeoutError::Timeout) => {
+                self.requests().waiting.remove(&number);
+                bail!("the attach keeper (process {}) doesn't answer", self.process)
             }
+            Err(RecvTimeoutError::Disconnected) => bail!(self.ended()),
         }
     }
 
-    /// Whether the keeper has ended. If a request is under way, its thread finds out.
-    fn is_alone(&self) -> bool {
-        let Ok(_answers) = self.answers.try_lock() else { return false };
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let peeked = rustix::net::recv(&self.stream, &mut [0; 1], flags);
-        let is_alone = match peeked.map_err(io::Error::from) {
-            Ok((_, length)) => length == 0,
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-        };
-        self.has_ended.fetch_or(is_alone, Ordering::Relaxed);
-        is_alone
+    /// Passes answers to those who wait for them. Nobody waits for one that comes too late.
+    fn hear(&self, bell: &Bell) {
+        let mut from = BufReader::new(&self.stream);
+        while let Ok(Message { number, body }) = wire::receive(&mut from) {
+            if number == UNASKED {
+                bell.ring();
+            } else if let Some(waiting) = self.requests().waiting.remove(&number) {
+                let _ = waiting.send(body);
+            }
+        }
+        let mut requests = self.requests();
+        requests.has_ended = true;
+        requests.waiting.clear();
+        drop(requests);
+        bell.ring();
+    }
+
+    fn ended(&self) -> String {
+        format!("the attach keeper (process {}) has ended: restart truepeer", self.process)
     }
 }

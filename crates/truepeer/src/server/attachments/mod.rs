@@ -1,7 +1,7 @@
 //! The `[[attach]]` entries: attached at the start, changed by a reload, detached at the end.
 //!
 //! ```text
-//! confined truepeer ── "apply these", "drain", … ──▶ attach keeper: reads the file, and puts them into the kernel
+//! confined truepeer ── "apply these", "drain", … ──▶ attach keeper: reads the file, attaches and detaches
 //! ```
 //! Attaching needs root's files and capabilities. A process that gives them up forks the attach keeper before; any
 //! other attaches by itself.
@@ -12,9 +12,10 @@ mod service;
 mod wire;
 
 use std::sync::Arc;
-use std::time::Instant;
 
-pub(super) use self::keeper::AttachKeeper;
+pub(super) use self::keeper::{AttachKeeper, ForkedKeeper};
+use truepeer_bpf::Status;
+
 use self::keeper::Line;
 pub(super) use self::own::Detached;
 use self::own::Own;
@@ -32,7 +33,7 @@ pub(super) enum Attachments {
 #[derive(Clone)]
 pub(super) enum Shown {
     Own(Vec<AttachKey>),
-    Keeper(Arc<Line>),
+    Keeper(Arc<Line>, Vec<AttachKey>),
 }
 
 impl Attachments {
@@ -100,8 +101,8 @@ impl Attachments {
         }
     }
 
-    /// Whether none is left after a drain.
-    pub(super) fn have_ended(&self) -> bool {
+    /// Whether none is left.
+    pub(super) fn have_ended(&mut self) -> bool {
         match self {
             Self::Own(own) => own.have_ended(),
             Self::Keeper(keeper) => keeper.have_ended(),
@@ -115,19 +116,10 @@ impl Attachments {
         }
     }
 
-    /// When [`Self::have_ended`] is to be asked again, if nothing else happens.
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        match self {
-            Self::Own(_) => None,
-            Self::Keeper(keeper) => keeper.next_look(),
-        }
-    }
-
-    /// The keeper that attaches.
-    pub(super) fn keeper(&self) -> Option<&AttachKeeper> {
-        match self {
-            Self::Own(_) => None,
-            Self::Keeper(keeper) => Some(keeper),
+    /// Logs that the keeper has ended by itself, once.
+    pub(super) fn notice_keeper(&mut self) {
+        if let Self::Keeper(keeper) = self {
+            keeper.notice();
         }
     }
 }
@@ -135,14 +127,18 @@ impl Attachments {
 impl Shown {
     /// The state of each, read now.
     pub(super) fn read(&self) -> Vec<AttachmentDoc> {
+        // Unreadable: it is shown as not attached.
         match self {
-            Self::Own(keys) => keys.iter().map(read).collect(),
-            Self::Keeper(line) => line.read(),
+            Self::Own(keys) => {
+                keys.iter().map(|key| doc(key, attach::status_of(key).ok().flatten().as_ref())).collect()
+            }
+            Self::Keeper(line, keys) => {
+                line.read().unwrap_or_else(|| keys.iter().map(|key| doc(key, None)).collect())
+            }
         }
     }
 }
 
-fn read(key: &AttachKey) -> AttachmentDoc {
-    // Unreadable: it is shown as not attached.
-    AttachmentDoc::of(key.target.to_string(), attach::status_of(key).ok().flatten().as_ref())
+fn doc(key: &AttachKey, status: Option<&Status>) -> AttachmentDoc {
+    AttachmentDoc::of(key.target.to_string(), status)
 }

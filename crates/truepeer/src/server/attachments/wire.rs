@@ -1,4 +1,4 @@
-//! Messages between a confined process and its attach keeper: a line of JSON each, one answer to each request.
+//! Messages between a confined process and its attach keeper: a line of JSON each.
 
 use std::io::{self, BufRead, Read as _, Write};
 
@@ -6,16 +6,24 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::admin::AttachmentDoc;
+use crate::plan::AttachKey;
 
 /// No message is longer. A port's state takes some 2 KiB.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// A request to the keeper. Attachments are named as in [`super::own::name`]: what a name stands for, the keeper reads
-/// from the file.
+/// An answer has the number of its request. 0: an attachment has been detached.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Message<T> {
+    pub(super) number: u32,
+    pub(super) body: T,
+}
+
+/// A request to the keeper. What a key stands for, the keeper reads from the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Request {
-    Apply(Vec<String>),
+    Apply(Vec<AttachKey>),
     BeginTakeOver(Vec<String>),
     EndTakeOver,
     HandOver(Vec<String>),
@@ -40,8 +48,8 @@ pub(super) enum Answer {
 }
 
 /// Sends one message.
-pub(super) fn send(mut out: impl Write, message: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
+pub(super) fn send<T: Serialize>(mut out: impl Write, number: u32, body: T) -> io::Result<()> {
+    let mut line = serde_json::to_vec(&Message { number, body })?;
     line.push(b'\n');
     out.write_all(&line)
 }
@@ -50,7 +58,7 @@ pub(super) fn send(mut out: impl Write, message: &impl Serialize) -> io::Result<
 ///
 /// # Errors
 /// `UnexpectedEof` at the end of the stream, otherwise that of the read, or of what is no message.
-pub(super) fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
+pub(super) fn receive<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Message<T>> {
     let mut line = String::new();
     if from.take(MOST_BYTES).read_line(&mut line)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
