@@ -138,7 +138,12 @@ musl() {
 package_lint() { { [ -x "$target/debug/truepeer" ] || build_programs; } && scripts/package-lint.sh; }
 packages() { scripts/package.sh && scripts/package-check.sh; }
 
-echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un)"
+# In GiB: what the first run on a clone needs for target/.
+room=14
+[ -z "${TRUEPEER_TEST_ALL-}" ] || room=24
+free=$(($(df --output=avail "$target" | tail -1) >> 20))
+echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un), $free GiB free"
+[ -e "$target/debug/truepeer" ] || [ "$free" -ge "$room" ] || echo "warning: the first run on a clone needs $room GiB for target/; make room if it fails"
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh
 check reason scripts/reason.sh --check

@@ -45,15 +45,12 @@ impl SignalDoor {
     /// EMFILE, ENFILE, ENOMEM; EINVAL for an invalid number.
     pub fn open(signals: &[i32]) -> Result<Self, CallError> {
         let set = set_of(signals).named("sigaddset")?;
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: `set` is initialised, and `before` has room for the old mask; both are locals that outlive the
-        // call.
-        let answer = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, before.as_mut_ptr()) };
+        let mut before = no_signals();
+        // SAFETY: the call reads `set` and writes `before`; both are locals that outlive it.
+        let answer = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before) };
         if answer != 0 {
             return Err(io::Error::from_raw_os_error(answer)).named("pthread_sigmask");
         }
-        // SAFETY: the call above succeeded, so it has written the whole mask.
-        let before = unsafe { before.assume_init() };
         // SAFETY: `set` is initialised and only read; -1 requests a new descriptor.
         let raw = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
         if raw < 0 {
@@ -86,17 +83,14 @@ impl SignalDoor {
 }
 
 fn set_of(signals: &[i32]) -> io::Result<libc::sigset_t> {
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset writes a whole sigset_t, for which `set` has room.
-    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    let mut set = no_signals();
     for &signal in signals {
-        // SAFETY: `set` was initialised above.
-        if unsafe { libc::sigaddset(set.as_mut_ptr(), signal) } != 0 {
+        // SAFETY: sigaddset changes `set`, a local.
+        if unsafe { libc::sigaddset(&raw mut set, signal) } != 0 {
             return Err(io::Error::last_os_error());
         }
     }
-    // SAFETY: sigemptyset has initialised it, and sigaddset only adds to it.
-    Ok(unsafe { set.assume_init() })
+    Ok(set)
 }
 
 /// Sets the calling thread's mask without allocating.
@@ -107,11 +101,10 @@ pub(super) fn set_mask(set: &libc::sigset_t) {
 
 /// Blocks every signal that can be blocked, in the calling thread.
 pub(super) fn block_all_signals() {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset writes a whole sigset_t, for which `all` has room.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    // SAFETY: sigfillset has initialised it.
-    set_mask(&unsafe { all.assume_init() });
+    let mut all = no_signals();
+    // SAFETY: sigfillset changes `all`, a local.
+    unsafe { libc::sigfillset(&raw mut all) };
+    set_mask(&all);
 }
 
 /// Blocks SIGCHLD in the calling thread, and so in the threads that it starts: call it before there are others.
@@ -133,29 +126,32 @@ pub fn with_child_signal<T>(start: impl FnOnce() -> T) -> T {
 
 /// Makes a program start without blocked signals, which it would inherit from this thread (execve(2)).
 pub fn unblock_signals_in(command: &mut Command) -> &mut Command {
-    // SAFETY: after the fork the child only calls sigemptyset and pthread_sigmask: neither allocates or takes a lock.
+    let none = no_signals();
+    // SAFETY: after the fork the child only makes the call of `set_mask`, which neither allocates nor takes a lock.
     unsafe {
-        command.pre_exec(|| {
-            let mut none = MaybeUninit::<libc::sigset_t>::uninit();
-            libc::sigemptyset(none.as_mut_ptr());
-            set_mask(none.assume_init_ref());
+        command.pre_exec(move || {
+            set_mask(&none);
             Ok(())
         })
     }
 }
 
+/// The empty set. sigemptyset(3) may leave the part uninitialised that the kernel doesn't use.
+fn no_signals() -> libc::sigset_t {
+    // SAFETY: sigset_t consists of integers, for which zeros are valid.
+    unsafe { std::mem::zeroed() }
+}
+
 /// Returns the previous mask.
 fn change_child_signal(how: libc::c_int) -> libc::sigset_t {
-    let mut child = MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises `child`, sigaddset adds to it. pthread_sigmask reads it and writes the whole old
-    // mask. None can fail: the signal is a valid one, and so is each `how` above.
+    let (mut child, mut before) = (no_signals(), no_signals());
+    // SAFETY: sigaddset changes `child`, and pthread_sigmask reads it and writes `before`; both are locals. Neither can fail: the signal
+    // is a valid one, and so is each `how` above.
     unsafe {
-        libc::sigemptyset(child.as_mut_ptr());
-        libc::sigaddset(child.as_mut_ptr(), libc::SIGCHLD);
-        libc::pthread_sigmask(how, child.as_ptr(), before.as_mut_ptr());
-        before.assume_init()
+        libc::sigaddset(&raw mut child, libc::SIGCHLD);
+        libc::pthread_sigmask(how, &raw const child, &raw mut before);
     }
+    before
 }
 
 /// Restores the default action of signals that shells and nohup(1) make background jobs ignore (HUP, INT, QUIT):

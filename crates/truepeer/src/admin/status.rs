@@ -55,7 +55,8 @@ pub(crate) struct ListenerDoc {
 pub(crate) struct AttachmentDoc {
     /// The network namespace; empty: this one.
     pub(crate) netns: String,
-    pub(crate) attached: bool,
+    /// `None`: unknown.
+    pub(crate) attached: Option<bool>,
     pub(crate) ports: Vec<PortDoc>,
 }
 
@@ -129,10 +130,11 @@ impl ListenerDoc {
 }
 
 impl AttachmentDoc {
-    /// `netns`: as configured; empty: this one. `status`: `None` if it is not attached.
-    pub(crate) fn of(netns: String, status: Option<&Status>) -> Self {
-        let ports = status.iter().flat_map(|status| &status.ports);
-        Self { netns, attached: status.is_some(), ports: ports.map(PortDoc::of).collect() }
+    /// `netns`: as configured; empty: this one. `status`: `None` if it is unknown, `Some(None)` if it is not attached.
+    pub(crate) fn of(netns: String, status: Option<Option<Status>>) -> Self {
+        let attached = status.as_ref().map(Option::is_some);
+        let ports = status.iter().flatten().flat_map(|status| &status.ports).map(PortDoc::of);
+        Self { netns, attached, ports: ports.collect() }
     }
 }
 

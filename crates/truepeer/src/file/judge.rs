@@ -33,15 +33,12 @@ pub(super) fn read(path: &Path) -> Judged {
 }
 
 /// Reads a file, and what its attachments name.
-pub(super) fn attachments(path: &Path) -> Result<(ProcessConfig, Vec<CheckedAttach>), Findings> {
+pub(super) fn attachments(path: &Path) -> Result<Vec<CheckedAttach>, Findings> {
     attachments_in(path, text_of(path)?)
 }
 
 /// The attachments of a text that has been read.
-pub(super) fn attachments_in(
-    path: &Path,
-    text: String,
-) -> Result<(ProcessConfig, Vec<CheckedAttach>), Findings> {
+pub(super) fn attachments_in(path: &Path, text: String) -> Result<Vec<CheckedAttach>, Findings> {
     let (written, mut findings, is_toml) = tables(path, text);
     let planned = if is_toml { written.config(&mut findings) } else { None };
     let mut attachments = Vec::new();
@@ -54,10 +51,7 @@ pub(super) fn attachments_in(
             }
         }
     }
-    match planned {
-        Some((config, _)) if !findings.have_errors() => Ok((config, attachments)),
-        _ => Err(findings),
-    }
+    if findings.have_errors() { Err(findings) } else { Ok(attachments) }
 }
 
 fn text_of(path: &Path) -> Result<String, Findings> {

@@ -64,9 +64,9 @@ impl ConfigSource {
     }
 
     /// Reads the attachments only: no name of the other entries is resolved, and none of their files is read.
-    pub(crate) fn attachments(&self) -> Result<(ProcessConfig, Vec<CheckedAttach>), Rejected> {
+    pub(crate) fn attachments(&self) -> Result<Vec<CheckedAttach>, Rejected> {
         match self {
-            Self::Command(process) => Ok((ProcessConfig::clone(process), Vec::new())),
+            Self::Command(_) => Ok(Vec::new()),
             Self::File(path) => {
                 judge::attachments(path).map_err(|findings| Rejected::File(Box::new(findings)))
             }

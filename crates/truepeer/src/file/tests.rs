@@ -236,8 +236,7 @@ fn attachments_are_read_without_the_names_and_files_of_other_entries() {
     const OTHERS: &str = "[[proxy]]\nlisten = [\":443\"]\nipv4 = \"none.invalid:80\"\nallow = [\"./none\"]\n";
     let attach = |text: &str| format!("{OTHERS}[[attach]]\nport = [25]\nallow = [\"{text}\"]\n");
     let path = Path::new(DIR).join("truepeer.toml");
-    let (_, attachments) =
-        attachments_in(&path, attach("10.0.0.7")).unwrap_or_else(|error| panic!("{error}"));
+    let attachments = attachments_in(&path, attach("10.0.0.7")).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(attachments.len(), 1);
     assert!(attachments[0].rules.tcp_ports.contains(&25));
     assert!(judge(&path, attach("10.0.0.7")).plan.is_none(), "the other entry is wrong");

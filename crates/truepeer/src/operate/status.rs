@@ -35,8 +35,10 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     for place in &status.attachments {
         let netns = if place.netns.is_empty() { String::new() } else { format!(" in {}", place.netns) };
-        if !place.attached {
-            writeln!(out, "attach{netns}: not attached")?;
+        match place.attached {
+            Some(true) => {}
+            Some(false) => writeln!(out, "attach{netns}: not attached")?,
+            None => writeln!(out, "attach{netns}: unknown")?,
         }
         for port in &place.ports {
             let draining = if port.draining { ", detached, draining" } else { "" };

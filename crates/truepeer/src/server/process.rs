@@ -105,12 +105,13 @@ impl Process {
         let (before, before_config) = (self.engines.running().to_vec(), self.config.clone());
         self.set_limits(config, &wanted.listeners);
         let applied = self.engines.apply(&wanted.listeners, &wanted.marks, inherited).and_then(|changes| {
-            let attached = self.attachments.apply(&wanted.attachments).inspect_err(|_| {
-                let back = self.engines.apply(&before, &wanted.marks, &mut Vec::new());
-                if let Err(failure) = back {
-                    error!("can't take the changes back: {failure:#}");
-                }
-            })?;
+            let attached =
+                self.attachments.apply(&wanted.attachments, config.log.verbosity).inspect_err(|_| {
+                    let back = self.engines.apply(&before, &wanted.marks, &mut Vec::new());
+                    if let Err(failure) = back {
+                        error!("can't take the changes back: {failure:#}");
+                    }
+                })?;
             Ok((changes, attached))
         });
         let (changes, attached) = match applied {
@@ -270,7 +271,7 @@ impl Process {
     ///
     /// # Errors
     /// A worker has ended unexpectedly.
-    pub(super) fn have_ended(&mut self) -> anyhow::Result<bool> {
+    pub(super) fn have_ended(&self) -> anyhow::Result<bool> {
         Ok(self.engines.have_ended()? && self.attachments.have_ended())
     }
 

@@ -13,7 +13,7 @@ use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
 use crate::kit::{BACKEND, attach, command, echo, header, is_answered, session, status};
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![
+    let mut all = tests![
         an_entry_is_attached_until_the_last_connection_after_the_stop,
         a_reload_changes_lists_and_ports_and_open_connections_go_on,
         an_entry_that_is_taken_out_leaves_and_can_come_back,
@@ -29,7 +29,17 @@ pub(crate) fn tests() -> Vec<Test> {
         a_keeper_that_stands_still_holds_up_reloads_only,
         an_engines_client_is_started_without_blocked_signals,
         the_keeper_has_the_log_level_of_the_last_reload,
-    ]
+        an_entry_that_was_taken_out_goes_on_after_the_stop,
+        an_entry_that_was_taken_out_goes_on_after_an_upgrade,
+    ];
+    all.push(
+        Test::new(
+            "a_keeper_that_stands_still_holds_up_the_end_for_20_s",
+            a_keeper_that_stands_still_holds_up_the_end_for_20_s,
+        )
+        .long(),
+    );
+    all
 }
 
 const TABLES: &str =
@@ -416,4 +426,60 @@ fn the_keeper_has_the_log_level_of_the_last_reload(bed: &Bed) -> Result<()> {
     };
     says("203.0.113.2", 2)?;
     says("203.0.113.3", 2)
+}
+
+fn an_entry_that_was_taken_out_goes_on_after_the_stop(bed: &Bed) -> Result<()> {
+    taken_out(bed, |truepeer| truepeer.signal(Signal::TERM))
+}
+
+fn an_entry_that_was_taken_out_goes_on_after_an_upgrade(bed: &Bed) -> Result<()> {
+    taken_out(bed, |_| {
+        let new = serve(bed, &["--take-over"])?;
+        new.wait_for_log("upgrade: serves in place of process")?;
+        ensure!(new.stop()?.success(), "{}", new.log());
+        Ok(())
+    })
+}
+
+/// Its connection is translated until it ends, although the process has no entry any more.
+fn taken_out(bed: &Bed, ends: impl FnOnce(&Running) -> Result<()>) -> Result<()> {
+    let _echo = echo(bed)?;
+    let truepeer = start(bed, &[OTHER, &entry(bed, "port = [\"80\"]")])?;
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    write(bed, &[OTHER])?;
+    reload(bed)?;
+    ends(&truepeer)?;
+    truepeer.wait_for_log("0 sessions open may go on")?;
+    is_answered(&mut open)?;
+    ensure!(is_attached(bed)? && truepeer.is_alive(), "{}", truepeer.log());
+    drop(open);
+    ensure!(truepeer.wait_end()?.success() && !is_attached(bed)?, "{}", truepeer.log());
+    Ok(())
+}
+
+fn a_keeper_that_stands_still_holds_up_the_end_for_20_s(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    let entries = [OTHER, &entry(bed, "port = [\"80\"]")];
+    let truepeer = start(bed, &entries)?;
+    let keeper = Pid::from_raw(keeper(&truepeer)?).context("a process id")?;
+    kill_process(keeper, Signal::STOP)?;
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_for_log("stopping: nothing new is taken")?;
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_end()?;
+    ensure!(
+        truepeer.log().contains("doesn't answer; truepeer attach detach --now does it"),
+        "{}",
+        truepeer.log()
+    );
+    let next = start(bed, &entries)?;
+    // Orders of a process that has ended are not carried out.
+    kill_process(keeper, Signal::CONT)?;
+    bed.wait_for("the keeper's end", || {
+        of_status(keeper.as_raw_nonzero().get(), "State").map_or(true, |state| state.starts_with('Z'))
+    })?;
+    ensure!(is_seen("203.0.113.2:1002")?);
+    ensure!(next.stop()?.success() && !is_attached(bed)?, "{}", next.log());
+    Ok(())
 }

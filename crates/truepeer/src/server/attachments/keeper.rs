@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::BufReader;
+use std::net::Shutdown;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -10,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use rustix::process::Pid;
+use rustix::process::{Pid, getpid};
 use tracing::{error, warn};
 use truepeer_sys::process::fork_apart;
 
@@ -23,13 +24,14 @@ use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::reap;
 use crate::plan::{AttachKey, CheckedAttach};
 use crate::server::signals::Bell;
+use crate::spec::Verbosity;
 
 /// How long the admin socket waits for the state of attachments. A container engine may have to be asked.
 const SHOWING: Duration = Duration::from_secs(10);
 /// How long a drain waits for an answer, before it goes on waiting for attachments.
 const ENDED: Duration = Duration::from_secs(1);
-/// How long the end waits for attachments to be detached. Longer than all of them take.
-const ENDING: Duration = Duration::from_secs(60);
+/// How long the end waits for attachments to be detached. Longer than they take, and less than the service manager waits.
+const ENDING: Duration = Duration::from_secs(20);
 /// How long a request may wait for room in the socket, of which it needs little.
 const ROOM: Duration = Duration::from_secs(1);
 /// How long to wait for the keeper's end, once it is certain. It takes less than a millisecond.
@@ -75,7 +77,8 @@ impl ForkedKeeper {
     pub(in crate::server) fn start(source: &ConfigSource, loaded: &LoadedConfig) -> anyhow::Result<Self> {
         let (stream, there) = UnixStream::pair().context("socketpair")?;
         stream.set_write_timeout(Some(ROOM)).context("setsockopt(SO_SNDTIMEO)")?;
-        let process = fork_apart(there.as_fd(), |line| serve(line.into(), source, loaded))?;
+        let relay = getpid();
+        let process = fork_apart(there.as_fd(), |line| serve(line.into(), relay, source, loaded))?;
         Ok(Self { stream, process })
     }
 
@@ -90,21 +93,27 @@ impl ForkedKeeper {
         thread::Builder::new()
             .name("attach".to_owned())
             .spawn(move || heard.hear(&bell))
-            .context("can't start a thread that hears the attach keeper")?;
+            .context("can't start the thread that reads the attach keeper's answers")?;
         Ok(AttachKeeper { line, keys: Vec::new(), is_draining: false, is_told: false })
     }
 }
 
-/// Orders have no time limit: they take as long as this process itself would need for them. If the keeper ends, they fail.
 impl AttachKeeper {
-    pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<String>> {
+    /// Without a time limit: it takes as long as this process itself would need. If the keeper ends, it fails.
+    pub(super) fn apply(
+        &mut self,
+        wanted: &[&CheckedAttach],
+        verbosity: Verbosity,
+    ) -> anyhow::Result<Vec<String>> {
         let keys: Vec<_> = wanted.iter().map(|attach| attach.key.clone()).collect();
-        match self.line.ask(Request::Apply(keys.clone()), None)? {
-            Answer::Changed(changes) => {
+        match self.line.ask(Request::Apply { keys: keys.clone(), verbosity }, None) {
+            Ok(Answer::Changed(changes)) => {
                 self.keys = keys;
                 Ok(changes)
             }
-            _ => bail!("the attach keeper gives another answer"),
+            Ok(_) => bail!("the attach keeper has sent an unexpected answer"),
+            Err(failure) if self.line.requests().has_ended => bail!("{failure:#}: restart truepeer"),
+            Err(failure) => Err(failure),
         }
     }
 
@@ -135,15 +144,14 @@ impl AttachKeeper {
         self.is_draining = true;
     }
 
-    pub(super) fn have_ended(&mut self) -> bool {
-        if !self.is_draining {
-            return self.keys.is_empty();
-        }
-        if matches!(self.line.ask(Request::HaveEnded, Some(ENDED)), Ok(Answer::Ended(true))) {
-            self.keys.clear();
-        }
-        // Without the keeper there is nothing to wait for.
-        self.keys.is_empty() || self.line.requests().has_ended
+    pub(super) fn have_ended(&self) -> bool {
+        // While nothing drains, nobody waits for that.
+        self.is_draining
+            && match self.line.ask(Request::HaveEnded, Some(ENDED)) {
+                Ok(Answer::Ended(ended)) => ended,
+                // Without the keeper there is nothing to wait for.
+                _ => self.line.requests().has_ended,
+            }
     }
 
     pub(super) fn shown(&self) -> Shown {
@@ -169,7 +177,7 @@ impl Drop for AttachKeeper {
     fn drop(&mut self) {
         let ended = self.line.ask(Request::End, Some(ENDING));
         if let Err(failure) = ended
-            && !self.keys.is_empty()
+            && (self.is_draining || !self.keys.is_empty())
         {
             warn!("not detached: {failure:#}; truepeer attach detach --now does it");
         }
@@ -178,7 +186,7 @@ impl Drop for AttachKeeper {
 }
 
 impl Line {
-    /// The state of each attachment, read now; `None`: the keeper doesn't say.
+    /// The state of each attachment, read now; `None`: no answer in time.
     pub(super) fn read(&self) -> Option<Vec<AttachmentDoc>> {
         match self.ask(Request::Show, Some(SHOWING)) {
             Ok(Answer::Shown(all)) => Some(all),
@@ -186,10 +194,9 @@ impl Line {
         }
     }
 
+    /// Gives an order that has no answer. Later ones are carried out after it. If it fails, the keeper ends, and [`AttachKeeper::notice`] says so.
     fn tell(&self, order: Request) {
-        if let Err(failure) = self.ask(order, None) {
-            error!("attachments: {failure:#}");
-        }
+        let _ = self.send(&mut self.requests(), UNASKED, order);
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
@@ -199,15 +206,10 @@ impl Line {
     fn ask(&self, request: Request, limit: Option<Duration>) -> anyhow::Result<Answer> {
         let (number, answer) = {
             let mut requests = self.requests();
-            if requests.has_ended {
-                bail!(self.ended());
-            }
             let (answers, answer) = mpsc::channel();
             requests.last = requests.last.checked_add(1).unwrap_or(UNASKED + 1);
             let number = requests.last;
-            // While the lock is held, so that lines don't mix.
-            wire::send(&self.stream, number, request)
-                .with_context(|| format!("can't ask the attach keeper (process {})", self.process))?;
+            self.send(&mut requests, number, request)?;
             requests.waiting.insert(number, answers);
             (number, answer)
         };
@@ -226,16 +228,35 @@ impl Line {
         }
     }
 
-    /// Passes answers to those who wait for them. Nobody waits for one that comes too late.
+    /// `requests` are locked, so that lines don't mix.
+    fn send(&self, requests: &mut Requests, number: u32, request: Request) -> anyhow::Result<()> {
+        if requests.has_ended {
+            bail!(self.ended());
+        }
+        wire::send(&self.stream, number, request)
+            // A part of it may have been sent: the keeper must not take the next one for the rest.
+            .inspect_err(|_| self.close())
+            .with_context(|| format!("can't ask the attach keeper (process {})", self.process))
+    }
+
+    /// Ends the keeper, which leaves everything attached.
+    fn close(&self) {
+        // Can't fail: the stream is connected.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Passes answers to those who wait for them.
     fn hear(&self, bell: &Bell) {
         let mut from = BufReader::new(&self.stream);
         while let Ok(Message { number, body }) = wire::receive(&mut from) {
-            if number == UNASKED {
-                bell.ring();
-            } else if let Some(waiting) = self.requests().waiting.remove(&number) {
-                let _ = waiting.send(body);
+            let waiting = self.requests().waiting.remove(&number);
+            match waiting {
+                Some(waiting) => _ = waiting.send(body),
+                // Something was detached, or an answer comes too late, perhaps the one that a drain waits for.
+                None => bell.ring(),
             }
         }
+        self.close();
         let mut requests = self.requests();
         requests.has_ended = true;
         requests.waiting.clear();
@@ -244,6 +265,6 @@ impl Line {
     }
 
     fn ended(&self) -> String {
-        format!("the attach keeper (process {}) has ended: restart truepeer", self.process)
+        format!("the attach keeper (process {}) has ended", self.process)
     }
 }

@@ -22,6 +22,7 @@ use self::own::Own;
 use crate::admin::AttachmentDoc;
 use crate::attach;
 use crate::plan::{AttachKey, CheckedAttach};
+use crate::spec::Verbosity;
 
 /// What is attached for this process.
 pub(super) enum Attachments {
@@ -42,14 +43,18 @@ impl Attachments {
         Self::Own(Own::new(detached))
     }
 
-    /// Attaches what `wanted` has, and lets the rest leave. Describes each change.
+    /// Attaches what `wanted` has, and lets the rest leave. Describes each change. `verbosity`: of the configuration that `wanted` is a part of.
     ///
     /// # Errors
     /// The first that can't be attached. Everything is then as it was.
-    pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<String>> {
+    pub(super) fn apply(
+        &mut self,
+        wanted: &[&CheckedAttach],
+        verbosity: Verbosity,
+    ) -> anyhow::Result<Vec<String>> {
         match self {
             Self::Own(own) => own.apply(wanted),
-            Self::Keeper(keeper) => keeper.apply(wanted),
+            Self::Keeper(keeper) => keeper.apply(wanted, verbosity),
         }
     }
 
@@ -102,7 +107,7 @@ impl Attachments {
     }
 
     /// Whether none is left.
-    pub(super) fn have_ended(&mut self) -> bool {
+    pub(super) fn have_ended(&self) -> bool {
         match self {
             Self::Own(own) => own.have_ended(),
             Self::Keeper(keeper) => keeper.have_ended(),
@@ -127,11 +132,8 @@ impl Attachments {
 impl Shown {
     /// The state of each, read now.
     pub(super) fn read(&self) -> Vec<AttachmentDoc> {
-        // Unreadable: it is shown as not attached.
         match self {
-            Self::Own(keys) => {
-                keys.iter().map(|key| doc(key, attach::status_of(key).ok().flatten().as_ref())).collect()
-            }
+            Self::Own(keys) => keys.iter().map(|key| doc(key, attach::status_of(key).ok())).collect(),
             Self::Keeper(line, keys) => {
                 line.read().unwrap_or_else(|| keys.iter().map(|key| doc(key, None)).collect())
             }
@@ -139,6 +141,6 @@ impl Shown {
     }
 }
 
-fn doc(key: &AttachKey, status: Option<&Status>) -> AttachmentDoc {
+fn doc(key: &AttachKey, status: Option<Option<Status>>) -> AttachmentDoc {
     AttachmentDoc::of(key.target.to_string(), status)
 }

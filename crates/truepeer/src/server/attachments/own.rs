@@ -154,7 +154,7 @@ impl Own {
 
     /// Whether none is left.
     pub(super) fn have_ended(&self) -> bool {
-        self.running.is_empty() && self.leaving.values().all(|leaving| leaving.thread.is_finished())
+        self.running.is_empty() && self.leaving.values().all(Leaving::has_ended)
     }
 }
 
@@ -163,7 +163,7 @@ impl Drop for Own {
     fn drop(&mut self) {
         let mut left: Vec<_> = std::mem::take(&mut self.running).into_keys().collect();
         for (key, leaving) in std::mem::take(&mut self.leaving) {
-            if !leaving.thread.is_finished() {
+            if !leaving.has_ended() {
                 leaving.stop();
                 left.push(key);
             }
@@ -205,19 +205,27 @@ impl Attachment {
 /// A thread that detaches when no connection needs the programs.
 struct Leaving {
     is_stopped: Arc<AtomicBool>,
+    /// It detaches no more. The thread ends a little later.
+    is_done: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Leaving {
     fn begin(key: AttachKey, detached: Detached) -> anyhow::Result<Self> {
         let is_stopped = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&is_stopped);
+        let is_done = Arc::new(AtomicBool::new(false));
+        let (seen, done) = (Arc::clone(&is_stopped), Arc::clone(&is_done));
         let work = move || {
             detach(&key, &seen);
+            done.store(true, Ordering::Release);
             detached();
         };
         let thread = thread::Builder::new().name("detach".to_owned()).spawn(work);
-        Ok(Self { is_stopped, thread: thread.context("can't start a thread that detaches")? })
+        Ok(Self { is_stopped, is_done, thread: thread.context("can't start a thread that detaches")? })
+    }
+
+    fn has_ended(&self) -> bool {
+        self.is_done.load(Ordering::Acquire) || self.thread.is_finished()
     }
 
     /// The attachment stays as it is now.

@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::admin::AttachmentDoc;
 use crate::plan::AttachKey;
+use crate::spec::Verbosity;
 
 /// No message is longer. A port's state takes some 2 KiB.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// An answer has the number of its request. 0: an attachment has been detached.
+/// An answer has the number of its request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Message<T> {
@@ -19,11 +20,14 @@ pub(super) struct Message<T> {
     pub(super) body: T,
 }
 
-/// A request to the keeper. What a key stands for, the keeper reads from the file.
+/// A request to the keeper. What a key stands for, the keeper reads from the file. Only those with an answer below have one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Request {
-    Apply(Vec<AttachKey>),
+    Apply {
+        keys: Vec<AttachKey>,
+        verbosity: Verbosity,
+    },
     BeginTakeOver(Vec<String>),
     EndTakeOver,
     HandOver(Vec<String>),
@@ -39,6 +43,7 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Answer {
+    /// After [`Request::End`]; without a request, an attachment has been detached.
     Done,
     /// Each change of [`Request::Apply`].
     Changed(Vec<String>),
