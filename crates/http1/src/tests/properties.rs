@@ -1,4 +1,4 @@
-//! What holds for any message, and for any bytes.
+//! Properties of the parsers: with any message, and with any bytes.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What is sent on.
+//! Messages as truepeer writes them for the next hop.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What must hold for any text that is read as truepeer.toml. `tests.rs` and fuzz/ call it.
+//! Reads any text as truepeer.toml, and checks the result. `tests.rs` and fuzz/ call it.
 
 use std::path::Path;
 

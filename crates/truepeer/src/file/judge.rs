@@ -96,7 +96,7 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
 }
 
 impl Written {
-    /// What every entry says, also if another one is wrong, and where.
+    /// Plans every entry, also if another one is wrong. Returns the words of each as well: they place later findings.
     fn config(&self, findings: &mut Findings) -> Option<(ProcessConfig, Vec<&Words>)> {
         if self.entries.is_empty() {
             if !findings.have_errors() {

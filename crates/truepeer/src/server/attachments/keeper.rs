@@ -17,8 +17,8 @@ use truepeer_sys::process::fork_apart;
 
 use super::Shown;
 use super::own::name;
-use super::service::{UNASKED, serve};
-use super::wire::{self, Answer, Message, Request};
+use super::service::serve;
+use super::wire::{self, Answer, Message, Request, UNASKED};
 use crate::admin::AttachmentDoc;
 use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::reap;
@@ -46,7 +46,7 @@ pub(in crate::server) struct ForkedKeeper {
 /// The process that attaches for this one. Dropped, it detaches what is left, and ends.
 pub(in crate::server) struct AttachKeeper {
     line: Arc<Line>,
-    /// What it has attached for this process.
+    /// The attachments that were applied last.
     keys: Vec<AttachKey>,
     is_draining: bool,
     /// [`Self::notice`] has told of the end.
@@ -234,8 +234,11 @@ impl Line {
             bail!(self.ended());
         }
         wire::send(&self.stream, number, request)
-            // A part of it may have been sent: the keeper must not take the next one for the rest.
-            .inspect_err(|_| self.close())
+            .inspect_err(|_| {
+                // A part of it may have been sent: the keeper must not take the next one for the rest.
+                requests.has_ended = true;
+                self.close();
+            })
             .with_context(|| format!("can't ask the attach keeper (process {})", self.process))
     }
 

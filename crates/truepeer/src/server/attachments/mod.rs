@@ -13,24 +13,23 @@ mod wire;
 
 use std::sync::Arc;
 
-pub(super) use self::keeper::{AttachKeeper, ForkedKeeper};
 use truepeer_bpf::Status;
 
-use self::keeper::Line;
-pub(super) use self::own::Detached;
-use self::own::Own;
+pub(super) use self::keeper::ForkedKeeper;
+use self::keeper::{AttachKeeper, Line};
+use self::own::{Detached, Own};
 use crate::admin::AttachmentDoc;
 use crate::attach;
 use crate::plan::{AttachKey, CheckedAttach};
 use crate::spec::Verbosity;
 
-/// What is attached for this process.
+/// The attachments of this process: it attaches by itself, or by its keeper.
 pub(super) enum Attachments {
     Own(Own),
     Keeper(AttachKeeper),
 }
 
-/// What the admin socket shows of them.
+/// The attachments at one moment. The admin thread reads their states.
 #[derive(Clone)]
 pub(super) enum Shown {
     Own(Vec<AttachKey>),

@@ -110,7 +110,7 @@ impl Own {
         }
     }
 
-    /// What the admin socket shows.
+    /// The running attachments, for the admin thread.
     pub(super) fn shown(&self) -> Shown {
         Shown::Own(self.running.keys().cloned().collect())
     }

@@ -13,14 +13,11 @@ use tracing::error;
 
 use super::Shown;
 use super::own::{Own, name};
-use super::wire::{self, Answer, Message, Request};
+use super::wire::{self, Answer, Message, Request, UNASKED};
 use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::hold_no_output;
 use crate::log;
 use crate::plan::{AttachKey, CheckedAttach, CheckedEntry};
-
-/// The number of a message that answers no request.
-pub(super) const UNASKED: u32 = 0;
 
 /// Serves until [`Request::End`] or the end of the stream. `relay`: the process that asks, this one's parent. Returns the exit status.
 pub(super) fn serve(line: UnixStream, relay: Pid, source: &ConfigSource, loaded: &LoadedConfig) -> i32 {
@@ -77,7 +74,7 @@ pub(super) fn serve(line: UnixStream, relay: Pid, source: &ConfigSource, loaded:
     0
 }
 
-/// Reads states, one after the other. Who has asked before somebody else has given up.
+/// Reads states, one after the other. Only the last of those who wait is answered: the others have given up.
 fn show(asked: &Receiver<(u32, Shown)>, replies: &Replies) {
     while let Ok(first) = asked.recv() {
         let (number, shown) = asked.try_iter().last().unwrap_or(first);

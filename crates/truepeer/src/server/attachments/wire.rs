@@ -12,6 +12,9 @@ use crate::spec::Verbosity;
 /// No message is longer. A port's state takes some 2 KiB.
 const MOST_BYTES: u64 = 16 << 20;
 
+/// The number of a request without an answer, and of a message that answers none.
+pub(super) const UNASKED: u32 = 0;
+
 /// An answer has the number of its request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
