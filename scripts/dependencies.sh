@@ -22,8 +22,9 @@ tree() {
 
 # "name version direct|indirect count repository", sorted.
 linked() {
-  tree | awk '{ depth = $1; name[depth] = $2; sub(/^v/, "", $3)
-      if ($2 ~ /^truepeer/ || !NF) next
+  # cargo prints an empty line between two trees. gawk adds a field to a line when it is assigned to.
+  tree | awk 'NF { depth = $1; name[depth] = $2; sub(/^v/, "", $3)
+      if ($2 ~ /^truepeer/) next
       kind = (name[depth - 1] ~ /^truepeer/) ? "direct" : "indirect"
       if (kind == "direct" || !(($2 " " $3) in kinds)) kinds[$2 " " $3] = kind }
     END { for (crate in kinds) print crate, kinds[crate] }' | sort |

@@ -138,6 +138,21 @@ musl() {
 package_lint() { { [ -x "$target/debug/truepeer" ] || build_programs; } && scripts/package-lint.sh; }
 packages() { scripts/package.sh && scripts/package-check.sh; }
 
+# Debian's awk is mawk, Fedora's gawk, Alpine's busybox: runs a command once with each that is installed.
+with_each_awk() {
+  local dir awk path status=0
+  dir=$(mktemp -d)
+  for awk in mawk gawk busybox; do
+    path=$(command -v "$awk") || continue
+    ln -sf "$path" "$dir/awk"
+    echo "with $awk:"
+    PATH=$dir:$PATH "$@" || status=1
+  done
+  [ -e "$dir/awk" ] || { echo "none of mawk, gawk, busybox is installed"; status=1; }
+  rm -r "$dir"
+  return $status
+}
+
 # In GiB: what the first run on a clone needs for target/.
 room=14
 [ -z "${TRUEPEER_TEST_ALL-}" ] || room=24
@@ -146,8 +161,8 @@ echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc)
 [ -e "$target/debug/truepeer" ] || [ "$free" -ge "$room" ] || echo "warning: the first run on a clone needs $room GiB for target/; make room if it fails"
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh
-check reason scripts/reason.sh --check
-check dependencies scripts/dependencies.sh
+check reason with_each_awk scripts/reason.sh --check
+check dependencies with_each_awk scripts/dependencies.sh
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
 # Without --document-private-items rustdoc reads only what the library exports: `main`.
