@@ -27,7 +27,8 @@ pub struct KernelState {
 }
 
 impl KernelState {
-    /// The state now. `pins` is a directory below which something may be pinned, beside truepeer's own in /sys/fs/bpf.
+    /// The state now. `pins` is the test's own directory of pins. Without one it is /sys/fs/bpf, where other programs
+    /// of this machine may pin and unpin meanwhile.
     pub fn now(bed: &Bed, pins: Option<&Path>) -> anyhow::Result<KernelState> {
         Ok(KernelState { routing: routing(bed)?, programs: pinned(pins)? + &attached()? })
     }
@@ -79,12 +80,13 @@ fn routing(bed: &Bed) -> anyhow::Result<String> {
 
 fn pinned(pins: Option<&Path>) -> anyhow::Result<String> {
     let mut found = Vec::new();
-    let entries = fs::read_dir(PINS).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("truepeer")) {
-        walk(&entry.path(), &mut found)?;
-    }
     if let Some(pins) = pins {
         walk(pins, &mut found)?;
+    } else {
+        let entries = fs::read_dir(PINS).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("truepeer")) {
+            walk(&entry.path(), &mut found)?;
+        }
     }
     found.sort();
     Ok(found.concat())
