@@ -199,6 +199,8 @@ mod tests {
                      X-Goog-Authenticated-User-Email Cf-Access-Jwt-Assertion Cf-Access-Authenticated-User-Email \
                      X-Amzn-Oidc-Data X-Amzn-Oidc-Identity X-MS-Client-Principal X-MS-Client-Principal-Name \
                      Tailscale-User-Login X-Consumer-Username X-Consumer-Custom-ID X-Credential-Identifier \
+                     X-Credential-Username X-Userinfo X-ID-Token X-Sucuri-ClientIP CloudFront-Viewer-Address \
+                     Ali-CDN-Real-IP Cdn-Src-IP X-Forward-For X-Forward-Proto \
                      X-Webobjects-Remote-User OAM-Remote-User OIDC-Claim-Email Auth-User SM-User SM-Universalid iv-user \
                      iv-groups X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \
                      X-Amzn-Mtls-Clientcert X-Forwarded-Client-Cert X-Forwarded-Tls-Client-Cert X-Tls-Client-Subject";

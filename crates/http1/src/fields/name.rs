@@ -138,7 +138,7 @@ fn is_client_cert(name: &[u8]) -> bool {
 fn is_user(name: &[u8]) -> bool {
     // Most names are told by their first letter.
     let (names, beginnings): (&[&str], &[&str]) = match name.first().map(u8::to_ascii_lowercase) {
-        Some(b'x') => (&["x-credential-identifier", "x-remote-group", "x-remote-groups"], &X_BEGINNINGS),
+        Some(b'x') => (&["x-userinfo", "x-id-token", "x-remote-group", "x-remote-groups"], &X_BEGINNINGS),
         Some(b'r') => (&["remote-user", "remote-group", "remote-groups", "remote-email", "remote-name"], &[]),
         Some(b'a') => (&["auth-user"], &[]),
         Some(b'c') => (&[], &["cf-access-"]),
@@ -151,7 +151,7 @@ fn is_user(name: &[u8]) -> bool {
     is_one_of(name, names, beginnings)
 }
 
-const X_BEGINNINGS: [&str; 14] = [
+const X_BEGINNINGS: [&str; 15] = [
     "x-remote-user",
     "x-remote-extra-",
     "x-webobjects-remote-user",
@@ -166,6 +166,7 @@ const X_BEGINNINGS: [&str; 14] = [
     "x-amzn-oidc-",
     "x-ms-client-principal",
     "x-consumer-",
+    "x-credential-",
 ];
 
 fn is_one_of(name: &[u8], names: &[&str], beginnings: &[&str]) -> bool {
@@ -174,24 +175,36 @@ fn is_one_of(name: &[u8], names: &[&str], beginnings: &[&str]) -> bool {
 }
 
 fn is_client_hint(name: &[u8]) -> bool {
-    const ENDS: [&str; 3] = ["-client-ip", "-connecting-ip", "-connecting-ipv6"];
+    const ENDS: [&str; 7] = [
+        "-client-ip",
+        "-clientip",
+        "-real-ip",
+        "-src-ip",
+        "-connecting-ip",
+        "-connecting-ipv6",
+        "-viewer-address",
+    ];
+    const BEGINNINGS: [&str; 2] = ["x-forward-", "cloudfront-viewer-"];
     let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
     let is_listed = match name.len() {
         6 => is("x-host"),
         8 => is("x-scheme"),
-        9 => is("client-ip") || is("x-real-ip"),
+        9 => is("client-ip"),
         11 => is("x-remote-ip") || is("remote-addr"),
         12 => is("x-url-scheme"),
         13 => is("x-remote-addr"),
         14 => is("x-proxyuser-ip"),
         15 => is("front-end-https") || is("x-original-host"),
-        16 => is("x-originating-ip") || is("x-azure-clientip") || is("x-azure-socketip"),
+        16 => is("x-originating-ip") || is("x-azure-socketip"),
         19 => is("x-appengine-user-ip"),
         24 => is("x-envoy-external-address"),
         25 => is("x-nf-client-connection-ip"),
         _ => false,
     };
-    is_listed || ENDS.iter().any(|end| ends(name, end)) || contains(name, "forwarded")
+    is_listed
+        || ENDS.iter().any(|end| ends(name, end))
+        || BEGINNINGS.iter().any(|start| begins(name, start))
+        || contains(name, "forwarded")
 }
 
 fn contains(name: &[u8], part: &str) -> bool {
