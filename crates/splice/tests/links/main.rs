@@ -12,6 +12,7 @@ mod peers;
 mod places;
 mod relay;
 mod resets;
+mod reuse;
 mod stand;
 
 use std::process::ExitCode;
@@ -69,6 +70,10 @@ fn main() -> ExitCode {
     tests.push(Test::new(
         "an_heir_of_empty_tables_begins_flows",
         places::an_heir_of_empty_tables_begins_flows,
+    ));
+    tests.push(Test::new(
+        "no_order_lends_a_socket_that_binds_beside_others",
+        reuse::no_order_lends_a_socket_that_binds_beside_others,
     ));
     tests.push(Test::new("after_a_kill_flows_begin_at_once", places::after_a_kill_flows_begin_at_once));
     tests.push(Test::new("what_made_room_keeps_its_keys", places::what_made_room_keeps_its_keys));

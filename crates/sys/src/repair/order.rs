@@ -106,10 +106,12 @@ pub fn carry_out(order: &Order, sockets: &[BorrowedFd<'_>]) -> Result<Stands, Ca
         (Order::Stand, [socket]) => return Ok([Some(stand(*socket)?), None]),
         (Order::Stand, [one, other]) => return Ok([Some(stand(*one)?), Some(stand(*other)?)]),
         (Order::AskPeers, sockets) => each(sockets, ask_peer)?,
-        (Order::Silence, sockets) => each(sockets, |socket| set_repair(socket, REPAIR_ON))?,
+        (Order::Silence, sockets) => each(sockets, silence)?,
         (Order::Reset { own, peer, expected }, []) => reset(own, peer, expected)?,
         (Order::AskUnattended { own, peer, numbers, timestamp }, [socket]) => {
-            ask_unattended(*socket, [own, peer], numbers, timestamp)?;
+            // Also where it fails half-way.
+            let asked = ask_unattended(*socket, [own, peer], numbers, timestamp);
+            asked.and(end_forced_reuse(*socket))?;
         }
         _ => return Err(CallError { call: "an order under repair", errno: Errno::INVAL }),
     }
@@ -164,6 +166,17 @@ fn ask_peer(socket: BorrowedFd<'_>) -> Result<(), CallError> {
     // Leaving repair clears it: see stand.
     let reused = SockRef::from(&socket).set_reuse_address(is_reused).named("setsockopt(SO_REUSEADDR)");
     asked.and(reused)
+}
+
+fn silence(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    let on = set_repair(socket, REPAIR_ON);
+    on.and(end_forced_reuse(socket))
+}
+
+/// Under repair a socket binds beside every other one (SK_FORCE_REUSE), also once its owner has disconnected it.
+/// SO_REUSEADDR takes its place: a listener's next start needs that.
+fn end_forced_reuse(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    SockRef::from(&socket).set_reuse_address(true).named("setsockopt(SO_REUSEADDR)")
 }
 
 fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), CallError> {
