@@ -21,10 +21,6 @@ enum State {
         size: u64,
         digits: u8,
     },
-    /// In the blanks after a size, which some servers pad.
-    Padding {
-        size: u64,
-    },
     /// In the extensions of a chunk of that size.
     Extension {
         size: u64,
@@ -98,15 +94,13 @@ impl Chunked {
             }
             (State::Size { size, digits: 1.. }, b'\r') => State::SizeLf { size },
             (State::Size { size, digits: 1.. }, b';') => State::Extension { size },
-            (State::Size { size, digits: 1.. }, b' ' | b'\t') | (State::Padding { size }, b' ' | b'\t') => {
-                self.count_extension(limits)?;
-                State::Padding { size }
-            }
-            (State::Padding { size }, b'\r') => State::SizeLf { size },
-            (State::Size { .. } | State::Padding { .. }, _) => return Err(BodyError::ChunkSize),
+            (State::Size { .. }, _) => return Err(BodyError::ChunkSize),
             (State::Extension { size }, b'\r') => State::SizeLf { size },
             (State::Extension { size }, b'\t' | b' '..=b'~' | 0x80..) => {
-                self.count_extension(limits)?;
+                self.extensions += 1;
+                if self.extensions > limits.chunk_extension_bytes {
+                    return Err(BodyError::ChunkExtensionsTooLong);
+                }
                 State::Extension { size }
             }
             (State::Extension { .. }, _) => return Err(BodyError::ChunkExtension),
@@ -118,14 +112,6 @@ impl Chunked {
             (State::DataCr | State::DataLf, _) => return Err(BodyError::ChunkEnd),
             (State::Data { .. } | State::Trailers(_) | State::Ended, _) => self.state,
         })
-    }
-
-    fn count_extension(&mut self, limits: &HttpLimits) -> Result<(), BodyError> {
-        self.extensions += 1;
-        if self.extensions > limits.chunk_extension_bytes {
-            return Err(BodyError::ChunkExtensionsTooLong);
-        }
-        Ok(())
     }
 }
 

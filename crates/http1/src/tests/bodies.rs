@@ -32,10 +32,7 @@ fn chunks_that_could_be_read_in_two_ways_are_refused() {
         ("+1\r\na", BodyError::ChunkSize),
         ("-1\r\na", BodyError::ChunkSize),
         (" 1\r\na", BodyError::ChunkSize),
-        ("1 1\r\na", BodyError::ChunkSize),
-        ("1 \na", BodyError::ChunkSize),
-        ("1\u{b}\r\na", BodyError::ChunkSize),
-        (" \r\na", BodyError::ChunkSize),
+        ("1 \r\na", BodyError::ChunkSize),
         ("1 ;x\r\na", BodyError::ChunkSize),
         ("0x1\r\na", BodyError::ChunkSize),
         ("1\na", BodyError::ChunkSize),
@@ -57,22 +54,6 @@ fn chunks_that_could_be_read_in_two_ways_are_refused() {
     ] {
         assert_eq!(chunked(input), Err(error), "{input:?}");
     }
-}
-
-/// Some servers leave room for a size, and fill it with blanks.
-#[test]
-fn blanks_after_a_size_are_skipped_and_counted() {
-    let whole = "5 \t \r\nhello\r\n0   \r\n\r\n";
-    let (found, len) = chunked(whole).unwrap().expect("whole");
-    assert_eq!((format!("{found:?}"), len), {
-        let (same, _) = chunked("5\r\nhello\r\n0\r\n\r\n").unwrap().expect("whole");
-        (format!("{same:?}"), whole.len())
-    });
-    for cut in 0..whole.len() {
-        assert_eq!(chunked(&whole[..cut]), Ok(None), "{cut}");
-    }
-    let long = format!("1{}\r\na\r\n", " ".repeat(5000));
-    assert_eq!(chunked(&long), Err(BodyError::ChunkExtensionsTooLong));
 }
 
 #[test]
