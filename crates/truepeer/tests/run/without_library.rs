@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let python = tests![
         an_empty_environment_is_served,
         a_sender_that_is_not_allowed_is_refused,
+        a_ring_is_refused_beside_the_library,
         names_are_shared_with_programs_that_have_the_library,
         a_client_with_an_empty_environment_says_who_it_is,
         the_supervisor_ends_with_the_family,
@@ -64,6 +65,19 @@ fn a_sender_that_is_not_allowed_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let mut stream = client::connect(LISTENER)?;
     stream.write_all(&header()?)?;
     ensure!(matches!(client::read_end(&mut stream)?, End::Reset | End::Eof));
+    Ok(())
+}
+
+/// What is accepted through io_uring reaches neither the library nor the supervisor.
+fn a_ring_is_refused_beside_the_library(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.syscall(425, 8, ctypes.create_string_buffer(256)), ctypes.get_errno())
+";
+    let program = python(bed, script)?.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--"]);
+    let said = program.run(bed)?;
+    ensure!(said.lines().any(|line| line.trim() == "-1 38"), "{said:?}");
     Ok(())
 }
 

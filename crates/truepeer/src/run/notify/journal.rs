@@ -101,6 +101,13 @@ impl SupervisorLog {
         });
     }
 
+    /// A process of the family gets no io_uring, and may say why it needs it.
+    pub(super) fn on_io_uring(&mut self, thread: i32) {
+        self.complain("io_uring", None, |held_back| {
+            warn!(held_back, "process {thread} asked for io_uring and gets ENOSYS: what it accepts by it can't be seen; let it use epoll, or use truepeer attach or truepeer proxy");
+        });
+    }
+
     /// A process of the program's family that can't be looked into.
     pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
         self.complain("unreachable", None, |held_back| {

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{Late, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, WakeUp};
@@ -13,7 +14,6 @@ use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::write_address;
 use super::ending::Ending;
-use super::io_uring::answer_to_io_uring;
 use super::journal::SupervisorLog;
 use super::listener::{SupervisedListener, SupervisedListeners};
 use super::parked::Parked;
@@ -142,8 +142,9 @@ impl Supervisor {
             calls::GETSOCKNAME => self.on_name_asked(call, |name| name.destination),
             calls::LISTEN => self.on_listen(call),
             calls::IO_URING_SETUP => {
-                let answer = answer_to_io_uring(&call);
-                self.answer(&call, answer);
+                self.journal.on_io_uring(call.thread);
+                // Neither the library nor a filter sees an accept() through a ring.
+                self.answer(&call, Answer::Fail(Errno::NOSYS));
             }
             _ => self.answer(&call, Answer::GoOn),
         }
