@@ -104,7 +104,7 @@ struct flow {
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
-	__u8 unused;
+	__u8 is_named;       /* its header names a client, which may not be showable */
 };
 
 /* A UDP flow as the backend identifies it. A client's newest flow is stored under local address 0. Another

@@ -112,6 +112,24 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 	return shift_sack(skb, segment, delta);
 }
 
+/* Translates once: a device above another one of the namespace (macvlan, bridge) hands the packet down, and
+ * it comes by here again. The mark is the packet's hash, a secret number of its ports: no device, queue or
+ * filter on the way changes it, each transmission of TCP starts with its own, and a flow still has one for all
+ * its packets. Nonzero: it has been here. */
+static __always_inline int was_here(struct __sk_buff *skb, __be16 source, __be16 destination)
+{
+	struct settings *settings = settings_here();
+
+	if (!settings)
+		return 0;
+	__u32 mark = ((__u32)source << 16 | destination) ^ settings->judged;
+	mark *= 0x9e3779b1; /* odd, so no two pairs share it; its upper bits choose queues */
+	if (skb->hash == mark)
+		return 1;
+	bpf_set_hash(skb, mark);
+	return 0;
+}
+
 /* The same for nearly all segments of a socket, read where they stand. Nonzero: it must be read as a whole. */
 static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
 {
@@ -128,7 +146,8 @@ static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
 	if (plain->tcp.doff != 8 || plain->option != ONLY_TIMESTAMPS || !plain->tcp.ack)
 		return -1;
 	segment.ack = bpf_ntohl(plain->tcp.ack_seq);
-	shift_ack(skb, &segment, delta);
+	if (!was_here(skb, plain->tcp.source, plain->tcp.dest))
+		shift_ack(skb, &segment, delta);
 	return 0;
 }
 
@@ -190,13 +209,14 @@ int tcp_egress(struct __sk_buff *skb)
 	if (read_segment(skb, &segment) || !(segment.flags & ACK))
 		return PASS;
 	if (said == OURS) {
-		shift_all(skb, &segment, delta);
+		if (!was_here(skb, segment.source_port, segment.destination_port))
+			shift_all(skb, &segment, delta);
 		return PASS;
 	}
 	if (is_other_port(segment.source_port))
 		return PASS;
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.source_port);
-	if (!port)
+	if (!port || was_here(skb, segment.source_port, segment.destination_port))
 		return PASS;
 	struct flow_key key = {
 		.sender = segment.ip.destination,

@@ -72,12 +72,15 @@ static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flo
 }
 
 /* Guesses the length of the sender's next header. Learnt only here: the kernel has accepted the segment that
- * the length comes from. */
+ * the length comes from. A header that names nobody (LOCAL, UNKNOWN: a health check), or none,
+ * says nothing about those that name a client. */
 static __always_inline void teach_guess(const struct flow_key *key, const struct embryo *embryo)
 {
 	__u32 len = embryo->have;
 	__u32 *last = bpf_map_lookup_elem(&tp_guesses, &key->sender);
 
+	if (!embryo->flow.is_named)
+		return;
 	if (!last || *last != len)
 		bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);
 }

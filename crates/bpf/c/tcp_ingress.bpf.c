@@ -173,7 +173,7 @@ static __always_inline int is_same_flow(const struct flow *one, const struct flo
 	return one->client.word[0] == other->client.word[0] && one->client.word[1] == other->client.word[1] &&
 	       one->client.word[2] == other->client.word[2] && one->client.word[3] == other->client.word[3] &&
 	       one->client_port == other->client_port && one->client_version == other->client_version &&
-	       one->delta == other->delta;
+	       one->is_named == other->is_named && one->delta == other->delta;
 }
 
 /* The client that a complete header names, as its flow will show it; or the reason why it may not be shown. */
@@ -189,6 +189,7 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 		flow->client = header->client;
 		flow->client_port = header->client_port;
 		flow->client_version = header->client_version;
+		flow->is_named = 1;
 		/* ::ffff:a.b.c.d means a.b.c.d, however it was written. */
 		if (flow->client.word[0] == 0 && flow->client.word[1] == 0 && flow->client.word[2] == MAPPED)
 			flow->client_version = 4;
@@ -492,6 +493,15 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	return DROP;
 }
 
+static __always_inline int translate(struct __sk_buff *skb, const struct segment *segment,
+				     const struct flow *flow)
+{
+	if (!flow->delta)
+		return PASS;
+	shift_seq(skb, segment, flow->delta);
+	return go_on(skb);
+}
+
 SEC("classifier")
 int tcp_ingress(struct __sk_buff *skb)
 {
@@ -502,6 +512,9 @@ int tcp_ingress(struct __sk_buff *skb)
 		return on_unreadable(skb);
 	if (is_other_port(segment.destination_port))
 		return PASS;
+	/* Judged on the device below (a port of a bridge): its numbers are the kernel's by now. */
+	if (is_judged(skb))
+		return PASS;
 	struct flow_key key = {
 		.sender = segment.ip.source,
 		.local = segment.ip.destination,
@@ -510,10 +523,8 @@ int tcp_ingress(struct __sk_buff *skb)
 	};
 	int is_syn = (segment.flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
-	if (flow && !(is_syn && is_left_behind(skb, &segment, &key))) {
-		shift_seq(skb, &segment, flow->delta);
-		return PASS;
-	}
+	if (flow && !(is_syn && is_left_behind(skb, &segment, &key)))
+		return translate(skb, &segment, flow);
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
 	if (!port)
 		return PASS;
@@ -526,10 +537,8 @@ int tcp_ingress(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (!flow)
 		flow = bpf_map_lookup_elem(&tp_ended, &key);
-	if (flow) {
-		shift_seq(skb, &segment, flow->delta);
-		return PASS;
-	}
+	if (flow)
+		return translate(skb, &segment, flow);
 	return on_stranger(skb, &segment, port, &key);
 }
 

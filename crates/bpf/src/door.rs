@@ -92,6 +92,8 @@ pub struct Flow {
     pub client_port: u16,
     /// 4 or 6; 0: the sender is the client.
     pub client_version: u8,
+    /// Its header names a client, which may not be showable.
+    pub is_named: bool,
     /// By how much sequence numbers are shifted.
     pub delta: i32,
 }
@@ -396,6 +398,7 @@ fn flow_of(flow: &layout::RawFlow) -> Flow {
         client: flow.client.0,
         client_port: u16::from_be_bytes(flow.client_port),
         client_version: flow.client_version,
+        is_named: flow.is_named != 0,
         delta: flow.delta,
     }
 }
@@ -407,6 +410,7 @@ fn flow_in(bytes: &[u8; 24]) -> Flow {
     flow.delta = i32::from_ne_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
     flow.client_port = u16::from_be_bytes([bytes[20], bytes[21]]);
     flow.client_version = bytes[22];
+    flow.is_named = bytes[23] != 0;
     flow
 }
 

@@ -306,7 +306,9 @@ impl Model {
     pub(crate) fn socket_made(&mut self) {
         let Some(Embryo { flow: Some(flow), have, .. }) = self.embryo else { return };
         self.flow = Some(flow);
-        self.guess = Some(have);
+        if flow.is_named {
+            self.guess = Some(have);
+        }
         self.ended = None;
         self.embryo = None;
     }

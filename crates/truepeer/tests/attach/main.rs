@@ -23,6 +23,7 @@ mod refusals;
 mod rules;
 mod servers;
 mod several;
+mod stacks;
 mod surroundings;
 mod tables;
 mod udp;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         programs::tests(),
         servers::tests(),
         several::tests(),
+        stacks::tests(),
         pools::tests(),
         accept_queue::tests(),
         leftovers::tests(),

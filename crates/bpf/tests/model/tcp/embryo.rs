@@ -348,6 +348,7 @@ fn name(
         flow.client = client.address;
         flow.client_port = client.port;
         flow.client_version = client.version;
+        flow.is_named = true;
         if client.is_special {
             return Err("refused_claim");
         }

@@ -1,4 +1,4 @@
-//! Kinds of headers, and their guessed length: that of the sender's previous header.
+//! Kinds of headers, and their guessed length: that of the sender's previous header that named a client.
 
 use std::net::{SocketAddr, TcpStream};
 
@@ -11,7 +11,7 @@ pub(super) enum Kind {
     V2,
     /// v2, with TLVs of 500 bytes.
     Tlvs,
-    /// v2 LOCAL: the sender's own connection.
+    /// v2 LOCAL: the sender's own connection. It teaches no length, so its own is never expected.
     Local,
 }
 
@@ -26,14 +26,13 @@ pub(super) enum Guess {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Form(pub(super) Kind, pub(super) Guess);
 
-pub(super) const FORMS: [Form; 8] = [
+pub(super) const FORMS: [Form; 7] = [
     Form(Kind::V1, Guess::Right),
     Form(Kind::V1, Guess::Wrong),
     Form(Kind::V2, Guess::Right),
     Form(Kind::V2, Guess::Wrong),
     Form(Kind::Tlvs, Guess::Right),
     Form(Kind::Tlvs, Guess::Wrong),
-    Form(Kind::Local, Guess::Right),
     Form(Kind::Local, Guess::Wrong),
 ];
 
@@ -49,8 +48,7 @@ impl Form {
     /// With a wrong guess, the header is longer than expected, or shorter.
     pub(super) fn header_before(self, is_v6: bool) -> Result<Vec<u8>> {
         let other = match self.0 {
-            Kind::V1 => Kind::Local,
-            Kind::V2 => Kind::Tlvs,
+            Kind::V1 | Kind::V2 => Kind::Tlvs,
             Kind::Tlvs => Kind::V2,
             Kind::Local => Kind::V1,
         };
