@@ -137,7 +137,10 @@ impl RequestHead {
         let mut space = [const { MaybeUninit::uninit() }; HttpLimits::MOST_FIELDS];
         let mut parsed = httparse::Request::new(&mut []);
         let most = limits.fields.min(HttpLimits::MOST_FIELDS);
-        parsed.parse_with_uninit_headers(head, &mut space[..most]).map_err(of_httparse)?;
+        match parsed.parse_with_uninit_headers(head, &mut space[..most]) {
+            Err(httparse::Error::Version) => return self.parse_other_version(head, limits),
+            parsed => parsed.map_err(of_httparse)?,
+        };
         let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
             return Err(HeadError::FirstLine);
         };
@@ -152,6 +155,26 @@ impl RequestHead {
         }
         self.version = if minor == 0 { HttpVersion::Http10 } else { HttpVersion::Http11 };
         self.interpret()
+    }
+
+    /// RFC 9110 2.5: a higher minor version is served as 1.1, the highest one that is known. The origin is told 1.1.
+    /// 505 is for another major version; what is no version at all is a bad first line.
+    #[cold]
+    fn parse_other_version(&mut self, head: &[u8], limits: &HttpLimits) -> Result<(), HeadError> {
+        let end = memchr::memchr(b'\r', head).unwrap_or(head.len());
+        let mut words = head[..end].split(|&byte| byte == b' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (_, _, Some(b"HTTP/1.2" | b"HTTP/1.3" | b"HTTP/1.4" | b"HTTP/1.5"), None)
+            | (_, _, Some(b"HTTP/1.6" | b"HTTP/1.7" | b"HTTP/1.8" | b"HTTP/1.9"), None) => {
+                let mut head = head.to_vec();
+                head[end - 1] = b'1';
+                self.parse(&head, limits)
+            }
+            (_, _, Some([b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9']), None) => {
+                Err(HeadError::Version)
+            }
+            _ => Err(HeadError::FirstLine),
+        }
     }
 
     /// Interprets the fields.
@@ -174,12 +197,10 @@ impl RequestHead {
         Ok(())
     }
 
-    /// An upgrade of a request with a body would leave open which protocol the body belongs to; h2c would let requests
-    /// past us unseen.
+    /// h2c would let requests past us unseen. A body belongs to the request: the switch follows it (RFC 9110 7.8).
     fn may_upgrade(&self) -> bool {
         let mut protocols = self.fields.elements(FieldName::Upgrade).peekable();
         self.version == HttpVersion::Http11
-            && self.length == BodyLength::None
             && protocols.peek().is_some()
             && protocols.all(|protocol| !protocol.get(..2).is_some_and(|two| two.eq_ignore_ascii_case(b"h2")))
     }

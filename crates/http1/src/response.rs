@@ -103,10 +103,10 @@ impl ResponseHead {
         }
         self.fields.keep(head);
         self.status = status;
-        self.reason = parsed
-            .reason
-            .filter(|reason| !reason.is_empty())
-            .map_or_else(Span::default, |reason| part(head, reason.as_bytes()));
+        // httparse drops a reason that is not ASCII. It has checked that the line is "HTTP/1.x NNN[ reason]".
+        let line = &head[..memchr::memchr(b'\r', head).unwrap_or(head.len())];
+        self.reason =
+            line.get("HTTP/1.1 200 ".len()..).map_or_else(Span::default, |reason| part(head, reason));
         for field in parsed.headers.iter() {
             self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
         }

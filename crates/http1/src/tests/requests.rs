@@ -124,10 +124,14 @@ fn first_lines_that_could_be_read_in_two_ways_are_refused() {
         (" GET / HTTP/1.1", HeadError::FirstLine),
         ("GET\t/ HTTP/1.1", HeadError::FirstLine),
         ("GET / HTTP/1.1 ", HeadError::Field),
-        ("GET /a b HTTP/1.1", HeadError::Version),
-        ("GET / HTTP/1.2", HeadError::Version),
+        ("GET /a b HTTP/1.1", HeadError::FirstLine),
+        ("GET /a b HTTP/1.2", HeadError::FirstLine),
+        ("GET / HTTP/1", HeadError::FirstLine),
+        ("GET / HTTP/ 1.1", HeadError::FirstLine),
+        ("GET / HTTP/1.20", HeadError::FirstLine),
+        ("GET /# HTTP/1.2", HeadError::Target),
         ("GET / HTTP/2.0", HeadError::Version),
-        ("GET / http/1.1", HeadError::Version),
+        ("GET / http/1.1", HeadError::FirstLine),
         ("GET /", HeadError::FirstLine),
         ("G(T / HTTP/1.1", HeadError::FirstLine),
         ("GET /\u{e4} HTTP/1.1", HeadError::Target),
@@ -194,6 +198,16 @@ fn connections_are_kept_as_both_sides_say() {
 }
 
 #[test]
+fn higher_minor_versions_are_served_as_the_highest_known_one() {
+    for minor in 2..=9 {
+        let text = format!("GET /x HTTP/1.{minor}\r\nHost: a\r\nContent-Length: 2\r\n\r\n");
+        let (len, head) = read(text.as_bytes()).expect("served").expect("whole");
+        assert_eq!((len, head.version, head.target()), (text.len(), HttpVersion::Http11, &b"/x"[..]));
+        assert_eq!((head.length, head.keep_alive), (BodyLength::Known(2), true));
+    }
+}
+
+#[test]
 fn upgrades_are_asked_for_by_two_fields_and_never_to_http2() {
     let asks = |fields: &str| request(fields).wants_upgrade;
     assert!(asks("Connection: Upgrade\r\nUpgrade: websocket\r\n"));
@@ -202,7 +216,9 @@ fn upgrades_are_asked_for_by_two_fields_and_never_to_http2() {
     assert!(!asks("Connection: upgrade\r\n"));
     assert!(!asks("Connection: upgrade\r\nUpgrade: h2c\r\n"));
     assert!(!asks("Connection: upgrade\r\nUpgrade: websocket, H2C\r\n"));
-    assert!(!asks("Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n"));
+    assert!(asks("Connection: upgrade\r\nUpgrade: tailscale-control-protocol\r\nContent-Length: 0\r\n"));
+    assert!(asks("Connection: upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 1\r\n"));
+    assert!(!asks("Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 0\r\n"));
 }
 
 #[test]

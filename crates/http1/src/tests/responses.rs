@@ -43,6 +43,20 @@ fn lengths_of_responses() {
 }
 
 #[test]
+fn a_reason_is_kept_in_any_encoding() {
+    for reason in ["OK", "", "Nicht gefunden \u{e4}\u{f6}", " two  words "] {
+        let text = format!("HTTP/1.1 404 {reason}\r\nContent-Length: 0\r\n\r\n");
+        let (_, head) = read_response(text.as_bytes(), false).expect(reason).expect("whole");
+        assert_eq!(head.reason(), reason.as_bytes());
+    }
+    let latin = b"HTTP/1.1 200 fran\xe7ais\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(read_response(latin, false).unwrap().expect("whole").1.reason(), b"fran\xe7ais");
+    let (_, none) =
+        read_response(b"HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", false).unwrap().expect("whole");
+    assert_eq!(none.reason(), b"");
+}
+
+#[test]
 fn responses_are_held_to_the_same() {
     for (text, error) in [
         ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n", HeadError::ContentLength),

@@ -185,12 +185,13 @@ impl<S: Connection> Down<'_, S> {
             self.head(request, response, outgoing).await?;
             interim += 1;
             match response.status {
-                101 if request.wants_upgrade => return Ok(Answered::Switched),
+                // RFC 9110 7.8: not before the whole request has come. The rest of a body would be read as the new protocol.
+                101 if request.wants_upgrade && self.state.is_sent.get() => return Ok(Answered::Switched),
                 101 => return Err(Failure::UnaskedSwitch),
                 100..200 if interim > MOST_INTERIM => return Err(Failure::TooManyInterim(MOST_INTERIM)),
                 100 if self.state.may_send_body.replace(true) => {} // the client did not ask for it
                 100..200 => outgoing.interim(response).await?,
-                _ => return self.body(response, outgoing).await,
+                _ => return self.body(request, response, outgoing).await,
             }
         }
     }
@@ -248,6 +249,7 @@ impl<S: Connection> Down<'_, S> {
 
     async fn body(
         &mut self,
+        request: &RequestHead,
         response: &ResponseHead,
         outgoing: &mut impl Outgoing,
     ) -> Result<Answered, Failure> {
@@ -276,7 +278,7 @@ impl<S: Connection> Down<'_, S> {
                 }
             }
         }
-        self.end(response, &decoder.trailers, outgoing).await
+        self.end(request, response, &decoder.trailers, outgoing).await
     }
 
     /// Reads more of a body. `false`: the stream has ended with FIN or close_notify.
@@ -294,13 +296,16 @@ impl<S: Connection> Down<'_, S> {
 
     async fn end(
         &mut self,
+        request: &RequestHead,
         response: &ResponseHead,
         trailers: &FieldList,
         outgoing: &mut impl Outgoing,
     ) -> Result<Answered, Failure> {
         outgoing.end(trailers).await?;
+        // An origin that refuses an upgrade unread would take the request's body for the next request.
+        let is_read = !request.wants_upgrade || request.length == BodyLength::None;
         // Bytes after the response would be taken for the response to the next request.
-        let reusable = response.keep_alive && self.state.is_sent.get() && self.buffer.is_empty();
+        let reusable = response.keep_alive && self.state.is_sent.get() && self.buffer.is_empty() && is_read;
         Ok(Answered::Whole { reusable })
     }
 }

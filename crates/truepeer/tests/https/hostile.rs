@@ -40,7 +40,7 @@ corpus = [
     b'GET /1 HTTP/1.1\nHost: site\n\n' + HIDDEN,
     b'GET /1\tHTTP/1.1\r\nHost: site\r\n\r\n' + HIDDEN,
     b'GET /1 x HTTP/1.1\r\nHost: site\r\n\r\n' + HIDDEN,
-    b'GET /1 HTTP/1.9\r\nHost: site\r\n\r\n' + HIDDEN,
+    b'GET /1 HTTP/1.10\r\nHost: site\r\n\r\n' + HIDDEN,
     b'CONNECT site:443 HTTP/1.1\r\nHost: site\r\n\r\n' + HIDDEN,
     b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + HIDDEN,
 ]

@@ -124,6 +124,68 @@ fn other_requests_are_not_sent_again() {
     }
 }
 
+/// RFC 9110 7.8: as Go's HTTP client (length 0), SPDY and `docker exec` write it.
+#[test]
+fn an_upgrade_of_a_request_with_a_body_goes_through_after_it() {
+    for (length, body) in [
+        ("Content-Length: 0", ""),
+        ("Content-Length: 5", "{1:2}"),
+        ("Transfer-Encoding: chunked", "5\r\n{1:2}\r\n0\r\n\r\n"),
+    ] {
+        let bed = bed(HttpSettings::default());
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: tcp\r\n";
+            say(&mut client, &format!("{head}{length}\r\n\r\n{body}")).await;
+            let request = until(&mut origin, &format!("\r\n\r\n{body}")).await;
+            assert!(request.contains("Connection: upgrade\r\nUpgrade: tcp\r\n"), "{request}");
+            assert!(request.contains(&format!("{length}\r\n")), "{request}");
+            say(&mut origin, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\nhi").await;
+            until(&mut client, "\r\n\r\nhi").await;
+            say(&mut client, "hello").await;
+            until(&mut origin, "hello").await;
+            client.shutdown().await.unwrap();
+            assert_eq!(rest(&mut origin).await, "");
+            drop(origin);
+            assert_eq!(rest(&mut client).await, "");
+        });
+    }
+}
+
+#[test]
+fn an_origin_that_switches_before_the_whole_request_is_refused() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    bed.run(async move {
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: tcp\r\nContent-Length: 5";
+        say(&mut client, &format!("{head}\r\n\r\n12")).await;
+        until(&mut origin, "\r\n\r\n12").await;
+        say(&mut origin, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\nhi").await;
+        let response = until(&mut client, "\r\n\r\n").await;
+        assert!(response.starts_with("HTTP/1.1 502 "), "{response}");
+    });
+}
+
+/// An origin that ignores the body of an upgrade would take it for the next request.
+#[test]
+fn a_refused_upgrade_with_a_body_does_not_leave_its_connection_to_others() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    let mut second = bed.origin.next_connection();
+    bed.run(async move {
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: tcp\r\nContent-Length: 2";
+        say(&mut client, &format!("{head}\r\n\r\n12")).await;
+        until(&mut origin, "\r\n\r\n12").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx").await;
+        until(&mut client, "\r\n\r\nx").await;
+        say(&mut client, "GET /2 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await;
+        until(&mut second, "\r\n\r\n").await;
+        say(&mut second, "HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\ny").await;
+        assert!(rest(&mut client).await.ends_with("\r\n\r\ny"));
+    });
+    assert_eq!(bed.origin.dialled.get(), 2);
+}
+
 #[test]
 fn an_upgrade_becomes_a_tunnel_with_independent_ends() {
     let bed = bed(HttpSettings::default());

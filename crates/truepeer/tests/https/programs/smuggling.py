@@ -60,7 +60,7 @@ REFUSED = [
     # Request lines. An absolute target must agree with Host.
     *[line + b'\r\nHost: site\r\n\r\n' + NEXT for line in [
         b'GET http://other/one HTTP/1.1', b'GET http://site:81/one HTTP/1.1', b'GET http://user@site/one HTTP/1.1', b'GET http:///one HTTP/1.1',
-        b'GET http:/one HTTP/1.1', b'GET ftp://site/one HTTP/1.1', b'GET //', b'GET /one', b'GET', b'GET /one HTTP/1.9', b'GET /one HTTP/2.0',
+        b'GET http:/one HTTP/1.1', b'GET ftp://site/one HTTP/1.1', b'GET //', b'GET /one', b'GET', b'GET /one HTTP/2.0',
         b'GET /one HTTP/0.9', b'GET /one HTTP/1.10', b'GET /one HTTP/01.1', b'GET /one HTTP/1', b'GET /one http/1.1', b'GET /one HTTPS/1.1',
         b'GET  /one HTTP/1.1', b'GET /one  HTTP/1.1', b'GET\t/one HTTP/1.1', b'GET /one\tHTTP/1.1', b'GET /one x HTTP/1.1', b'GET /one HTTP/1.1 ',
         b'GET /one#x HTTP/1.1', b'GET /\x00 HTTP/1.1', b'GET /\x7f HTTP/1.1', b'GET /\xe4 HTTP/1.1', b'GET 1 HTTP/1.1', b'GET * HTTP/1.1',
@@ -120,6 +120,7 @@ READ = [
     (POST + b'Content_Length: 5\r\nTransfer_Encoding: chunked\r\n\r\n' + NEXT, meant(('POST', '/one', ''), HIDDEN)),
     (POST + b'Connection: Content-Length, Host, X\r\nContent-Length: 5\r\n\r\nhello' + NEXT, meant(('POST', '/one', 'hello'), HIDDEN)),
     (POST + b'Connection: Transfer-Encoding\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n' + END + NEXT, meant(('POST', '/one', 'hello'), HIDDEN)),
+    (b'GET /one HTTP/1.9\r\nHost: site\r\n\r\n' + NEXT, meant(('GET', '/one', ''), HIDDEN)),
     (POST + b'X-Content-Length: 5\r\nX: Content-Length: 6\r\n\r\n' + NEXT, meant(('POST', '/one', ''), HIDDEN)),
     (POST + b'X: \x80\xff\r\n\r\n' + NEXT, meant(('POST', '/one', ''), HIDDEN)),
     (POST + b'Connection: close\r\nContent-Length: 5\r\n\r\nhello' + NEXT, meant(('POST', '/one', 'hello'))),
