@@ -279,6 +279,9 @@ fn a_library_of_another_user_is_not_used(bed: &Bed) -> anyhow::Result<()> {
 fn names_taken_by_other_users_do_not_prevent_a_start(bed: &Bed) -> anyhow::Result<()> {
     const SHARED: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
     let name = format!("truepeer-{}", User::TESTER.uid);
+    // The mounts below hide a clone or a target directory in one of them.
+    let truepeer = bed.write("truepeer", "")?;
+    Program::new("mount").args(["--bind", env!("CARGO_BIN_EXE_truepeer")]).arg(&truepeer).run(bed)?;
     for shared in SHARED {
         Program::new("mount").args(["-t", "tmpfs", "-o", "mode=1777", "none", shared]).run(bed)?;
         let squatter = User::named("nobody")?;
@@ -292,7 +295,7 @@ fn names_taken_by_other_users_do_not_prevent_a_start(bed: &Bed) -> anyhow::Resul
     let start = || {
         let maps =
             Program::new("cat").arg("/proc/self/maps").as_user(User::TESTER).env("XDG_RUNTIME_DIR", "");
-        maps.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)
+        maps.launched_by(&truepeer, &launch).run(bed)
     };
     let (first, second) = (library_in(&start()?)?, library_in(&start()?)?);
     ensure!(first == second, "{first} and {second}: each start would leave a directory");
