@@ -34,6 +34,14 @@ pub(super) fn command(command: Command) -> Command {
         .infer_long_args(true)
 }
 
+/// Whether mmproxy-rs lacks this option, or the long one that it begins.
+pub(super) fn has_alone(option: &str) -> bool {
+    let long =
+        ["--allowed-networks", "--target-v4", "--target-v6", "--force-real-client-port", "--do-not-sandbox"];
+    matches!(option, "-t" | "-P" | "-N")
+        || option.len() > 2 && long.iter().any(|name| name.starts_with(option))
+}
+
 const REAL_PORT: &str = "force-real-client-port";
 
 /// "Please specify …": it has no defaults for these.

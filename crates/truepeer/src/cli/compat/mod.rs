@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, FromArgMatches as _};
 
 use super::{UsageError, go_style};
@@ -82,7 +83,7 @@ impl Compat {
     pub(super) fn parse(self, argv: Vec<OsString>) -> Result<ProxySpec, UsageError> {
         let command = self.command();
         let argv = if self == Self::Cloudflare { argv } else { go_style::rewrite(argv, &command) };
-        let matches = command.try_get_matches_from(argv)?;
+        let matches = command.try_get_matches_from(argv).map_err(|error| self.explain(error))?;
         if self == Self::Cloudflare {
             cloudflare::require(&matches)?;
         }
@@ -91,6 +92,23 @@ impl Compat {
             cloudflare::adapt(&mut args, &matches);
         }
         Ok(args)
+    }
+
+    /// Two programs are called mmproxy: names the other one where an option is its own.
+    fn explain(self, error: clap::Error) -> UsageError {
+        match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(option))
+                if self == Self::MmproxyRs
+                    && error.kind() == ErrorKind::UnknownArgument
+                    && cloudflare::has_alone(option) =>
+            {
+                UsageError::Options(format!(
+                    "{option}: an option of cloudflare/mmproxy; mmproxy-rs, whose options are expected here, \
+                     has none of this name: to take cloudflare/mmproxy's place, add --compat cloudflare"
+                ))
+            }
+            _ => error.into(),
+        }
     }
 
     /// The defaults of that program.

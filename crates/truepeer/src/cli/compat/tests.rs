@@ -114,6 +114,29 @@ fn cloudflare_mmproxy_needs_its_list_and_backends() {
 }
 
 #[test]
+fn the_name_mmproxy_names_the_option_for_cloudflares_program() {
+    for options in [
+        "-l 0.0.0.0:2222 -4 127.0.0.1:22 -6 [::1]:22 --allowed-networks f",
+        "--allowed-networks=f",
+        "--allowed-net f",
+        "-a f --target-v4 127.0.0.1:22",
+        "-a f --target-v6=[::1]:22",
+        "-a f -t 7",
+        "-qN",
+        "-P",
+        "--force-real-client-port",
+        "--do-not-sandbox",
+    ] {
+        for line in [format!("mmproxy {options}"), format!("truepeer --compat mmproxy-rs {options}")] {
+            assert!(error(&line).contains("add --compat cloudflare"), "{line}: {}", error(&line));
+        }
+    }
+    for line in ["mmproxy --allowed-subnet f", "mmproxy --nothing", "go-mmproxy --target-v4 127.0.0.1:22"] {
+        assert!(!error(line).contains("cloudflare"), "{line}: {}", error(line));
+    }
+}
+
+#[test]
 fn the_last_of_several_holds_as_in_those_programs() {
     assert_eq!(config("go-mmproxy -mark 1 -mark 2").listeners[0].mark, 2);
     assert_eq!(config("mmproxy -m 1 --mark 2").listeners[0].mark, 2);
