@@ -23,13 +23,24 @@ enum Kind {
 }
 
 impl BodyDecoder {
-    /// For a body of that length.
+    /// For a request's body of that length.
     #[must_use]
     pub fn new(length: BodyLength) -> Self {
+        Self::with(length, false)
+    }
+
+    /// For a response's body of that length. RFC 9112 7.1.1: blanks may follow a chunk's size, as some servers write it
+    /// into a field of fixed width.
+    #[must_use]
+    pub fn of_response(length: BodyLength) -> Self {
+        Self::with(length, true)
+    }
+
+    fn with(length: BodyLength, may_be_padded: bool) -> Self {
         let kind = match length {
             BodyLength::None => Kind::Known { left: 0 },
             BodyLength::Known(left) => Kind::Known { left },
-            BodyLength::Chunked => Kind::Chunked(Chunked::new()),
+            BodyLength::Chunked => Kind::Chunked(Chunked::new(may_be_padded)),
             BodyLength::UntilClose => Kind::UntilClose,
         };
         Self { kind, trailers: FieldList::default() }

@@ -12,6 +12,8 @@ pub(super) struct Chunked {
     state: State,
     /// Bytes of extensions so far.
     extensions: usize,
+    /// Blanks may follow a size: some origins pad it. In a request they could hide one from another parser.
+    may_be_padded: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,10 @@ enum State {
     Size {
         size: u64,
         digits: u8,
+    },
+    /// In the blanks after a size.
+    Padding {
+        size: u64,
     },
     /// In the extensions of a chunk of that size.
     Extension {
@@ -46,8 +52,8 @@ const SIZE: State = State::Size { size: 0, digits: 0 };
 const MOST_DIGITS: u8 = 16;
 
 impl Chunked {
-    pub(super) fn new() -> Self {
-        Self { state: SIZE, extensions: 0 }
+    pub(super) fn new(may_be_padded: bool) -> Self {
+        Self { state: SIZE, extensions: 0, may_be_padded }
     }
 
     /// The next piece of `input`, which goes on where the last piece ended. Trailers are added to `trailers`.
@@ -92,15 +98,18 @@ impl Chunked {
                 let size = size.filter(|&size| size <= i64::MAX as u64).ok_or(BodyError::ChunkSize)?;
                 State::Size { size, digits: digits + 1 }
             }
-            (State::Size { size, digits: 1.. }, b'\r') => State::SizeLf { size },
-            (State::Size { size, digits: 1.. }, b';') => State::Extension { size },
-            (State::Size { .. }, _) => return Err(BodyError::ChunkSize),
+            (State::Size { size, digits: 1.. } | State::Padding { size }, b'\r') => State::SizeLf { size },
+            (State::Size { size, digits: 1.. } | State::Padding { size }, b';') => State::Extension { size },
+            (State::Size { size, digits: 1.. } | State::Padding { size }, b' ' | b'\t')
+                if self.may_be_padded =>
+            {
+                self.count_extension(limits)?;
+                State::Padding { size }
+            }
+            (State::Size { .. } | State::Padding { .. }, _) => return Err(BodyError::ChunkSize),
             (State::Extension { size }, b'\r') => State::SizeLf { size },
             (State::Extension { size }, b'\t' | b' '..=b'~' | 0x80..) => {
-                self.extensions += 1;
-                if self.extensions > limits.chunk_extension_bytes {
-                    return Err(BodyError::ChunkExtensionsTooLong);
-                }
+                self.count_extension(limits)?;
                 State::Extension { size }
             }
             (State::Extension { .. }, _) => return Err(BodyError::ChunkExtension),
@@ -112,6 +121,12 @@ impl Chunked {
             (State::DataCr | State::DataLf, _) => return Err(BodyError::ChunkEnd),
             (State::Data { .. } | State::Trailers(_) | State::Ended, _) => self.state,
         })
+    }
+
+    fn count_extension(&mut self, limits: &HttpLimits) -> Result<(), BodyError> {
+        self.extensions += 1;
+        let is_too_long = self.extensions > limits.chunk_extension_bytes;
+        if is_too_long { Err(BodyError::ChunkExtensionsTooLong) } else { Ok(()) }
     }
 }
 

@@ -57,6 +57,27 @@ fn chunks_that_could_be_read_in_two_ways_are_refused() {
 }
 
 #[test]
+fn only_responses_may_pad_their_sizes() {
+    let padded = |input: &str| chunked_by(&BodyDecoder::of_response(BodyLength::Chunked), input);
+    for whole in [
+        "5 \t \r\nhello\r\n0   \r\n\r\n",
+        "5\t\r\nhello\r\n0\r\n\r\n",
+        "5 ;x=y\r\nhello\r\n0 \r\nA: b\r\n\r\n",
+        "0005    \r\nhello\r\n000 \r\n\r\n",
+    ] {
+        assert_eq!(padded(whole), Ok(Some(("hello".to_owned(), whole.len()))), "{whole:?}");
+        assert_eq!(chunked(whole), Err(BodyError::ChunkSize), "{whole:?}");
+        (0..whole.len()).for_each(|cut| assert_eq!(padded(&whole[..cut]), Ok(None), "{cut}"));
+    }
+    for input in [" 5\r\n", "5 5\r\n", "5 \n", "5\u{b}\r\n", " \r\n", "5 \rx", "5 x\r\n", "5\u{a0}\r\n"] {
+        assert_eq!(padded(input), Err(BodyError::ChunkSize), "{input:?}");
+    }
+    assert_eq!(padded(&format!("1{}\r\n", " ".repeat(5000))), Err(BodyError::ChunkExtensionsTooLong));
+    let many = format!("{}0\r\n\r\n", format!("1{}\r\na\r\n", " ".repeat(500)).repeat(9));
+    assert_eq!(padded(&many), Err(BodyError::ChunkExtensionsTooLong));
+}
+
+#[test]
 fn what_surrounds_chunks_has_limits() {
     let long = "x".repeat(5000);
     assert_eq!(chunked(&format!("1;{long}\r\na\r\n")), Err(BodyError::ChunkExtensionsTooLong));

@@ -110,9 +110,9 @@ impl<S: Connection> Incoming for Http1Body<'_, S> {
 /// The progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyStage {
-    /// Nothing was written: another response can still be sent.
+    /// Nothing of it has left, though its head may be gathered: another response can still be sent.
     Waiting,
-    /// Its head was written.
+    /// Its head, or a part of it, may have left.
     Begun,
     /// The whole response was written.
     Ended,
@@ -129,6 +129,8 @@ pub(crate) struct Http1Reply<'a, S> {
     pub(crate) is_head: bool,
     length: BodyLength,
     pub(crate) stage: ReplyStage,
+    /// The head stands in `out`.
+    is_staged: bool,
     /// A send was interrupted: part of it may be on the way.
     is_torn: bool,
     pace: Pace,
@@ -156,6 +158,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
             is_head: request.method() == b"HEAD",
             length: BodyLength::None,
             stage: ReplyStage::Waiting,
+            is_staged: false,
             is_torn: false,
             pace: Pace::default(),
             keep_alive,
@@ -171,7 +174,7 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
         let Some(status) = failure.status().filter(|_| can_be_told) else { return };
         self.keep_alive = false;
         self.stage = ReplyStage::Ended;
-        self.status = status;
+        (self.status, self.sent, self.is_staged) = (status, 0, false);
         self.out.clear();
         refusal(self.out, status, self.is_head);
         // The client may be gone; then the error doesn't matter.
@@ -190,6 +193,9 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
     async fn send(&mut self) -> Result<(), Failure> {
         let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
         let (began, len) = (self.time_limit.now(), self.out.len());
+        if self.is_staged {
+            self.stage = ReplyStage::Begun;
+        }
         // This future may be dropped at any await.
         self.is_torn = true;
         let sending = self.stream.send(self.out);
@@ -237,7 +243,7 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
         let answer =
             ResponseFraming { length: self.length, version: self.version, keep_alive: self.keep_alive };
         write::response(self.out, head, answer);
-        (self.stage, self.status) = (ReplyStage::Begun, head.status);
+        (self.is_staged, self.status) = (true, head.status);
         Ok(())
     }
 

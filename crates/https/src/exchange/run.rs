@@ -255,7 +255,7 @@ impl<S: Connection> Down<'_, S> {
     ) -> Result<Answered, Failure> {
         outgoing.head(response, self.state.is_sent.get()).await?;
         self.state.has_begun.set(true);
-        let mut decoder = BodyDecoder::new(response.length);
+        let mut decoder = BodyDecoder::of_response(response.length);
         loop {
             let piece = decoder.next(self.buffer.data(), &self.settings.limits);
             match piece.map_err(Failure::BadResponseBody)? {

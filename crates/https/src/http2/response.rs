@@ -55,6 +55,8 @@ pub(super) struct Http2Reply<'a> {
     /// The request was CONNECT: only a change of protocol is a success.
     is_connect: bool,
     upload: &'a Upload<'a>,
+    /// The head, and whether the stream ends with it. `h2` would discard a head that was not sent before a reset.
+    staged: Option<(Response<()>, bool)>,
     pub(super) stage: ReplyStage,
     pub(super) status: u16,
     pub(super) sent: u64,
@@ -79,6 +81,7 @@ impl<'a> Http2Reply<'a> {
             is_head,
             is_connect,
             upload,
+            staged: None,
             stage: ReplyStage::Waiting,
             status: 0,
             sent: 0,
@@ -88,6 +91,7 @@ impl<'a> Http2Reply<'a> {
     /// Sends an error response. If the response has already started, resets the stream, so that the client knows
     /// it is incomplete.
     pub(super) async fn refuse(&mut self, failure: &Failure) {
+        self.staged = None;
         match failure.status() {
             Some(status) if self.stage == ReplyStage::Waiting => {
                 let text = format!("{status} {}\n", words(status));
@@ -95,7 +99,7 @@ impl<'a> Http2Reply<'a> {
                 *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
                 response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
-                self.status = status;
+                (self.status, self.sent) = (status, 0);
                 // The client may be gone; then the error doesn't matter.
                 if self.begin(response, self.is_head).is_ok() && !self.is_head {
                     let _ = self.send(Bytes::from(text), true).await;
@@ -117,6 +121,10 @@ impl<'a> Http2Reply<'a> {
         *response.headers_mut() = fields(onward);
         self.status = 200;
         self.begin(response, false)
+    }
+
+    fn send_head(&mut self) -> Result<(), Failure> {
+        self.staged.take().map_or(Ok(()), |(response, is_end)| self.begin(response, is_end))
     }
 
     fn begin(&mut self, response: Response<()>, is_end: bool) -> Result<(), Failure> {
@@ -205,7 +213,8 @@ impl Outgoing for Http2Reply<'_> {
         }
         *response.headers_mut() = headers;
         self.status = head.status;
-        self.begin(response, matches!(head.length, BodyLength::None | BodyLength::Known(0)))
+        self.staged = Some((response, matches!(head.length, BodyLength::None | BodyLength::Known(0))));
+        Ok(())
     }
 
     async fn data(&mut self, data: &[u8]) -> Result<(), Failure> {
@@ -215,11 +224,13 @@ impl Outgoing for Http2Reply<'_> {
     }
 
     async fn flush(&mut self) -> Result<(), Failure> {
+        self.send_head()?;
         let data = self.gathered.split().freeze();
         self.send(data, false).await
     }
 
     async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure> {
+        self.send_head()?;
         let data = self.gathered.split().freeze();
         self.send(data, trailers.is_empty()).await?;
         // The last piece, or a head without a body, has ended the stream already.

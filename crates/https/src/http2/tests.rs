@@ -227,6 +227,21 @@ fn a_truncated_response_resets_its_stream() {
 }
 
 #[test]
+fn a_body_that_can_not_be_passed_becomes_502_for_http2_while_nothing_has_left() {
+    let bed = bed(HttpSettings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let (answer, _) = ask(&mut client, request(Method::GET));
+        until(&mut origin, "\r\n\r\n").await;
+        say(&mut origin, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhelloX").await;
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status(), 502);
+        assert_eq!(whole(answer).await.unwrap().0, "502 Bad Gateway\n");
+    });
+}
+
+#[test]
 fn a_cancelled_request_is_cancelled_at_the_origin() {
     let bed = bed(HttpSettings::default());
     let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());

@@ -152,6 +152,24 @@ fn an_upgrade_of_a_request_with_a_body_goes_through_after_it() {
     }
 }
 
+/// As some servers write them, into a field of fixed width.
+#[test]
+fn a_response_with_padded_chunk_sizes_is_served() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    bed.run(async move {
+        say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        say(
+            &mut origin,
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5   \r\nhello\r\n0   \r\n\r\n",
+        )
+        .await;
+        let response = until(&mut client, "0\r\n\r\n").await;
+        assert!(response.ends_with("\r\n\r\n5\r\nhello\r\n0\r\n\r\n"), "{response}");
+    });
+}
+
 #[test]
 fn an_origin_that_switches_before_the_whole_request_is_refused() {
     let bed = bed(HttpSettings::default());

@@ -42,6 +42,26 @@ fn heads_that_are_too_long_have_their_own_statuses() {
     }
 }
 
+/// The head waits in a buffer for the body: it has not been sent yet.
+#[test]
+fn a_body_that_can_not_be_passed_becomes_502_while_nothing_has_left() {
+    for body in ["x\r\n", "5\r\nhelloX", "5\r\nhello\r\n0\r\nA : b\r\n\r\n"] {
+        let bed = bed(HttpSettings::default());
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            until(&mut origin, "\r\n\r\n").await;
+            say(&mut origin, &format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}")).await;
+            let response = rest(&mut client).await;
+            assert!(response.starts_with("HTTP/1.1 502 "), "{body:?}: {response}");
+            assert!(
+                response.ends_with("\r\n\r\n502 Bad Gateway\n") && !response.contains("200"),
+                "{response}"
+            );
+        });
+    }
+}
+
 #[test]
 fn origins_that_speak_no_http_are_not_passed_on() {
     for response in [

@@ -132,12 +132,12 @@ fn violations_of_a_stream_end_that_request_only() {
         ("an interim response at the end", head_of(END_STREAM, interim), PROTOCOL_ERROR, "502"),
         ("a window that opens by nothing", number(WINDOW_UPDATE, 1, 0), PROTOCOL_ERROR, "502"),
         ("a window that overflows", number(WINDOW_UPDATE, 1, largest), FLOW_CONTROL_ERROR, "502"),
-        ("trailers that are not the end", [head_of(0, OK), head_of(0, &[])].concat(), PROTOCOL_ERROR, "200"),
+        ("trailers that are not the end", [head_of(0, OK), head_of(0, &[])].concat(), PROTOCOL_ERROR, "502"),
         (
             "a status among the trailers",
             [head_of(0, OK), head_of(END_STREAM, OK)].concat(),
             PROTOCOL_ERROR,
-            "200",
+            "502",
         ),
         (
             "more data than the window allows",
