@@ -1,6 +1,6 @@
 //! An HTTP/1 client: reads its bodies, writes responses.
 
-use std::io;
+use std::time::{Duration, Instant};
 
 use truepeer_http1::fields::FieldList;
 use truepeer_http1::write::{self, ResponseFraming};
@@ -10,7 +10,7 @@ use super::failure::Failure;
 use super::pace::Pace;
 use super::parties::{Departure, Incoming, Outgoing};
 use super::run::frame;
-use super::settings::HttpSettings;
+use super::settings::{HttpSettings, HttpTimeouts, LINGER_RATE};
 use super::time_limit::{TimeLimit, Untaken};
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
@@ -303,28 +303,59 @@ pub(crate) fn words(status: u16) -> &'static str {
     }
 }
 
-/// Closes a connection so that the client can read the response: for a moment, reads and discards what the client
-/// still sends. The kernel resets a connection that is closed with unread bytes, and the client would lose the
-/// response.
+/// Closes a connection so that the client can read the response: reads and discards what the client still sends. Many
+/// clients read no response until they have sent everything. The kernel resets a connection that is closed with unread
+/// bytes, and the client would lose the response. `total`: how long a client may send at [`LINGER_RATE`] or faster.
 pub(crate) async fn linger<S: Connection>(
     stream: &SharedStream<S>,
     buffer: &mut Buffer,
-    settings: &HttpSettings,
+    timeouts: &HttpTimeouts,
+    total: Duration,
     time_limit: &TimeLimit,
 ) {
-    const MOST_BYTES: usize = 1 << 20;
-    let _ = time_limit
-        .limit(settings.timeouts.linger, async {
-            stream.shutdown().await?;
-            let mut left = MOST_BYTES;
-            while left > 0 {
-                buffer.consume(usize::MAX);
-                match stream.fill(buffer).await? {
-                    0 => break,
-                    len => left = left.saturating_sub(len),
-                }
-            }
-            io::Result::Ok(())
-        })
-        .await;
+    if !matches!(time_limit.limit(timeouts.linger, stream.shutdown()).await, Ok(Ok(()))) {
+        return;
+    }
+    let mut rest = Remainder::new(timeouts, total, time_limit);
+    loop {
+        buffer.consume(usize::MAX);
+        match rest.next(stream.fill(buffer)).await {
+            Some(Ok(len @ 1..)) if rest.may_go_on(len) => {}
+            _ => return,
+        }
+    }
+}
+
+/// The bytes that a client sends after its response, bounded by time and rate. Their number has no bound: it says nothing about
+/// the client's intentions, and costs less than an upload that is served.
+pub(crate) struct Remainder<'a> {
+    time_limit: &'a TimeLimit,
+    silence: Duration,
+    end: Instant,
+    /// The start of the last wait.
+    since: Instant,
+    pace: Pace,
+}
+
+impl<'a> Remainder<'a> {
+    pub(crate) fn new(timeouts: &HttpTimeouts, total: Duration, time_limit: &'a TimeLimit) -> Self {
+        let since = time_limit.now();
+        Self { time_limit, silence: timeouts.linger, end: since + total, since, pace: Pace::default() }
+    }
+
+    /// Awaits `more`. `None`: the client is silent, or its time is over.
+    pub(crate) async fn next<T>(&mut self, more: impl Future<Output = T>) -> Option<T> {
+        self.since = self.time_limit.now();
+        let left = self.end.saturating_duration_since(self.since);
+        if left.is_zero() {
+            return None;
+        }
+        self.time_limit.limit(self.silence.min(left), more).await.ok()
+    }
+
+    /// Counts what has come. `false`: the client is too slow.
+    pub(crate) fn may_go_on(&mut self, bytes: usize) -> bool {
+        self.pace.note(self.time_limit.now() - self.since, bytes);
+        !self.pace.is_too_slow(self.silence, LINGER_RATE)
+    }
 }

@@ -92,8 +92,9 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             match next {
                 Next::Request => {}
                 Next::Linger => {
-                    let settings = &self.service.settings;
-                    return linger(self.stream, self.buffer, settings, &self.time_limit.0).await;
+                    let timeouts = &self.service.settings.timeouts;
+                    let total = timeouts.linger_total;
+                    return linger(self.stream, self.buffer, timeouts, total, &self.time_limit.0).await;
                 }
                 Next::Close => {
                     let limit = self.service.settings.timeouts.linger;

@@ -26,7 +26,7 @@ pub(crate) mod tests;
 mod time_limit;
 
 pub(crate) use both_ways::{Progress, both};
-pub(crate) use client::{ReplyStage, linger, words};
+pub(crate) use client::{Remainder, ReplyStage, linger, words};
 pub use connection::serve_http1;
 pub use failure::Failure;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -5,6 +5,10 @@ use std::time::Duration;
 use truepeer_http1::HttpLimits;
 use truepeer_policy::PrefixSet;
 
+/// A client that sends on after its response is read at this average rate at least, in bytes a second. Each second of a slow one costs
+/// a descriptor, and it may be slow on purpose.
+pub(crate) const LINGER_RATE: u64 = 4 << 10;
+
 /// Timeouts.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpTimeouts {
@@ -28,8 +32,10 @@ pub struct HttpTimeouts {
     pub ping: Duration,
     /// Waiting for `100 Continue` from the origin. After it, the body is sent anyway.
     pub proceed: Duration,
-    /// How long a client that has its response may continue to send.
+    /// How long a client that has its response may be silent before its connection is closed.
     pub linger: Duration,
+    /// How long such a client may continue to send, at [`LINGER_RATE`] or faster.
+    pub linger_total: Duration,
     /// For the start of the response after the client has ended its direction. It may still read (`nc` does) or
     /// may have left; only sending shows which.
     pub half_closed: Duration,
@@ -52,6 +58,7 @@ impl Default for HttpTimeouts {
             ping: Duration::from_secs(10),
             proceed: Duration::from_secs(1),
             linger: Duration::from_secs(2),
+            linger_total: Duration::from_secs(30),
             half_closed: Duration::from_secs(5),
             tunnel: Duration::from_secs(3600),
             half_tunnel: Duration::from_secs(60),

@@ -142,7 +142,8 @@ where
     if !matches!(ended, ConnectionEnd::Theirs | ConnectionEnd::GivesWay) {
         // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY.
         let time_limit = TimeLimit::new(&service.reactor);
-        linger(watched.stream(), &mut Buffer::default(), &service.settings, &time_limit).await;
+        let timeouts = &service.settings.timeouts;
+        linger(watched.stream(), &mut Buffer::default(), timeouts, timeouts.linger, &time_limit).await;
     }
 }
 

@@ -15,7 +15,7 @@ use super::malformed::Malformed;
 use super::response::Sender;
 use super::uploads::Upload;
 use super::websocket;
-use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, TimeLimit};
+use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, Remainder, TimeLimit};
 
 /// Builds the request's head.
 ///
@@ -153,23 +153,20 @@ impl Http2Body<'_> {
     }
 
     /// Discards the rest of a request that already has its response. Many clients read no response until they
-    /// have sent everything, and treat an early reset as an error. If the client continues for too long, dropping
+    /// have sent everything, and treat an early reset as an error. If the client is too slow or continues for too long, dropping
     /// the stream makes `h2` send RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
     pub(super) async fn discard(mut self) {
-        const MOST_BYTES: usize = 1 << 20;
-        let (stream, upload) = (&mut self.stream, self.upload);
+        let (stream, upload, timeouts) = (&mut self.stream, self.upload, &self.settings.timeouts);
         let unused = std::mem::take(&mut self.piece).len();
         let _ = stream.flow_control().release_capacity(unused);
-        let rest = async {
-            let mut left = MOST_BYTES;
-            while left > 0 {
-                let came = poll_fn(|cx| poll_data(stream, upload, cx)).await;
-                let Came::Frame(Some(Ok(data))) = came else { break };
-                let _ = stream.flow_control().release_capacity(data.len());
-                left = left.saturating_sub(data.len());
+        let mut rest = Remainder::new(timeouts, timeouts.linger_total, self.time_limit);
+        while let Some(came) = rest.next(poll_fn(|cx| poll_data(stream, upload, cx))).await {
+            let Came::Frame(Some(Ok(data))) = came else { return };
+            let _ = stream.flow_control().release_capacity(data.len());
+            if !rest.may_go_on(data.len()) {
+                return;
             }
-        };
-        let _ = self.time_limit.limit(self.settings.timeouts.linger, rest).await;
+        }
     }
 }
 

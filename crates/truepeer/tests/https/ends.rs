@@ -13,7 +13,8 @@ pub(crate) fn tests() -> Vec<Test> {
         ("a_client_that_closes_its_direction_gets_its_answer", a_client_that_closes_its_direction),
         ("a_truncated_answer_is_reset", a_truncated_answer),
     ];
-    let mut all = tests![an_unsolicited_answer_reaches_no_client];
+    let mut all =
+        tests![an_unsolicited_answer_reaches_no_client, early_answers_reach_clients_that_write_first];
     for version in [Http1, Http2] {
         for (name, body) in of_each {
             all.push(Test::new(format!("{name}{}", version.suffix()), move |bed| body(bed, version)));
@@ -70,6 +71,40 @@ while True:
     let origin = Program::new("python3").args(["-c", &script]).arg(port.to_string()).start(bed)?;
     origin.wait_listening(format!("127.0.0.1:{port}"))?;
     Ok(origin)
+}
+
+/// truepeer's own (413), and an origin's that comes before the origin has read the request.
+fn early_answers_reach_clients_that_write_first(bed: &Bed) -> anyhow::Result<()> {
+    let answer = r"
+def answer(stream, path):
+    stream.sendall(b'HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno')
+    try:
+        while stream.recv(65536): pass
+    except ConnectionResetError: pass
+    raise SystemExit
+";
+    let _origin = origin(bed, 8080, answer)?;
+    let _truepeer = https(bed, HERE, ORIGIN)?.option("--max-body", "10MiB").start(bed)?;
+    let said = python_client(
+        bed,
+        r"
+import threading
+def ask(size, status):
+    stream = connect()
+    stream.sendall(b'POST /x HTTP/1.1\r\nHost: site\r\nConnection: close\r\nContent-Length: %d\r\n\r\n' % size)
+    stream.sendall(b'x' * size)
+    said = b''
+    while piece := stream.recv(65536): said += piece
+    assert said.startswith(b'HTTP/1.1 %d ' % status), said
+    print('answered')
+for size, status in [(1_500_000, 404), (9_000_000, 404), (20_000_000, 413)]:
+    threads = [threading.Thread(target=ask, args=(size, status)) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+",
+    )?;
+    ensure!(said.matches("answered").count() == 12, "{said}");
+    Ok(())
 }
 
 /// By RST, by FIN without close_notify, and (after a while) by close_notify.

@@ -42,6 +42,44 @@ fn heads_that_are_too_long_have_their_own_statuses() {
     }
 }
 
+const UPLOAD: &str = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 20000000\r\n\r\n";
+
+/// As many clients do: a part of them can't read before.
+#[test]
+fn a_client_that_sends_everything_first_reads_an_early_answer() {
+    for (max_body, body) in [(Some(1 << 20), 20_000_000), (Some(1 << 20), 3_000_000), (None, 20_000_000)] {
+        let bed = bed(HttpSettings { max_body, ..HttpSettings::default() });
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            say(&mut client, UPLOAD).await;
+            if max_body.is_none() {
+                until(&mut origin, "\r\n\r\n").await;
+                say(&mut origin, "HTTP/1.1 413 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno").await;
+            }
+            client.write_all(&vec![b'x'; body]).await.expect("the connection stays open");
+            assert!(rest(&mut client).await.starts_with("HTTP/1.1 413 "));
+        });
+    }
+}
+
+/// The first sends too slowly, the second for too long.
+#[test]
+fn a_client_that_goes_on_after_an_early_answer_is_cut_off() {
+    for (linger, linger_total, piece) in [(50, 60_000, 1), (60_000, 50, 4096)] {
+        let (linger, linger_total) = (Duration::from_millis(linger), Duration::from_millis(linger_total));
+        let timeouts = HttpTimeouts { linger, linger_total, ..HttpTimeouts::default() };
+        let bed = bed(HttpSettings { max_body: Some(1), timeouts, ..HttpSettings::default() });
+        let (mut client, reactor) = (bed.client(), bed.reactor.clone());
+        bed.run(async move {
+            say(&mut client, UPLOAD).await;
+            while client.write_all(&vec![b'x'; piece]).await.is_ok() {
+                reactor.sleep(Duration::from_millis(5)).await;
+            }
+            assert!(rest(&mut client).await.starts_with("HTTP/1.1 413 "));
+        });
+    }
+}
+
 /// The head waits in a buffer for the body: it has not been sent yet.
 #[test]
 fn a_body_that_can_not_be_passed_becomes_502_while_nothing_has_left() {
