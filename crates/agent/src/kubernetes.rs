@@ -57,3 +57,16 @@ async fn client() -> Result<Client> {
     tracing::info!(server = %config.cluster_url, "the API server");
     Client::try_from(config).context("the API server's address or certificates")
 }
+
+/// An error with its causes.
+fn whole(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let mut text = error.to_string();
+    for cause in causes.map(ToString::to_string) {
+        // Some errors repeat their cause.
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}

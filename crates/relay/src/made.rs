@@ -7,7 +7,6 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use tracing::error;
-use truepeer_proto::{Addresses, Command, Header, Tlvs, Transport, Version};
 use truepeer_splice::{Begun, Full};
 use truepeer_sys::repair::wait_for_grace_period;
 
@@ -84,19 +83,5 @@ impl Team {
         if self.postboxes[chosen].post(Order::Begun(begun)).is_err() {
             self.on_end(chosen);
         }
-    }
-}
-
-/// The session's header. The programs take no header with extensions.
-pub(crate) fn header_of(begun: &Begun) -> Header<'static> {
-    Header {
-        version: if begun.by_v1 { Version::V1 } else { Version::V2 },
-        command: Command::Proxy,
-        addresses: Addresses::Inet {
-            transport: Transport::Stream,
-            source: begun.client,
-            destination: begun.listens,
-        },
-        tlvs: Tlvs::EMPTY,
     }
 }

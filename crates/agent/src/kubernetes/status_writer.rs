@@ -18,7 +18,7 @@ use super::conditions::{self, Condition};
 use super::events::{self, Note};
 use super::limit::Limit;
 use super::pod::AnnotatedPod;
-use super::watch::whole;
+use super::whole;
 
 /// Each request's limit, and the pause after one that failed.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -16,6 +16,7 @@ use crate::plan::Key;
 use super::PodPolicy;
 use super::pod::AnnotatedPod;
 use super::status_writer::KnownConditions;
+use super::whole;
 
 /// The same complaint at most so often.
 const COMPLAINTS: Duration = Duration::from_secs(60);
@@ -84,17 +85,4 @@ fn of(pod: &Pod, policy: &PodPolicy, seen: &KnownConditions) -> Option<Change> {
             Some(Change::Gone(uid))
         }
     }
-}
-
-/// With its causes.
-pub(super) fn whole(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    let mut text = error.to_string();
-    for cause in causes.map(ToString::to_string) {
-        // Some errors repeat their cause.
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
 }

@@ -34,7 +34,7 @@ use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::mailbox::Mailbox;
 use truepeer_session::table::{Key, Table};
 use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
-use truepeer_splice::{Begun, Watched};
+use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named};
 
 use self::doors::{Accepted, Door, Doors, accept};
@@ -45,7 +45,6 @@ use crate::entrances::Entrances;
 use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
 use crate::leaving::{self, Splicing};
 use crate::listener::{Listener, Waits};
-use crate::made::header_of;
 use crate::tcp::context::{Context, Tokens};
 use crate::tcp::left::LEFT_CHECK;
 use crate::tcp::relaying::{RESET_CHECK, Side};
@@ -429,24 +428,6 @@ impl Worker {
             self.team.move_back(chosen, self.number);
             self.begin(listener, connection, now);
         }
-    }
-
-    /// Watches a session that the kernel has made. The team has counted it here already.
-    fn watch(&mut self, begun: Begun, now: Instant) {
-        let Some(listener) = self.known(ListenerId::new(begun.listener)) else {
-            // The listener was closed meanwhile: the session goes on unwatched.
-            return self.team.on_end(self.number);
-        };
-        listener.shard.count(Counter::Accepted);
-        listener.shard.on_open();
-        let (sender, header) = (SenderAddr::new(begun.sender), header_of(&begun));
-        let session = Session::made_by_kernel(begun.watched, sender, now);
-        let key = self.sessions.insert(Entry { session, listener });
-        self.give_turn(key, now, |session, cx, scratch| match session.judge(cx, &header) {
-            // Look at once: a short session has ended by now, and its place is needed.
-            Verdict::Wait(Deadline::Left) => session.on_deadline(cx, scratch, Deadline::Left),
-            verdict => verdict,
-        });
     }
 
     /// A session begins here, where it has been counted already.

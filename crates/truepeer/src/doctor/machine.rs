@@ -49,7 +49,7 @@ fn policy_routing(subject: &Subject<'_>) -> Check {
     for family in families {
         if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.rules(family)) {
             let why =
-                format!("{family:?}: {} (CONFIG_IP_MULTIPLE_TABLES)", crate::routes::guard::chain(&error));
+                format!("{family:?}: {} (CONFIG_IP_MULTIPLE_TABLES)", crate::routes::apply::chain(&error));
             return Check::fail(name, tried, why);
         }
     }

@@ -26,7 +26,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use self::subject::Subject;
-use crate::routes::guard::{Hands, RoutesGuard};
+use crate::keeper::guard::{Hands, RoutesGuard};
 use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 use crate::routes::plan::RoutePlan;

@@ -13,6 +13,7 @@
 //! - **The keeper ends without a word:** the relay says so and serves on. Rules stay as they are until somebody removes them.
 
 mod client;
+pub(crate) mod guard;
 mod permitted;
 mod records;
 mod repairs;

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::routes::apply::chain;
 use crate::routes::apply::{ApplyOutcome, RoutesError};
 use crate::routes::found::Tag;
-use crate::routes::guard::chain;
 use crate::routes::item::{IpFamily, IpTransport, Item, LocalRoute, Need, Rule, Switch};
 
 /// The longest description of a failure, and the most of them in one answer.

@@ -4,16 +4,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use truepeer_https::tls::ServerTls;
-use truepeer_https::tunnel::OriginTls;
-use truepeer_policy::{BackendAddr, Backends, Policy};
+use truepeer_policy::{BackendAddr, Policy};
 
 use super::Config;
 use super::key::ListenerKey;
 use super::listener::ListenerConfig;
+use super::origins::CheckedOrigin;
 use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
-use super::read::{Read, origin_digest};
-use super::tls::{OriginTlsConfig, TlsConfig};
+use super::read::Read;
+use super::tls::TlsConfig;
 use crate::spec::{Family, Protocol, SendProxy};
 
 /// A checked [`Config`].
@@ -34,29 +34,6 @@ pub(crate) struct CheckedListener {
     pub(crate) origin: CheckedOrigin,
     /// The origins for some hosts and paths.
     pub(crate) origins: Vec<CheckedOrigin>,
-}
-
-/// An origin's addresses and TLS files, as they were read.
-#[derive(Debug, Clone)]
-pub(crate) struct CheckedOrigin {
-    pub(crate) backends: Backends,
-    pub(crate) tls: Option<OriginTls>,
-    /// A digest of its TLS options and their files.
-    pub(crate) tls_digest: u64,
-}
-
-impl CheckedOrigin {
-    /// Reads the TLS files. The caller passes the addresses later, after it has read everything else: so all problems are reported at once.
-    fn read(
-        tls: Option<&OriginTlsConfig>,
-        with_http: bool,
-    ) -> Result<impl FnOnce(Backends) -> Self + use<>, Problem> {
-        // Digest first: a file that changes meanwhile then differs at the next reload.
-        let tls_digest = origin_digest(tls);
-        let tls =
-            tls.map(OriginTlsConfig::read).transpose().map_err(|error| Problem::tls(error, with_http))?;
-        Ok(move |backends| Self { backends, tls, tls_digest })
-    }
 }
 
 /// The listeners of one process.

@@ -10,8 +10,7 @@ use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_https::origin::{HealthTable, OriginHealth, OriginProtocol};
 use truepeer_policy::PrefixSet;
 
-use super::checked::CheckedOrigin;
-use super::origins::{HealthConfig, OriginConfig};
+use super::origins::{CheckedOrigin, HealthConfig, OriginConfig};
 use crate::spec::{ClientAddressConfig, HttpsSpec, OriginProtocolConfig, defaults, text};
 
 /// How requests are passed on.

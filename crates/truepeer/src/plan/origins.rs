@@ -5,13 +5,37 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use truepeer_https::gateway::OtherOrigin;
 use truepeer_https::origin::{Check, HealthRule, HealthTable, OriginHealth, Serves};
+use truepeer_https::tunnel::OriginTls;
 use truepeer_policy::Backends;
 
-use super::checked::CheckedOrigin;
 use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
+use super::read::origin_digest;
 use super::tls::{OriginTlsConfig, certificate};
 use crate::spec::{HealthOption, HostPort, HttpsSpec, OriginMatch, OriginRule, OriginUrl, text};
+
+/// An origin's addresses and TLS files, as they were read.
+#[derive(Debug, Clone)]
+pub(crate) struct CheckedOrigin {
+    pub(crate) backends: Backends,
+    pub(crate) tls: Option<OriginTls>,
+    /// A digest of its TLS options and their files.
+    pub(crate) tls_digest: u64,
+}
+
+impl CheckedOrigin {
+    /// Reads the TLS files. The caller passes the addresses later, after it has read everything else: so all problems are reported at once.
+    pub(super) fn read(
+        tls: Option<&OriginTlsConfig>,
+        with_http: bool,
+    ) -> Result<impl FnOnce(Backends) -> Self + use<>, Problem> {
+        // Digest first: a file that changes meanwhile then differs at the next reload.
+        let tls_digest = origin_digest(tls);
+        let tls =
+            tls.map(OriginTlsConfig::read).transpose().map_err(|error| Problem::tls(error, with_http))?;
+        Ok(move |backends| Self { backends, tls, tls_digest })
+    }
+}
 
 /// An origin for some hosts and paths.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,9 +2,8 @@
 //!
 //! What exists already is not added again, whoever added it. What other programs added is never removed.
 
+use std::error::Error;
 use std::io;
-
-use thiserror::Error;
 
 use super::found::{FoundRoute, FoundRule, Memo, Tag};
 use super::item::{Item, LocalRoute, Need, Rule, Switch, TABLE_MAIN};
@@ -15,7 +14,7 @@ use super::plan::RoutePlan;
 use super::sysctl;
 
 /// Why an item could not be added.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RoutesError {
     /// The kernel refused.
     #[error(transparent)]
@@ -301,4 +300,15 @@ fn forgive_absence(result: Result<(), NetlinkError>) -> Result<(), NetlinkError>
         Err(e) if e.source.raw_os_error().is_some_and(|code| GONE.contains(&code)) => Ok(()),
         result => result,
     }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        line = format!("{line}: {cause}");
+        next = cause.source();
+    }
+    line
 }

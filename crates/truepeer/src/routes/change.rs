@@ -1,9 +1,9 @@
 //! The changes that a process makes to the kernel's rules when it starts, while it runs, and at its end. The [keeper](crate::keeper) makes them for a
 //! confined process, any other process by itself. Both hold the [`RulesLock`](super::owners::RulesLock) meanwhile.
 
+use super::apply::chain;
 use super::apply::{self, ApplyOutcome};
 use super::found::Tag;
-use super::guard::chain;
 use super::item::{Item, Need};
 use super::netlink::{Netlink, NetlinkError};
 use super::owners::Living;

@@ -13,7 +13,6 @@
 pub(crate) mod apply;
 pub(crate) mod change;
 pub(crate) mod found;
-pub(crate) mod guard;
 pub(crate) mod item;
 pub(crate) mod kernel;
 pub(crate) mod message;

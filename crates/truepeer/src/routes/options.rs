@@ -5,11 +5,25 @@ use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use serde::{Deserialize, Serialize};
 
 use super::item::{IpTransport, Switch};
 use super::netlink::{Netlink, NetlinkError};
 use super::plan::{DEFAULT_TABLE, DEFAULT_TPROXY_MARK, Setup, Tproxy};
 use super::sysctl;
+
+/// Whether truepeer sets up rules and routes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RoutesMode {
+    /// Set them up. If that is not permitted, log it and continue.
+    #[default]
+    AutoIfAllowed,
+    /// Set them up. End if that fails.
+    Auto,
+    /// They have been set up elsewhere.
+    Manual,
+}
 
 /// What `proxy`, `routes` and `doctor` know about routing from their options.
 #[derive(Debug, Clone)]

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result, bail};
 
+use super::apply::chain;
 use super::apply::{self, ApplyOutcome};
 use super::found::Tag;
-use super::guard::chain;
 use super::item::Need;
 use super::kernel::KernelRoutes;
 use super::netlink::Netlink;

@@ -42,9 +42,9 @@ use self::view::View;
 use crate::admin::{self, Admin, State};
 use crate::confine::{self, Confined};
 use crate::file::{ConfigSource, LoadedConfig};
+use crate::keeper::guard::Hands;
 use crate::keeper::{Permitted, RepairKeeper};
 use crate::output;
-use crate::routes::guard::Hands;
 
 /// How long replies to the last datagrams may take when a drain ends.
 const LAST_REPLIES: Duration = Duration::from_millis(300);

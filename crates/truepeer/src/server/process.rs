@@ -18,12 +18,12 @@ use super::upgrade::Taking;
 use super::{rules, sockets};
 use crate::admin::ListenerView;
 use crate::file::LoadedConfig;
+use crate::keeper::guard::Hands;
 use crate::log;
 use crate::plan::passed;
 use crate::plan::{
     Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, ProcessConfig,
 };
-use crate::routes::guard::Hands;
 
 /// A running process. Dropping it ends everything at once.
 pub(super) struct Process {

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Instant;
 
 use crate::keeper::Keeper;
+use crate::keeper::guard::{Hands, RoutesGuard};
 use crate::plan::{Checked, Config, setup_of};
-use crate::routes::guard::{Hands, RoutesGuard};
 use crate::routes::plan::Setup;
 use crate::routes::watch::RoutesWatch;
 

@@ -11,9 +11,8 @@ use truepeer_bpf::{AttachError, Device, Splices};
 use super::full::FullListeners;
 use crate::attach::find_devices;
 use crate::plan::{EntryConfig, ListenerConfig, ProcessConfig};
+use crate::spec::defaults::SPLICE_PINS as PINS;
 
-/// A directory apart from that of `attach`, which lists all pins that it finds in its own.
-pub(crate) const PINS: &str = "/sys/fs/bpf/truepeer-splice";
 /// docs/internals/splice.md says how much memory they take.
 const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// An IP family.
@@ -197,5 +198,34 @@ mod tests {
         for text in ["app:80", "ftp://app", "https://", "https://app/path", "https://a b", "https://::1"] {
             assert!(text.parse::<OriginUrl>().unwrap_err().contains("https://HOST"), "{text}");
         }
+    }
+}
+
+/// Where to ask about the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AdminAddr {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for AdminAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+impl FromStr for AdminAddr {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.contains('/') || text.starts_with('.') {
+            return Ok(Self::Unix(text.into()));
+        }
+        let wrong =
+            "expected the path of a socket, or ADDR:PORT, such as /run/truepeer/admin.sock or 127.0.0.1:9144";
+        text.parse().map(Self::Tcp).map_err(|_| wrong)
     }
 }

@@ -37,6 +37,8 @@ pub(crate) const ATTACH_CLOSE_AFTER: Duration = Duration::from_secs(60);
 pub(crate) const ATTACH_MAX_FLOWS: NonZeroU32 = truepeer_bpf::MAX_FLOWS;
 pub(crate) const ATTACH_MAX_UDP_FLOWS: NonZeroU32 = truepeer_bpf::MAX_UDP_FLOWS;
 pub(crate) const PINS: &str = truepeer_bpf::DEFAULT_PINS;
+/// A directory apart from that of `attach`, which lists all pins that it finds in its own.
+pub(crate) const SPLICE_PINS: &str = "/sys/fs/bpf/truepeer-splice";
 /// `connect --send-proxy`.
 pub(crate) const SEND_PROXY: Version = Version::V2;
 /// The addresses of `vpp up --ethernet`: on the clients' side, and on the origin's side.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::address::AdminAddr;
 use super::routing::RoutingArgs;
-use super::serve::AdminAddr;
 use super::text::parse_duration;
 
 /// Check what truepeer needs on this machine, and print the one command that fixes what fails

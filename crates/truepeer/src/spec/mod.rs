@@ -29,8 +29,8 @@ mod texts;
 pub(crate) mod values;
 mod vpp;
 
-pub(crate) use crate::routes::guard::RoutesMode;
-pub(crate) use address::{Family, HostPort, ListenAddr, OriginUrl};
+pub(crate) use crate::routes::options::RoutesMode;
+pub(crate) use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
 pub(crate) use attach::{AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs};
 pub(crate) use confine::{ConfineMode, ConfineSpec, UserName};
 pub(crate) use connect::ConnectArgs;
@@ -46,7 +46,7 @@ pub(crate) use routes::{RoutesAction, RoutesArgs};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use run::{HowArgs, RunArgs, Via};
 pub(crate) use serve::{
-    AdminAddr, AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
+    AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
 };
 pub(crate) use splice::{SpliceAfter, SpliceLinger, SpliceMode};
 pub(crate) use texts::{CompletionArgs, ManArgs};

@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use truepeer_policy::PrefixSet;
 
-use super::serve::{AdminAddr, FileSpec};
+use super::address::AdminAddr;
+use super::serve::FileSpec;
 use super::values;
 
 /// Identifies the running truepeer.

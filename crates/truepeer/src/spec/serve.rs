@@ -7,13 +7,11 @@
 //! [`HttpsSpec`]: super::HttpsSpec
 //! [`AttachSpec`]: super::AttachSpec
 
-use std::fmt;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use clap::Args;
 
+use super::address::AdminAddr;
 use super::defaults;
 use super::groups::{FlowsSpec, ProcessSpec};
 use super::values::{self, LogFormat, Verbosity};
@@ -89,33 +87,4 @@ pub(crate) struct LogTable {
     pub(crate) level: Option<Verbosity>,
     #[arg(long, value_parser = values::log_format)]
     pub(crate) format: Option<LogFormat>,
-}
-
-/// Where to ask about the process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum AdminAddr {
-    Unix(PathBuf),
-    Tcp(SocketAddr),
-}
-
-impl fmt::Display for AdminAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(path) => path.display().fmt(f),
-            Self::Tcp(address) => address.fmt(f),
-        }
-    }
-}
-
-impl FromStr for AdminAddr {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.contains('/') || text.starts_with('.') {
-            return Ok(Self::Unix(text.into()));
-        }
-        let wrong =
-            "expected the path of a socket, or ADDR:PORT, such as /run/truepeer/admin.sock or 127.0.0.1:9144";
-        text.parse().map(Self::Tcp).map_err(|_| wrong)
-    }
 }

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
-use crate::routes::guard::RoutesMode;
 use crate::routes::item::IpTransport;
+use crate::routes::options::RoutesMode;
 
 /// The transport of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]

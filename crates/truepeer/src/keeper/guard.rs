@@ -1,31 +1,16 @@
 //! Adds the rules that a process needs when it starts. The last process that needs a rule removes it.
 
-use std::error::Error;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use super::apply::{self, ApplyOutcome, RoutesError};
-use super::change;
-use super::item::Item;
-use super::netlink::Netlink;
-use super::owners::{Owner, RulesLock};
-use super::plan::{RoutePlan, Setup};
-use super::print::apply_command;
-use crate::keeper::Keeper;
-
-/// Whether truepeer sets up rules and routes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum RoutesMode {
-    /// Set them up. If that is not permitted, log it and continue.
-    #[default]
-    AutoIfAllowed,
-    /// Set them up. End if that fails.
-    Auto,
-    /// They have been set up elsewhere.
-    Manual,
-}
+use super::Keeper;
+use crate::routes::apply::{self, ApplyOutcome, RoutesError, chain};
+use crate::routes::change;
+use crate::routes::item::Item;
+use crate::routes::netlink::Netlink;
+use crate::routes::options::RoutesMode;
+use crate::routes::owners::{Owner, RulesLock};
+use crate::routes::plan::{RoutePlan, Setup};
+use crate::routes::print::apply_command;
 
 /// Who changes the kernel's rules.
 #[derive(Debug, Clone, Default)]
@@ -228,19 +213,8 @@ fn log_failure(item: &Item, error: &RoutesError) {
     let hint = error.hint().unwrap_or("truepeer doctor tells more");
     tracing::warn!(
         error = chain(error),
-        wanted = super::print::command(&item.need),
+        wanted = crate::routes::print::command(&item.need),
         "routes: {}; {hint}",
         item.why
     );
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        line = format!("{line}: {cause}");
-        next = cause.source();
-    }
-    line
 }
