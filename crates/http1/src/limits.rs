@@ -7,7 +7,7 @@ pub struct HttpLimits {
     pub head_bytes: usize,
     /// Bytes of a request's target.
     pub target_bytes: usize,
-    /// Fields of a head, and of a trailer section. At most [`HttpLimits::MOST_FIELDS`].
+    /// Fields of a head, and of a trailer section; the cookies of an HTTP/2 request are one. At most [`HttpLimits::MOST_FIELDS`].
     pub fields: usize,
     /// Bytes of all chunk extensions of one body.
     pub chunk_extension_bytes: usize,
@@ -17,16 +17,16 @@ pub struct HttpLimits {
 
 impl HttpLimits {
     /// More fields than this are never taken.
-    pub const MOST_FIELDS: usize = 256;
+    pub const MOST_FIELDS: usize = 1024;
 }
 
-/// A head of 32 KiB, a target of 16 KiB, 100 fields; 4 KiB of extensions, 8 KiB of trailers.
+/// A head of 32 KiB, a target of 16 KiB, 256 fields (browsers keep up to 180 cookies, and a response may set each); 4 KiB of extensions, 8 KiB of trailers.
 impl Default for HttpLimits {
     fn default() -> Self {
         Self {
             head_bytes: 32 << 10,
             target_bytes: 16 << 10,
-            fields: 100,
+            fields: 256,
             chunk_extension_bytes: 4 << 10,
             trailer_bytes: 8 << 10,
         }

@@ -33,6 +33,10 @@ pub enum Hint {
     MinRate,
     /// A request's body is longer than it may be.
     MaxBody,
+    /// A message's head is longer than it may be.
+    MaxHead,
+    /// A message's head has more fields than it may have.
+    MaxFields,
     /// A request's method is not allowed.
     Methods,
     /// A PROXY header came where TLS was expected.

@@ -185,6 +185,12 @@ impl Failure {
         match self {
             Self::BodyTooSlow(_) | Self::ClientTooSlow(_) => Some(Hint::MinRate),
             Self::BodyTooLarge => Some(Hint::MaxBody),
+            Self::BadRequest(HeadError::TooLong) | Self::BadResponse(HeadError::TooLong) => {
+                Some(Hint::MaxHead)
+            }
+            Self::BadRequest(HeadError::TooManyFields) | Self::BadResponse(HeadError::TooManyFields) => {
+                Some(Hint::MaxFields)
+            }
             Self::MethodNotAllowed => Some(Hint::Methods),
             Self::Dial(DialError::Tls { hint, .. }) => *hint,
             Self::Dial(DialError::NotHttp2(_)) => Some(Hint::OriginHttp2),

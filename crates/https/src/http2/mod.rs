@@ -39,6 +39,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use http::Request;
+use truepeer_http1::HttpLimits;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::fuzzed::{any_blocks, any_client};
@@ -71,6 +72,16 @@ const RESET_REMEMBERED_FOR: Duration = Duration::from_secs(30);
 const MOST_RESET_REMEMBERED: usize = 256;
 /// Streams that `h2` resets for errors before it ends the connection.
 const MOST_ERRORS: usize = 256;
+
+/// Cookies of a request, which come as one field each (RFC 9113 8.2.3) and count as one.
+const MOST_COOKIES: usize = 1024;
+/// What a list's size counts for each field besides its text (RFC 7540 6.5.2), and the name of a cookie.
+const FIELD_BYTES: usize = 32 + "cookie".len();
+
+/// The limit for `h2`, which refuses larger lists before they are seen. [`request`] counts again as HTTP/1.1 would.
+fn most_list_bytes(limits: &HttpLimits) -> usize {
+    limits.head_bytes + FIELD_BYTES * (limits.fields + MOST_COOKIES)
+}
 
 /// Counts of a connection's streams.
 #[derive(Debug)]
@@ -120,7 +131,7 @@ where
         .max_concurrent_streams(MOST_STREAMS)
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(most_list_bytes(limits)).unwrap_or(u32::MAX))
         .max_send_buffer_size(SEND_BYTES)
         .max_local_error_reset_streams(Some(MOST_ERRORS))
         .max_concurrent_reset_streams(MOST_RESET_REMEMBERED)

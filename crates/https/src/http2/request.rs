@@ -9,7 +9,7 @@ use h2::RecvStream;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
 use truepeer_http1::fields::{FieldList, FieldName};
-use truepeer_http1::{BodyLength, HeadError, RequestHead};
+use truepeer_http1::{BodyLength, HeadError, HttpLimits, RequestHead};
 
 use super::malformed::Malformed;
 use super::response::Sender;
@@ -44,9 +44,6 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
     if target.len() > settings.limits.target_bytes {
         return Err(HeadError::TargetTooLong);
     }
-    if parts.headers.len() > settings.limits.fields {
-        return Err(HeadError::TooManyFields);
-    }
     let mut head = RequestHead::default();
     let method = if is_websocket { &Method::GET } else { &parts.method };
     head.begin_http2(method.as_str().as_bytes(), target.as_bytes(), host);
@@ -61,6 +58,7 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
     if !crumbs.is_empty() {
         head.fields.push(b"cookie", &crumbs.join(&b"; "[..]));
     }
+    check_size(&head, &settings.limits)?;
     // The bytes of a WebSocket are no body.
     head.finish_http2(has_body && !is_websocket)?;
     if is_websocket {
@@ -71,6 +69,18 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
         websocket::make_upgrade(&mut head);
     }
     Ok(head)
+}
+
+/// Holds the head to the limits of the same one in HTTP/1.1.
+fn check_size(head: &RequestHead, limits: &HttpLimits) -> Result<(), HeadError> {
+    if head.fields.len() > limits.fields {
+        return Err(HeadError::TooManyFields);
+    }
+    let line = head.method().len() + head.target().len() + "  HTTP/1.1\r\n".len();
+    let host = "Host: \r\n".len() + head.host().len();
+    let fields = head.fields.iter().map(|field| field.spelt.len() + field.value.len() + ": \r\n".len());
+    let bytes = line + host + fields.sum::<usize>() + "\r\n".len();
+    if bytes > limits.head_bytes { Err(HeadError::TooLong) } else { Ok(()) }
 }
 
 /// A request's body, from its stream.

@@ -189,6 +189,59 @@ fn values_reach_the_origin_without_white_space_around_them() {
     });
 }
 
+fn crumbs(cookies: usize, bytes: usize) -> Request<()> {
+    let mut asked = request(Method::GET);
+    for number in 0..cookies {
+        let cookie = format!("c{number}={}", "v".repeat(bytes));
+        asked.headers_mut().append("cookie", cookie.parse().unwrap());
+    }
+    asked
+}
+
+/// Browsers send each cookie in a field, and keep up to 180 of a site.
+#[test]
+fn as_many_cookies_pass_as_browsers_keep() {
+    let bed = bed(HttpSettings::default());
+    let (stream, mut origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        for (cookies, bytes) in [(97, 10), (180, 150), (600, 4)] {
+            let (answer, _) = ask(&mut client, crumbs(cookies, bytes));
+            let head = until(&mut origin, "\r\n\r\n").await;
+            let line = head.lines().find(|line| line.starts_with("cookie: ")).expect("the cookies");
+            assert_eq!(line.split("; ").count(), cookies);
+            let set: String =
+                (0..cookies.min(180)).map(|number| format!("Set-Cookie: c{number}=x\r\n")).collect();
+            say(&mut origin, &format!("HTTP/1.1 200 OK\r\n{set}Content-Length: 0\r\n\r\n")).await;
+            let answer = answer.await.unwrap();
+            assert_eq!(answer.headers().get_all("set-cookie").iter().count(), cookies.min(180));
+        }
+    });
+}
+
+#[test]
+fn heads_of_http2_have_the_limits_of_http1() {
+    let limits =
+        truepeer_http1::HttpLimits { head_bytes: 4096, fields: 20, ..truepeer_http1::HttpLimits::default() };
+    let bed = bed(HttpSettings { limits, ..HttpSettings::default() });
+    let (stream, _origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
+    let journal = Rc::clone(&bed.service);
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let mut many = request(Method::GET);
+        (0..21).for_each(|number| {
+            many.headers_mut()
+                .append(http::HeaderName::try_from(format!("x{number}")).unwrap(), "y".parse().unwrap());
+        });
+        for refused in [many, crumbs(100, 40)] {
+            let (answer, _) = ask(&mut client, refused);
+            assert_eq!(answer.await.unwrap().status(), 431);
+        }
+    });
+    let refusals = journal.journal.refusals();
+    assert_eq!((refusals["too_many_fields"], refusals["head_too_long"]), (1, 1));
+}
+
 #[test]
 fn a_body_waits_for_100_continue() {
     let bed = bed(HttpSettings::default());

@@ -60,7 +60,7 @@ const LINES: &[&str] = &[
     "https -l :443 --listen-http :80 --listen-http :81 --on-http serve --tls-cert /a --origin http://a:1",
     "https --tls-cert /a --origin http://a:1 --no-http2 --origin-protocol h2 --origin-keepalive 0 --origin-idle 3 --access-log",
     "https --tls-cert /a --origin http://a:1 --origin-retry-timeout 0 --response-timeout 3 --client-address proxy",
-    "https --tls-cert /a --origin http://a:1 --trusted 10.0.0.0/8 --methods GET,PUT --max-body 1MiB --max-head 4KiB",
+    "https --tls-cert /a --origin http://a:1 --trusted 10.0.0.0/8 --methods GET,PUT --max-body 1MiB --max-head 4KiB --max-fields 50",
     "https --tls-cert /a --origin http://a:1 --head-timeout 1 --body-timeout 2 --send-timeout 3 --min-rate 0",
     "https --tls-cert /a --origin http://a:1 --keepalive-timeout 4 --tunnel-timeout 5 --tls-min 1.3 --tls-timeout 1",
     "https --tls-cert /a --origin http://a:1 --allow /etc/list --header require --header-wait 2 --header-max 107",

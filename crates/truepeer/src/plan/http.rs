@@ -27,6 +27,7 @@ pub(crate) struct HttpConfig {
     pub(crate) max_body: Option<u64>,
     /// In bytes.
     pub(crate) max_head: usize,
+    pub(crate) max_fields: usize,
     /// In bytes a second; 0: no limit.
     pub(crate) min_rate: u64,
     pub(crate) access_log: bool,
@@ -68,6 +69,7 @@ impl Default for HttpConfig {
             methods: Vec::new(),
             max_body: None,
             max_head: HttpLimits::default().head_bytes,
+            max_fields: HttpLimits::default().fields,
             min_rate: HttpSettings::default().min_rate,
             access_log: false,
             health: None,
@@ -98,6 +100,7 @@ impl HttpConfig {
             methods: spec.methods.clone(),
             max_body: spec.max_body,
             max_head: spec.max_head.unwrap_or(usual.max_head),
+            max_fields: spec.max_fields.unwrap_or(usual.max_fields),
             min_rate: spec.min_rate.unwrap_or(usual.min_rate),
             access_log: spec.access_log,
             health: None,
@@ -126,6 +129,7 @@ impl HttpConfig {
     ) -> HttpOptions {
         let limits = HttpLimits {
             head_bytes: self.max_head,
+            fields: self.max_fields,
             target_bytes: HttpLimits::default().target_bytes.min(self.max_head),
             ..HttpLimits::default()
         };

@@ -66,6 +66,8 @@ pub(crate) struct HttpsSpec {
     pub(crate) max_body: Option<u64>,
     #[arg(long, value_parser = values::head_size)]
     pub(crate) max_head: Option<usize>,
+    #[arg(long, value_parser = values::field_count)]
+    pub(crate) max_fields: Option<usize>,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) head_timeout: Option<Duration>,
     #[arg(long, value_parser = values::positive_duration)]

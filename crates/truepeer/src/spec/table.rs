@@ -278,6 +278,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(HTTPS, REQUESTS, "methods", "METHODS", "Allowed methods, separated by commas; others are answered with 403. GET allows HEAD, too").means("all"),
     row(HTTPS, REQUESTS, "max-body", "SIZE", "The longest request body (413)").means("any"),
     row(HTTPS, REQUESTS, "max-head", "SIZE", "The longest head of a request or response (431, 502)").is(|| kib(HttpLimits::default().head_bytes)),
+    row(HTTPS, REQUESTS, "max-fields", "N", "The most fields of a request's or response's head (431, 502); all cookies of an HTTP/2 request are one field").is(|| HttpLimits::default().fields.to_string()),
     row(HTTPS, REQUESTS, "head-timeout", "TIME", "How long a request's head may take (408)").is(|| time(http().head)),
     row(HTTPS, REQUESTS, "body-timeout", "TIME", "How long a client may be silent within a request's body (408)").is(|| time(http().body)),
     row(HTTPS, REQUESTS, "send-timeout", "TIME", "How long a client may take no bytes of a response, or the origin no bytes of a request (504)").is(|| time(http().send)),

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use truepeer_http1::HttpLimits;
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
@@ -279,6 +280,12 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 pub(super) fn head_size(text: &str) -> Result<usize, String> {
     let bytes = usize::try_from(size(text)?).ok().filter(|bytes| (1024..=1 << 20).contains(bytes));
     bytes.ok_or_else(|| "expected 1KiB to 1MiB".to_owned())
+}
+
+/// `--max-fields`.
+pub(super) fn field_count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=HttpLimits::MOST_FIELDS).contains(count));
+    count.ok_or_else(|| format!("expected a number from 1 to {}", HttpLimits::MOST_FIELDS))
 }
 
 /// `--mark`: decimal or hexadecimal, as in `ip rule`.

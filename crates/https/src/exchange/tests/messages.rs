@@ -152,6 +152,20 @@ fn an_upgrade_of_a_request_with_a_body_goes_through_after_it() {
     }
 }
 
+#[test]
+fn a_response_may_set_as_many_cookies_as_browsers_keep() {
+    let bed = bed(HttpSettings::default());
+    let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+    bed.run(async move {
+        say(&mut client, "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        until(&mut origin, "\r\n\r\n").await;
+        let cookies: String = (0..180).map(|number| format!("Set-Cookie: name{number}=value\r\n")).collect();
+        say(&mut origin, &format!("HTTP/1.1 204 No Content\r\n{cookies}\r\n")).await;
+        let response = until(&mut client, "\r\n\r\n").await;
+        assert_eq!(response.matches("\r\nSet-Cookie: name").count(), 180, "{response}");
+    });
+}
+
 /// As some servers write them, into a field of fixed width.
 #[test]
 fn a_response_with_padded_chunk_sizes_is_served() {

@@ -4,8 +4,8 @@ use http::StatusCode;
 use truepeer_http1::fields::{FieldList, FieldName};
 use truepeer_http1::{HeadError, HttpLimits, ResponseHead};
 
-/// What RFC 9113 6.5.2 counts for each field besides its text.
-const FIELD_BYTES: usize = 32;
+/// What a field's line has besides its text in HTTP/1.1, whose limits these are.
+const FIELD_BYTES: usize = ": \r\n".len();
 
 /// What a head of valid fields counts against its limit.
 pub(super) fn head_bytes(head: &ResponseHead) -> usize {
@@ -62,7 +62,8 @@ impl<'a> HeadReader<'a> {
             return;
         }
         let bytes = name.len() + value.len() + FIELD_BYTES;
-        match (self.bytes_left.checked_sub(bytes), self.fields_left.checked_sub(1)) {
+        let count = usize::from(name != b":status");
+        match (self.bytes_left.checked_sub(bytes), self.fields_left.checked_sub(count)) {
             (None, _) => self.fault = Some(Fault::Excess(HeadError::TooLong)),
             (_, None) => self.fault = Some(Fault::Excess(HeadError::TooManyFields)),
             (Some(bytes_left), Some(fields_left)) => {
@@ -189,7 +190,7 @@ mod tests {
         let mut many: Vec<(&str, &str)> = names.iter().map(|name| (&name[..], "b")).collect();
         many.insert(0, (":status", "200"));
         assert_eq!(fault(&many, false), Some(Fault::Excess(HeadError::TooManyFields)));
-        many.truncate(limits.fields);
+        many.truncate(limits.fields + 1);
         assert!(reads(&many, false));
         let long = "x".repeat(limits.head_bytes);
         assert_eq!(

@@ -83,11 +83,13 @@ pub(super) struct Block {
 impl State {
     /// A connection with truepeer's preface to be sent.
     pub(in super::super) fn new(limits: &HttpLimits) -> Self {
+        // RFC 9113 6.5.2: each field counts 32 bytes more than its text.
+        let list_bytes = limits.head_bytes + 32 * limits.fields;
         let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         let settings = [
             (ENABLE_PUSH, 0),
             (INITIAL_WINDOW_SIZE, STREAM_WINDOW),
-            (MAX_HEADER_LIST_SIZE, u32::try_from(limits.head_bytes).unwrap_or(u32::MAX)),
+            (MAX_HEADER_LIST_SIZE, u32::try_from(list_bytes).unwrap_or(u32::MAX)),
         ];
         frames::write_head(&mut out, settings.len() * 6, SETTINGS, 0, 0);
         for (name, value) in settings {

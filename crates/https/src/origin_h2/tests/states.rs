@@ -348,11 +348,12 @@ fn a_header_table_stays_within_its_limits() {
 #[test]
 fn a_head_beyond_the_limits_is_named_and_not_asked_for_again() {
     let many: Vec<u8> = (0..150).flat_map(|number| field(&format!("a{number}"), "b")).collect();
-    let long: Vec<u8> = (0..200).flat_map(|number| field(&format!("a{number}"), &"b".repeat(70))).collect();
+    let long: Vec<u8> = (0..90).flat_map(|number| field(&format!("a{number}"), &"b".repeat(120))).collect();
     for fields in [many, long] {
         let settings = HttpSettings {
             limits: truepeer_http1::HttpLimits {
-                head_bytes: 16 << 10,
+                head_bytes: 10 << 10,
+                fields: 100,
                 ..truepeer_http1::HttpLimits::default()
             },
             ..HttpSettings::default()
