@@ -1,6 +1,8 @@
 //! The fields that name the client: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and `-Host`.
 //!
 //! A sender that is trusted may have said already who is behind it: we add who it is. What anybody else says is replaced.
+//! There are two families, `Forwarded` and `X-Forwarded-…`. If a trusted sender speaks one, the other is not begun: it
+//! would name the sender as the client, and origins that compare them refuse the request (RFC 7239 section 7.4).
 
 use std::net::IpAddr;
 
@@ -42,10 +44,13 @@ impl Forwarding<'_> {
 
     /// Writes the fields.
     pub fn write(&self, fields: &FieldList, out: &mut impl FieldSink) {
-        if self.tells_the_client {
+        let speaks = Spoken::by(self, fields);
+        if self.tells_the_client && speaks.forwarded {
             let value = self.begin("Forwarded", FieldName::Forwarded, fields, out);
             self.write_element(value);
             out.end();
+        }
+        if self.tells_the_client && speaks.x_forwarded {
             let value = self.begin("X-Forwarded-For", FieldName::XForwardedFor, fields, out);
             decimal::push_address(value, self.client);
             out.end();
@@ -59,7 +64,7 @@ impl Forwarding<'_> {
             write(out, "X-SSL-Client-S-DN", subject.as_bytes());
         }
         // Not a list, as the others: whoever talked with the client knows.
-        if !(self.is_trusted && fields.has(FieldName::XForwardedProto)) {
+        if speaks.x_forwarded && !(self.is_trusted && fields.has(FieldName::XForwardedProto)) {
             write(out, "X-Forwarded-Proto", self.proto.as_bytes());
         }
     }
@@ -96,6 +101,31 @@ impl Forwarding<'_> {
             append(out, &[b";host=\"", self.host, b"\""]);
         }
         append(out, &[b";proto=", self.proto.as_bytes()]);
+    }
+}
+
+/// The families of fields that the origin gets.
+struct Spoken {
+    forwarded: bool,
+    x_forwarded: bool,
+}
+
+impl Spoken {
+    fn by(forwarding: &Forwarding<'_>, fields: &FieldList) -> Self {
+        use FieldName::{Forwarded, XForwardedFor, XForwardedHost, XForwardedProto};
+        let says = |name| forwarding.is_trusted && fields.values(name).any(|value| !value.is_empty());
+        let forwarded = says(Forwarded);
+        let x_forwarded = [XForwardedFor, XForwardedHost, XForwardedProto].into_iter().any(says);
+        // The sender's own elements may not name the protocol, and none is added where the connection tells the client.
+        let names_proto = || {
+            let mut parts =
+                fields.values(Forwarded).flat_map(|value| value.split(|byte| b",;".contains(byte)));
+            parts.any(|part| {
+                part.trim_ascii().get(..6).is_some_and(|name| name.eq_ignore_ascii_case(b"proto="))
+            })
+        };
+        let stands_alone = forwarded && !x_forwarded && (forwarding.tells_the_client || names_proto());
+        Self { forwarded: forwarded || !x_forwarded, x_forwarded: !stands_alone }
     }
 }
 
@@ -253,13 +283,44 @@ mod tests {
         let claims = list(&[("X-Forwarded-Host", "front.example"), ("X-Forwarded-For", "")]);
         assert_eq!(
             told(forwarding("192.0.2.1", true), &claims),
+            ["X-Forwarded-Host: front.example", "X-Forwarded-For: 192.0.2.1", "X-Forwarded-Proto: https",]
+        );
+    }
+
+    /// Spring would take the sender for the client, and Symfony refuses two families that disagree.
+    #[test]
+    fn a_trusted_sender_that_speaks_one_family_gets_no_other() {
+        let client = || forwarding("192.0.2.1", true);
+        assert_eq!(
+            told(client(), &list(&[("X-Forwarded-For", "203.0.113.7")])),
             [
-                "X-Forwarded-Host: front.example",
-                "Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https",
-                "X-Forwarded-For: 192.0.2.1",
-                "X-Forwarded-Proto: https",
+                "X-Forwarded-For: 203.0.113.7, 192.0.2.1",
+                "X-Forwarded-Host: a.example:8443",
+                "X-Forwarded-Proto: https"
             ]
         );
+        assert_eq!(
+            told(client(), &list(&[("Forwarded", "for=203.0.113.7;proto=http;host=front.example")])),
+            ["Forwarded: for=203.0.113.7;proto=http;host=front.example, \
+                 for=192.0.2.1;host=\"a.example:8443\";proto=https"]
+        );
+        for name in ["X-Forwarded-Proto", "X-Forwarded-Host"] {
+            let told = told(client(), &list(&[(name, "front.example"), ("Forwarded", "")]));
+            assert!(!told.iter().any(|line| line.starts_with("Forwarded")), "{told:?}");
+        }
+        let by_connection = || Forwarding { tells_the_client: false, ..client() };
+        for (forwarded, proto) in [
+            ("for=203.0.113.7;proto=http", None),
+            ("for=203.0.113.7, for=a; Proto=http", None),
+            ("for=203.0.113.7", Some("X-Forwarded-Proto: https")),
+            ("for=\"_proto=\"", Some("X-Forwarded-Proto: https")),
+        ] {
+            let told = told(by_connection(), &list(&[("Forwarded", forwarded)]));
+            assert_eq!(told.get(1).map(String::as_str), proto, "{told:?}");
+        }
+        // A stranger's words change nothing.
+        let stranger = told(forwarding("192.0.2.1", false), &list(&[("X-Forwarded-For", "203.0.113.7")]));
+        assert_eq!(stranger.len(), 4, "{stranger:?}");
     }
 
     #[test]
