@@ -65,8 +65,9 @@ pub(super) fn key(
 /// All certificates of a listener.
 #[derive(Debug)]
 pub(super) struct Identities {
-    /// For clients without SNI or with an unknown name: the first on the command line.
-    default: Arc<CertifiedKey>,
+    /// For clients without SNI or with an unknown name: the first on the command line, and those that share a name with
+    /// it. These have other types of keys, which such a client may need.
+    default: Vec<Arc<CertifiedKey>>,
     /// Keys are in lower case. Certificates of the same name have different key types.
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// `*.example.org` as `example.org`.
@@ -80,9 +81,13 @@ impl Identities {
             files.iter().map(|files| load(files, provider)).collect::<Result<Vec<_>, _>>()?.into_iter();
         let first =
             loaded.next().ok_or_else(|| Subject::Certificate.error("expected at least one certificate"))?;
-        let default = Arc::clone(&first.0);
-        let mut identities = Self { default, by_name: HashMap::new(), by_parent: HashMap::new() };
-        for (identity, names) in std::iter::once(first).chain(loaded) {
+        let first_names = first.1.clone();
+        let mut identities =
+            Self { default: vec![Arc::clone(&first.0)], by_name: HashMap::new(), by_parent: HashMap::new() };
+        for (number, (identity, names)) in std::iter::once(first).chain(loaded).enumerate() {
+            if number > 0 && names.iter().any(|name| first_names.contains(name)) {
+                identities.default.push(Arc::clone(&identity));
+            }
             for name in names {
                 let (map, name) = match name.strip_prefix("*.") {
                     Some(parent) => (&mut identities.by_parent, parent.to_owned()),
@@ -94,12 +99,14 @@ impl Identities {
         Ok(identities)
     }
 
-    /// The certificates for `name`: an exact match first, then a wildcard, which matches one label (RFC 9525,
-    /// 6.3).
-    fn named(&self, name: &str) -> Option<&[Arc<CertifiedKey>]> {
-        let name = name.trim_end_matches('.').to_ascii_lowercase();
-        let wildcard = || self.by_parent.get(name.split_once('.')?.1);
-        self.by_name.get(&name).or_else(wildcard).map(Vec::as_slice)
+    /// The certificates for `name`: exact matches first, then those of a wildcard, which matches one label (RFC 9525,
+    /// 6.3); for an unknown name the default ones.
+    fn candidates(&self, name: Option<&str>) -> Vec<&Arc<CertifiedKey>> {
+        let name = name.map(|name| name.trim_end_matches('.').to_ascii_lowercase());
+        let exact = name.as_ref().and_then(|name| self.by_name.get(name));
+        let wildcard = name.as_ref().and_then(|name| self.by_parent.get(name.split_once('.')?.1));
+        let named: Vec<_> = exact.into_iter().chain(wildcard).flatten().collect();
+        if named.is_empty() { self.default.iter().collect() } else { named }
     }
 }
 
@@ -135,11 +142,10 @@ fn explain(error: &rustls::Error) -> String {
 
 impl ResolvesServerCert for Identities {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let named = hello.server_name().and_then(|name| self.named(name));
-        let candidates = named.unwrap_or(std::slice::from_ref(&self.default));
+        let candidates = self.candidates(hello.server_name());
         let schemes = hello.signature_schemes();
         let fitting = candidates.iter().find(|identity| identity.key.choose_scheme(schemes).is_some());
-        fitting.or(candidates.first()).cloned()
+        fitting.or(candidates.first()).map(|identity| Arc::clone(identity))
     }
 }
 

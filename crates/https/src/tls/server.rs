@@ -12,6 +12,11 @@ use super::identity::{Identities, IdentityFiles, certificates};
 use super::suites::{MinVersion, Suite, provider};
 use super::words;
 
+/// How many encrypted bytes of a client's early data are skipped at most. truepeer accepts none, because it gives tickets (rustls
+/// accepts early data only without them), but clients may send some under the ticket of the server that they knew before. Usually
+/// these are up to 16 KiB (RFC 8446 4.2.10). rustls counts them again with each read until the handshake goes on.
+const SKIPPED_EARLY_BYTES: u32 = 1 << 20;
+
 /// How many sessions are remembered for TLS 1.2 clients without tickets; each takes about a kilobyte.
 const REMEMBERED_SESSIONS: usize = 4096;
 
@@ -74,6 +79,7 @@ impl ServerOptions {
         config.alpn_protocols.clone_from(&self.alpn);
         config.ignore_client_order = !self.suites.is_empty();
         config.session_storage = ServerSessionMemoryCache::new(REMEMBERED_SESSIONS);
+        config.max_early_data_size = SKIPPED_EARLY_BYTES;
         config.ticketer = Ticketer::new().map_err(|error| Subject::Suites.error(words::error(&error)))?;
         Ok(Arc::new(config))
     }

@@ -26,10 +26,12 @@ pub(crate) fn tests() -> Vec<Test> {
         an_authority_is_trusted_whatever_its_own_dates,
     ];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
-    all.push(
-        Test::new("openssl_resumes_again_and_again", openssl_resumes_again_and_again)
-            .needs_program("openssl"),
-    );
+    let openssl = tests![
+        openssl_resumes_again_and_again,
+        certificates_are_chosen_by_the_types_of_keys_that_a_client_knows,
+        early_data_for_another_server_is_skipped,
+    ];
+    all.extend(openssl.into_iter().map(|test| test.needs_program("openssl")));
     all.push(
         Test::new("haproxy_passes_tls_on_behind_its_header", haproxy_passes_tls_on_behind_its_header)
             .needs_program("haproxy")
@@ -229,6 +231,85 @@ for name in ('site.test', 'a.wild.test', 'one.test', 'two.test', 'TWO.test', 'a.
         "None site",
     ];
     lines(&expected, &said, &stand.truepeer)
+}
+
+/// Whether the client names the site, another one, or none. The name is known from a wildcard, too.
+fn certificates_are_chosen_by_the_types_of_keys_that_a_client_knows(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::with(bed, "fine", |authority| {
+        let mut options = Vec::new();
+        for (file, name) in [("rsa", "site.test"), ("rsa_wild", "*.site.test"), ("other", "other.test")] {
+            let rsa = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj"];
+            let (cert, key) = (format!("{file}.pem"), format!("{file}.key"));
+            let files = ["-keyout", &key, "-out", &cert];
+            let name = format!("subjectAltName=DNS:{name}");
+            let openssl = Program::new("openssl").args(rsa).arg(format!("/CN={file}")).args(files);
+            openssl.args(["-addext", &name]).run(bed)?;
+            options.extend(["--cert".to_owned(), cert, "--key".to_owned(), key]);
+        }
+        let identity = authority.certify(bed, "ecdsa_www", &["www.site.test"])?;
+        options.extend(["--cert".to_owned(), identity.cert, "--key".to_owned(), identity.key]);
+        Ok(options)
+    })?;
+    let mut said = Vec::new();
+    for name in ["site.test", "unknown.test", "www.site.test", "other.test", ""] {
+        for (algorithms, version) in [
+            ("RSA+SHA256", "-tls1_2"),
+            ("rsa_pss_rsae_sha256", "-tls1_3"),
+            ("ECDSA+SHA256", "-tls1_2"),
+            ("ECDSA+SHA256", "-tls1_3"),
+        ] {
+            let named = if name.is_empty() { vec!["-noservername"] } else { vec!["-servername", name] };
+            let client = Program::new("openssl")
+                .args(["s_client", "-connect", HERE, version, "-sigalgs", algorithms])
+                .args(named)
+                .input("Q\n")
+                .start(bed)?;
+            client.wait_end()?;
+            let output = client.stdout();
+            let subject = output.lines().find_map(|line| line.strip_prefix("subject="));
+            let subject = subject.and_then(|subject| subject.rsplit('=').next()).unwrap_or("none");
+            said.push(format!("{name} {algorithms} {}", subject.trim()));
+        }
+    }
+    let expected = [
+        ("site.test", "rsa", "site"),
+        ("unknown.test", "rsa", "site"),
+        ("www.site.test", "rsa_wild", "ecdsa_www"),
+        ("other.test", "other", "none"),
+        ("", "rsa", "site"),
+    ];
+    let expected: Vec<_> = expected
+        .iter()
+        .flat_map(|(name, rsa, ecdsa)| {
+            let (first, second) =
+                (format!("{name} RSA+SHA256 {rsa}"), format!("{name} rsa_pss_rsae_sha256 {rsa}"));
+            [first, second, format!("{name} ECDSA+SHA256 {ecdsa}"), format!("{name} ECDSA+SHA256 {ecdsa}")]
+        })
+        .collect();
+    let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+    lines(&expected, &said, &stand.truepeer)
+}
+
+/// RFC 8446 4.2.10. A site that has moved here: its clients have the old server's tickets.
+fn early_data_for_another_server_is_skipped(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::new(bed, "fine", &[])?;
+    let old = stand.authority.certify(bed, "old", &["site.test"])?;
+    let server = Program::new("openssl")
+        .args(["s_server", "-accept", "127.0.0.1:8443", "-tls1_3", "-max_early_data", "16384", "-www"])
+        .args(["-cert", &old.cert, "-key", &old.key])
+        .start(bed)?;
+    server.wait_listening("127.0.0.1:8443")?;
+    let client = |to: &str| Program::new("openssl").args(["s_client", "-connect", to, "-tls1_3"]);
+    let request = "GET / HTTP/1.1\r\nHost: site.test\r\nConnection: close\r\n\r\n";
+    client("127.0.0.1:8443").args(["-sess_out", "ticket", "-ign_eof"]).input(request).run(bed)?;
+    for length in [12_000, 16_384] {
+        let early = bed.write("early", "x".repeat(length))?;
+        let again = client(HERE).args(["-sess_in", "ticket", "-ign_eof", "-early_data"]).arg(early);
+        let said = again.input(request).run(bed).map_err(|error| error.context(stand.truepeer.log()))?;
+        ensure!(said.contains("Early data was rejected"), "{said}");
+        ensure!(said.contains("HTTP/1.1 200 ") && said.contains("fine"), "{said}; {}", stand.truepeer.log());
+    }
+    Ok(())
 }
 
 fn unknown_protocols_are_refused(bed: &Bed) -> anyhow::Result<()> {
