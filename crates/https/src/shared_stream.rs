@@ -76,6 +76,16 @@ impl<S: Connection> SharedStream<S> {
         self.0.borrow().unacknowledged()
     }
 
+    /// See [`Connection::is_broken`].
+    pub(crate) fn is_broken(&self) -> bool {
+        self.0.borrow().is_broken()
+    }
+
+    /// See [`Connection::discard`].
+    pub(crate) fn discard(&self) {
+        self.0.borrow_mut().discard();
+    }
+
     /// See [`Connection::look_again`].
     pub(crate) fn look_again(&self) {
         self.0.borrow().look_again();

@@ -85,6 +85,14 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
     fn unacknowledged(&self) -> usize {
         0
     }
+
+    /// Whether TLS can receive nothing more. The other end has been sent an alert.
+    fn is_broken(&self) -> bool {
+        false
+    }
+
+    /// The caller discards what it reads from now on, so it need not be decrypted.
+    fn discard(&mut self) {}
 }
 
 impl Connection for Stream {
@@ -115,6 +123,16 @@ impl Connection for Stream {
 
     fn unacknowledged(&self) -> usize {
         self.tcp().unacknowledged()
+    }
+
+    fn is_broken(&self) -> bool {
+        matches!(self, Self::Tls(stream) if stream.is_broken())
+    }
+
+    fn discard(&mut self) {
+        if let Self::Tls(stream) = self {
+            stream.discard();
+        }
     }
 }
 

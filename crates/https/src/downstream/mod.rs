@@ -32,6 +32,9 @@ use crate::reactor::TcpStream;
 use crate::stream::Stream;
 use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
 
+/// How long a client may take to read the alert that ends its handshake, and to end the connection.
+const AFTER_ALERT: Duration = Duration::from_secs(2);
+
 /// A connection whose client is known.
 #[derive(Debug)]
 pub struct Downstream {
@@ -93,13 +96,16 @@ impl Downstream {
     async fn encrypt(self, tls: &ServerTls, limit: Duration) -> Result<Self, TlsCloseReason> {
         let Stream::Plain(tcp) = self.stream else { return Ok(self) };
         let reactor = tcp.reactor().clone();
-        let handshake = TlsStream::accept(tcp, tls.config(), &self.first);
-        let stream = match reactor.timeout(limit, handshake).await {
-            Ok(shaken) => shaken.map_err(TlsCloseReason::Downstream)?,
-            Err(_) => {
-                return Err(TlsCloseReason::Downstream(HandshakeError::TimedOut { waited: limit }));
+        let stream = TlsStream::begin(tcp, tls.config(), &self.first);
+        let mut stream = stream.map_err(TlsCloseReason::Downstream)?;
+        let shaken = reactor.timeout(limit, stream.handshake()).await;
+        let shaken = shaken.unwrap_or(Err(HandshakeError::TimedOut { waited: limit }));
+        if let Err(error) = shaken {
+            if matches!(error, HandshakeError::Tls { .. }) {
+                let _ = reactor.timeout(AFTER_ALERT, stream.end_refused()).await;
             }
-        };
+            return Err(TlsCloseReason::Downstream(error));
+        }
         let facts = Some(stream.facts());
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
     }

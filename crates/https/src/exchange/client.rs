@@ -316,6 +316,7 @@ pub(crate) async fn linger<S: Connection>(
     if !matches!(time_limit.limit(timeouts.linger, stream.shutdown()).await, Ok(Ok(()))) {
         return;
     }
+    stream.discard();
     let mut rest = Remainder::new(timeouts, total, time_limit);
     loop {
         buffer.consume(usize::MAX);

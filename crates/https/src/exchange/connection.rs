@@ -89,6 +89,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                 Ok(false) => Next::Close,
                 Err(failure) => self.refuse(&failure).await,
             };
+            // A reset could overtake the alert.
+            let next = if self.stream.is_broken() { Next::Linger } else { next };
             match next {
                 Next::Request => {}
                 Next::Linger => {

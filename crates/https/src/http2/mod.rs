@@ -150,8 +150,8 @@ where
     if let ConnectionEnd::Refused(failure) = &ended {
         service.journal.on_failure(&client_info, client_info.route.backend, failure, service.reactor.now());
     }
-    if !matches!(ended, ConnectionEnd::Theirs | ConnectionEnd::GivesWay) {
-        // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY.
+    if !matches!(ended, ConnectionEnd::Theirs | ConnectionEnd::GivesWay) || watched.stream().is_broken() {
+        // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY, or TLS' alert.
         let time_limit = TimeLimit::new(&service.reactor);
         let timeouts = &service.settings.timeouts;
         linger(watched.stream(), &mut Buffer::default(), timeouts, timeouts.linger, &time_limit).await;

@@ -80,6 +80,8 @@ pub struct TlsStream<S> {
     cannot_send: bool,
     /// Why nothing more can be received. The alert is sent before the error is returned.
     broken: Option<rustls::Error>,
+    /// Reads return what comes without decrypting it.
+    discards: bool,
 }
 
 impl<S: Transport> TlsStream<S> {
@@ -88,11 +90,19 @@ impl<S: Transport> TlsStream<S> {
     /// # Errors
     /// The handshake failed. An alert has been sent to the other end.
     pub async fn accept(io: S, config: Arc<ServerConfig>, first: &[u8]) -> Result<Self, HandshakeError> {
-        let session = rustls::ServerConnection::new(config)
-            .map_err(|error| HandshakeError::Tls { error, first: Vec::new() })?;
-        let mut stream = Self::new(io, session.into(), first);
+        let mut stream = Self::begin(io, config, first)?;
         stream.handshake().await?;
         Ok(stream)
+    }
+
+    /// As [`Self::accept`], before its handshake.
+    ///
+    /// # Errors
+    /// The configuration can't be used.
+    pub fn begin(io: S, config: Arc<ServerConfig>, first: &[u8]) -> Result<Self, HandshakeError> {
+        let session = rustls::ServerConnection::new(config)
+            .map_err(|error| HandshakeError::Tls { error, first: Vec::new() })?;
+        Ok(Self::new(io, session.into(), first))
     }
 
     /// Starts TLS with a backend, which must prove to be `name`.
@@ -114,10 +124,24 @@ impl<S: Transport> TlsStream<S> {
     fn new(io: S, session: Connection, first: &[u8]) -> Self {
         let incoming = Ciphertext::holding(first);
         let first = first[..first.len().min(FIRST_BYTES)].to_vec();
-        Self { io, session, incoming, first, ended: false, closing: false, cannot_send: false, broken: None }
+        Self {
+            io,
+            session,
+            incoming,
+            first,
+            ended: false,
+            closing: false,
+            cannot_send: false,
+            broken: None,
+            discards: false,
+        }
     }
 
-    async fn handshake(&mut self) -> Result<(), HandshakeError> {
+    /// Performs the handshake.
+    ///
+    /// # Errors
+    /// Those of [`Self::accept`].
+    pub async fn handshake(&mut self) -> Result<(), HandshakeError> {
         let shaken = std::future::poll_fn(|cx| self.poll_handshake(cx)).await;
         if shaken.is_err() {
             // Tell the other end why: at the end of the turn, or once it reads, if that is within the handshake's
@@ -147,6 +171,37 @@ impl<S: Transport> TlsStream<S> {
                 }
             }
         }
+    }
+
+    /// Ends a refused connection: the sending direction first, after the alert, then waits for the other end's end, and
+    /// discards what comes before it. A close with unread bytes would be a reset, and the other end could lose the alert.
+    pub async fn end_refused(&mut self) {
+        let ended = std::future::poll_fn(|cx| {
+            ready!(self.poll_send(cx))?;
+            Pin::new(&mut self.io).poll_shutdown(cx)
+        });
+        if ended.await.is_err() {
+            return;
+        }
+        self.discard();
+        std::future::poll_fn(|cx| {
+            let mut nothing = [0; 4096];
+            while matches!(ready!(self.poll_read_into(cx, &mut nothing)), Ok(1..)) {}
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// From now on reads return the bytes of `S` as they are, for a caller that discards them.
+    pub fn discard(&mut self) {
+        self.incoming.release();
+        self.discards = true;
+    }
+
+    /// Whether nothing more can be received. The other end has been sent an alert.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
     }
 
     /// Reads and decrypts bytes. `false`: the stream has ended.
@@ -202,6 +257,11 @@ impl<S: Transport> TlsStream<S> {
     /// The connection failed, ended without a close_notify ([`io::ErrorKind::UnexpectedEof`]), or its bytes fail
     /// authentication.
     pub fn poll_read_into(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        if self.discards {
+            let mut space = ReadBuf::new(buffer);
+            ready!(Pin::new(&mut self.io).poll_read(cx, &mut space))?;
+            return Poll::Ready(Ok(space.filled().len()));
+        }
         loop {
             match self.session.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -9,7 +9,8 @@ use crate::kit::{curl, https_by, origin};
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         clients_get_the_reason_why_their_certificates_are_refused,
-        origins_get_the_reason_why_their_certificates_are_refused
+        origins_get_the_reason_why_their_certificates_are_refused,
+        an_alert_reaches_a_client_that_goes_on_sending
     ];
     all.into_iter().map(|test| test.needs_program("python3")).collect()
 }
@@ -92,6 +93,49 @@ fn clients_get_the_reason_why_their_certificates_are_refused(bed: &Bed) -> anyho
         }
     }
     end(bed, &load, &truepeer)
+}
+
+/// In the handshake, and after it by HTTP/1.1 and HTTP/2: alert, FIN, and no reset, although bytes are left unread.
+fn an_alert_reaches_a_client_that_goes_on_sending(bed: &Bed) -> anyhow::Result<()> {
+    const CLIENT: &str = r"
+import socket, ssl
+def heard(plain):
+    said = b''
+    while piece := plain.recv(65536): said += piece
+    return said
+MORE = bytes(300_000)
+def alert(protocol):
+    context = ssl._create_unverified_context()
+    context.set_alpn_protocols([protocol])
+    if protocol == 'unknown': context.maximum_version = ssl.TLSVersion.TLSv1_2 # its alert is not encrypted
+    plain = socket.create_connection(('127.0.0.1', 443), 60)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname='site')
+    while True:
+        try:
+            tls.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            plain.sendall(outgoing.read() + (MORE if protocol == 'unknown' else b''))
+            if protocol == 'unknown': return print(protocol, heard(plain)[-2:].hex())
+            incoming.write(plain.recv(65536))
+    if protocol == 'h2': tls.write(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    plain.sendall(outgoing.read() + b'\x17\x03\x03\x00\x20' + bytes(32) + MORE)
+    incoming.write(heard(plain))
+    incoming.write_eof()
+    while tls.read(65536): pass
+for protocol in 'unknown', 'http/1.1', 'h2':
+    try: alert(protocol)
+    except ssl.SSLError as error: print(protocol, error.reason)
+";
+    let _origin = origin(bed, 8080)?;
+    let truepeer = lonely(bed, "http://127.0.0.1:8080")?.start(bed)?;
+    let said = Program::new("python3").args(["-c", CLIENT]).run(bed)?;
+    // A fatal alert, no_application_protocol.
+    let (unknown, bad) = ("0278", "SSLV3_ALERT_BAD_RECORD_MAC");
+    let expected = format!("unknown {unknown}\nhttp/1.1 {bad}\nh2 {bad}\n");
+    ensure!(said == expected, "{said}; {}", truepeer.log());
+    Ok(())
 }
 
 /// Performs handshakes with every client and prints what it receives. Port 8443 uses TLS; 8080 doesn't, for the
