@@ -1,6 +1,7 @@
 //! The harness: runs each test in its own namespaces, with a time limit. Tests can be skipped.
 
 use std::env;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
@@ -221,7 +222,10 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
         return code;
     }
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // They mostly wait: for time-outs, repeated segments, other programs.
+    let twice = || 2 * thread::available_parallelism().map_or(1, NonZero::get);
+    arguments.test_threads.get_or_insert_with(twice);
     let all = arguments.include_ignored || env::var_os(ALL).is_some_and(|value| value == "1");
     let ground = match if arguments.list { Entry::Impossible(String::new()) } else { enter() } {
         Entry::Done(code) => return code,
