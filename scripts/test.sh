@@ -10,6 +10,7 @@ case "$(rustc -vV | sed -n 's/^host: //p')" in *-linux-gnu) export TRUEPEER_REQU
 if command -v clang >/dev/null; then export TRUEPEER_REQUIRE_CLANG=1; fi
 logs=$target/logs
 mkdir -p "$logs"
+rm -f "$logs"/*.beside "$logs"/*.status "$logs"/tests*.log
 passed=0 failed=0 skipped=0
 failures=() skips=()
 begin=$SECONDS
@@ -74,7 +75,7 @@ print_failures() {
 # The tests of the workspace. Those of packets mostly wait for repeated segments and time-outs, so they run beside all others.
 packet_tests=(attach packets links model udp_model splice)
 check_workspace_tests() {
-  local start=$SECONDS others=() packets=() name status
+  local start=$SECONDS others=() packets=() name status of_packets besides
   check tests-build cargo test --workspace --no-run
   [ "$failed" = 0 ] || [ -x "$target/debug/truepeer" ] || return 0 # counted; nothing to run
   for name in $(sed -n 's/^ *Executable tests\/\([^/.]*\)[/.].*/\1/p' "$logs/tests-build.log" | sort -u); do
@@ -82,13 +83,40 @@ check_workspace_tests() {
   done
   echo "==> tests-packets, beside tests: cargo test --workspace --no-fail-fast ${packets[*]}"
   cargo test --workspace --no-fail-fast "${packets[@]}" >"$logs/tests-packets.log" 2>&1 &
+  of_packets=$!
+  run_beside "$of_packets" &
+  besides=$!
   check_tests tests cargo test --workspace --no-fail-fast --lib --bins "${others[@]}"
   check_tests tests-docs cargo test --workspace --doc
-  wait $!
+  wait "$of_packets"
   status=$?
   cat "$logs/tests-packets.log"
   count_tests tests-packets "$status" "$start"
+  wait "$besides"
 }
+
+# What needs the processor starts once the tests run, which mostly wait. `beside NAME` prints its output and has its status.
+run_beside() { # the process of the tests of packets
+  local name
+  until grep -qs '^ *Running ' "$logs/tests.log" && grep -qs '^ *Running ' "$logs/tests-packets.log" || ! kill -0 "$1" 2>/dev/null; do
+    sleep 1
+  done
+  for name in doc doc_program agent_clippy agent_build; do
+    "$name" >"$logs/$name.beside" 2>&1
+    echo "$?" >"$logs/$name.status"
+  done
+}
+beside() {
+  [ -e "$logs/$1.status" ] || { "$1"; return; } # the tests did not build
+  cat "$logs/$1.beside"
+  return "$(cat "$logs/$1.status")"
+}
+agent=(--manifest-path crates/agent/Cargo.toml)
+doc() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q; }
+# Without --document-private-items rustdoc reads only what the library exports: `main`.
+doc_program() { RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer --no-deps --document-private-items -q; }
+agent_clippy() { cargo clippy "${agent[@]}" --target-dir "$target" --all-targets -q -- -D warnings; }
+agent_build() { cargo test "${agent[@]}" --target-dir "$target" --no-run -q; }
 
 # Runs some of the tests again as a plain user: namespaces must be available without root, too.
 check_as_plain_user() {
@@ -164,13 +192,12 @@ check reliability scripts/reliability.sh
 check reason with_each_awk scripts/reason.sh --check
 check dependencies with_each_awk scripts/dependencies.sh
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
-RUSTDOCFLAGS="-D warnings" check doc cargo doc --workspace --no-deps -q
-# Without --document-private-items rustdoc reads only what the library exports: `main`.
-RUSTDOCFLAGS="-D warnings" check doc-program cargo doc -p truepeer --no-deps --document-private-items -q
 check_workspace_tests
-agent=(--manifest-path crates/agent/Cargo.toml)
+check doc beside doc
+check doc-program beside doc_program
 check agent-format cargo fmt "${agent[@]}" --check
-check agent-clippy cargo clippy "${agent[@]}" --target-dir "$target" --all-targets -q -- -D warnings
+check agent-clippy beside agent_clippy
+check agent-build beside agent_build
 check_tests agent cargo test "${agent[@]}" --target-dir "$target" --no-fail-fast
 check_as_plain_user
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then layouts="v2 hybrid" pods=110; else layouts=v2 pods=0; fi

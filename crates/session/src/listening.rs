@@ -3,7 +3,8 @@
 //! All system calls go through libc, so that a preloaded network stack in user space can take them over.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -36,6 +37,7 @@ fn advice(error: &CallError) -> &'static str {
             "; a transparent listener needs CAP_NET_RAW or CAP_NET_ADMIN"
         }
         ("socket", Errno::AFNOSUPPORT) => "; this machine has no IPv6",
+        (BY_OTHER, _) => "; the process that opens sockets has ended or does not answer: restart truepeer",
         _ => "",
     }
 }
@@ -49,13 +51,53 @@ pub struct ListenOptions {
     pub transparent: bool,
 }
 
+/// Another process that listens for this one, which may not call listen(2).
+pub trait OtherListens: Send + Sync {
+    /// As [`listen`].
+    ///
+    /// # Errors
+    /// The system call that failed there, or [`BY_OTHER`].
+    fn listen(&self, address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError>;
+
+    /// As [`listen_locally`].
+    ///
+    /// # Errors
+    /// The system call that failed there, or [`BY_OTHER`].
+    fn listen_locally(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), CallError>;
+}
+
+/// The call of the error if the other process has ended or does not answer.
+pub const BY_OTHER: &str = "asking for a listening socket";
+
+static OTHER: OnceLock<Box<dyn OtherListens>> = OnceLock::new();
+
+/// Names another process that listens from now on. Only the first call has an effect.
+pub fn listen_by(other: Box<dyn OtherListens>) {
+    let _ = OTHER.set(other);
+}
+
+/// Listens on a bound unix socket.
+///
+/// # Errors
+/// If listen(2) fails.
+pub fn listen_locally(socket: BorrowedFd<'_>, backlog: i32) -> Result<(), CallError> {
+    match OTHER.get() {
+        Some(other) => other.listen_locally(socket, backlog),
+        None => SockRef::from(&socket).listen(backlog).named("listen"),
+    }
+}
+
 /// Opens a non-blocking listening TCP socket on `address`.
 ///
 /// # Errors
 /// The system call that failed: usually EADDRINUSE from bind, or EPERM from IP_TRANSPARENT without CAP_NET_RAW or
 /// CAP_NET_ADMIN.
 pub fn listen(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, ListenError> {
-    open(address, options).map_err(|error| ListenError { address, error })
+    let opened = match OTHER.get() {
+        Some(other) => other.listen(address, options),
+        None => open(address, options),
+    };
+    opened.map_err(|error| ListenError { address, error })
 }
 
 fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {

@@ -1,6 +1,7 @@
 //! The harness: runs each test in its own namespaces, with a time limit. Tests can be skipped.
 
 use std::env;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
@@ -19,8 +20,8 @@ use crate::skip::Skip;
 use crate::userns::{SEVERAL, Users};
 use crate::{backend, crowd, topology, whereabouts};
 
-/// The default time limit: enough on a busy machine.
-const TIME_LIMIT: Duration = Duration::from_secs(120);
+/// The default time limit. Only a test that hangs reaches it, however busy the machine is.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// The exit status of a program that can't run here; neither success nor failure (automake's convention).
 const CANT_TELL: u8 = 77;
 /// The environment variable that runs the long tests as well.
@@ -81,8 +82,14 @@ impl Test {
         self
     }
 
-    /// Fails it after this time, instead of the usual two minutes.
-    pub fn time_limit(mut self, limit: Duration) -> Test {
+    /// Fails it after this time, if that is longer than the usual ten minutes.
+    pub fn time_limit(self, limit: Duration) -> Test {
+        let limit = self.limit.max(limit);
+        self.give_up_after(limit)
+    }
+
+    /// Fails it after this time. For tests of the limit itself.
+    pub fn give_up_after(mut self, limit: Duration) -> Test {
         self.limit = limit;
         self
     }
@@ -221,7 +228,10 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
         return code;
     }
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // They mostly wait: for time-outs, repeated segments, other programs.
+    let twice = || 2 * thread::available_parallelism().map_or(1, NonZero::get);
+    arguments.test_threads.get_or_insert_with(twice);
     let all = arguments.include_ignored || env::var_os(ALL).is_some_and(|value| value == "1");
     let ground = match if arguments.list { Entry::Impossible(String::new()) } else { enter() } {
         Entry::Done(code) => return code,

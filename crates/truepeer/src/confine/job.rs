@@ -77,11 +77,10 @@ impl Job {
         }
     }
 
-    /// Whether a keeper could do something for it. For a shared port alone there is none, because it only helps; but a process that wants `--splice` has asked
-    /// for the capability anyway.
+    /// Whether a keeper could do something for it. For a shared port alone there is none, because it only helps. With `--splice`, nobody but the keeper listens:
+    /// a socket that the repair keeper has had could be bound beside another program's listener.
     pub(super) fn can_use_keeper(&self) -> bool {
-        let shares_ports = self.splices && self.needs.contains(&&TRANSPARENT);
-        self.routes || shares_ports || self.needs.contains(&&BUFFERS)
+        self.routes || self.splices || self.needs.contains(&&BUFFERS)
     }
 
     /// Whether this process itself adds and removes rules.

@@ -110,6 +110,7 @@ impl<'a> Plan<'a> {
                 self.confined.has_keeper = true;
                 keeper.share_ports();
                 keeper.grow_buffers();
+                keeper.listen();
                 Some(keeper)
             }
             Err(error) => {
@@ -192,11 +193,15 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        match calls::restrict(job.splices, !job.has_repair_keeper) {
+        match calls::restrict(job.splices, !job.has_repair_keeper, !job.has_keeper) {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
-        confined.done.extend(confined.has_keeper.then(|| "rules, routes and buffers by a keeper".to_owned()));
+        confined.done.extend(
+            confined
+                .has_keeper
+                .then(|| "rules, routes, buffers and listening sockets by a keeper".to_owned()),
+        );
         confined
             .done
             .extend(confined.has_attach_keeper.then(|| "attachments by the attach keeper".to_owned()));

@@ -12,6 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, WaitOptions, getpid, waitpid};
+use truepeer_session::listening::{BY_OTHER, ListenOptions, OtherListens, listen_by};
+use truepeer_sys::CallError;
 use truepeer_sys::process::fork_apart;
 use truepeer_sys::socket::share_ports_by;
 use truepeer_sys::udp::grow_later_by;
@@ -72,11 +74,11 @@ impl Keeper {
         };
         let keeper = Self(Arc::new(line));
         match keeper.0.answer(0, Instant::now() + PATIENCE) {
-            Ok(Answer::Ready { missing }) => Ok((keeper, missing)),
+            Ok((Answer::Ready { missing }, _)) => Ok((keeper, missing)),
             answer => {
                 keeper.end();
                 Err(answer
-                    .and_then(into_failure)
+                    .and_then(|(answer, _)| into_failure(answer))
                     .map_or_else(|error| error, |other| anyhow!("it says {other:?}")))
             }
         }
@@ -95,6 +97,11 @@ impl Keeper {
     pub(crate) fn grow_buffers(&self) {
         let keeper = self.clone();
         grow_later_by(Box::new(move |sockets, bytes| keeper.0.grow(sockets, bytes)));
+    }
+
+    /// Makes it open listening sockets for [`truepeer_session::listening::listen`].
+    pub(crate) fn listen(&self) {
+        listen_by(Box::new(self.clone()));
     }
 
     /// See [`crate::routes::change::add`].
@@ -143,7 +150,7 @@ impl Keeper {
         reap(self.0.process, LAST);
         tracing::error!(
             "the keeper (process {}) has ended by itself: connections are served on, but nobody puts routing rules back or removes them \
-             any more, and new UDP flows have the buffers of net.core.rmem_max; restart truepeer",
+             any more, a reload can't open listeners, and new UDP flows have the buffers of net.core.rmem_max; restart truepeer",
             self.0.process
         );
     }
@@ -153,6 +160,44 @@ impl Keeper {
         self.0.is_told.store(true, Ordering::Relaxed);
         let _ = self.0.ask(&Request::End, &[], LAST);
         reap(self.0.process, LAST);
+    }
+}
+
+impl OtherListens for Keeper {
+    fn listen(&self, address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
+        let ListenOptions { reuse_port, transparent } = options;
+        let answer = self.0.ask_all(&Request::Listen { address, reuse_port, transparent }, &[], PATIENCE);
+        let (answer, mut sockets) = answer.map_err(|_| NO_ANSWER)?;
+        is_done(answer)?;
+        sockets.pop().ok_or(NO_ANSWER)
+    }
+
+    fn listen_locally(&self, socket: BorrowedFd<'_>, backlog: i32) -> Result<(), CallError> {
+        is_done(self.0.ask(&Request::ListenLocally { backlog }, &[socket], PATIENCE).map_err(|_| NO_ANSWER)?)
+    }
+}
+
+const NO_ANSWER: CallError = CallError { call: BY_OTHER, errno: Errno::PIPE };
+
+/// The answer to a request for a listening socket.
+fn is_done(answer: Answer) -> Result<(), CallError> {
+    /// Those that [`truepeer_session::listening::listen`] names.
+    const CALLS: [&str; 7] = [
+        "socket",
+        "setsockopt(SO_REUSEADDR)",
+        "setsockopt(SO_REUSEPORT)",
+        "setsockopt(IP_TRANSPARENT)",
+        "setsockopt(IPV6_TRANSPARENT)",
+        "bind",
+        "listen",
+    ];
+    match answer {
+        Answer::Done => Ok(()),
+        Answer::Failed { words, errno } => {
+            let call = CALLS.into_iter().find(|call| *call == words).unwrap_or(BY_OTHER);
+            Err(CallError { call, errno: Errno::from_raw_os_error(errno) })
+        }
+        _ => Err(NO_ANSWER),
     }
 }
 
@@ -181,6 +226,16 @@ impl Line {
         descriptors: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> anyhow::Result<Answer> {
+        self.ask_all(request, descriptors, limit).map(|(answer, _)| answer)
+    }
+
+    /// As [`Self::ask`], with the descriptors of the answer.
+    fn ask_all(
+        &self,
+        request: &Request,
+        descriptors: &[BorrowedFd<'_>],
+        limit: Duration,
+    ) -> anyhow::Result<(Answer, Vec<OwnedFd>)> {
         let mut number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
         if self.has_ended.load(Ordering::Relaxed) {
             bail!(self.ended());
@@ -206,7 +261,7 @@ impl Line {
     }
 
     /// Waits for the answer with this number. Earlier ones came too late.
-    fn answer(&self, number: u32, deadline: Instant) -> anyhow::Result<Answer> {
+    fn answer(&self, number: u32, deadline: Instant) -> anyhow::Result<(Answer, Vec<OwnedFd>)> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).unwrap_or_default();
@@ -215,7 +270,9 @@ impl Line {
                 bail!("the keeper (process {}) doesn't answer", self.process);
             }
             match wire::receive(self.socket.as_fd(), RecvFlags::DONTWAIT) {
-                Ok(Received::Message { number: of, body, .. }) if of == number => return Ok(body),
+                Ok(Received::Message { number: of, body, descriptors }) if of == number => {
+                    return Ok((body, descriptors));
+                }
                 Ok(Received::Message { .. }) => {}
                 Ok(Received::Bad(reason)) => bail!("the keeper (process {}) says {reason}", self.process),
                 Ok(Received::End) | Err(_) => {

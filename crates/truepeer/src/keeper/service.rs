@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, ipproto, sockopt};
 use rustix::process::{Pid, getppid};
 use truepeer_relay::udp::MOST_BUFFER_BYTES;
+use truepeer_session::listening::{ListenOptions, listen, listen_locally};
+use truepeer_sys::CallError;
 use truepeer_sys::socket::{bind_beside_listeners, is_unconnected, local_address};
 use truepeer_sys::udp::force_buffers;
 
@@ -60,6 +62,18 @@ pub(super) fn serve(
                 grow(&descriptors, bytes);
                 continue;
             }
+            Ok(Received::Message {
+                number,
+                body: Request::Listen { address, reuse_port, transparent },
+                ..
+            }) => {
+                let opened = listen(address, ListenOptions { reuse_port, transparent });
+                let socket: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
+                let answer =
+                    opened.as_ref().map_or_else(|failed| call_failed(failed.error), |_| Answer::Done);
+                let _ = wire::send(line.as_fd(), number, &answer, &socket);
+                continue;
+            }
             Ok(Received::Message { number, body, descriptors }) => {
                 (number, service.carry_out(body, &descriptors))
             }
@@ -89,6 +103,7 @@ impl Service {
                 .check_any()
                 .map(|()| change::remove_unused().map_or_else(|error| failed(&error), Answer::Removed)),
             (Request::Share { address }, [socket]) => share(socket.as_fd(), address),
+            (Request::ListenLocally { backlog }, [socket]) => listen_on_unix(socket.as_fd(), backlog),
             _ => Err("a descriptor too many, or too few".to_owned()),
         };
         done.unwrap_or_else(|reason| Answer::Refused(limited(&reason)))
@@ -152,10 +167,20 @@ fn share(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Answer, String> 
     if !is_unused {
         return Err("the socket is no new TCP socket of the address's family".to_owned());
     }
-    Ok(match bind_beside_listeners(socket, address) {
-        Ok(()) => Answer::Done,
-        Err(error) => Answer::Failed { words: error.to_string(), errno: error.errno.raw_os_error() },
-    })
+    Ok(bind_beside_listeners(socket, address).map_or_else(call_failed, |()| Answer::Done))
+}
+
+/// Of no other family: a TCP socket may be bound beside another program's listener, because its owner had it shared or put under repair.
+fn listen_on_unix(socket: BorrowedFd<'_>, backlog: i32) -> Result<Answer, String> {
+    if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
+        return Err("the socket is no unix socket".to_owned());
+    }
+    Ok(listen_locally(socket, backlog).map_or_else(call_failed, |()| Answer::Done))
+}
+
+/// The call is the words.
+fn call_failed(error: CallError) -> Answer {
+    Answer::Failed { words: error.call.to_owned(), errno: error.errno.raw_os_error() }
 }
 
 /// Grows the buffers of those sockets that are UDP's, and returns how many. They may be bound and connected: their owner has them already, and could have
@@ -222,6 +247,21 @@ mod tests {
         let share = || Request::Share { address: "192.0.2.7:5000".parse().unwrap() };
         assert!(is_refused(&service().carry_out(share(), &[])));
         assert!(is_refused(&service().carry_out(share(), &null())));
+    }
+
+    /// A TCP socket that its owner sends may be bound beside another program's listener.
+    #[test]
+    fn it_listens_on_unix_sockets_of_others_only() {
+        let listen = |socket: OwnedFd| service().carry_out(Request::ListenLocally { backlog: 1 }, &[socket]);
+        for family in [AddressFamily::INET, AddressFamily::INET6, AddressFamily::NETLINK] {
+            let kind = if family == AddressFamily::NETLINK { SocketType::RAW } else { SocketType::STREAM };
+            let Ok(socket) = rustix::net::socket(family, kind, None) else { continue };
+            assert!(is_refused(&listen(socket)), "{family:?}");
+        }
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new_abstract_name(b"").unwrap()).unwrap();
+        assert_eq!(listen(socket.try_clone().unwrap()), Answer::Done);
+        assert!(sockopt::socket_acceptconn(&socket).unwrap());
     }
 
     /// Whether the kernel does it depends on who runs this test.

@@ -2,6 +2,7 @@
 //! address that a backend sees.
 
 mod commands;
+mod listening;
 mod owners;
 mod places;
 mod support;
@@ -14,5 +15,6 @@ fn main() -> ExitCode {
     all.extend(owners::tests());
     all.extend(commands::tests());
     all.extend(tproxy::tests());
+    all.extend(listening::tests());
     truepeer_testbed::main(all)
 }

@@ -11,6 +11,9 @@ use truepeer_testbed::{Bed, Running, Test, tests};
 
 use crate::stand::{Stand, echo, open, proxy, spliced};
 
+/// A client that is hindered waits for 18 s and more.
+const LATE: Duration = Duration::from_secs(15);
+
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         a_client_comes_back_with_its_port_after_an_orderly_end,
@@ -40,7 +43,7 @@ fn ports(backend: &Running) -> Vec<u16> {
 fn comes_back(stand: &Stand) -> Result<TcpStream> {
     let begun = Instant::now();
     let stream = open(0).context("the client is not served again")?;
-    ensure!(begun.elapsed() < Duration::from_secs(4), "served after {:?}", begun.elapsed());
+    ensure!(begun.elapsed() < LATE, "served after {:?}", begun.elapsed());
     let log = stand.truepeer.log();
     ensure!(!log.contains("203.0.113.7:0"), "from another port: {log}");
     Ok(stream)
@@ -101,7 +104,7 @@ fn a_port_of_a_living_session_is_in_conflict(bed: &Bed) -> Result<()> {
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     let begun = Instant::now();
     let second = open(0).context("the second session")?;
-    ensure!(begun.elapsed() < Duration::from_secs(4), "served after {:?}", begun.elapsed());
+    ensure!(begun.elapsed() < LATE, "served after {:?}", begun.elapsed());
     end_orderly(second)?;
     stand.backend.wait_state("an end", || !ports(&stand.backend).is_empty())?;
     ensure!(ports(&stand.backend) != [5000], "both have one port");
@@ -120,7 +123,7 @@ fn a_port_of_a_living_session_is_refused_if_so_configured(bed: &Bed) -> Result<(
     if open(0).is_ok() {
         bail!("served twice from one port");
     }
-    ensure!(begun.elapsed() < Duration::from_secs(4), "refused after {:?}", begun.elapsed());
+    ensure!(begun.elapsed() < LATE, "refused after {:?}", begun.elapsed());
     stand.truepeer.wait_for_log("are in use")?;
     echo(&mut stream, b"undisturbed")
 }

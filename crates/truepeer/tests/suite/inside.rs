@@ -40,7 +40,9 @@ const RULES: [&str; 5] = ["rule_add", "rule_delete", "route_add", "tcp_repair", 
 /// The kinds of processes that are confined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It parses what the network sends.
+    /// It parses what the network sends, and has no keeper.
+    Alone,
+    /// The same with a keeper, which alone listens: under repair, a socket binds and listens beside other programs' ones.
     Serving,
     /// The same with --splice.
     Splicing,
@@ -63,7 +65,7 @@ enum Wanted {
 impl Kind {
     fn wanted(self, name: &str) -> Wanted {
         let needs: &[&str] = match self {
-            Kind::Serving | Kind::Splicing => &[
+            Kind::Alone => &[
                 "getpid",
                 "socket_netlink_route",
                 "socket_stream",
@@ -72,7 +74,10 @@ impl Kind {
                 "accept",
                 "unlinkat",
             ],
-            Kind::Keeper => &["getpid", "socket_netlink_route"],
+            Kind::Serving | Kind::Splicing => {
+                &["getpid", "socket_netlink_route", "socket_stream", "socket_datagram", "accept", "unlinkat"]
+            }
+            Kind::Keeper => &["getpid", "socket_netlink_route", "socket_stream", "listen"],
             Kind::RepairKeeper => &["getpid", "socket_stream"],
         };
         let is_keeper = matches!(self, Kind::Keeper | Kind::RepairKeeper);
@@ -200,12 +205,12 @@ fn serves_https(bed: &Bed) -> Result<()> {
 
 fn https(bed: &Bed) -> Result<()> {
     key(bed)?;
-    for way in ["forwarded", "transparent"] {
+    for (way, kind) in [("forwarded", Kind::Alone), ("transparent", Kind::Serving)] {
         let program = Program::new(TRUEPEER).args(["https", "--tls-cert", "site.pem"]);
         let program = program.args(["--origin", "http://127.0.0.1:8001", "--client-address", way]);
         let truepeer = Truepeer::of(program).listen(HTTPS).start(bed)?;
         serves_https(bed)?;
-        Kind::Serving.is_confined(bed, truepeer.pid())?;
+        kind.is_confined(bed, truepeer.pid())?;
         serves_https(bed)?;
         truepeer.stop()?;
     }
@@ -236,7 +241,7 @@ fn child(truepeer: &Running, name: &str) -> Result<i32> {
     truepeer.children()?.into_iter().find(is_it).with_context(|| format!("no {name}: {}", truepeer.log()))
 }
 
-/// It may add rules and routes, write switches of the network, and has netlink. It makes no socket of the Internet.
+/// It may add rules and routes, write switches of the network, has netlink, and listens.
 fn keeper(bed: &Bed) -> Result<()> {
     let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, &["-p", "both"])?;
     Kind::Keeper.is_confined(bed, child(&truepeer, "truepeer-keeper")?)?;

@@ -292,10 +292,8 @@ mod tests {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let begun = Instant::now();
         let error = new.receive().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock), "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
         drop(new);
         dripping.join().unwrap();
     }
