@@ -46,6 +46,7 @@ mod status;
 pub mod stranger;
 mod tables;
 mod trie;
+mod trust;
 #[doc(hidden)]
 pub mod udp_door;
 mod whole;
