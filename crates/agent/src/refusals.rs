@@ -16,6 +16,8 @@ const RARELY: Duration = Duration::from_secs(60);
 
 /// Packets that reach an attached port by a way that the programs don't see.
 const REDIRECTED: [&str; 2] = ["refused_redirected", "refused_unjudged"];
+/// Headers from addresses that are not allowed. They are told, but not refused.
+const UNLISTED: &str = "header_unlisted";
 
 /// Follows for ever.
 pub(crate) async fn run(truepeer: Truepeer, statuses: Arc<StatusTable>) {
@@ -57,7 +59,8 @@ fn tell(refusal: &Refusal, statuses: &StatusTable) {
     let Refusal { port, protocol, reason, meaning, count, .. } = refusal;
     let (sender, client) =
         (refusal.sender.as_deref().unwrap_or("?"), refusal.client.as_deref().unwrap_or(""));
-    tracing::info!(name = %line.name, %sender, %client, port, %protocol, %reason, count, "refused: {meaning}");
+    let verdict = if reason == UNLISTED { "passed" } else { "refused" };
+    tracing::info!(name = %line.name, %sender, %client, port, %protocol, %reason, count, "{verdict}: {meaning}");
     statuses.refused(key.clone(), reason.clone(), text(refusal));
 }
 
@@ -68,6 +71,9 @@ fn text(refusal: &Refusal) -> String {
     let hint = if REDIRECTED.contains(&reason.as_str()) {
         "; is the port redirected in the pod (REDIRECT or TPROXY, as by Istio's sidecar)? Then leave it out there: \
          traffic.sidecar.istio.io/excludeInboundPorts"
+    } else if reason == UNLISTED {
+        "; if it is a bridge's address of the node, an old conntrack entry survived the container's restart: \
+         conntrack -D -p udp on the node, with --dport and the published port"
     } else {
         ""
     };
@@ -93,5 +99,6 @@ mod tests {
             "port 80/tcp, from 10.0.0.7:40000 for the client 127.0.0.1:1: why (refused_claim)"
         );
         assert!(text(&refusal("refused_unjudged", "null")).contains("Istio"));
+        assert!(text(&refusal("header_unlisted", "null")).contains("conntrack -D -p udp"));
     }
 }

@@ -220,6 +220,22 @@ static __always_inline int on_unreadable(struct __sk_buff *skb, struct desk *des
 	return refuse_if_here(skb, desk, &hidden->ip, gate, REFUSED_FRAGMENT);
 }
 
+/* Passed as if nothing were attached. A header shows that a sender's address has changed on its way, as by a
+ * stale conntrack entry. */
+static __always_inline int on_unlisted(struct __sk_buff *skb, struct desk *desk, const struct gate *gate)
+{
+	const struct datagram *datagram = &desk->datagram;
+
+	if (!begins_with_header(skb, datagram, gate) ||
+	    !(is_for_many(&datagram->ip) || is_for_this_host(skb, &datagram->ip, IPPROTO_UDP))) {
+		count(&gate->port, PASSED_NOT_A_SENDER);
+		return PASS;
+	}
+	count(&gate->port, HEADER_UNLISTED);
+	tell_datagram(desk, HEADER_UNLISTED);
+	return PASS;
+}
+
 SEC("classifier")
 int udp_ingress(struct __sk_buff *skb)
 {
@@ -238,10 +254,8 @@ int udp_ingress(struct __sk_buff *skb)
 	if (!settings || skb->priority == settings->judged)
 		return PASS;
 	__u32 rule = rule_of(desk, gate, settings->edition);
-	if (!rule) {
-		count(&gate->port, PASSED_NOT_A_SENDER);
-		return PASS;
-	}
+	if (!rule)
+		return on_unlisted(skb, desk, gate);
 	if (desk->datagram.ip.is_fragment)
 		return refuse_if_here(skb, desk, &desk->datagram.ip, gate, REFUSED_FRAGMENT);
 	if (desk->datagram.has_no_len)

@@ -44,6 +44,25 @@ static __always_inline int is_bare(enum verdict verdict, const struct datagram *
 	return verdict == NOT_PROXY || (verdict == NEED_MORE && datagram->payload_len < signature);
 }
 
+/* Whether its payload begins with a header, or with a wrong one. */
+GLOBAL int begins_with_header(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate)
+{
+	if (!datagram || !gate)
+		return 0;
+	enum dialect dialect = dialect_of(gate);
+	struct workbench *bench = workbench();
+	__u8 first[2];
+
+	/* Most datagrams of strangers are no header: two bytes tell. */
+	if (bpf_skb_load_bytes(skb, datagram->payload_at, first, sizeof(first)))
+		return 0;
+	if (dialect == DIALECT_SPP ? first[0] != 0x56 || first[1] != 0xec : first[0] != '\r' || first[1] != '\n')
+		return 0;
+	if (!bench || load_start(skb, bench, datagram))
+		return 0;
+	return !is_bare(read_datagram_header(bench, datagram->payload_len, dialect), datagram, dialect);
+}
+
 /* Returns the reason to refuse it, or 0. */
 GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram, const struct gate *gate, __u32 rule,
 			 struct opened *opened)

@@ -34,6 +34,14 @@ pub enum AttachError {
         /// The directory of the pins.
         path: PathBuf,
     },
+    /// Another user could change what is pinned.
+    #[error("{} {wrong}", path.display())]
+    Untrusted {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        wrong: String,
+    },
     /// A file system is not mounted and can't be.
     #[error(
         "no {kind} file system is mounted, and truepeer can't mount one itself: that takes CAP_SYS_ADMIN, and CAP_SYS_CHROOT where process 1 has other mounts"

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::AttachError;
 use crate::place::{Place, entries, rmdir, unlink};
-use crate::witness;
+use crate::{trust, witness};
 
 /// The directories of vanished network namespaces beside that of `place`. `witness` explains how they are
 /// recognised.
@@ -15,7 +15,9 @@ pub fn left_behind(place: &Place) -> Result<Vec<PathBuf>, AttachError> {
 
 /// The directories of all vanished network namespaces.
 pub fn gone(pins: &Path) -> Result<Vec<PathBuf>, AttachError> {
-    Ok(entries(pins)?.into_iter().filter(|root| is_gone(root)).collect())
+    trust::check(pins)?;
+    let is_trusted = |root: &PathBuf| trust::check(root).is_ok();
+    Ok(entries(pins)?.into_iter().filter(|root| is_trusted(root) && is_gone(root)).collect())
 }
 
 /// Removes them and returns how many there were. Several processes may do so at the same time.

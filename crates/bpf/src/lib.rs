@@ -46,6 +46,7 @@ mod status;
 pub mod stranger;
 mod tables;
 mod trie;
+mod trust;
 #[doc(hidden)]
 pub mod udp_door;
 mod whole;
@@ -72,4 +73,4 @@ pub use splice::{
     ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, InUse, Question, SPLICE_COUNTERS, Side,
     Splices, Stage, Swept, Unattended, Watched,
 };
-pub use status::{FlowCount, PortStatus, Status, Traffic, status};
+pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status};

@@ -3,8 +3,8 @@
 //! Pins live as long as their file system is mounted somewhere. `ip netns exec` and containers have mounts of their own, which end with them. So the
 //! file system of process 1 counts as well, and where there is none, one is mounted there, in a directory of truepeer's own.
 
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -13,6 +13,7 @@ use truepeer_sys::netns::in_mount_namespace_of;
 
 use crate::error::AttachError;
 use crate::place::Place;
+use crate::trust;
 
 /// The default directory of all pins.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/truepeer";
@@ -48,8 +49,7 @@ pub fn make_pins() -> Result<PathBuf, AttachError> {
 }
 
 fn mount_own() -> Result<(), AttachError> {
-    let made = DirBuilder::new().mode(0o700).recursive(true).create(OWN);
-    made.map_err(AttachError::file("mkdir", OWN))?;
+    trust::make(Path::new(OWN))?;
     // Two may come here at once: a second file system would hide what is pinned on the first.
     let directory = fs::File::open(OWN).map_err(AttachError::file("open", OWN))?;
     flock(&directory, FlockOperation::LockExclusive)

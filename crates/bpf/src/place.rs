@@ -13,10 +13,8 @@ use rustix::fs::{FlockOperation, flock, statfs};
 
 use crate::error::AttachError;
 use crate::layout::LAYOUT;
-use crate::leftovers;
+use crate::{leftovers, trust};
 
-/// `BPF_FS_MAGIC` (linux/magic.h).
-const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
@@ -39,7 +37,9 @@ impl Place {
     pub(crate) fn of_layout(pins: &Path, layout: u32) -> Result<Self, AttachError> {
         let netns_cookie =
             netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
-        Ok(Self { layout, ..Self::of(pins, netns_cookie) })
+        let place = Self { layout, ..Self::of(pins, netns_cookie) };
+        place.check()?;
+        Ok(place)
     }
 
     /// The place of the network namespace with this cookie.
@@ -55,7 +55,8 @@ impl Place {
     /// The places of all network namespaces that exist and have something attached by this version, by their cookies.
     pub fn all(pins: &Path) -> Result<Vec<Self>, AttachError> {
         let gone = leftovers::gone(pins)?;
-        let roots = entries(pins)?.into_iter().filter(|root| !gone.contains(root));
+        let is_trusted = |root: &PathBuf| trust::check(root).is_ok();
+        let roots = entries(pins)?.into_iter().filter(|root| !gone.contains(root) && is_trusted(root));
         let cookies = roots.filter_map(|root| root.file_name()?.to_str()?.parse().ok());
         let mut cookies: Vec<u64> = cookies.collect();
         cookies.sort_unstable();
@@ -66,7 +67,7 @@ impl Place {
     /// Whether this path, or its nearest existing parent, is on a BPF file system.
     pub fn can_be_at(path: &Path) -> bool {
         let existing = path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-        statfs(existing).is_ok_and(|found| u32::try_from(found.f_type) == Ok(BPF_FS_MAGIC))
+        statfs(existing).is_ok_and(|found| u32::try_from(found.f_type) == Ok(trust::BPF_FS_MAGIC))
     }
 
     /// Whether the calling thread is in this network namespace.
@@ -108,6 +109,11 @@ impl Place {
         self.path().join("links")
     }
 
+    /// Refuses directories in which another user could change what is pinned.
+    fn check(&self) -> Result<(), AttachError> {
+        [self.maps(), self.links()].iter().try_for_each(|directory| trust::check(directory))
+    }
+
     /// Creates the directories. Fails if the file system can't hold pins, or if there are pins of another layout.
     pub(crate) fn make(&self) -> Result<(), AttachError> {
         if !Self::can_be_at(&self.root) {
@@ -116,13 +122,13 @@ impl Place {
         if entries(&self.root)?.iter().any(|layout| *layout != self.path()) {
             return Err(AttachError::OtherLayout { path: self.root.clone() });
         }
-        for directory in [self.maps(), self.links()] {
-            fs::create_dir_all(&directory).map_err(AttachError::file("mkdir", &directory))?;
-        }
-        Ok(())
+        [self.path(), self.maps(), self.links()].iter().try_for_each(|directory| trust::make(directory))?;
+        // Another user may have been faster.
+        self.check()
     }
 
-    /// Keeps other processes out until it is dropped. The directory must exist.
+    /// Keeps other processes out until it is dropped. The directory must exist. Only its owner can open it, so
+    /// nobody else can hold the lock.
     pub(crate) fn lock(&self) -> Result<impl Sized + use<>, AttachError> {
         let directory = fs::File::open(self.path()).map_err(AttachError::file("open", self.path()))?;
         flock(&directory, FlockOperation::LockExclusive)

@@ -124,6 +124,19 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     }))
 }
 
+/// The value of one counter at each UDP port, without reading the flows. Empty if nothing is attached.
+pub fn counted_at_udp_ports(place: &Place, name: &str) -> Result<Vec<(u16, u64)>, AttachError> {
+    if !place.exists()? {
+        return Ok(Vec::new());
+    }
+    let tables = Tables::open(place)?;
+    let of = |slot| {
+        let mut all = COUNTERS.iter().zip(tables.counters(slot)?);
+        Ok(all.find(|(counter, _)| counter.name == name).map_or(0, |(_, value)| value))
+    };
+    tables.gates()?.into_iter().map(|(port, gate)| Ok((port, of(gate.port.slot)?))).collect()
+}
+
 fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static PortCounter, u64)> {
     let is_wanted = |counter: &PortCounter| counter.of == of || counter.of == Of::Both;
     COUNTERS.iter().zip(values).filter(|(counter, _)| is_wanted(counter)).collect()

@@ -11,10 +11,11 @@ use truepeer_http1::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
 pub(super) use super::answer::Orders;
 use super::answer::{Action, Body, Response, answer};
 use super::listing::Listing;
+use super::room::Holder;
 use super::stream::Stream;
 
-/// How long a request's head may take.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a request's head may take. Longer in tests, which must not pass because it has ended.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 5 });
 /// How long an order may take.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a reader may read nothing of the response.
@@ -30,6 +31,7 @@ const LIMITS: HttpLimits = HttpLimits {
 /// A connection and what it waits for.
 pub(super) struct Connection {
     stream: Stream,
+    holder: Holder,
     stage: Stage,
     deadline: Instant,
 }
@@ -67,8 +69,13 @@ impl Connection {
     /// `None`: the connection is lost already.
     pub(super) fn new(stream: Stream, now: Instant) -> Option<Self> {
         stream.set_nonblocking().ok()?;
+        let holder = Holder::of(&stream)?;
         let stage = Stage::Head { bytes: Vec::new(), end: HeadEnd::default() };
-        Some(Self { stream, stage, deadline: now + HEAD_TIMEOUT })
+        Some(Self { stream, holder, stage, deadline: now + HEAD_TIMEOUT })
+    }
+
+    pub(super) fn holder(&self) -> Holder {
+        self.holder
     }
 
     pub(super) fn is_local(&self) -> bool {

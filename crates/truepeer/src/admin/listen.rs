@@ -19,7 +19,8 @@ use crate::spec::AdminAddr;
 /// Owner and group may connect to the unix socket: connecting takes the permission to write.
 const MODE: u32 = 0o660;
 
-const BACKLOG: i32 = 16;
+/// Connections are accepted at once, so this many wait only while a response is made.
+const BACKLOG: i32 = 128;
 
 /// A listening socket.
 #[derive(Debug)]
@@ -97,11 +98,6 @@ impl Entrance {
     /// Another handle of the socket, for a process that takes over.
     pub(super) fn duplicate(&self) -> anyhow::Result<OwnedFd> {
         Ok(self.as_fd().try_clone_to_owned()?)
-    }
-
-    /// Whether only local users with permission reach it.
-    pub(super) fn is_local(&self) -> bool {
-        matches!(self.socket, Socket::Unix(_))
     }
 
     /// Accepts one connection. `None`: nobody is waiting.

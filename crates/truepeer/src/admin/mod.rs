@@ -18,6 +18,7 @@ mod listen;
 pub(crate) mod listing;
 mod metrics;
 mod page;
+mod room;
 mod serve;
 pub(crate) mod status;
 mod stop;

@@ -8,13 +8,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::error;
 
-use super::Running;
 use super::connection::{Connection, Orders};
 use super::listen::Entrance;
 use super::stop::Stopped;
+use super::{Running, room};
 
-/// The most connections at a time by TCP, and by the unix socket: TCP can't use up those of the operator.
-const MOST: [usize; 2] = [32, 16];
+/// So many connections are accepted before those that are open have their turn.
+const AT_A_TIME: usize = 8;
 /// The pause when a connection can't be accepted: the lack of descriptors persists, and an immediate retry would
 /// spin.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -40,9 +40,9 @@ pub(super) fn serve(entrances: &[Entrance], stopped: &Stopped, running: &Arc<dyn
             !(is_ready || connection.is_waiting()) || connection.turn(&orders, now)
         });
         for (entrance, _) in entrances.iter().zip(&ready.entrances).filter(|(_, is_ready)| **is_ready) {
-            while has_room(&connections, entrance) {
+            for _ in 0..AT_A_TIME {
                 match entrance.accept() {
-                    Ok(Some(stream)) => connections.extend(Connection::new(stream, now)),
+                    Ok(Some(stream)) => admit(&mut connections, Connection::new(stream, now)),
                     Ok(None) => break,
                     Err(_) => {
                         std::thread::sleep(PAUSE);
@@ -54,10 +54,13 @@ pub(super) fn serve(entrances: &[Entrance], stopped: &Stopped, running: &Arc<dyn
     }
 }
 
-fn has_room(connections: &[Connection], entrance: &Entrance) -> bool {
-    let is_local = entrance.is_local();
-    let open = connections.iter().filter(|connection| connection.is_local() == is_local).count();
-    open < MOST[usize::from(is_local)]
+fn admit(connections: &mut Vec<Connection>, newcomer: Option<Connection>) {
+    let Some(newcomer) = newcomer else { return };
+    let open = connections.iter().map(|connection| (connection.holder(), connection.deadline()));
+    if let Some(place) = room::makes_way(newcomer.holder(), open) {
+        drop(connections.remove(place));
+    }
+    connections.push(newcomer);
 }
 
 struct Ready {
@@ -73,8 +76,7 @@ fn wait(
 ) -> Result<Ready, Errno> {
     let mut watched = vec![PollFd::from_borrowed_fd(stopped.bell(), PollFlags::IN)];
     for entrance in entrances {
-        let flags = if has_room(connections, entrance) { PollFlags::IN } else { PollFlags::empty() };
-        watched.push(PollFd::from_borrowed_fd(entrance.as_fd(), flags));
+        watched.push(PollFd::from_borrowed_fd(entrance.as_fd(), PollFlags::IN));
     }
     for connection in connections {
         watched.push(PollFd::from_borrowed_fd(connection.as_fd(), connection.awaited()));

@@ -373,6 +373,41 @@ fn hostile_connections_neither_block_nor_end_the_thread() {
     assert_eq!(bed.ask("HEAD /metrics HTTP/1.1"), (200, String::new()));
 }
 
+/// They never end by themselves here: an answer can't have waited for that.
+#[test]
+fn slow_connections_of_one_peer_keep_no_other_waiting() {
+    let bed = Bed::new("slow");
+    std::fs::set_permissions(&bed.path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let path = bed.path.clone();
+    // Credentials belong to the thread that connects.
+    let by_another_user = std::thread::spawn(move || {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        if rustix::thread::set_thread_res_uid(nobody, nobody, nobody).is_err() {
+            eprintln!("only root can connect as another user; TCP alone is tried");
+            return Vec::new();
+        }
+        (0..64).map(|_| UnixStream::connect(&path).unwrap()).collect()
+    });
+    let by_another_user: Vec<_> = by_another_user.join().unwrap();
+    for mut stream in &by_another_user {
+        let _ = stream.write_all(b"GET /status HTTP/1.1\r\nHost: ");
+    }
+    let by_tcp: Vec<_> = (0..64).map(|_| tcp(bed.tcp)).collect();
+    for mut stream in &by_tcp {
+        let _ = stream.write_all(b"GET /status HTTP/1.1\r\nHost: ");
+    }
+    for path in ["/status", "/sessions", "/metrics"] {
+        assert_eq!(bed.ask(&format!("GET {path} HTTP/1.0")).0, 200, "{path}");
+        assert_eq!(bed.ask_tcp(&format!("GET {path} HTTP/1.0")).0, 200, "{path} over TCP");
+    }
+    // The newest of them still have their place.
+    let is_open = |stream: &UnixStream| {
+        stream.set_nonblocking(true).unwrap();
+        matches!((&*stream).read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    assert!(by_another_user.iter().rev().take(16).all(is_open));
+}
+
 #[test]
 fn the_page_shows_listeners_and_refusals_and_runs_no_script() {
     let bed = Bed::new("page");

@@ -7,6 +7,7 @@ mod devices;
 mod engine;
 mod entry;
 mod follow;
+mod hints;
 mod listeners;
 mod oci_hook;
 mod privileges;

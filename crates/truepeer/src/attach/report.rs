@@ -8,6 +8,7 @@ use serde::Serialize;
 use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic};
 
 use super::all::Namespace;
+use super::hints;
 
 /// Text for people: only the counters that are not zero.
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
@@ -98,6 +99,9 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
     }
     for (counter, value) in port.counters.iter().filter(|(_, value)| *value > 0) {
         writeln!(out, "  {value:>10}  {} ({})", counter.meaning, counter.name)?;
+    }
+    for hint in hints::of(port) {
+        writeln!(out, "  hint: {hint}")?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,9 +16,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
+use truepeer_bpf::{Place, counted_at_udp_ports};
+use truepeer_sys::netns::NetNs;
 
 use super::engine::{self, State};
-use super::privileges;
+use super::{hints, privileges};
 use crate::output::tell;
 use crate::spec::{AttachSpec, AttachTarget, Engine};
 
@@ -27,6 +30,10 @@ const PAUSES: [(Duration, Duration); 3] = [
     (Duration::from_secs(60), Duration::from_secs(1)),
     (Duration::MAX, Duration::from_secs(5)),
 ];
+
+/// How often the counters are read while the container runs, and how often the same is complained about.
+const LOOK: Duration = Duration::from_secs(5);
+const COMPLAINTS: Duration = Duration::from_secs(60);
 
 /// `put` attaches to the container as it is then.
 pub(super) fn watch(
@@ -53,7 +60,13 @@ pub(super) fn watch(
                     out.flush()?;
                     let status = format!("attached to {name} (process {process})");
                     say(&[NotifyState::Ready, NotifyState::Status(&status)]);
-                    break signals.wait(Some(&handle), None)?;
+                    let mut unlisted = Unlisted::of(spec, process);
+                    break loop {
+                        match signals.wait(Some(&handle), Some(LOOK))? {
+                            Woken::Time => unlisted.look(&name, Instant::now()),
+                            other => break other,
+                        }
+                    };
                 }
                 Err(error) if must_work => return Err(error),
                 // It may have no address yet.
@@ -75,6 +88,42 @@ pub(super) fn watch(
         say(&[NotifyState::Status(&format!("{name} has ended"))]);
         writeln!(out, "{name} has ended; waiting for its start")?;
         out.flush()?;
+    }
+}
+
+/// Warns about headers that come from addresses that are not allowed: their senders' addresses changed when the
+/// container was started again.
+struct Unlisted {
+    place: Option<Place>,
+    counted: u64,
+    told: Option<Instant>,
+}
+
+impl Unlisted {
+    fn of(spec: &AttachSpec, process: u32) -> Self {
+        let here = || anyhow::Ok(Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?);
+        // It may have ended meanwhile: then there is nothing to warn about.
+        let place = NetNs::open(Path::new(&format!("/proc/{process}/ns/net")))
+            .ok()
+            .and_then(|netns| netns.run(here).ok()?.ok());
+        Self { place, counted: 0, told: None }
+    }
+
+    fn look(&mut self, name: &str, now: Instant) {
+        let Some(place) = &self.place else { return };
+        let ports = counted_at_udp_ports(place, hints::HEADER_UNLISTED).unwrap_or_default();
+        let count: u64 = ports.iter().map(|(_, count)| count).sum();
+        let is_due = self.told.is_none_or(|told| now.duration_since(told) >= COMPLAINTS);
+        let Some((port, _)) = ports.iter().find(|(_, count)| *count > 0) else { return };
+        if count > self.counted && is_due {
+            tell!(
+                "warning: {name}: {count} datagrams began with a header, but came from an address that --allow does not list: \
+                 the server reads the header as data ({}); {}",
+                hints::HEADER_UNLISTED,
+                hints::unlisted(*port)
+            );
+            (self.counted, self.told) = (count, Some(now));
+        }
     }
 }
 

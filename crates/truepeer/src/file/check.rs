@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use super::source::renderer;
 use super::{judge, show};
 use crate::output::tell;
+use crate::plan::EntryConfig;
 
 /// Prints every finding on standard error. Without errors, prints on `out` the whole configuration (`wants_show`) or
 /// its numbers of entries and listeners.
@@ -20,6 +21,9 @@ pub(crate) fn check(path: &Path, wants_show: bool, out: &mut impl Write) -> io::
         let dir = std::path::absolute(path)?;
         out.write_all(show::whole(&judged.written, dir.parent().unwrap_or(Path::new("/"))).as_bytes())?;
     } else {
+        for note in process.entries.iter().flat_map(EntryConfig::notes) {
+            writeln!(out, "note: {note}")?;
+        }
         let count = |number: usize, one: &str, many: &str| {
             format!("{number} {}", if number == 1 { one } else { many })
         };

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use truepeer_bpf::{Gate, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
+use super::datagrams;
 use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders;
@@ -23,6 +24,10 @@ pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Pr
     let mut warnings = senders::warnings(&allow, &senders, &claims);
     let dialect = spec.udp_dialect.unwrap_or(UdpDialect::Every);
     let ports = || spec.port.iter().flat_map(|ports| &ports.0);
+    for (from, backend) in datagrams::ports_of(spec) {
+        datagrams::refuse_tftp("port", &Port::Udp { from, backend }, &[from, backend])?;
+        warnings.extend(datagrams::warn_of_raknet(from, backend));
+    }
     let rules = Rules {
         tcp_ports: ports().filter_map(|port| tcp(*port)).collect(),
         udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),

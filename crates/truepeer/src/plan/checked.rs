@@ -7,6 +7,7 @@ use truepeer_https::tls::ServerTls;
 use truepeer_policy::{BackendAddr, Policy};
 
 use super::Config;
+use super::datagrams;
 use super::key::ListenerKey;
 use super::listener::ListenerConfig;
 use super::origins::CheckedOrigin;
@@ -113,6 +114,12 @@ impl ListenerConfig {
     }
 
     fn refuse_contradictions(&self) -> Result<(), Problem> {
+        if self.protocol == Protocol::Udp {
+            datagrams::refuse_tftp("listen", &self.bind, &[self.bind.port()])?;
+            for (option, backend) in [("ipv4", &self.backends.ipv4), ("ipv6", &self.backends.ipv6)] {
+                backend.iter().try_for_each(|to| datagrams::refuse_tftp(option, to, &[to.port()]))?;
+            }
+        }
         match (self.protocol, self.send_proxy) {
             (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),
             (Protocol::Tcp, Some(SendProxy::Spp)) => Err(Problem::SppOverTcp),

@@ -13,6 +13,7 @@ use truepeer_policy::{
 use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::{self, UdpSettings};
 
+use super::datagrams;
 use super::http::HttpConfig;
 use super::origins::OriginConfig;
 use super::place::ProblemPlace;
@@ -334,6 +335,13 @@ impl ListenerConfig {
         warnings
     }
 
+    /// UDP: the listener's port with each backend's.
+    pub(super) fn datagram_ports(&self) -> impl Iterator<Item = (u16, u16)> {
+        let is_udp = self.protocol == Protocol::Udp && self.dynamic.is_none();
+        let backends = [&self.backends.ipv4, &self.backends.ipv6].into_iter().flatten();
+        backends.filter(move |_| is_udp).map(|backend| (self.bind.port(), backend.port()))
+    }
+
     pub(super) fn warnings(&self, read: &Read) -> Vec<String> {
         let mut warnings = senders::warnings(&read.allow, &self.senders, &self.claims);
         for (backend, family, option) in [
@@ -354,6 +362,8 @@ impl ListenerConfig {
             ));
         }
         warnings.extend(self.missing_families(read));
+        warnings
+            .extend(self.datagram_ports().filter_map(|(to, backend)| datagrams::warn_of_raknet(to, backend)));
         if let Some(Err(what)) = self.splice_full() {
             warnings.push(format!("--splice full: as auto at {}: {what}", self.bind));
         }

@@ -8,6 +8,7 @@
 mod attach;
 mod checked;
 mod confine;
+mod datagrams;
 mod diff;
 mod http;
 mod https;

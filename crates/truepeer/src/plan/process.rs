@@ -10,7 +10,8 @@ use truepeer_bpf::Rules;
 
 use super::checked::Beside;
 use super::confine::ConfineConfig;
-use super::{Checked, Config, LogConfig, Problems, attach_rules};
+use super::datagrams;
+use super::{Checked, Config, ListenerConfig, LogConfig, Problems, attach_rules};
 use crate::spec::{AdminAddr, AttachSpec, AttachTarget, defaults, text};
 
 /// Everything that one process does.
@@ -134,6 +135,20 @@ impl ProcessConfig {
 }
 
 impl EntryConfig {
+    /// What may be wrong, for `truepeer check`.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let ports: Vec<_> = match self {
+            Self::Proxy(config) | Self::Https(config) => {
+                config.listeners.iter().flat_map(ListenerConfig::datagram_ports).collect()
+            }
+            Self::Attach(args) => datagrams::ports_of(args).collect(),
+        };
+        let mut notes: Vec<_> =
+            ports.into_iter().filter_map(|(to, backend)| datagrams::note_of_ports(to, backend)).collect();
+        notes.dedup();
+        notes
+    }
+
     /// An entry with listeners.
     pub(crate) fn relay(&self) -> Option<&Config> {
         match self {

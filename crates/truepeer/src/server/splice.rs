@@ -104,7 +104,12 @@ fn left_behind() -> Option<Arc<Splices>> {
         return None;
     }
     Splices::visit(Path::new(PINS)).unwrap_or_else(|failure| {
-        debug!("what an earlier process has left at {PINS}: {failure}");
+        match failure {
+            AttachError::Untrusted { .. } => {
+                warn!("what an earlier process has left is not looked at: {failure}")
+            }
+            _ => debug!("what an earlier process has left at {PINS}: {failure}"),
+        }
         None
     })
 }

@@ -17,6 +17,7 @@ mod leftovers;
 mod links;
 mod needs;
 mod offloads;
+mod other_users;
 mod pools;
 mod programs;
 mod refusals;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         full_cgroup::tests(),
         links::tests(),
         needs::tests(),
+        other_users::tests(),
         hidden::tests(),
         programs::tests(),
         servers::tests(),

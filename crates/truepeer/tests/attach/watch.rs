@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::{
-    Bed, Behaviour, NetNs, Program, Running, Test, Topology, ip_here, tests, with_child_signal,
+    Bed, Behaviour, NetNs, Program, Running, Test, Topology, datagrams, ip_here, tests, with_child_signal,
 };
 
 use crate::cgroups::Cgroup;
@@ -18,6 +18,7 @@ use crate::kit::{attachments, command, header, who};
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         a_container_that_starts_again_is_attached_again,
+        a_watch_warns_about_headers_from_addresses_that_are_not_allowed,
         a_hook_attaches_before_the_program_starts,
         a_hook_refuses_wrong_annotations_with_the_reason,
         containers_of_a_pod_keep_their_clients,
@@ -112,6 +113,26 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
     let status = command(bed, &["status", "--pid", &third.pid().to_string()])?.run(bed)?;
     ensure!(status.contains("port 80/tcp: attached"), "{status}");
     Ok(())
+}
+
+/// As after a restart that a conntrack entry has survived.
+fn a_watch_warns_about_headers_from_addresses_that_are_not_allowed(bed: &Bed) -> Result<()> {
+    let container = Container::start(bed, "conntrack")?;
+    let script = format!("#!/bin/sh\necho {}\n", container.server.pid());
+    let engine = bed.write("engine/docker", script)?;
+    std::fs::set_permissions(&engine, PermissionsExt::from_mode(0o755))?;
+    let path = engine.parent().context("its directory")?.to_string_lossy().into_owned();
+    let args = ["--container", "web", "--port", "53/udp", "--allow", "10.9.9.9", "--watch"];
+    let watch = command(bed, &args)?.env("PATH", &path).start(bed)?;
+    watch.wait_for_log("attached to")?;
+    let (lb, host) = (container.line.host("lb"), container.line.host("host"));
+    let sender = lb.run(|| datagrams::socket("0.0.0.0:0"))??;
+    sender.send_to(&datagrams::v2("203.0.113.7:5000", "192.0.2.1:53")?, host.at(false, 53))?;
+    watch.wait_for_log("warning: web: 1 datagrams began with a header")?;
+    watch.wait_for_log("conntrack -D -p udp")?;
+    watch.signal(Signal::TERM)?;
+    ensure!(watch.wait_end()?.success(), "{}", watch.log());
+    container.end()
 }
 
 fn hook(bed: &Bed, state: &str) -> Result<(bool, String)> {

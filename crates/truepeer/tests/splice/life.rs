@@ -26,6 +26,8 @@ pub(crate) fn tests() -> Vec<Test> {
         without_a_capability_sessions_are_relayed,
         full_without_what_it_needs_is_as_auto,
         a_second_truepeer_relays_and_says_why,
+        a_directory_that_another_user_made_holds_no_tables,
+        another_user_can_hold_no_lock_of_the_tables,
     ]
 }
 
@@ -183,6 +185,48 @@ fn a_second_truepeer_relays_and_says_why(bed: &Bed) -> Result<()> {
     echo(&mut relayed, &[7; 3000])?;
     ensure!(!second.log().contains("has left user space"), "{}", second.log());
     Ok(())
+}
+
+/// A BPF file system that everybody may write to, as a plain mount gives.
+fn a_directory_that_another_user_made_holds_no_tables(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    Program::new("mkdir").arg("/sys/fs/bpf/truepeer-splice").as_user(User::TESTER).run(bed)?;
+    let truepeer = spliced(bed, &[]).start(bed)?;
+    truepeer.wait_for_log("/sys/fs/bpf/truepeer-splice belongs to user 61000")?;
+    truepeer.wait_for_log("sessions are relayed")?;
+    echo(&mut open(0)?, b"relayed")?;
+    ensure!(std::fs::read_dir("/sys/fs/bpf/truepeer-splice")?.next().is_none(), "something is there");
+    Ok(())
+}
+
+/// One that every user may start.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Holds what it can open.
+const HOLD: &str = r"
+import fcntl, os, time
+held = []
+for path, _, _ in os.walk('/sys/fs/bpf'):
+    try:
+        directory = os.open(path, os.O_RDONLY)
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(path)
+    except OSError:
+        pass
+print('holds', held, flush=True)
+time.sleep(1000)
+";
+
+fn another_user_can_hold_no_lock_of_the_tables(bed: &Bed) -> Result<()> {
+    let Stand { truepeer, backend, admin } = Stand::make(bed, &[])?;
+    truepeer.signal(Signal::TERM)?;
+    truepeer.wait_end()?;
+    let holding = Program::new(PYTHON).args(["-c", HOLD]).as_user(User::TESTER).start(bed)?;
+    holding.wait_for_log("holds ['/sys/fs/bpf']\n")?;
+    let stand = Stand { truepeer: spliced(bed, &[]).start(bed)?, backend, admin };
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream)).map(drop)
 }
 
 fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {

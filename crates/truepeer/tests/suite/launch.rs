@@ -210,6 +210,7 @@ fn passed_sockets_are_known_by_name_also_after_an_upgrade(bed: &Bed) -> anyhow::
     // Commands are passed nothing.
     let said = Program::new(TRUEPEER).args(["check", "-c", "truepeer.toml"]).run(bed)?;
     ensure!(said.contains("no errors; 2 entries, 2 listeners"), "{said}");
+    ensure!(said.contains("needs the same port"), "{said}");
     let said = Program::new(TRUEPEER).args(["upgrade", "-c", "truepeer.toml"]).run(bed)?;
     let new = said.split(' ').nth(1).and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
     let new = new.with_context(|| said.clone())?;

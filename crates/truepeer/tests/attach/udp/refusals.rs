@@ -17,7 +17,9 @@ pub(crate) fn tests() -> Vec<Test> {
         a_senders_own_address_may_not_be_claimed,
         a_client_of_another_family_keeps_the_senders_address,
         datagrams_from_others_than_senders_pass,
+        headers_from_addresses_that_are_not_allowed_are_counted_and_told,
         forwarded_datagrams_pass,
+        the_mtu_of_the_page_fits_and_a_byte_more_makes_fragments,
         multicast_is_refused_where_a_route_leads_on,
         a_client_that_sends_by_itself_is_answered_directly_after_a_silence,
         clients_are_denied_while_it_runs,
@@ -127,10 +129,74 @@ fn datagrams_from_others_than_senders_pass(bed: &Bed) -> Result<()> {
     command(bed, &["--port", "53/udp", "--allow", &here])?.in_netns(&pair.host().netns).run(bed)?;
     let _backend = pair.backend(&["0.0.0.0:53".to_owned()])?;
     let sender = pair.sender(false, 53)?;
-    let header = v2(CLIENTS[0], DESTINATIONS[0])?;
     let me = sender.local_addr()?.to_string();
-    exchange(&sender, &me, b"", &[&header, b"as it is".as_slice()].concat())?;
-    ensure!(pair.counter(bed, "not_a_sender")? == 1);
+    for payload in [b"as it is".as_slice(), b"", b"\r\n", b"\r\n\r\n\0\r\nQUIT"] {
+        exchange(&sender, &me, b"", payload)?;
+    }
+    ensure!(pair.counter(bed, "not_a_sender")? == 4 && pair.counter(bed, "header_unlisted")? == 0);
+    Ok(())
+}
+
+/// They pass as well, but an operator must learn of it: a stale conntrack entry changes a sender's address.
+fn headers_from_addresses_that_are_not_allowed_are_counted_and_told(bed: &Bed) -> Result<()> {
+    let pair = Pair::new()?;
+    let status = |more: &[&str]| Ok::<_, anyhow::Error>(command(bed, more)?.in_netns(&pair.host().netns));
+    for (dialect, headers) in [
+        ("every", [v2(CLIENTS[0], DESTINATIONS[0])?, client::v2_local()]),
+        ("spp", [spp(CLIENTS[0], DESTINATIONS[0])?, spp(CLIENTS[1], DESTINATIONS[1])?]),
+    ] {
+        let args = ["--port", "53/udp", "--allow", "10.9.9.9", "--udp-dialect", dialect, "--replace"];
+        status(&args)?.run(bed)?;
+        let _backend = pair.backend(&["0.0.0.0:53".to_owned(), pair.host().at(true, 53).to_string()])?;
+        let before = pair.counter(bed, "header_unlisted")?;
+        for v6 in [false, true] {
+            let sender = pair.sender(v6, 53)?;
+            let me = sender.local_addr()?.to_string();
+            for header in &headers {
+                exchange(&sender, &me, b"", &[header, b"as it is".as_slice()].concat())?;
+            }
+        }
+        ensure!(pair.counter(bed, "header_unlisted")? == before + 4, "{}", pair.status(bed)?);
+    }
+    ensure!(pair.counter(bed, "not_a_sender")? == 0);
+    let text = status(&["status"])?.run(bed)?;
+    ensure!(text.contains("conntrack -D -p udp"), "{text}");
+    let follow = status(&["status", "--follow"])?.start(bed)?;
+    follow.wait_for_log(&format!("{}:", pair.lb().v4))?;
+    follow.wait_for_log("to port 53/udp: a header, not from an allowed sender")
+}
+
+/// WireGuard adds 32 bytes to what fits its MTU. A sender over IPv6 has the least room.
+fn the_mtu_of_the_page_fits_and_a_byte_more_makes_fragments(bed: &Bed) -> Result<()> {
+    let page = include_str!("../../../../../docs/udp.md");
+    let pair = Pair::new()?;
+    for (dialect, row, is_v6_client, mtu) in [
+        ("every", "| `every`, clients with IPv4 addresses | 1,392 |", false, 1392),
+        ("every", "| `every`, clients with IPv6 addresses as well | 1,368 |", true, 1368),
+        ("spp", "| `spp` | 1,382 |", true, 1382),
+    ] {
+        ensure!(page.contains(row), "{row}");
+        pair.attach(bed, &["--port", "53/udp", "--udp-dialect", dialect, "--replace"])?;
+        let _backend = pair.backend(&["0.0.0.0:53".to_owned(), pair.host().at(true, 53).to_string()])?;
+        let counter = |name: &str| pair.counter(bed, name);
+        for v6 in [false, true] {
+            let client = usize::from(if dialect == "spp" { v6 } else { is_v6_client });
+            let (client, destination) = (CLIENTS[client], DESTINATIONS[client]);
+            let header = if dialect == "spp" { spp(client, destination)? } else { v2(client, destination)? };
+            let (whole, fragments) = (counter("datagrams")?, counter("refused_fragment")?);
+            send(&pair.sender(v6, 53)?, &[&header, &Pattern::bytes(mtu + 32)])?;
+            bed.wait_for("the datagram", || counter("datagrams").is_ok_and(|count| count == whole + 1))?;
+            ensure!(counter("refused_fragment")? == fragments, "{}", pair.status(bed)?);
+            if v6 {
+                send(&pair.sender(v6, 53)?, &[&header, &Pattern::bytes(mtu + 33)])?;
+                bed.wait_for("fragments", || {
+                    counter("refused_fragment").is_ok_and(|it| it == fragments + 1)
+                })?;
+            }
+        }
+    }
+    let text = command(bed, &["status"])?.in_netns(&pair.host().netns).run(bed)?;
+    ensure!(text.contains("hint: with the header, datagrams are longer than the MTU"), "{text}");
     Ok(())
 }
 

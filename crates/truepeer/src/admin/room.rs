@@ -1,0 +1,107 @@
+//! Room for connections: each kind of peer has its own, and where it is full the slowest connection of the peer
+//! with most of them makes way.
+//!
+//! So nobody waits for another: not for an accept, because every connection is accepted, and not for a place.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Instant;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+use super::stream::Stream;
+
+/// Who holds a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Holder {
+    /// By the unix socket: root, or this process's own user.
+    Operator,
+    /// By the unix socket: another user.
+    User(u32),
+    /// By TCP: a host, for IPv6 its /64.
+    Host(IpAddr),
+}
+
+impl Holder {
+    /// `None`: the connection is lost already.
+    pub(super) fn of(stream: &Stream) -> Option<Self> {
+        match stream {
+            Stream::Tcp(stream) => Some(Self::Host(prefix(stream.peer_addr().ok()?.ip().to_canonical()))),
+            Stream::Unix(stream) => {
+                let user = socket_peercred(stream).ok()?.uid;
+                Some(if user.is_root() || user == geteuid() {
+                    Self::Operator
+                } else {
+                    Self::User(user.as_raw())
+                })
+            }
+        }
+    }
+
+    /// How many connections of its kind there may be.
+    fn room(self) -> usize {
+        match self {
+            Self::Operator => 8,
+            Self::User(_) => 16,
+            Self::Host(_) => 32,
+        }
+    }
+
+    fn is_same_kind(self, other: Self) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
+}
+
+fn prefix(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
+}
+
+/// The connection that makes way for a new one of `newcomer`, by its place in `open`. `None`: there is room.
+pub(super) fn makes_way(
+    newcomer: Holder,
+    open: impl Iterator<Item = (Holder, Instant)> + Clone,
+) -> Option<usize> {
+    let kind = open.enumerate().filter(|(_, (holder, _))| holder.is_same_kind(newcomer));
+    if kind.clone().count() < newcomer.room() {
+        return None;
+    }
+    let held = |holder| kind.clone().filter(|(_, (other, _))| *other == holder).count();
+    // The deadline is the sooner, the longer nothing has moved.
+    let slowest =
+        kind.clone().max_by_key(|(_, (holder, deadline))| (held(*holder), std::cmp::Reverse(*deadline)));
+    slowest.map(|(place, _)| place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_holds_most_makes_way_and_only_for_their_own_kind() {
+        let now = Instant::now();
+        let at = |ms| now + Duration::from_millis(ms);
+        let mut open: Vec<_> = (0..15).map(|n| (Holder::User(1), at(10 + n))).collect();
+        open.push((Holder::User(2), at(1)));
+        open.extend((0..7).map(|n| (Holder::Operator, at(n))));
+        let choose = |newcomer, open: &[_]| makes_way(newcomer, open.iter().copied());
+        assert_eq!(choose(Holder::Operator, &open), None);
+        assert_eq!(choose(Holder::Host([127, 0, 0, 1].into()), &open), None);
+        for newcomer in [Holder::User(1), Holder::User(2), Holder::User(3)] {
+            assert_eq!(choose(newcomer, &open), Some(0), "the slowest of the user who holds 15");
+        }
+        open.push((Holder::Operator, at(100)));
+        assert_eq!(choose(Holder::Operator, &open), Some(16));
+    }
+
+    #[test]
+    fn hosts_of_one_ipv6_network_are_one_holder() {
+        let [a, b] = ["2001:db8::1", "2001:db8::ffff:2"].map(|text| prefix(text.parse().unwrap()));
+        assert_eq!(a, b);
+        assert_ne!(a, prefix("2001:db8:0:1::1".parse().unwrap()));
+    }
+}
