@@ -59,11 +59,22 @@ static __always_inline int may_make_room(__u32 stage, const struct spliced *flow
 	return stage == SPLICE_CLOSING || (stage == SPLICE_DEAD && bpf_ktime_get_ns() - flow->faces[1].asked_ns >= DEAD_FOR_NS);
 }
 
-/* As TIME_WAIT judges a SYN without timestamps (tcp_timewait_state_process()): a higher number than all of the old connection. TIME_WAIT also takes a
- * lower one with a newer timestamp. Here such a SYN waits until the flow is swept. */
-static __always_inline int is_new_connection(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+/* As TIME_WAIT judges a SYN (tcp_timewait_state_process(), RFC 6191): a higher number than all of the old connection, or a newer timestamp; an older one
+ * never. The other peer was told this peer's newest timestamp. */
+static __always_inline int is_new_connection(struct __sk_buff *skb, const struct segment *segment, const struct face *face,
+					     const struct face *other)
 {
 	if ((segment->flags & (SYN | ACK | RST)) != SYN || !(face->known & SAID))
 		return 0;
-	return is_before(face->end, segment->seq) && is_intact(skb, segment);
+	int is_new = is_before(face->end, segment->seq);
+	struct timestamps timestamps;
+	if (face->known & TS_SHIFT && !read_timestamps(read_options(skb, segment), &timestamps)) {
+		__u32 newest = other->tsval - face->ts_shift;
+
+		if (is_before(newest, timestamps.value))
+			is_new = 1;
+		else if (timestamps.value != newest)
+			is_new = 0;
+	}
+	return is_new && is_intact(skb, segment);
 }

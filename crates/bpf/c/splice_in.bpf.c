@@ -33,6 +33,26 @@ static __always_inline void learn(struct __sk_buff *skb, const struct segment *s
 	learn_from(from, segment, window_of(segment, from));
 }
 
+/* From loopback to loopback a packet keeps the connection that conntrack has found for it on its way out, which is that of the other session's half by
+ * now: answers would look invalid, and "ct state invalid drop" would drop them. A redirection to ingress takes it away, and the route with it. So the
+ * packet then leaves once more, by a route of its own, and comes in as any other. */
+static __always_inline int begin_lap(struct __sk_buff *skb)
+{
+	skb->mark = ~copy_mark;
+	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
+}
+
+static __always_inline int is_on_lap(struct __sk_buff *skb)
+{
+	return skb->ifindex == LOOPBACK && skb->mark == ~copy_mark;
+}
+
+static __always_inline int end_lap(struct __sk_buff *skb)
+{
+	skb->mark = 0;
+	return bpf_redirect_neigh(LOOPBACK, 0, 0, 0);
+}
+
 static __always_inline int go_on_translated(struct __sk_buff *skb, const struct segment *segment, struct face *from, struct face *to,
 					    int is_tail, int is_good)
 {
@@ -44,9 +64,11 @@ static __always_inline int go_on_translated(struct __sk_buff *skb, const struct 
 		return drop_for(SPLICE_FAILED);
 	if (is_good && to->known & SAID && is_before(far_edge(from, to), segment->seq + segment->payload_len))
 		tally(BEYOND_EDGE);
-	from->segments++;
+	/* Resets answer our questions about SYNs, which a peer repeats: they must not keep the addresses of an ended flow. */
+	if (!(segment->flags & RST))
+		from->segments++;
 	tally(SEGMENTS_TRANSLATED);
-	return send_on(skb, to);
+	return to->device == LOOPBACK && skb->ifindex == LOOPBACK ? begin_lap(skb) : send_on(skb, to);
 }
 
 static __always_inline int on_armed(struct __sk_buff *skb, const struct segment *segment, struct face *from, const struct face *other)
@@ -135,6 +157,8 @@ int splice_in(struct __sk_buff *skb)
 	skb->cb[0] = 0;
 	if (skb->pkt_type != 0 /* PACKET_HOST */)
 		return PASS;
+	if (is_on_lap(skb))
+		return end_lap(skb);
 	if (read_segment(skb, &segment))
 		return on_error(skb);
 	struct flow_key key = {
@@ -163,7 +187,7 @@ int splice_in(struct __sk_buff *skb)
 	case SPLICE_SPLICED:
 	case SPLICE_CLOSING:
 	case SPLICE_DEAD:
-		if (segment.flags & SYN && may_make_room(stage, flow) && is_new_connection(skb, &segment, from)) {
+		if (segment.flags & SYN && may_make_room(stage, flow) && is_new_connection(skb, &segment, from, to)) {
 			make_room(flow, stage, &place);
 			return PASS;
 		}

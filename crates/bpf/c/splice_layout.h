@@ -28,6 +28,8 @@ enum splice_stage {
 #define RESET 0x80      /* the peer has reset the connection */
 #define CUT 0x100       /* bytes are translated: our socket does not know its connection any more */
 #define SAID_CLOCK 0x200 /* said_clock */
+#define WAY 0x400       /* one of our sockets has sent a segment since truepeer cleared this: `device` is that of the current route */
+#define WAY_LOST 0x800  /* truepeer notes it: no translated segment reaches the peer, or the kernel's programs don't see what it says */
 
 struct face {
 	struct flow_key key; /* as the peer's segments come in */
@@ -62,6 +64,7 @@ struct face {
 	__u64 end;           /* the number behind its last byte. The upper half counts how often the numbers have wrapped since `first`: so
 			      * `end - first` is the length of its stream, its FIN included */
 	__u64 segments;      /* translated */
+	__u64 sent_ns;       /* when our newest segment was sent: the kernel's own mark of it */
 };
 
 /* Aligned, so that no two flows share a cache line: two CPUs that serve neighbours would take it from each other for each segment. */
@@ -77,5 +80,5 @@ struct splice_place {
 	__u32 bits;
 };
 
-_Static_assert(sizeof(struct face) == 136, "src/splice/layout.rs");
+_Static_assert(sizeof(struct face) == 144, "src/splice/layout.rs");
 _Static_assert(sizeof(struct spliced) == 320, "src/splice/layout.rs");

@@ -106,6 +106,20 @@ static __always_inline int on_own_reset(struct __sk_buff *skb, const struct segm
 	return PASS;
 }
 
+/* Below a device that stands on another one (macvlan, VLAN, a bridge that got a port after the start) a segment passes this program once more. The
+ * device of the route is the one that it passes first: only by that one does bpf_redirect_neigh() find the peer. TCP stamps each segment with the time
+ * of its sending; bridges clear that. */
+static __always_inline void learn_device(struct __sk_buff *skb, struct face *face)
+{
+	__u64 sent_ns = skb->tstamp;
+
+	if (!sent_ns || sent_ns == face->sent_ns)
+		return;
+	face->sent_ns = sent_ns;
+	face->device = skb->ifindex;
+	note(face, WAY);
+}
+
 static __always_inline int on_own(struct __sk_buff *skb, const struct splice_place *place)
 {
 	struct segment segment = {};
@@ -126,7 +140,7 @@ static __always_inline int on_own(struct __sk_buff *skb, const struct splice_pla
 		return PASS;
 	if (bpf_skb_load_bytes(skb, segment.ip.payload_at, &tcp, sizeof(tcp)))
 		return PASS;
-	face->device = skb->ifindex;
+	learn_device(skb, face);
 	learn_clock(face, other, read_options(skb, &segment));
 	return tell(skb, &segment, face, other, stage, (__u32)bpf_ntohs(tcp.window) << (face->own_scale & 15));
 }

@@ -71,6 +71,6 @@ pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
     ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, InUse, Question, SPLICE_COUNTERS, Side,
-    Splices, Stage, Swept, Unattended, Watched,
+    Splices, Stage, Swept, Unattended, Watched, Way,
 };
 pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status};

@@ -61,7 +61,9 @@ fn pin_of(place: &Place, program: &str, device: u32) -> PathBuf {
 /// The index of the device that a pinned link is attached to; `None` if the link is not on a device.
 pub(crate) fn device_of_pin(pin: &Path) -> Option<u32> {
     let (program, device) = pin.file_name()?.to_str()?.rsplit_once('-')?;
-    STAGES.iter().any(|stage| stage.name == program).then(|| device.parse().ok())?
+    let of_splice = [SPLICE_IN, SPLICE_OUT, FULL_IN, FULL_OUT];
+    let mut stages = STAGES.iter().chain(&of_splice);
+    stages.any(|stage| stage.name == program).then(|| device.parse().ok())?
 }
 
 /// Attaches a program to a device, and replaces an older one of truepeer.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
 use truepeer_splice::{
     Broken, Full, Grace, Handover, Progress, Question, Reason, Sockets, Splices, Streams, Sweeper, Turn,
-    Watched, arm,
+    Watched, Ways, arm,
 };
 use truepeer_sys::{repair, socket};
 
@@ -34,6 +34,7 @@ pub(crate) fn check(number: u8) -> Duration {
 pub struct Splicing {
     splices: Arc<Splices>,
     grace: Grace,
+    ways: Arc<Ways>,
     /// Set if the kernel makes sessions by itself.
     pub(crate) full: Option<Arc<Full>>,
     /// Set when the relay starts.
@@ -51,8 +52,8 @@ impl Splicing {
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(splices: Arc<Splices>, full: Option<Arc<Full>>) -> std::io::Result<Self> {
-        Ok(Self { splices, full, grace: Grace::start()?, sweeper: Arc::default() })
+    pub fn start(splices: Arc<Splices>, ways: Arc<Ways>, full: Option<Arc<Full>>) -> std::io::Result<Self> {
+        Ok(Self { splices, ways, full, grace: Grace::start()?, sweeper: Arc::default() })
     }
 
     /// Starts the thread that cleans up after flows. It passes flows of another process to `hand_out`.
@@ -60,7 +61,7 @@ impl Splicing {
     /// # Errors
     /// If no thread can be started.
     pub(crate) fn sweep(&self, hand_out: impl Fn(Vec<Watched>) + Send + 'static) -> std::io::Result<()> {
-        let sweeper = Sweeper::start(Arc::clone(&self.splices), hand_out)?;
+        let sweeper = Sweeper::start(Arc::clone(&self.splices), Arc::clone(&self.ways), hand_out)?;
         // Err: a sweeper runs already; this one ends.
         let _ = self.sweeper.set(sweeper);
         Ok(())
@@ -115,7 +116,7 @@ impl Splicing {
         if !repair::is_possible() {
             return Err(Reason::KeeperGone);
         }
-        let armed = arm(&self.splices, &self.grace, sockets).map_err(|stays| stays.reason())?;
+        let armed = arm(&self.splices, &self.grace, &self.ways, sockets).map_err(|stays| stays.reason())?;
         armed.set_age(age);
         for socket in sockets {
             // Before Linux 5.14: the window may widen, and the cut waits longer.

@@ -28,7 +28,7 @@ mod worker;
 
 pub use leaving::Splicing;
 pub use relay::Relay;
-pub use truepeer_splice::Reason as StaysReason;
+pub use truepeer_splice::{Reason as StaysReason, Ways};
 
 /// For fuzz/.
 #[cfg(any(test, feature = "fuzzing"))]

@@ -23,6 +23,9 @@ pub enum CloseReason {
     /// The backend reset the connection. The client's was reset, too.
     #[error("reset by the backend")]
     ResetByBackend,
+    /// The session had left user space, and what its packets passed has changed: a device, an address, or IPsec policies. Both connections were reset.
+    #[error("the way of its packets has changed")]
+    WayLost,
     /// No bytes moved for too long.
     #[error("idle time-out")]
     Idle,
@@ -86,7 +89,7 @@ impl Ending for CloseReason {
     fn counter(&self) -> Counter {
         match self {
             Self::Finished => Counter::Finished,
-            Self::ResetByClient | Self::ResetByBackend => Counter::Reset,
+            Self::ResetByClient | Self::ResetByBackend | Self::WayLost => Counter::Reset,
             Self::Idle => Counter::IdleTimeout,
             Self::Stopping => Counter::Stopped,
             Self::EndedByOperator => Counter::EndedByOperator,
@@ -111,6 +114,7 @@ impl Ending for CloseReason {
             Self::Finished
             | Self::ResetByClient
             | Self::ResetByBackend
+            | Self::WayLost
             | Self::Idle
             | Self::Stopping
             | Self::EndedByOperator => return None,
@@ -131,6 +135,7 @@ impl Ending for CloseReason {
         self.complaint().unwrap_or(match self {
             Self::ResetByClient => "reset_by_client",
             Self::ResetByBackend => "reset_by_backend",
+            Self::WayLost => "way_lost",
             Self::Idle => "idle",
             Self::Header(_) => "closed_before_header",
             Self::Stopping => "stopping",
@@ -181,6 +186,7 @@ mod tests {
             (CloseReason::Finished, "finished", Counter::Finished),
             (CloseReason::ResetByClient, "reset_by_client", Counter::Reset),
             (CloseReason::ResetByBackend, "reset_by_backend", Counter::Reset),
+            (CloseReason::WayLost, "way_lost", Counter::Reset),
             (CloseReason::Idle, "idle", Counter::IdleTimeout),
             (CloseReason::Stopping, "stopping", Counter::Stopped),
             (CloseReason::EndedByOperator, "ended_by_operator", Counter::EndedByOperator),

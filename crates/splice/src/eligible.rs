@@ -7,7 +7,7 @@ use truepeer_bpf::{ArmError, Side, Splices};
 use truepeer_sys::repair::{Connection, connection};
 use truepeer_sys::{CallError, socket};
 
-use crate::{Grace, Reason, Sockets};
+use crate::{Grace, Reason, Sockets, Ways};
 
 /// Why a session stays in user space.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,18 @@ pub enum StaysHere {
     /// Segments of one side don't fit through the other's path.
     #[error("segments of one side are too long for the other's path")]
     SegmentSizes,
+    /// A routing rule.
+    #[error("a routing rule asks for more than addresses")]
+    Rules,
+    /// IPsec.
+    #[error("there are IPsec policies")]
+    Ipsec,
+    /// A device that is gone, was made anew or has become a port of another one.
+    #[error("a device has changed")]
+    Device,
+    /// Netlink is forbidden.
+    #[error("rules and IPsec policies can't be read")]
+    WaysUnknown,
     /// The table.
     #[error(transparent)]
     Table(#[from] ArmError),
@@ -49,6 +61,10 @@ impl StaysHere {
             Self::Sack => Reason::Sack,
             Self::Ecn => Reason::Ecn,
             Self::SegmentSizes => Reason::SegmentSizes,
+            Self::Rules => Reason::Rules,
+            Self::Ipsec => Reason::Ipsec,
+            Self::Device => Reason::Device,
+            Self::WaysUnknown => Reason::WaysUnknown,
             Self::Table(ArmError::Full) => Reason::TableFull,
             Self::Table(ArmError::AddressesInUse) => Reason::AddressesInUse,
             Self::Table(ArmError::Chained) => Reason::Chained,
@@ -64,14 +80,16 @@ impl StaysHere {
 pub fn arm(
     splices: &Arc<Splices>,
     grace: &Grace,
+    ways: &Arc<Ways>,
     sockets: [BorrowedFd<'_>; 2],
 ) -> Result<Sockets, StaysHere> {
+    ways.may_leave()?;
     let (down, up) = (side(sockets[0])?, side(sockets[1])?);
     if down.0.own.is_ipv4() != up.0.own.is_ipv4() {
         return Err(StaysHere::Families);
     }
     fits([&down.1, &up.1], down.0.own.is_ipv4())?;
-    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone()))
+    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone(), Arc::clone(ways)))
 }
 
 /// Pure: whether what was agreed on the two connections is the same.

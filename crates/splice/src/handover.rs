@@ -41,6 +41,13 @@ pub trait Connections {
     fn hold(&mut self, mapping: &Mapping);
     /// Whether neither peer has been offered more than that.
     fn offers_fit(&self) -> bool;
+    /// Asked immediately before the cut: whether translated packets go the way that the sockets' do.
+    ///
+    /// # Errors
+    /// Why the session stays.
+    fn may_be_cut(&self) -> Result<(), Reason> {
+        Ok(())
+    }
     /// From here on a process that dies resets both connections.
     fn reset_when_closed(&mut self);
     /// Begins to translate. `bytes`: the length of each side's stream before that.
@@ -194,7 +201,11 @@ impl Handover {
         if self.progress == Progress::Armed {
             self.hold(connections, streams)
         } else if connections.is_grace_over() && connections.offers_fit() {
-            self.cut(connections, streams)
+            if let Err(reason) = connections.may_be_cut() {
+                return Ok(Turn::StayHere(reason));
+            }
+            // Rounding may have widened an offer meanwhile.
+            if connections.offers_fit() { self.cut(connections, streams) } else { Ok(Turn::Wait) }
         } else {
             Ok(Turn::Wait)
         }

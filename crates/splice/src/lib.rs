@@ -19,6 +19,7 @@ mod mapping;
 mod reason;
 mod sockets;
 mod sweeper;
+mod ways;
 
 pub use eligible::{StaysHere, arm};
 pub use grace::Grace;
@@ -28,3 +29,4 @@ pub use reason::Reason;
 pub use sockets::Sockets;
 pub use sweeper::{Sweeper, ask};
 pub use truepeer_bpf::{Attention, Begun, Care, Forgotten, Full, Question, Splices, Stage, Watched};
+pub use ways::{Changes, Ways};

@@ -1,6 +1,7 @@
 //! [`Connections`] on real sockets.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{set_socket_keepalive, set_socket_linger};
@@ -9,7 +10,7 @@ use truepeer_sys::repair::{self, Received};
 use truepeer_sys::{CallError, socket};
 
 use crate::grace::Ticket;
-use crate::{Connections, Grace, Mapping, Pending};
+use crate::{Connections, Grace, Mapping, Pending, Reason, Ways};
 
 /// A session's flow, and the grace periods that it asks for. Dropped before it is [let go](Sockets::let_go), the session's packets are the
 /// kernel's again.
@@ -17,6 +18,7 @@ use crate::{Connections, Grace, Mapping, Pending};
 pub struct Sockets {
     flow: Flow,
     grace: Grace,
+    ways: Arc<Ways>,
     ticket: Option<Ticket>,
     /// Of each side, the number from which the kernel counts received bytes ([`repair::Stand`]), once it is known.
     first_received: [Option<u32>; 2],
@@ -30,8 +32,16 @@ pub struct Sockets {
 const DEAD_FOR: Duration = Duration::from_secs(1);
 
 impl Sockets {
-    pub(crate) fn new(flow: Flow, grace: Grace) -> Self {
-        Self { flow, grace, ticket: None, first_received: [None; 2], is_silent: false, dead_since: None }
+    pub(crate) fn new(flow: Flow, grace: Grace, ways: Arc<Ways>) -> Self {
+        Self {
+            flow,
+            grace,
+            ways,
+            ticket: None,
+            first_received: [None; 2],
+            is_silent: false,
+            dead_since: None,
+        }
     }
 
     /// With the session's sockets, for a turn: downstream, upstream.
@@ -120,6 +130,10 @@ impl Connections for Borrowed<'_> {
 
     fn has_acknowledged(&self, side: usize, number: u32) -> bool {
         self.session.flow.has_acknowledged(side, number)
+    }
+
+    fn may_be_cut(&self) -> Result<(), Reason> {
+        self.session.ways.may_leave_by(self.session.flow.devices()).map_err(|stays| stays.reason())
     }
 
     fn reset_when_closed(&mut self) {

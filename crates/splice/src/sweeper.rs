@@ -7,8 +7,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use truepeer_bpf::{Forgotten, Question, Splices, Watched};
+use truepeer_bpf::{Forgotten, Question, Splices, Watched, Way};
 use truepeer_sys::repair::{self, wait_for_grace_period};
+
+use crate::Ways;
 
 /// The time between two looks at the flows.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -19,6 +21,10 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Each reset is repeated after so long: if the peer was still receiving, its last acknowledgement tells the right number. Linux delays
 /// acknowledgements by up to 40 ms.
 const AGAIN: Duration = Duration::from_millis(50);
+/// A peer whose device was gone may be reached again later: it is reset each second for so long.
+const RESET_FOR: Duration = Duration::from_secs(60);
+/// So long a question about a way may wait for the peer's link address.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The running thread. Dropping this waits until the resets that it has begun are repeated.
 #[derive(Debug)]
@@ -41,10 +47,11 @@ impl Sweeper {
     /// If no thread can be started.
     pub fn start(
         splices: Arc<Splices>,
+        ways: Arc<Ways>,
         hand_out: impl Fn(Vec<Watched>) + Send + 'static,
     ) -> io::Result<Self> {
         let (tasks, asked) = channel();
-        let sweep = move || run(&splices, &asked, &hand_out);
+        let sweep = move || run(&splices, &ways, &asked, &hand_out);
         let thread = thread::Builder::new().name("sweep".into()).spawn(sweep)?;
         Ok(Self { tasks: Some(tasks), thread: Some(thread) })
     }
@@ -75,8 +82,9 @@ impl Drop for Sweeper {
     }
 }
 
-fn run(splices: &Arc<Splices>, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Watched>)) {
+fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Watched>)) {
     let mut again = Again::default();
+    let mut asked = Asked::default();
     let mut sweep_at = Instant::now();
     loop {
         let now = Instant::now();
@@ -86,8 +94,9 @@ fn run(splices: &Arc<Splices>, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Wa
                 none if none.is_empty() => {}
                 adopted => hand_out(adopted),
             }
+            asked.look(splices, ways, now);
             sweep(splices, now);
-            splices.questions().iter().for_each(|question| ask(splices, question));
+            splices.questions().iter().for_each(|question| _ = ask(splices, question));
             splices.unattended().into_iter().for_each(|forgotten| again.reset(forgotten));
             sweep_at = now + if splices.is_filling() { SWEEP_SOON } else { SWEEP };
         }
@@ -95,10 +104,60 @@ fn run(splices: &Arc<Splices>, tasks: &Receiver<Task>, hand_out: &impl Fn(Vec<Wa
         let next = again.due().map_or(sweep_at, |due| due.min(sweep_at));
         match tasks.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(Task::Reset(forgotten)) => again.reset(forgotten),
-            Ok(Task::Ask(question)) => ask(splices, &question),
+            Ok(Task::Ask(question)) => _ = ask(splices, &question),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return again.finish(),
         }
+    }
+}
+
+/// Flows whose way may have changed: each peer is asked, so that splice_out learns the device of the route as it is now.
+#[derive(Debug, Default)]
+struct Asked {
+    has_begun: bool,
+    questions: Vec<(Question, Instant)>,
+}
+
+impl Asked {
+    fn look(&mut self, splices: &Splices, ways: &Ways, now: Instant) {
+        let (changes, devices) = ways.changes();
+        if changes.are_encrypted {
+            // Policies hold for all bytes from now on, and the programs don't know them.
+            splices.lose_all_ways();
+        }
+        // Flows of an earlier process may have lost their device while nobody was here.
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if is_first || !changes.are_none() {
+            let questions =
+                splices.ways_to_ask(|own, device| changes.concern(own, device) || devices.are_lost(device));
+            self.questions.extend(questions.into_iter().map(|question| (question, now)));
+        }
+        self.questions.retain_mut(|(question, since)| {
+            let is_lost = match splices.way(question) {
+                Way::Over => return false,
+                Way::By(device) if !devices.are_lost(device) => return false,
+                Way::By(_) => true,
+                Way::InTheTail => {
+                    *since = now;
+                    return true;
+                }
+                Way::Unseen { before } => {
+                    if devices.is_down(before) {
+                        // It may come up again.
+                        *since = now;
+                        return true;
+                    }
+                    *question = splices.once_more(question);
+                    let is_sent = ask(splices, question);
+                    let is_late = now.saturating_duration_since(*since) >= PATIENCE;
+                    is_late || (!is_sent && devices.are_lost(before))
+                }
+            };
+            if is_lost {
+                splices.lose_way(question);
+            }
+            !is_lost
+        });
     }
 }
 
@@ -113,37 +172,52 @@ fn sweep(splices: &Splices, now: Instant) {
 
 /// Resets that are sent a second time, in the order in which they are due.
 #[derive(Debug, Default)]
-struct Again(VecDeque<(Instant, Forgotten)>);
+struct Again {
+    soon: VecDeque<(Instant, Forgotten)>,
+    /// Those of lost ways, and when they began.
+    later: VecDeque<(Instant, Instant, Forgotten)>,
+}
 
 impl Again {
     fn reset(&mut self, forgotten: Forgotten) {
         reset(&forgotten);
-        self.0.push_back((Instant::now() + AGAIN, forgotten));
+        self.soon.push_back((Instant::now() + AGAIN, forgotten));
     }
 
     fn due(&self) -> Option<Instant> {
-        self.0.front().map(|(due, _)| *due)
+        let soon = self.soon.front().map(|(due, _)| *due);
+        soon.into_iter().chain(self.later.front().map(|(due, ..)| *due)).min()
     }
 
     fn repeat(&mut self, now: Instant) {
-        while let Some((_, forgotten)) = self.0.pop_front_if(|(due, _)| *due <= now) {
+        while let Some((_, forgotten)) = self.soon.pop_front_if(|(due, _)| *due <= now) {
             reset(&forgotten);
+            if forgotten.has_lost_its_way() {
+                self.later.push_back((now + SWEEP, now, forgotten));
+            }
+        }
+        while let Some((_, began, forgotten)) = self.later.pop_front_if(|(due, ..)| *due <= now) {
+            reset(&forgotten);
+            if now.saturating_duration_since(began) < RESET_FOR {
+                self.later.push_back((now + SWEEP, began, forgotten));
+            }
         }
     }
 
     fn finish(&mut self) {
-        while let Some(due) = self.due() {
+        self.later.clear();
+        while let Some(due) = self.soon.front().map(|(due, _)| *due) {
             thread::sleep(due.saturating_duration_since(Instant::now()));
             self.repeat(due);
         }
     }
 }
 
-/// Asks a peer whether it is still there, by the route that leads to it now.
-pub fn ask(splices: &Splices, question: &Question) {
+/// Asks a peer whether it is still there, by the route that leads to it now. False: nothing could be sent.
+pub fn ask(splices: &Splices, question: &Question) -> bool {
     let Question { own, peer, numbers, timestamp, .. } = *question;
     // If it fails, the peer is asked again later.
-    let _ = repair::ask_unattended(own, peer, numbers, timestamp, |socket| splices.speaks(question, socket));
+    repair::ask_unattended(own, peer, numbers, timestamp, |socket| splices.speaks(question, socket)).is_ok()
 }
 
 /// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has acknowledged, or the end of all that was

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod marked;
 pub mod netlink;
 pub mod netns;
+pub mod notices;
 pub mod packet;
 pub mod process;
 pub mod repair;

@@ -13,7 +13,7 @@ use super::layout::SPLICE_LAYOUT;
 use crate::links::{self, SPLICE_IN as IN, SPLICE_OUT as OUT, Stage};
 use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
-use crate::{AttachError, Device, Place, full};
+use crate::{AttachError, Device, Place, full, leftovers};
 
 /// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. No flow is armed before the caller has the
 /// tables, so the programs see both directions of each flow from its beginning.
@@ -25,6 +25,8 @@ pub(super) fn attach(
 ) -> Result<(Place, Locks, bool), AttachError> {
     SPLICE_IN.bytes()?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
+    // Tables of network namespaces that are gone take 22 MiB each. If it fails, they stay until the next start.
+    let _ = leftovers::sweep(&place);
     place.make()?;
     let locks = Locks::open(&place)?;
     let is_owner = locks.own();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT};
+use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT, WAY};
 use super::table::{Splices, boot_ns};
 use super::watched::Watched;
 
@@ -31,8 +31,13 @@ impl Flow {
     pub fn is_heard(&self, side: usize) -> bool {
         let face = self.face(side);
         let needs_clock = face.has_timestamps.load(Ordering::Relaxed) != 0;
-        let wanted = TOLD | SAID | if needs_clock { TS_SHIFT } else { 0 };
+        let wanted = TOLD | SAID | WAY | if needs_clock { TS_SHIFT } else { 0 };
         face.known.load(Ordering::Acquire) & wanted == wanted && face.device.load(Ordering::Relaxed) != 0
+    }
+
+    /// The devices by which our segments leave to each peer.
+    pub fn devices(&self) -> [u32; 2] {
+        [0, 1].map(|side| self.face(side).device.load(Ordering::Relaxed))
     }
 
     /// Notes the session's age, for a later process that finds the flow.

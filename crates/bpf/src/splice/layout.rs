@@ -8,7 +8,7 @@ use super::mapped::Shared;
 use crate::layout::{Address, FlowKey};
 
 /// Raised whenever a struct or a map of the splice programs changes its shape.
-pub(crate) const SPLICE_LAYOUT: u32 = 5;
+pub(crate) const SPLICE_LAYOUT: u32 = 6;
 
 /// `enum splice_stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(super) const FIN_SAID: u32 = 0x20;
 pub(super) const FIN_TAKEN: u32 = 0x40;
 pub(super) const RESET: u32 = 0x80;
 pub(super) const CUT: u32 = 0x100;
+pub(super) const WAY: u32 = 0x400;
+pub(super) const WAY_LOST: u32 = 0x800;
 
 /// `struct face`.
 #[derive(Debug)]
@@ -84,6 +86,7 @@ pub(crate) struct Face {
     pub(super) asked_ns: AtomicU64,
     pub(super) end: AtomicU64,
     pub(super) segments: AtomicU64,
+    sent_ns: AtomicU64,
 }
 
 /// `struct spliced`.
@@ -103,7 +106,7 @@ unsafe impl Shared for Spliced {}
 /// Also said in the documentation: what a flow takes beside its two keys.
 pub const FLOW_BYTES: usize = 320;
 
-const _: () = assert!(size_of::<Face>() == 136 && size_of::<Spliced>() == FLOW_BYTES);
+const _: () = assert!(size_of::<Face>() == 144 && size_of::<Spliced>() == FLOW_BYTES);
 
 impl Face {
     /// For a flow that begins; the programs don't look at it yet.
@@ -131,7 +134,7 @@ impl Face {
             &self.known,
         ];
         cleared.iter().for_each(|field| field.store(0, Ordering::Relaxed));
-        [&self.asked_ns, &self.end, &self.segments]
+        [&self.asked_ns, &self.end, &self.segments, &self.sent_ns]
             .iter()
             .for_each(|field| field.store(0, Ordering::Relaxed));
         self.peer_scale.store(peer_scale, Ordering::Relaxed);

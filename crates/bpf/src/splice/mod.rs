@@ -18,5 +18,5 @@ pub use flow::{Ended, Flow};
 pub use layout::{FLOW_BYTES, Stage};
 pub(crate) use layout::{SPLICE_LAYOUT, Spliced, addresses_of, key_of};
 pub(crate) use table::boot_ns;
-pub use table::{ArmError, InUse, Side, Splices, Swept};
+pub use table::{ArmError, InUse, Side, Splices, Swept, Way};
 pub use watched::{Forgotten, Question, Unattended, Watched};

@@ -2,6 +2,7 @@
 
 mod free;
 mod sweep;
+mod ways;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -17,6 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use self::free::FreePlaces;
 use self::sweep::LetGo;
 pub use self::sweep::Swept;
+pub use self::ways::Way;
 use super::attach::{Locks, attach};
 use super::flow::Flow;
 use super::keys::{Keys, NotEntered};

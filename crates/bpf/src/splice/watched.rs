@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::layout::{Face, RESET, Stage};
+use super::layout::{Face, RESET, Stage, WAY_LOST};
 use super::table::{Splices, age_of};
 use crate::layout::Address;
 
@@ -22,6 +22,7 @@ pub struct Forgotten {
     place: u32,
     /// The state of its connections at that moment.
     last: Option<[Unattended; 2]>,
+    has_lost_its_way: bool,
 }
 
 /// A connection of a flow, as a reset needs it.
@@ -52,7 +53,14 @@ pub struct Question {
 
 impl Forgotten {
     pub(super) fn new(splices: Arc<Splices>, place: u32, last: Option<[Unattended; 2]>) -> Self {
-        Self { splices, place, last }
+        let has_lost_its_way = has_lost_its_way(&splices, place);
+        Self { splices, place, last, has_lost_its_way }
+    }
+
+    /// Whether a peer could not be reached when it was forgotten: it may be later.
+    #[must_use]
+    pub fn has_lost_its_way(&self) -> bool {
+        self.has_lost_its_way
     }
 
     /// Its connections, unless a new one has their addresses. The numbers are read again while no other flow has the place: a program that was
@@ -91,6 +99,10 @@ pub(super) fn connections(splices: &Splices, place: u32) -> [Unattended; 2] {
             expected: [&face.una, &face.nxt].map(|number| number.load(Ordering::Relaxed)),
         }
     })
+}
+
+pub(super) fn has_lost_its_way(splices: &Splices, place: u32) -> bool {
+    splices.at(place).faces.iter().any(|face| face.known.load(Ordering::Acquire) & WAY_LOST != 0)
 }
 
 impl std::fmt::Debug for Forgotten {
@@ -145,6 +157,12 @@ impl Watched {
     pub fn reset_by(&self) -> Option<usize> {
         let faces = &self.splices.at(self.place).faces;
         faces.iter().position(|face| face.known.load(Ordering::Acquire) & RESET != 0)
+    }
+
+    /// Whether a peer can't be reached any more ([`Splices::lose_way`]).
+    #[must_use]
+    pub fn has_lost_its_way(&self) -> bool {
+        has_lost_its_way(&self.splices, self.place)
     }
 
     /// Marks the flow as gone and leaves its keys, as a process that is killed while it makes room. For tests.

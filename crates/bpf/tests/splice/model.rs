@@ -161,9 +161,13 @@ impl Model {
 
     fn after_the_tail(&mut self, segment: &Segment, is_intact: bool, is_copy: bool) -> Fate {
         let has = |flag: u8| segment.flags & flag != 0;
-        let is_new = segment.flags & (SYN | ACK | RST) == SYN
-            && self.from().known & SAID != 0
-            && is_before(self.from().end_number(), segment.seq);
+        let newest = self.to().tsval.wrapping_sub(self.from().ts_shift);
+        let clock = segment.timestamps().filter(|_| self.from().known & TS_SHIFT != 0);
+        let is_new = match clock {
+            Some((value, _)) if value != newest => is_before(newest, value),
+            _ => is_before(self.from().end_number(), segment.seq),
+        };
+        let is_new = is_new && segment.flags & (SYN | ACK | RST) == SYN && self.from().known & SAID != 0;
         if has(SYN) && self.stage != Stage::Spliced && is_new && is_intact {
             self.stage = Stage::Gone;
             return Fate::MadeRoom;
@@ -257,7 +261,7 @@ impl Model {
     }
 
     fn translated(&mut self, segment: &Segment, is_tail: bool, is_good: bool) -> Segment {
-        self.from().segments += 1;
+        self.from().segments += u64::from(segment.flags & RST == 0);
         let (from, side, tuples) = (*self.from(), self.side, self.tuples);
         let to = self.to();
         let mut ack = segment.ack.wrapping_sub(to.shift);

@@ -62,6 +62,9 @@ impl Left {
             Stage::Closing | Stage::Gone | Stage::Free => return Some(CloseReason::Finished),
             Stage::Armed | Stage::Tail | Stage::Spliced => self.reset_at = None,
         }
+        if self.watched.has_lost_its_way() {
+            return Some(CloseReason::WayLost);
+        }
         let bytes = self.watched.bytes();
         if bytes != self.bytes {
             (self.bytes, self.moved_at) = (bytes, now);

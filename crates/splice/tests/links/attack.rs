@@ -351,3 +351,59 @@ pub(crate) fn syn_after_reset(bed: &Bed, v6: bool) -> Result<()> {
     }
     truepeer_testbed::wait_for("GONE", || stage(&session) == Some(GONE))
 }
+
+/// As TIME_WAIT judges a SYN (RFC 6191): a newer timestamp makes room, whatever its number, and an older one never does.
+pub(crate) fn a_newer_timestamp_makes_room(bed: &Bed, v6: bool) -> Result<()> {
+    let line = Line::make(bed)?;
+    let third = ThirdHost::join(&line)?;
+    let session = closing(&line, v6)?;
+    let (peer, own) = session.tuples[0];
+    let end = words(&session.entry(), "end")[0];
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let milliseconds = now.tv_sec * 1000 + now.tv_nsec / 1_000_000;
+    let of_sender = words(&session.entry(), "said_clock")[0].wrapping_add(u32::try_from(milliseconds)?);
+    let syn = |off: u32, clock: u32| {
+        let (seq, options) = (end.wrapping_add(off), timestamps(of_sender.wrapping_add(clock), 0));
+        Segment { seq, flags: SYN, options, ..Segment::new(peer, own) }.packet()
+    };
+    let asked = line.counter("syn_asked")?;
+    third.send(&syn(1_000_000, 0_u32.wrapping_sub(100_000)))?;
+    truepeer_testbed::wait_for("a question", || line.counter("syn_asked").ok() == Some(asked + 1))?;
+    ensure!(stage_of(&session) == Some(CLOSING), "an old SYN has made room");
+    third.send(&syn(0_u32.wrapping_sub(1_000_000), 100_000))?;
+    truepeer_testbed::wait_for("GONE", || stage_of(&session) == Some(GONE))
+}
+
+/// A sender that has forgotten the connection answers each question about its SYN by a reset. That must not keep the addresses.
+pub(crate) fn resets_keep_no_addresses(bed: &Bed, v6: bool) -> Result<()> {
+    let line = Line::make(bed)?;
+    let third = ThirdHost::join(&line)?;
+    let session = closing(&line, v6)?;
+    let (peer, own) = session.tuples[0];
+    let (seq, translated) = (words(&session.entry(), "ack")[0], line.counter("segments_translated")?);
+    let before = session.segments();
+    third.send(&Segment { seq, flags: RST, ..Segment::new(peer, own) }.packet())?;
+    truepeer_testbed::wait_for("the reset", || {
+        line.counter("segments_translated").is_ok_and(|now| now > translated)
+    })?;
+    ensure!(session.segments() == before, "a reset counts as a segment of the session");
+    Ok(())
+}
+
+const CLOSING: u64 = 4;
+const GONE: u64 = 6;
+
+fn stage_of(session: &ByHand) -> Option<u64> {
+    session.entry().first().map(|(_, stage)| *stage)
+}
+
+/// A session whose ends have both ended.
+fn closing(line: &Line, v6: bool) -> Result<ByHand> {
+    let mut session = line.spliced(v6)?;
+    session.ends[1].shutdown(std::net::Shutdown::Write)?;
+    session.hear_end(0)?;
+    session.ends[0].shutdown(std::net::Shutdown::Write)?;
+    session.hear_end(1)?;
+    truepeer_testbed::wait_for("CLOSING", || stage_of(&session) == Some(CLOSING))?;
+    Ok(session)
+}

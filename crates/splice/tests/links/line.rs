@@ -14,7 +14,9 @@ use anyhow::{Context, Result};
 use socket2::SockRef;
 use truepeer_bpf::{Splices, Watched};
 use truepeer_session::connect_as::{Upstream, connect_as};
-use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, StaysHere, Streams, Turn, arm, ask};
+use truepeer_splice::{
+    Grace, Handover, Position, Progress, Sockets, StaysHere, Streams, Turn, Ways, arm, ask,
+};
 use truepeer_sys::repair::{connection, set_receive_buffer_fixed, stand};
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Host, Topology, client, wait_for};
@@ -28,6 +30,7 @@ pub(crate) struct Line {
     topology: Topology,
     splices: Arc<Splices>,
     grace: Grace,
+    ways: Arc<Ways>,
 }
 
 impl Line {
@@ -48,7 +51,8 @@ impl Line {
             without_rp_filter(topology.host(name))?;
         }
         let splices = attach(topology.host("relay"), &pins, devices)?;
-        Ok(Line { topology, splices, grace: Grace::start()? })
+        let ways = topology.host("relay").run(|| Arc::new(Ways::open()))?;
+        Ok(Line { topology, splices, grace: Grace::start()?, ways })
     }
 
     pub(crate) fn host(&self, name: &str) -> &Host {
@@ -57,14 +61,15 @@ impl Line {
 
     /// Joins two connections.
     pub(crate) fn arm_sockets(&self, sockets: [&TcpStream; 2]) -> Result<Sockets, StaysHere> {
-        arm(&self.splices, &self.grace, sockets.map(AsFd::as_fd))
+        arm(&self.splices, &self.grace, &self.ways, sockets.map(AsFd::as_fd))
     }
 
     /// As the sweeper of a process that watches the session.
     pub(crate) fn ask(&self, session: &ByHand, side: usize) -> Result<()> {
         let FlowOf::Watched(watched) = &session.flow else { anyhow::bail!("it has not left") };
         let question = watched.question(side);
-        Ok(self.host("relay").run(|| ask(&self.splices, &question))?)
+        self.host("relay").run(|| _ = ask(&self.splices, &question))?;
+        Ok(())
     }
 
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
@@ -324,9 +329,14 @@ impl ByHand {
         self.flow = FlowOf::Nobody;
     }
 
+    /// Segments of each peer that were translated, once the sockets are closed.
+    pub(crate) fn segments(&self) -> Option<[u64; 2]> {
+        if let FlowOf::Watched(watched) = &self.flow { Some(watched.segments()) } else { None }
+    }
+
     /// The session's entry in the tables, the words of both faces one after the other, without counters and times.
     pub(crate) fn entry(&self) -> Vec<(String, u64)> {
-        const CHANGES: [&str; 6] = ["bytes", "segments", "asked_ns", "tsval", "since_ns", "place"];
+        const CHANGES: [&str; 7] = ["bytes", "segments", "sent_ns", "asked_ns", "tsval", "since_ns", "place"];
         let text = match &self.flow {
             FlowOf::Nobody => String::new(),
             FlowOf::Sockets(sockets) => format!("{sockets:?}"),

@@ -11,8 +11,12 @@ use socket2::SockRef;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::pattern::Pattern;
 
+use crate::fates::Fates;
+
 /// What is lost several times is sent again after seconds.
 const STALL: Duration = Duration::from_secs(60);
+/// Between two looks whether a session has left.
+const MOMENT: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -54,11 +58,25 @@ impl Plan {
 }
 
 /// The sender's end.
-pub(crate) fn talk(to: SocketAddr, way: Way, number: u64) -> Result<()> {
+pub(crate) fn talk(to: SocketAddr, way: Way, number: u64, fates: &Fates) -> Result<()> {
     let mut stream = truepeer_testbed::client::connect(to)?;
     let code = WAYS.iter().position(|one| *one == way).context("a way")? as u64;
     stream.write_all(&(number << 8 | code).to_be_bytes())?;
-    play(stream, Plan::new(way, number), 0).with_context(|| format!("the sender of {number}"))
+    let fate = Fate { fates: fates.clone(), port: stream.local_addr()?.port() };
+    play(stream, Plan::new(way, number), 0, &fate).with_context(|| format!("the sender of {number}"))
+}
+
+/// What becomes of a session, for both of its peers.
+#[derive(Clone)]
+struct Fate {
+    fates: Fates,
+    port: u16,
+}
+
+impl Fate {
+    fn is_decided(&self) -> bool {
+        self.fates.is_decided(self.port)
+    }
 }
 
 const WAYS: [Way; 4] = [Way::Questions, Way::Bulk, Way::Slow, Way::Reset];
@@ -66,14 +84,15 @@ const WAYS: [Way; 4] = [Way::Questions, Way::Bulk, Way::Slow, Way::Reset];
 pub(crate) struct Backend(Arc<Mutex<Vec<anyhow::Error>>>);
 
 impl Backend {
-    pub(crate) fn start(listener: TcpListener) -> Result<Backend> {
+    pub(crate) fn start(listener: TcpListener, fates: Fates) -> Result<Backend> {
         let complaints: Arc<Mutex<Vec<anyhow::Error>>> = Arc::default();
         let shared = Arc::clone(&complaints);
         thread::Builder::new().name("backend".into()).spawn(move || {
-            for stream in listener.incoming().flatten() {
+            while let Ok((stream, sender)) = listener.accept() {
                 let shared = Arc::clone(&shared);
+                let fate = Fate { fates: fates.clone(), port: sender.port() };
                 thread::spawn(move || {
-                    if let Err(error) = answer(stream) {
+                    if let Err(error) = answer(stream, &fate) {
                         shared.lock().unwrap_or_else(PoisonError::into_inner).push(error);
                     }
                 });
@@ -91,7 +110,7 @@ impl Backend {
     }
 }
 
-fn answer(mut stream: TcpStream) -> Result<()> {
+fn answer(mut stream: TcpStream, fate: &Fate) -> Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     let mut code = [0; 8];
     match stream.read_exact(&mut code) {
@@ -101,22 +120,22 @@ fn answer(mut stream: TcpStream) -> Result<()> {
     }
     let code = u64::from_be_bytes(code);
     let way = WAYS[usize::from(code.to_be_bytes()[7]) % 4];
-    play(stream, Plan::new(way, code >> 8), 1).with_context(|| format!("the backend of {}", code >> 8))
+    play(stream, Plan::new(way, code >> 8), 1, fate).with_context(|| format!("the backend of {}", code >> 8))
 }
 
-fn play(stream: TcpStream, plan: Plan, end: usize) -> Result<()> {
+fn play(stream: TcpStream, plan: Plan, end: usize, fate: &Fate) -> Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     stream.set_write_timeout(Some(STALL))?;
     stream.set_nodelay(true)?;
     match plan.way {
-        Way::Questions => questions(stream, plan, end),
-        Way::Bulk | Way::Slow => bulk(stream, plan, end),
-        Way::Reset => reset(stream, plan, end),
+        Way::Questions => questions(stream, plan, end, fate),
+        Way::Bulk | Way::Slow => bulk(stream, plan, end, fate),
+        Way::Reset => reset(stream, plan, end, fate),
     }
 }
 
 /// Each end writes when it has read; then the first one ends, and the other.
-fn questions(mut stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
+fn questions(mut stream: TcpStream, mut plan: Plan, end: usize, fate: &Fate) -> Result<()> {
     let (mut out, mut back) = (Pattern::default(), Pattern::default());
     for round in 0..plan.rounds {
         let lens = [0, 1].map(|side: usize| 1 + plan.chance.below(plan.lens[side]));
@@ -132,6 +151,7 @@ fn questions(mut stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
             }
         }
     }
+    ask_until_decided(&mut stream, end, fate).context("until it has left or stays")?;
     if plan.first == end {
         stream.shutdown(Shutdown::Write)?;
         expect_end(&mut stream)
@@ -141,31 +161,74 @@ fn questions(mut stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
     }
 }
 
-fn bulk(stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
+/// The sender asks on; a question that begins with 0 is the last one.
+fn ask_until_decided(stream: &mut TcpStream, end: usize, fate: &Fate) -> Result<()> {
+    let mut message = [1; 500];
+    while message[0] != 0 {
+        if end == 0 {
+            message[0] = u8::from(!fate.is_decided());
+            stream.write_all(&message)?;
+            stream.read_exact(&mut message)?;
+            thread::sleep(MOMENT);
+        } else {
+            stream.read_exact(&mut message)?;
+            stream.write_all(&message)?;
+        }
+    }
+    Ok(())
+}
+
+/// Each end writes on until the session has left or stays.
+fn bulk(stream: TcpStream, mut plan: Plan, end: usize, fate: &Fate) -> Result<()> {
     let mut writing = stream.try_clone()?;
     let (len, seed) = (plan.lens[end], plan.chance.next());
     let is_slow = plan.way == Way::Slow;
+    let undecided = fate.clone();
     let writer = thread::spawn(move || -> Result<()> {
-        write_pattern(&mut writing, len, Chance::new(seed), is_slow)?;
+        let mut out = Pattern::default();
+        write_pattern(&mut writing, &mut out, len, Chance::new(seed), is_slow)?;
+        let mut total = len;
+        while !undecided.is_decided() {
+            let mut more = [0; 1000];
+            out.fill(&mut more);
+            writing.write_all(&more).context("until it has left or stays")?;
+            total += more.len();
+            thread::sleep(MOMENT);
+        }
+        undecided.fates.wrote(undecided.port, end, total);
         writing.shutdown(Shutdown::Write).context("shutdown")
     });
     let mut reading = stream;
-    let mut back = Pattern::default();
-    let mut left = plan.lens[1 - end];
-    while left > 0 {
-        let part = left.min(if is_slow { 1 + plan.chance.below(5000) } else { 100_000 });
-        expect(&mut reading, &mut back, part).with_context(|| format!("with {left} to come"))?;
-        left -= part;
+    let (mut back, mut total) = (Pattern::default(), 0);
+    let mut buffer = vec![0; 100_000];
+    loop {
+        let most = if is_slow { 1 + plan.chance.below(5000) } else { buffer.len() };
+        let read = reading.read(&mut buffer[..most]).with_context(|| format!("after {total} bytes"))?;
+        if read == 0 {
+            break;
+        }
+        let mut wanted = vec![0; read];
+        back.fill(&mut wanted);
+        let differs = buffer.iter().zip(&wanted).position(|(read, wanted)| read != wanted);
+        ensure!(differs.is_none(), "byte {differs:?} behind {total} is another");
+        total += read;
         if is_slow && plan.chance.below(20) == 0 {
             thread::sleep(Duration::from_millis(plan.chance.below(30) as u64));
         }
     }
-    expect_end(&mut reading)?;
+    let written = fate.fates.total(fate.port, 1 - end);
+    ensure!(total == written, "an end after {total} bytes of {written}");
     writer.join().map_err(|_| anyhow::anyhow!("the writer panicked"))?.context("writing")
 }
 
-fn write_pattern(stream: &mut TcpStream, len: usize, mut chance: Chance, is_slow: bool) -> Result<()> {
-    let (mut out, mut left) = (Pattern::default(), len);
+fn write_pattern(
+    stream: &mut TcpStream,
+    out: &mut Pattern,
+    len: usize,
+    mut chance: Chance,
+    is_slow: bool,
+) -> Result<()> {
+    let mut left = len;
     while left > 0 {
         let mut bytes = vec![0; left.min(1 + chance.below(60_000))];
         out.fill(&mut bytes);
@@ -179,13 +242,21 @@ fn write_pattern(stream: &mut TcpStream, len: usize, mut chance: Chance, is_slow
 }
 
 /// One end resets after some bytes; the other's bytes up to there are right, and then it learns of the reset, not of an orderly end.
-fn reset(mut stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
+fn reset(mut stream: TcpStream, mut plan: Plan, end: usize, fate: &Fate) -> Result<()> {
     let seed = plan.chance.next();
     let after = Duration::from_millis(plan.chance.below(400) as u64);
+    let waits = plan.chance.below(2) == 0;
     if plan.first == end {
         let mut writing = stream.try_clone()?;
-        let writer = thread::spawn(move || write_pattern(&mut writing, 1 << 26, Chance::new(seed), true));
+        let endless = usize::MAX;
+        let writer = thread::spawn(move || {
+            write_pattern(&mut writing, &mut Pattern::default(), endless, Chance::new(seed), true)
+        });
         thread::sleep(after);
+        // If the session ends before, the writer does.
+        while waits && !fate.is_decided() && !writer.is_finished() {
+            thread::sleep(MOMENT);
+        }
         SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
         stream.shutdown(Shutdown::Read)?;
         // close() resets, but not while the writer holds the connection.
@@ -196,7 +267,7 @@ fn reset(mut stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
     let mut back = Pattern::default();
     let mut buffer = vec![0; 50_000];
     stream.set_read_timeout(Some(Duration::from_millis(500)))?;
-    let until = Instant::now() + STALL;
+    let mut until = Instant::now() + STALL;
     while Instant::now() < until {
         match stream.read(&mut buffer) {
             Ok(0) => bail!("an orderly end instead of a reset"),
@@ -204,6 +275,7 @@ fn reset(mut stream: TcpStream, mut plan: Plan, end: usize) -> Result<()> {
                 let mut wanted = vec![0; read];
                 back.fill(&mut wanted);
                 ensure!(wanted == buffer[..read], "other bytes than were sent");
+                until = Instant::now() + STALL;
             }
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}

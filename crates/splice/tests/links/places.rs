@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use truepeer_bpf::{Flow, Side, Splices, Stage};
-use truepeer_testbed::{Bed, NetNs};
+use truepeer_bpf::{Device, Flow, Side, Splices, Stage};
+use truepeer_testbed::{Bed, NetNs, ip_here, wait_for};
 
 const FLOWS: NonZeroU32 = NonZeroU32::new(4).expect("not zero");
 
@@ -147,5 +147,22 @@ pub(crate) fn the_keys_of_a_flow_that_is_gone_are_removed(bed: &Bed) -> Result<(
         thread::sleep(Duration::from_millis(1));
         table.splices.have_rested(Instant::now());
     }
+    Ok(())
+}
+
+/// They take 22 MiB each.
+pub(crate) fn tables_of_a_namespace_that_is_gone_are_removed(bed: &Bed) -> Result<()> {
+    let pins = crate::stand::pins(bed)?;
+    let attach_here = || -> Result<()> {
+        ip_here(&["link set lo up"])?;
+        let loopback = Device { name: "lo".to_owned(), has_ethernet: true, has_strict_rp_filter: false };
+        Ok(drop(Splices::attach(&pins, &[loopback], FLOWS)?))
+    };
+    // The namespace ends with its last user.
+    NetNs::create()?.run(attach_here)??;
+    wait_for("the end of the namespace", || truepeer_bpf::gone(&pins).is_ok_and(|gone| gone.len() == 1))?;
+    NetNs::create()?.run(attach_here)??;
+    let after = fs::read_dir(&pins)?.count();
+    ensure!(after == 1, "{after} namespaces have tables");
     Ok(())
 }

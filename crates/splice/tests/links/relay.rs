@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use truepeer_bpf::Splices;
-use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, Streams, Turn, arm};
+use truepeer_splice::{Grace, Handover, Position, Progress, Sockets, Streams, Turn, Ways, arm};
 use truepeer_sys::repair::{set_receive_buffer_fixed, stand};
 use truepeer_testbed::NetNs;
 use truepeer_testbed::chance::Chance;
+
+use crate::fates::Fates;
 
 /// The next look at a hand-over that waits.
 const LOOK: Duration = Duration::from_millis(4);
@@ -46,6 +48,8 @@ struct Shared {
     open: Mutex<Vec<(usize, String)>>,
     splices: Arc<Splices>,
     grace: Grace,
+    ways: Arc<Ways>,
+    fates: Fates,
 }
 
 impl Relay {
@@ -54,23 +58,28 @@ impl Relay {
         entrance: TcpListener,
         backend: SocketAddr,
         splices: &Arc<Splices>,
+        fates: &Fates,
     ) -> Result<Relay> {
         let shared = Arc::new(Shared {
             tally: Mutex::default(),
             open: Mutex::default(),
             splices: Arc::clone(splices),
             grace: Grace::start()?,
+            ways: netns.run(|| Arc::new(Ways::open()))?,
+            fates: fates.clone(),
         });
         let (serving, netns) = (Arc::clone(&shared), netns.clone());
         thread::spawn(move || -> Result<()> {
             netns.enter()?;
             for number in 0.. {
                 serving.splices.sweep(Instant::now(), LINGER, true);
-                let (down, _) = entrance.accept()?;
+                let (down, sender) = entrance.accept()?;
+                serving.fates.begin(sender.port());
                 let shared = Arc::clone(&serving);
                 thread::spawn(move || {
                     shared.count(|tally| tally.sessions += 1);
                     let failed = relay(&shared, number, down, backend).err();
+                    shared.fates.decide(sender.port());
                     if failed.is_some() {
                         shared.count(|tally| tally.reset += 1);
                     }
@@ -123,6 +132,8 @@ impl Shared {
 }
 
 struct Session {
+    /// The sender's.
+    port: u16,
     sockets: [TcpStream; 2],
     /// Read from the other side, to be written to this one.
     held: [Vec<u8>; 2],
@@ -132,14 +143,15 @@ struct Session {
 
 /// Errors are resets: dropped sockets would otherwise say an orderly end.
 fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -> Result<()> {
-    let up = connect_as_neighbour_of(&down, backend)?;
+    let port = down.peer_addr()?.port();
+    let up = connect_as_neighbour_of(port, backend)?;
     for socket in [&down, &up] {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         set_receive_buffer_fixed(socket.as_fd(), true)?;
     }
-    let mut session =
-        Session { sockets: [down, up], held: Default::default(), streams: Streams::default(), hold: None };
+    let (sockets, held, streams) = ([down, up], Default::default(), Streams::default());
+    let mut session = Session { port, sockets, held, streams, hold: None };
     let outcome = session.run(shared, number);
     match outcome {
         Ok(Some(spliced)) => {
@@ -161,9 +173,9 @@ fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -
 }
 
 /// From the sender's port: the kernel takes the port of a socket that was closed silently for free, while the peer's connection still lives.
-fn connect_as_neighbour_of(down: &TcpStream, backend: SocketAddr) -> Result<TcpStream> {
+fn connect_as_neighbour_of(port: u16, backend: SocketAddr) -> Result<TcpStream> {
     let own = if backend.is_ipv4() { "10.78.0.1".parse()? } else { "fd78::1".parse()? };
-    truepeer_testbed::client::connect_from(SocketAddr::new(own, down.peer_addr()?.port()), backend)
+    truepeer_testbed::client::connect_from(SocketAddr::new(own, port), backend)
 }
 
 impl Session {
@@ -183,7 +195,7 @@ impl Session {
                 return Ok(None);
             }
             if handover.is_none() && !stays && self.streams.written.iter().sum::<u64>() > after {
-                match arm(&shared.splices, &shared.grace, self.fds()) {
+                match arm(&shared.splices, &shared.grace, &shared.ways, self.fds()) {
                     Ok(sockets) => {
                         shared.count(|tally| tally.armed += 1);
                         handover = Some((Handover::knowing(positions), sockets));
@@ -209,6 +221,7 @@ impl Session {
                 }
                 Turn::Hold(_) | Turn::StayHere(_) => {
                     shared.count(|tally| tally.stayed += 1);
+                    shared.fates.decide(self.port);
                     (handover, stays) = (None, true);
                     for socket in self.fds() {
                         set_receive_buffer_fixed(socket, false)?;

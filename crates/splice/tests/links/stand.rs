@@ -14,6 +14,7 @@ use truepeer_bpf::{Device, Splices};
 use truepeer_testbed::packets::{BadLink, Mischief};
 use truepeer_testbed::{Bed, Host, skip, with_child_signal};
 
+use crate::fates::Fates;
 use crate::peers::Backend;
 use crate::relay::Relay;
 
@@ -31,6 +32,7 @@ pub(crate) struct Stand {
 pub(crate) struct Serving {
     pub(crate) relay_at: SocketAddr,
     pub(crate) relay: Relay,
+    pub(crate) fates: Fates,
     backend: Backend,
 }
 
@@ -107,10 +109,12 @@ impl Stand {
             self.backend.run(|| TcpListener::bind(backend_at))?.context("the backend's listener")?;
         let relay_at = self.relay.at(v6, PORT);
         let entrance = self.relay.run(|| TcpListener::bind(relay_at))?.context("the relay's listener")?;
+        let fates = Fates::default();
         Ok(Serving {
             relay_at,
-            relay: Relay::start(&self.relay.netns, entrance, backend_at, &self.splices)?,
-            backend: Backend::start(listener)?,
+            relay: Relay::start(&self.relay.netns, entrance, backend_at, &self.splices, &fates)?,
+            backend: Backend::start(listener, fates.clone())?,
+            fates,
         })
     }
 

@@ -127,7 +127,11 @@ fn act(
             put_in_place(spec, others, &place, process, out)
         }
         Some(AttachAction::Remove { ref port, .. }) => remove_ports(&place, port, out),
-        Some(AttachAction::Sweep { .. }) => tidy_up(&place, out),
+        Some(AttachAction::Sweep { .. }) => {
+            tidy_up(&place, out)?;
+            // Tables of sessions that have left user space.
+            tidy_up(&Place::here(Path::new(defaults::SPLICE_PINS))?, out)
+        }
         Some(AttachAction::Status { follow: true, json, .. }) => {
             let places = || Ok(if place.exists()? { vec![place.clone()] } else { Vec::new() });
             follow::follow(&places, false, json, out)

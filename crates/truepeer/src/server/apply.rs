@@ -197,9 +197,10 @@ impl Engines {
             let bell = self.bell.clone();
             let on_end = move || bell.ring();
             let full = self.full();
-            let splices =
-                self.programs.splices.as_ref().map(|splices| Splicing::start(Arc::clone(splices), full));
-            let splicing = splices.transpose().map_err(EngineError::Thread)?;
+            let programs = self.programs.splices.as_ref().zip(self.programs.ways.as_ref());
+            let splicing =
+                programs.map(|(splices, ways)| Splicing::start(Arc::clone(splices), Arc::clone(ways), full));
+            let splicing = splicing.transpose().map_err(EngineError::Thread)?;
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
             self.relay = Some(Relay::start_splicing(workers, budgets, journal, splicing, on_end)?);
         }

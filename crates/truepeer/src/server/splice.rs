@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, ensure};
 use tracing::{debug, info, warn};
 use truepeer_bpf::{AttachError, Device, Splices};
+use truepeer_relay::Ways;
 
 use super::full::FullListeners;
 use crate::attach::find_devices;
@@ -22,13 +23,17 @@ pub(super) struct Programs {
     /// If no listener wants to splice: the tables of an earlier process, if there are any.
     pub(super) splices: Option<Arc<Splices>>,
     pub(super) full: Option<FullListeners>,
+    /// Opened with the programs: a confined process can't list IPsec policies.
+    pub(super) ways: Option<Arc<Ways>>,
 }
 
 /// Loads the programs that the listeners want. If that fails, it logs the reason, and sessions are relayed.
 pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
     warn_of_marks(process);
     if !is_wanted(process) {
-        return Programs { splices: left_behind(), full: None };
+        let splices = left_behind();
+        let ways = splices.as_ref().map(|_| Arc::new(Ways::open()));
+        return Programs { splices, full: None, ways };
     }
     match attach(is_upgrade) {
         Ok((splices, devices)) => {
@@ -43,7 +48,7 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
                     "--splice full is experimental and not for production: docs/splice.md, \"Sessions that the kernel makes\", says what is open"
                 );
             }
-            Programs { splices: Some(splices), full }
+            Programs { splices: Some(splices), full, ways: Some(Arc::new(Ways::open())) }
         }
         Err(failure) if matches!(failure.downcast_ref(), Some(AttachError::OtherLayout { .. })) => {
             warn!(

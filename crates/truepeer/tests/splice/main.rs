@@ -4,6 +4,8 @@ mod again;
 mod bridge;
 mod busy;
 mod crowd;
+mod devices;
+mod firewalls;
 mod heirs;
 mod keeper;
 mod killed;
@@ -11,6 +13,7 @@ mod life;
 mod lossy;
 mod silent;
 mod stand;
+mod ways;
 mod wire;
 
 use std::process::ExitCode;
@@ -30,6 +33,9 @@ fn main() -> ExitCode {
         crowd::tests(),
         lossy::tests(),
         wire::tests(),
+        ways::tests(),
+        devices::tests(),
+        firewalls::tests(),
     ]
     .into_iter()
     .flatten()

@@ -36,10 +36,10 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-const DOOR: &str = "10.78.9.1:8443";
+pub(crate) const DOOR: &str = "10.78.9.1:8443";
 
 /// The sender's host.
-fn far() -> Result<NetNs> {
+pub(crate) fn far() -> Result<NetNs> {
     mount_bpf_in_place()?;
     let far = NetNs::create()?;
     let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
@@ -52,14 +52,14 @@ fn far() -> Result<NetNs> {
     Ok(far)
 }
 
-fn stand(bed: &Bed, door: &str) -> Result<Stand> {
+pub(crate) fn stand(bed: &Bed, door: &str) -> Result<Stand> {
     let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
     let truepeer = spliced_at(bed, door, &["--allow", "10.0.0.0/8"]).start(bed)?;
     Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
 }
 
 /// The session works in user space, and this is the counted reason.
-fn stays(bed: &Bed, stand: &Stand, mut stream: TcpStream, reason: &str) -> Result<()> {
+pub(crate) fn stays(bed: &Bed, stand: &Stand, mut stream: TcpStream, reason: &str) -> Result<()> {
     let counted = format!("1  {reason}");
     stand.truepeer.wait_state(&format!("{reason} to be counted"), || {
         // Bytes move.

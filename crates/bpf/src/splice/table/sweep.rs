@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Splices, lock};
 use crate::splice::attention::{Attention, Care};
 use crate::splice::layout::Stage;
-use crate::splice::watched::{Forgotten, Question, Unattended, connections, question};
+use crate::splice::watched::{Forgotten, Question, Unattended, connections, has_lost_its_way, question};
 
 /// While few places are free, ended flows go so much sooner.
 const SOONER: u32 = 10;
@@ -79,6 +79,7 @@ impl Splices {
         entry.is_ending = is_ending(stage);
         match stage {
             Stage::Closing | Stage::Dead => is_quiet,
+            Stage::Spliced if has_lost_its_way(self, entry.place) => true,
             Stage::Spliced => match entry.attention.look(segments, now) {
                 Care::Nothing => false,
                 Care::Ask(side) => {

@@ -1,0 +1,147 @@
+//! Whether translated packets go the way that a socket's packets would. bpf_redirect_neigh() looks the route
+//! up by addresses and device alone, and leaves IPsec out. So sessions stay in user space where more than
+//! that decides; those that have left are told when something under them changes.
+
+mod devices;
+mod policies;
+mod rules;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use truepeer_sys::notices::{Family, Notices};
+
+pub(crate) use self::devices::Devices;
+use self::policies::Policies;
+use self::rules::Rules;
+use crate::StaysHere;
+
+/// linux/rtnetlink.h: RTM_NEWRULE, RTM_DELRULE.
+const NEW_RULE: u16 = 32;
+const DELETED_RULE: u16 = 33;
+/// Bits of RTMGRP_*: devices, addresses of both families, rules of both.
+const LINKS: u32 = 1;
+const ADDRESSES: u32 = 1 << 4 | 1 << 8;
+const RULES: u32 = 1 << 7 | 1 << 18;
+
+/// The ways of a network namespace's packets, as far as they decide about sessions.
+#[derive(Debug)]
+pub struct Ways(Mutex<Known>);
+
+#[derive(Debug)]
+struct Known {
+    /// `None`: netlink is forbidden (RestrictAddressFamilies in a unit), so nothing is known.
+    notices: Option<Notices>,
+    rules: Option<Rules>,
+    policies: Policies,
+    devices: Devices,
+    changes: Changes,
+}
+
+/// What has changed under sessions that have left.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Devices that have lost an address, have ended or became another one's port.
+    devices: BTreeSet<u32>,
+    /// Addresses of this host that have moved or gone.
+    addresses: BTreeSet<IpAddr>,
+    /// All sessions may be concerned.
+    is_all: bool,
+    /// IPsec policies were added, which translated packets would bypass.
+    pub are_encrypted: bool,
+}
+
+impl Changes {
+    /// Whether nothing has changed.
+    #[must_use]
+    pub fn are_none(&self) -> bool {
+        self.devices.is_empty() && self.addresses.is_empty() && !self.is_all && !self.are_encrypted
+    }
+
+    /// Whether they concern the connection of this address of ours that leaves by this device.
+    #[must_use]
+    pub fn concern(&self, own: IpAddr, device: u32) -> bool {
+        self.is_all || self.devices.contains(&device) || self.addresses.contains(&own)
+    }
+}
+
+impl Ways {
+    /// Of the calling thread's network namespace. Call it with CAP_NET_ADMIN: otherwise IPsec policies can't
+    /// be listed, and all sessions stay.
+    #[must_use]
+    pub fn open() -> Self {
+        // Before the lists are read: whatever changes meanwhile is heard of.
+        let notices = Notices::of(Family::Route, LINKS | ADDRESSES | RULES).ok();
+        let rules = Rules::read().ok();
+        let policies = Policies::open();
+        let (devices, changes) = (Devices::read().unwrap_or_default(), Changes::default());
+        Self(Mutex::new(Known { notices, rules, policies, devices, changes }))
+    }
+
+    /// Whether a session may leave, by what stands at this moment.
+    ///
+    /// # Errors
+    /// Why it stays.
+    pub fn may_leave(&self) -> Result<(), StaysHere> {
+        self.with(|known| known.may_leave())
+    }
+
+    /// As [`Ways::may_leave`], for a session whose packets leave by these devices.
+    ///
+    /// # Errors
+    /// Why it stays.
+    pub(crate) fn may_leave_by(&self, devices: [u32; 2]) -> Result<(), StaysHere> {
+        self.with(|known| {
+            known.may_leave()?;
+            let is_lost = devices.iter().any(|device| known.devices.are_lost(*device));
+            if is_lost { Err(StaysHere::Device) } else { Ok(()) }
+        })
+    }
+
+    /// What has changed since the last call, and the devices as they are now.
+    pub(crate) fn changes(&self) -> (Changes, Devices) {
+        self.with(|known| (std::mem::take(&mut known.changes), known.devices.clone()))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.hear();
+        work(&mut known)
+    }
+}
+
+impl Known {
+    fn may_leave(&self) -> Result<(), StaysHere> {
+        let rules = self.notices.as_ref().and(self.rules.as_ref()).ok_or(StaysHere::WaysUnknown)?;
+        if rules.decide_by_more_than_addresses() {
+            return Err(StaysHere::Rules);
+        }
+        match self.policies.are_any() {
+            Some(false) => Ok(()),
+            Some(true) => Err(StaysHere::Ipsec),
+            None => Err(StaysHere::WaysUnknown),
+        }
+    }
+
+    fn hear(&mut self) {
+        let Some(notices) = &mut self.notices else { return };
+        let (devices, changes) = (&mut self.devices, &mut self.changes);
+        let mut are_rules_other = false;
+        let are_whole = notices.read(|message| match message.kind {
+            NEW_RULE | DELETED_RULE => are_rules_other = true,
+            _ => devices.note(message, changes),
+        });
+        if !are_whole {
+            // A device may have been deleted and made anew meanwhile: every session is asked.
+            changes.is_all = true;
+        }
+        if are_rules_other || !are_whole {
+            let before = self.rules.take();
+            // If it fails, sessions stay until it is read again.
+            self.rules = Rules::read().ok();
+            self.changes.is_all |= self.rules != before;
+        }
+        self.changes.are_encrypted |= self.policies.hear();
+    }
+}

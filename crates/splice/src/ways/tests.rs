@@ -1,0 +1,68 @@
+use super::rules::decides_by_more;
+
+/// A rule as the kernel writes it: to the tables that all rules have, with these attributes.
+fn rule(tos: u8, flags: u32, selectors: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 0, tos, 254, 0, 0, 1];
+    bytes.extend(flags.to_ne_bytes());
+    // Table, suppressed prefix length, protocol, priority.
+    let always: [(u16, &[u8]); 4] = [(15, &[254, 0, 0, 0]), (14, &[0xff; 4]), (21, &[2]), (6, &[1, 0, 0, 0])];
+    for (kind, value) in always.iter().chain(selectors) {
+        let length = u16::try_from(4 + value.len()).unwrap();
+        bytes.extend([length.to_ne_bytes(), kind.to_ne_bytes()].concat());
+        bytes.extend(*value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+    bytes
+}
+
+#[test]
+fn rules_by_addresses_decide_nothing_more() {
+    let rows: [(&str, &[(u16, &[u8])]); 9] = [
+        ("all", &[]),
+        ("from", &[(2, &[10, 0, 0, 1])]),
+        ("to", &[(1, &[10, 0, 0, 1])]),
+        ("realm", &[(11, &[1, 0, 0, 0])]),
+        ("goto", &[(4, &[1, 0, 0, 0])]),
+        ("VRF", &[(19, &[1])]),
+        ("what comes in", &[(3, b"eth0\0"), (23, &[80, 0, 80, 0])]),
+        ("what this host sends", &[(3, b"lo\0")]),
+        ("UDP", &[(22, &[17]), (23, &[53, 0, 53, 0])]),
+    ];
+    for (name, selectors) in rows {
+        assert!(!decides_by_more(&rule(0, 0, selectors)), "{name}");
+    }
+}
+
+#[test]
+fn rules_by_marks_ports_users_and_devices_decide_more() {
+    let rows: [(&str, &[(u16, &[u8])]); 10] = [
+        ("fwmark", &[(10, &[7, 0, 0, 0]), (16, &[0xff; 4])]),
+        ("fwmark 0/0xff", &[(16, &[0xff, 0, 0, 0])]),
+        ("sport", &[(23, &[80, 0, 80, 0])]),
+        ("dport", &[(24, &[80, 0, 80, 0])]),
+        ("uidrange", &[(20, &[0; 8])]),
+        ("ipproto tcp", &[(22, &[6])]),
+        ("oif", &[(17, b"eth0\0")]),
+        ("dscp", &[(25, &[4])]),
+        ("a selector of a later kernel", &[(77, &[1])]),
+        ("from lo, with a port", &[(3, b"lo\0"), (23, &[80, 0, 80, 0])]),
+    ];
+    for (name, selectors) in rows {
+        assert!(decides_by_more(&rule(0, 0, selectors)), "{name}");
+    }
+    assert!(decides_by_more(&rule(4, 0, &[])), "tos");
+    assert!(decides_by_more(&rule(0, 2, &[(3, b"eth0\0"), (23, &[80, 0, 80, 0])])), "not");
+}
+
+#[test]
+fn truepeers_own_rules_decide_nothing() {
+    let mut own = rule(0, 0, &[(3, b"lo\0"), (22, &[6]), (23, &[80, 0, 80, 0])]);
+    let protocol = own.windows(4).position(|four| four == [5, 0, 21, 0]).unwrap() + 4;
+    own[protocol] = 123;
+    assert!(!decides_by_more(&own));
+}
+
+#[test]
+fn a_broken_rule_counts_as_one_that_decides() {
+    assert!(decides_by_more(&[]) && decides_by_more(&[2, 0, 0]));
+}
