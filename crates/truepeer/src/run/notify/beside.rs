@@ -23,8 +23,9 @@ use truepeer_session::Advise;
 use truepeer_sys::inherit::close_inherited;
 use truepeer_sys::limits;
 use truepeer_sys::process::{Forked, SignalDoor, end_now, fork, receive_descriptor, send_descriptor};
-use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls, is_supported};
+use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls};
 
+use super::feasible::permitted;
 use super::relation::{Relation, let_go_of_the_standard_streams};
 use super::serve::Serve;
 use super::supervisor::Supervisor;
@@ -117,8 +118,8 @@ fn stand<S: Serve>(
     verbose: bool,
     ready: impl FnOnce(Notifier, Relation) -> Result<S>,
 ) -> Result<Result<i32, Alone>> {
-    if let Err(error) = is_supported() {
-        return Ok(Err(Alone::because(&error)));
+    if let Err(error) = permitted() {
+        return Ok(Err(Alone::because(&io::Error::other(error))));
     }
     let program = getpid();
     let (here, there) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)

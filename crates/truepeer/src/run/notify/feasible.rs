@@ -4,7 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
-use truepeer_sys::process::{Reach, descriptor_of};
+use rustix::process::{WaitOptions, getpid, waitpid};
+use truepeer_sys::process::{Forked, Reach, descriptor_of, end_now, fork, read_memory, write_memory};
 use truepeer_sys::seccomp;
 
 use crate::run::program::{Kind, Program};
@@ -17,9 +18,14 @@ pub(super) enum Infeasible {
     )]
     OldKernel(String),
     #[error(
-        "seccomp(2) is forbidden here ({0}), perhaps by a container's profile: allow it, or use --via preload for a dynamically linked program, truepeer attach or truepeer proxy"
+        "seccomp(2) is forbidden here ({0}), perhaps by a container's profile: allow it, in a systemd unit SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev; or use --via preload for a dynamically linked program, truepeer attach or truepeer proxy"
     )]
     Forbidden(io::Error),
+    #[error(
+        "a seccomp filter ends whoever calls seccomp(2), pidfd_getfd(2), process_vm_readv(2) or process_vm_writev(2) here, and a supervisor needs them: add this line to the unit: SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev; or use --via preload for a dynamically linked program, truepeer attach or truepeer proxy"
+    )]
+    /// A probe was killed by a signal.
+    Deadly,
     #[error("{} is {}, and its system calls have other numbers: use truepeer attach or truepeer proxy", file.display(), Kind::OtherMachine)]
     OtherMachine {
         /// The program.
@@ -33,15 +39,44 @@ pub(super) enum Infeasible {
 
 /// Whether the kernel permits a supervisor.
 pub(in crate::run) fn is_possible() -> bool {
-    seccomp::is_supported().is_ok()
+    permitted().is_ok()
+}
+
+/// Whether the kernel permits a supervisor. A child asks, because an inherited filter may kill whoever asks
+/// (systemd's SystemCallFilter=).
+pub(super) fn permitted() -> Result<(), Infeasible> {
+    let child = match fork().map_err(|error| Infeasible::Forbidden(io::Error::other(error)))? {
+        Forked::Child => end_now(probe()),
+        Forked::Parent(child) => child,
+    };
+    let status = loop {
+        match waitpid(Some(child), WaitOptions::empty()) {
+            Ok(Some((_, status))) => break status,
+            Ok(None) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Infeasible::Forbidden(errno.into())),
+        }
+    };
+    match status.exit_status() {
+        Some(0) => Ok(()),
+        Some(errno) if errno == Errno::INVAL.raw_os_error() => Err(Infeasible::OldKernel(release())),
+        Some(errno) => Err(Infeasible::Forbidden(io::Error::from_raw_os_error(errno))),
+        None => Err(Infeasible::Deadly),
+    }
+}
+
+/// 0, or the error number of seccomp(2). Whether the other calls fail is checked with the program.
+fn probe() -> i32 {
+    let answer = seccomp::is_supported();
+    let this = getpid().as_raw_nonzero().get();
+    let _ = descriptor_of(this, 0);
+    // Address 0 is never mapped: both fail without an effect.
+    let _ = (read_memory(this, 0, &mut [0]), write_memory(this, 0, &[0]));
+    answer.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EPERM))
 }
 
 /// Checks the kernel and the file.
 pub(super) fn check(program: &Program) -> Result<(), Infeasible> {
-    seccomp::is_supported().map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::INVAL) => Infeasible::OldKernel(release()),
-        _ => Infeasible::Forbidden(error),
-    })?;
+    permitted()?;
     match program.kind {
         Kind::OtherMachine => Err(Infeasible::OtherMachine { file: program.file.clone() }),
         _ => Ok(()),
