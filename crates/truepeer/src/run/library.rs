@@ -20,7 +20,7 @@ use std::process;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 use rustix::process::geteuid;
 
 #[cfg(not(no_library))]
@@ -41,8 +41,12 @@ pub(super) fn unpacked() -> Result<PathBuf> {
             Err(error) => tried.push(format!("{}: {error}", dir.display())),
         }
     }
+    let noexec = place::SHARED.into_iter().find(|dir| is_noexec(Path::new(dir)) && is_writable(dir));
+    let line = noexec.map_or_else(String::new, |dir| {
+        format!(", or, in a systemd unit with NoExecPaths=, add the line ExecPaths={dir}")
+    });
     bail!(
-        "no directory to put the library in: {}; set XDG_RUNTIME_DIR to a directory that belongs to you",
+        "no directory to put the library in: {}; set XDG_RUNTIME_DIR to a directory that belongs to you{line}",
         tried.join("; ")
     )
 }
@@ -61,8 +65,8 @@ fn contents() -> Result<&'static [u8]> {
 
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     let dir = &place::make_own(dir)?;
-    if statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-        return Err(io::Error::other("the file system is mounted noexec"));
+    if is_noexec(dir) {
+        return Err(io::Error::other("it is mounted noexec, so no library can be loaded from it"));
     }
     let file = dir.join(name);
     // Renewing the time marks the file as used, so another version's truepeer keeps it. If it has just been
@@ -73,6 +77,14 @@ fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     }
     old::remove(dir, &file);
     Ok(file)
+}
+
+fn is_noexec(dir: &Path) -> bool {
+    statvfs(dir).is_ok_and(|at| at.f_flag.contains(StatVfsMountFlags::NOEXEC))
+}
+
+fn is_writable(dir: &str) -> bool {
+    access(dir, Access::WRITE_OK).is_ok()
 }
 
 /// Only this user can have written the file. The name proves its contents, and the length proves that it is

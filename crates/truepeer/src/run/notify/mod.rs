@@ -47,7 +47,7 @@ mod watch;
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use rustix::io::Errno;
 use truepeer_handover::{ConnectSettings, Destination, Names, RunSettings};
 use truepeer_policy::Dialect;
@@ -61,6 +61,7 @@ use super::program::{NotStarted, Program};
 use crate::log;
 use crate::plan::LogConfig;
 use crate::spec::Verbosity;
+use feasible::Infeasible;
 pub(super) use feasible::is_possible;
 use guard::Side;
 use life::Life;
@@ -116,12 +117,14 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     };
     let command = SpawnCommand::new(&program.file, program.words.clone())?.with_signals_of(&signals);
     let started = command.with_passed_sockets(passed.count()).start(filter);
-    let supervised =
-        started.with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))?;
+    let supervised = started.map_err(|error| match (error.call, error.errno) {
+        ("start", Errno::BUSY) => Infeasible::Supervised.instead(program),
+        _ => anyhow::Error::new(error).context(NotStarted::NotExecutable(program.file.display().to_string())),
+    })?;
     // Close our copies: while the supervisor holds them, too, the program can't close its sockets.
     drop(passed);
     let life = Life::of(&supervised.child, signals, guard);
-    feasible::check_reach(life.pid()).inspect_err(|_| life.kill())?;
+    feasible::check_reach(life.pid(), program).inspect_err(|_| life.kill())?;
     Ok(Started::Supervised(supervised.notifier, life))
 }
 
