@@ -168,11 +168,11 @@ clients() { rm -f "$work/stop"; nsenter -t "$debian_pid" -n python3 scripts/unit
 in_the_log() {
   if [ "$log" = journal ]; then debian_run journalctl --no-pager -q -o cat -u "$unit"; else cat "$root$log"; fi | python3 -c 'import re, sys
 text = sys.stdin.buffer.read().decode("latin-1")
-seen = re.findall(sys.argv[1] + r"(?:\[?::ffff:)?([0-9]+\.[0-9.]+|[0-9a-f:]+:[0-9a-f]*)", text, re.M)
-right = sum(ip.startswith("203.0.113.") for ip in seen)
-wrong = [ip for ip in seen if not ip.startswith("203.0.113.")]
-if wrong: print("wrong:", wrong[:3], [line for line in text.splitlines() if wrong[0] in line][:3], file=sys.stderr)
-print(right, len(seen) - right, len(re.findall(r"PROXY TCP|QUIT\\n!", text)))' "$before"
+seen = list(re.finditer(sys.argv[1] + r"(?:\[?::ffff:|\[)?([0-9]+\.[0-9.]+|[0-9a-f:]+:[0-9a-f]*)", text, re.M))
+wrong = [found for found in seen if not found[1].startswith("203.0.113.")]
+for found in wrong[:3]:
+    print("a wrong name:", text[text.rfind("\n", 0, found.start()) + 1:text.find("\n", found.end())], file=sys.stderr)
+print(len(seen) - len(wrong), len(wrong), len(re.findall(r"PROXY TCP|QUIT\\n!", text)))' "$before"
 }
 
 check() {

@@ -52,6 +52,7 @@ pub(crate) fn tests() -> Vec<Test> {
         many_start_at_once,
         another_users_program_inherits_no_descriptor,
         a_waiting_connection_leaves_the_low_numbers_to_the_program,
+        a_session_that_outlives_its_listener_keeps_its_client,
     ]
     .into_iter()
     .map(|test| test.needs_program(PYTHON).needs_several_users())
@@ -394,6 +395,34 @@ print('accepted', accepted[1], {os.readlink('/proc/self/fd/%d' % n) for n in ran
     running.wait_for_log("accepted")?;
     let said = running.stdout();
     ensure!(said.contains("accepted ('203.0.113.7', 5000) {'/memfd:mine (deleted)'}"), "{said}");
+    Ok(())
+}
+
+/// As a session of sshd, which is executed with all descriptors closed, while the service is restarted.
+fn a_session_that_outlives_its_listener_keeps_its_client(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import os, socket, subprocess, sys
+child = '''
+import socket
+connection = socket.socket(fileno=0)
+while connection.recv(4096):
+    pass
+connection.sendall(b\"%s %d\" % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
+'''
+listener = socket.create_server(('127.0.0.1', 8080))
+connection, peer = listener.accept()
+until_this_ends = 'while kill -0 %d; do sleep .01; done; exec \"$@\"' % os.getpid()
+subprocess.Popen(['/bin/sh', '-c', until_this_ends, 'sh', sys.executable, '-c', child], stdin=connection, close_fds=True)
+os._exit(0)
+";
+    let server = python(bed, script)?.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--"]);
+    let running = server.start(bed)?;
+    running.wait_listening(LISTENER)?;
+    let mut stream = client::connect(LISTENER)?;
+    stream.write_all(&header()?)?;
+    running.wait_end()?;
+    let said = client::ask(&mut stream, b"x")?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}");
     Ok(())
 }
 
