@@ -162,7 +162,7 @@ fn a_strangers_message_does_not_reach_the_service_manager(bed: &Bed) -> anyhow::
     let (manager, running) = start(bed)?;
     let stranger = UnixDatagram::unbound()?;
     stranger.connect(programs_socket(&running)?)?;
-    for message in ["STOPPING=1", "MAINPID=1", &"x".repeat(5000), ""] {
+    for message in ["STOPPING=1", "MAINPID=1", "x".repeat(5000).as_str(), ""] {
         stranger.send(message.as_bytes())?;
     }
     running.wait_for_log("is not passed on")?;
