@@ -224,6 +224,8 @@ else
 fi
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check systemd scripts/systemd-check.sh
 else note_skip "systemd: long: make test-all runs it"; fi
+if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check units scripts/units-check.sh
+else note_skip "units: long: make test-all runs it"; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
 check agent-deny scripts/cargo-deny.sh "${agent[@]}" --config crates/agent/deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
 check advisories scripts/advisories.sh

@@ -3,9 +3,9 @@
 //!
 //! The first process creates both and describes them in its environment. Forked children inherit them. An
 //! executed program finds them by the environment; or, if the descriptors have moved, in its own `/proc`
-//! directory; or, for the names, through the `/proc` directory of the first process or of its parent. What a
-//! program closes before it executes another is not inherited: the other program may belong to another user, whom
-//! the kernel also keeps out of `/proc`.
+//! directory; or, for the names, through the `/proc` directory of the first process, of its parent, or of the
+//! supervisor. What a program closes before it executes another is not inherited: the other program may belong to
+//! another user, whom the kernel also keeps out of `/proc`.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::{env, fs};
@@ -18,7 +18,7 @@ use truepeer_handover::{NO_CENSUS, Names, SocketDiag, WakeUp};
 use crate::movable::Movable;
 use crate::ours::{adopt, inspect};
 use crate::ready::Ready;
-use crate::{ours, say};
+use crate::{ours, say, supervised};
 
 /// `PID NAMES IN OUT`: the process that created them, and its descriptors. `PID NAMES` if truepeer has created the
 /// table for its supervisor: the first process with the library adds the queue.
@@ -89,7 +89,9 @@ impl ProcessFamily {
         // The descriptors were closed on the way here. A program that doesn't accept connections needs only the
         // names.
         let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
-        let names = [pid, parent].into_iter().find_map(|pid| names_of(pid, names_fd))?;
+        // A session of sshd may outlive its listener. The supervisor outlives all of them.
+        let names =
+            [pid, parent, supervised::supervisor()].into_iter().find_map(|pid| names_of(pid, names_fd))?;
         Some(Self::of(names, None, Ready::create().ok()?))
     }
 

@@ -24,6 +24,11 @@ pub(crate) fn begin() {
     }
 }
 
+/// The supervisor's process; 0 without one.
+pub(crate) fn supervisor() -> i32 {
+    SUPERVISOR.load(Ordering::Relaxed)
+}
+
 /// Call it in a forked child: the permission is not inherited. A program that the child executes keeps it.
 pub(crate) fn on_fork() {
     admit();
@@ -31,7 +36,7 @@ pub(crate) fn on_fork() {
 
 /// Where Yama lets a process inspect only its descendants, this lets the supervisor inspect this one.
 fn admit() {
-    if let Some(supervisor) = Pid::from_raw(SUPERVISOR.load(Ordering::Relaxed)) {
+    if let Some(supervisor) = Pid::from_raw(supervisor()) {
         // EINVAL without Yama: then no permission is needed.
         let _ = set_ptracer(PTracer::ProcessID(supervisor));
     }

@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
@@ -156,11 +157,18 @@ fn start() -> Result<RawFd, Errno> {
     let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
     let inode = fstat(&reader)?.st_ino;
     let waiter = Waiter { late, reader: Some(reader), inode, most, again: Vec::new(), announced: Vec::new() };
+    let (running, runs) = mpsc::sync_channel(1);
     let spawned = without_signals(|| {
-        thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(|| waiter.run())
+        thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+            let _ = running.send(());
+            waiter.run();
+        })
     });
     match spawned {
         Ok(_) => {
+            // A child that the program makes by clone(2) (vsftpd) has the C library's list of threads. While a thread there
+            // has not begun, setuid(3) in the child waits for it, and it never begins there (nptl's setxid_futex).
+            let _ = runs.recv();
             let number = writer.as_raw_fd();
             INBOX.hold(writer);
             Ok(number)

@@ -1,8 +1,8 @@
 //! Sends and receives one datagram on another process's socket, with its name and control data (cmsg(3)) in that
-//! process's layout.
+//! process's layout; and one on a unix socket, with the descriptors that it passes.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 
@@ -85,6 +85,73 @@ pub fn receive_datagram(
     control.truncate(written);
     let named = name.len().min(message.msg_namelen as usize);
     Ok(ReceivedMessage { bytes, length, name: name[..named].to_vec(), control, flags: message.msg_flags })
+}
+
+/// A datagram of a unix socket with SO_PASSCRED, and the process that sent it.
+#[derive(Debug)]
+pub struct ProcessMessage {
+    /// The whole datagram.
+    pub bytes: Vec<u8>,
+    /// The sender's id in this process's namespace; `None` outside of it. It may have ended by now.
+    pub sender: Option<i32>,
+    /// Passed by SCM_RIGHTS, with FD_CLOEXEC.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// The kernel's SCM_MAX_FD.
+const MOST_DESCRIPTORS: usize = 253;
+/// struct cmsghdr of a 64-bit machine: a length of 8 bytes that includes itself, level and type.
+const CMSGHDR: usize = 16;
+const DESCRIPTOR: usize = size_of::<RawFd>();
+const UCRED: usize = 12;
+
+/// Receives one datagram of at most `room` bytes. Never blocks.
+///
+/// # Errors
+/// Those of recvmsg(2): EAGAIN if there is no datagram. EMSGSIZE if it, or what it passes, was cut.
+pub fn receive_from_process(socket: BorrowedFd<'_>, room: usize) -> Result<ProcessMessage, Errno> {
+    let control_room = CMSGHDR + UCRED.next_multiple_of(8) + CMSGHDR + MOST_DESCRIPTORS * DESCRIPTOR + 4;
+    let received = receive_datagram(socket, room, control_room, libc::MSG_CMSG_CLOEXEC)?;
+    let (mut sender, mut descriptors) = (None, Vec::new());
+    let mut rest = received.control.as_slice();
+    while let Some((header, _)) = rest.split_at_checked(CMSGHDR) {
+        let length = rest[..8].try_into().map_or(0, u64::from_ne_bytes);
+        let length = usize::try_from(length).unwrap_or(0).clamp(CMSGHDR, rest.len());
+        let data = &rest[CMSGHDR..length];
+        match (int(&header[8..]), int(&header[12..])) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                // SAFETY: OwnedFd requires an open descriptor without another owner. The kernel has just created these
+                // for this process in recvmsg(2), and `received` is dropped here without being shown to anyone.
+                let own = data.chunks_exact(DESCRIPTOR).map(|fd| unsafe { OwnedFd::from_raw_fd(int(fd)) });
+                descriptors.extend(own);
+            }
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => sender = Some(int(data)).filter(|pid| *pid > 0),
+            _ => {}
+        }
+        rest = rest.get(length.next_multiple_of(8)..).unwrap_or_default();
+    }
+    if received.flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Err(Errno::MSGSIZE);
+    }
+    Ok(ProcessMessage { bytes: received.bytes, sender, descriptors })
+}
+
+/// Control data for [`send_datagram`] that passes descriptors (SCM_RIGHTS).
+#[must_use]
+pub fn rights(descriptors: &[OwnedFd]) -> Vec<u8> {
+    if descriptors.is_empty() {
+        return Vec::new();
+    }
+    let length = CMSGHDR + DESCRIPTOR * descriptors.len();
+    let mut control = (length as u64).to_ne_bytes().to_vec();
+    control.extend([libc::SOL_SOCKET, libc::SCM_RIGHTS].iter().flat_map(|number| number.to_ne_bytes()));
+    control.extend(descriptors.iter().flat_map(|fd| fd.as_raw_fd().to_ne_bytes()));
+    control.resize(length.next_multiple_of(8), 0);
+    control
+}
+
+fn int(bytes: &[u8]) -> i32 {
+    bytes.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
 }
 
 fn last_errno() -> Errno {

@@ -1,6 +1,6 @@
 //! Starts a program under a seccomp filter whose notifications arrive here.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -26,9 +26,9 @@ pub struct SpawnCommand {
     argv: Vec<CString>,
     /// `NAME=value`, zero-terminated.
     environment: Vec<Vec<u8>>,
-    /// The index of LISTEN_PID, if listening sockets were passed to this process. They go to the program, whose
-    /// id is known only after the fork.
-    listen_pid: Option<usize>,
+    /// Where the number of the program goes, which is known only after the fork: the index of an entry, and the
+    /// length of its name with `=`.
+    own_number: Vec<(usize, usize)>,
     mask: Option<libc::sigset_t>,
 }
 
@@ -41,8 +41,7 @@ pub struct Supervised {
     pub notifier: Notifier,
 }
 
-/// Room for the entry; a process id is at most 2²².
-const LISTEN_PID: &[u8] = b"LISTEN_PID=";
+/// Room for a process id, which is at most 2²².
 const DIGITS: usize = 10;
 /// The status that shells use; nobody reads it.
 const NOT_EXECUTED: libc::c_int = 127;
@@ -62,19 +61,31 @@ impl SpawnCommand {
             file: CString::new(file.as_os_str().as_encoded_bytes())?,
             argv: argv.collect::<Result<_, _>>()?,
             environment: std::env::vars_os().map(entry).collect(),
-            listen_pid: None,
+            own_number: Vec::new(),
             mask: None,
         })
     }
 
-    /// Passes on listening sockets that a service manager has passed to this process: tells the program that they
-    /// are for it.
+    /// Variables that name this process, such as LISTEN_PID, will name the program. Others stay.
     #[must_use]
-    pub fn with_passed_sockets(mut self, count: u32) -> Self {
-        let entry = self.environment.iter_mut().position(|entry| entry.starts_with(LISTEN_PID));
-        self.listen_pid = entry.filter(|_| count > 0);
-        if let Some(entry) = self.listen_pid.and_then(|index| self.environment.get_mut(index)) {
-            entry.resize(LISTEN_PID.len() + DIGITS + 1, 0);
+    pub fn with_own_number_in(mut self, names: &[&str]) -> Self {
+        let own = getpid().as_raw_nonzero();
+        for name in names {
+            let now = format!("{name}={own}\0").into_bytes();
+            if let Some(index) = self.environment.iter().position(|entry| *entry == now) {
+                self.environment[index].resize(name.len() + 1 + DIGITS + 1, 0);
+                self.own_number.push((index, name.len() + 1));
+            }
+        }
+        self
+    }
+
+    /// Changes a variable, if it is set.
+    #[must_use]
+    pub fn with_variable(mut self, name: &str, value: &OsStr) -> Self {
+        let start = format!("{name}=").into_bytes();
+        if let Some(entry) = self.environment.iter_mut().find(|entry| entry.starts_with(&start)) {
+            *entry = [start.as_slice(), value.as_encoded_bytes(), b"\0"].concat();
         }
         self
     }
@@ -108,7 +119,7 @@ impl SpawnCommand {
             pass_on(there.as_fd(), b"x", Some(listener.as_fd()))?;
             drop(listener);
             self.mask.as_ref().map(set_mask);
-            self.write_listen_pid();
+            self.write_own_number();
             let error = self.exec(&argv, &environment).raw_os_error().unwrap_or_default();
             // Not by returning the error: that would be a write(), which the filter may intercept.
             let _ = pass_on(there.as_fd(), &error.to_ne_bytes(), None);
@@ -132,8 +143,8 @@ impl SpawnCommand {
         }
     }
 
-    fn write_listen_pid(&mut self) {
-        let Some(entry) = self.listen_pid.and_then(|index| self.environment.get_mut(index)) else { return };
+    /// Without allocating: the entries have room already.
+    fn write_own_number(&mut self) {
         let mut digits = [0; DIGITS];
         let mut number = getpid().as_raw_nonzero().get();
         let mut first = DIGITS;
@@ -143,9 +154,11 @@ impl SpawnCommand {
             number /= 10;
         }
         let digits = &digits[first..];
-        entry[..LISTEN_PID.len()].copy_from_slice(LISTEN_PID);
-        entry[LISTEN_PID.len()..][..digits.len()].copy_from_slice(digits);
-        entry[LISTEN_PID.len() + digits.len()] = 0;
+        for &(index, start) in &self.own_number {
+            let entry = &mut self.environment[index];
+            entry[start..][..digits.len()].copy_from_slice(digits);
+            entry[start + digits.len()] = 0;
+        }
     }
 
     /// Executes the program. Returns only on failure.

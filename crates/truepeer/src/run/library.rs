@@ -20,7 +20,7 @@ use std::process;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::fs::{Access, StatVfsMountFlags, access, statvfs};
 use rustix::process::geteuid;
 
 #[cfg(not(no_library))]
@@ -34,17 +34,29 @@ pub(super) fn unpacked() -> Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     let name = format!("libtruepeer-{}-{:016x}.so", env!("CARGO_PKG_VERSION"), hasher.finish());
+    let tried = match in_own_directory(|dir| put(dir, &name, bytes)) {
+        Ok(file) => return Ok(file),
+        Err(tried) => tried,
+    };
+    let noexec = place::SHARED.into_iter().find(|dir| is_noexec(Path::new(dir)) && is_writable(dir));
+    let line = noexec.map_or_else(String::new, |dir| {
+        format!(", or, in a systemd unit with NoExecPaths=, add the line ExecPaths={dir}")
+    });
+    bail!(
+        "no directory to put the library in: {tried}; set XDG_RUNTIME_DIR to a directory that belongs to you{line}"
+    )
+}
+
+/// Tries the directories of this user until one serves. If none does, returns why not.
+pub(super) fn in_own_directory<T>(put: impl Fn(&Path) -> io::Result<T>) -> std::result::Result<T, String> {
     let mut tried = Vec::new();
     for dir in place::all() {
-        match put(&dir, &name, bytes) {
-            Ok(file) => return Ok(file),
+        match place::make_own(&dir).and_then(|dir| put(&dir)) {
+            Ok(done) => return Ok(done),
             Err(error) => tried.push(format!("{}: {error}", dir.display())),
         }
     }
-    bail!(
-        "no directory to put the library in: {}; set XDG_RUNTIME_DIR to a directory that belongs to you",
-        tried.join("; ")
-    )
+    Err(tried.join("; "))
 }
 
 /// Writes the library to a file and replaces what was there.
@@ -60,9 +72,8 @@ fn contents() -> Result<&'static [u8]> {
 }
 
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
-    let dir = &place::make_own(dir)?;
-    if statvfs(dir)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
-        return Err(io::Error::other("the file system is mounted noexec"));
+    if is_noexec(dir) {
+        return Err(io::Error::other("it is mounted noexec, so no library can be loaded from it"));
     }
     let file = dir.join(name);
     // Renewing the time marks the file as used, so another version's truepeer keeps it. If it has just been
@@ -73,6 +84,14 @@ fn put(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
     }
     old::remove(dir, &file);
     Ok(file)
+}
+
+fn is_noexec(dir: &Path) -> bool {
+    statvfs(dir).is_ok_and(|at| at.f_flag.contains(StatVfsMountFlags::NOEXEC))
+}
+
+fn is_writable(dir: &str) -> bool {
+    access(dir, Access::WRITE_OK).is_ok()
 }
 
 /// Only this user can have written the file. The name proves its contents, and the length proves that it is

@@ -52,11 +52,14 @@ pub(crate) fn tests() -> Vec<Test> {
         many_start_at_once,
         another_users_program_inherits_no_descriptor,
         a_waiting_connection_leaves_the_low_numbers_to_the_program,
+        a_session_that_outlives_its_listener_keeps_its_client,
     ]
     .into_iter()
     .map(|test| test.needs_program(PYTHON).needs_several_users())
     .collect();
     all.extend(tests![the_library_alone_is_run_without_options]);
+    let clone = tests![a_child_made_by_clone_changes_its_user_beside_a_late_connection];
+    all.extend(clone.into_iter().map(|test| test.needs_program("gcc").needs_several_users()));
     let old = Test::new("old_libraries_that_nobody_has_are_removed", old_libraries_are_removed);
     // Other tests have programs of the same user that it can't inspect.
     all.push(old.needs_program(PYTHON).needs_several_users().alone());
@@ -392,6 +395,91 @@ print('accepted', accepted[1], {os.readlink('/proc/self/fd/%d' % n) for n in ran
     running.wait_for_log("accepted")?;
     let said = running.stdout();
     ensure!(said.contains("accepted ('203.0.113.7', 5000) {'/memfd:mine (deleted)'}"), "{said}");
+    Ok(())
+}
+
+/// As a session of sshd, which is executed with all descriptors closed, while the service is restarted.
+fn a_session_that_outlives_its_listener_keeps_its_client(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import os, socket, subprocess, sys
+child = '''
+import socket
+connection = socket.socket(fileno=0)
+while connection.recv(4096):
+    pass
+connection.sendall(b\"%s %d\" % (connection.getpeername()[0].encode(), connection.getpeername()[1]))
+'''
+listener = socket.create_server(('127.0.0.1', 8080))
+connection, peer = listener.accept()
+until_this_ends = 'while kill -0 %d; do sleep .01; done; exec \"$@\"' % os.getpid()
+subprocess.Popen(['/bin/sh', '-c', until_this_ends, 'sh', sys.executable, '-c', child], stdin=connection, close_fds=True)
+os._exit(0)
+";
+    let server = python(bed, script)?.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--"]);
+    let running = server.start(bed)?;
+    running.wait_listening(LISTENER)?;
+    let mut stream = client::connect(LISTENER)?;
+    stream.write_all(&header()?)?;
+    running.wait_end()?;
+    let said = client::ask(&mut stream, b"x")?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}");
+    Ok(())
+}
+
+/// As vsftpd makes its children. The first late connection starts the library's thread.
+const CLONES: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) {
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(8080) }, peer;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0) return 1;
+    if (listen(listener, 16) != 0) return 2;
+    signal(SIGCHLD, SIG_IGN);
+    for (;;) {
+        socklen_t length = sizeof peer;
+        int connection = accept(listener, (struct sockaddr *)&peer, &length);
+        if (connection < 0) continue;
+        if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
+            char data[4096], text[64];
+            if (setuid(getuid()) != 0) return 3;
+            while (recv(connection, data, sizeof data, 0) > 0) {}
+            snprintf(text, sizeof text, "%s %d", inet_ntoa(peer.sin_addr), ntohs(peer.sin_port));
+            send(connection, text, strlen(text), 0);
+            _exit(0);
+        }
+        close(connection);
+    }
+}
+"#;
+
+fn a_child_made_by_clone_changes_its_user_beside_a_late_connection(bed: &Bed) -> anyhow::Result<()> {
+    let program = bed.dir().join("clones");
+    let source = bed.write("clones.c", CLONES)?;
+    Program::new("gcc").args(["-O1", "-o"]).arg(&program).arg(source).run(bed)?;
+    let header = header()?;
+    for start in 0..20 {
+        let server = Program::new(&program).as_user(User::TESTER);
+        let running = server.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--"]).start(bed)?;
+        running.wait_listening(LISTENER)?;
+        let (mut late, mut other) = (client::connect(LISTENER)?, client::connect(LISTENER)?);
+        late.write_all(&header[..20])?;
+        other.write_all(&header)?;
+        let said = client::ask(&mut other, b"x").with_context(|| format!("start {start}"))?;
+        ensure!(said == "203.0.113.7 5000", "start {start}: {said:?}");
+        late.write_all(&header[20..])?;
+        let said = client::ask(&mut late, b"x").with_context(|| format!("start {start}, late"))?;
+        ensure!(said == "203.0.113.7 5000", "start {start}, late: {said:?}");
+        running.stop()?;
+    }
     Ok(())
 }
 

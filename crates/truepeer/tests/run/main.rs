@@ -16,6 +16,7 @@ mod descriptors;
 mod dropin;
 #[path = "../run_notify/edges.rs"]
 mod edges;
+mod filters;
 #[path = "../run_notify/flows.rs"]
 mod flows;
 mod holds;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
     all.extend(connect::tests());
     all.extend(descriptors::tests());
     all.extend(dropin::tests());
+    all.extend(filters::tests());
     all.extend(holds::tests());
     all.extend(install::tests());
     all.extend(library::tests());

@@ -12,6 +12,7 @@ mod kit;
 mod lives;
 mod programs;
 mod sends;
+mod service_manager;
 mod sockets;
 mod statics;
 
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     // With notify, a sending call reports it.
     all.extend(answers::tests().into_iter().filter(|test| !test.name().contains("by_a_receiving_call")));
     all.extend(statics::tests());
+    all.extend(service_manager::tests());
     all.extend(flows::tests());
     all.extend(askers::tests());
     all.extend(crowds::tests());

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+/// Directories in which every user may create entries.
+pub(super) const SHARED: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
+
 /// The most lasting and most private place comes first. The dynamic linker can't load paths with spaces or
 /// colons.
 pub(super) fn all() -> Vec<PathBuf> {
@@ -19,7 +22,7 @@ pub(super) fn all() -> Vec<PathBuf> {
     }
     let own = format!("truepeer-{}", user.as_raw());
     places.extend(env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("truepeer")));
-    places.extend(["/dev/shm", "/tmp", "/var/tmp"].map(|dir| Path::new(dir).join(&own)));
+    places.extend(SHARED.map(|dir| Path::new(dir).join(&own)));
     places.retain(|dir| dir.is_absolute() && !dir.to_string_lossy().contains([' ', ':', '\t']));
     places
 }

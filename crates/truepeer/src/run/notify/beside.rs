@@ -11,7 +11,6 @@
 //! Both know the same names: the supervisor's table is the family's (`TRUEPEER_FAMILY`). The process that the user
 //! started becomes the program, as by preload: same number, same parent, same signals.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
@@ -23,8 +22,9 @@ use truepeer_session::Advise;
 use truepeer_sys::inherit::close_inherited;
 use truepeer_sys::limits;
 use truepeer_sys::process::{Forked, SignalDoor, end_now, fork, receive_descriptor, send_descriptor};
-use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls, is_supported};
+use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls};
 
+use super::feasible::{Infeasible, permitted};
 use super::relation::{Relation, let_go_of_the_standard_streams};
 use super::serve::Serve;
 use super::supervisor::Supervisor;
@@ -64,17 +64,7 @@ impl Beside {
 #[error(
     "a program that this one starts without the library (env -i, a static program) would take headers for data, and no supervisor can be beside it: {0}; --via preload starts it without this warning"
 )]
-pub(in crate::run) struct Alone(String);
-
-impl Alone {
-    fn because(error: &io::Error) -> Self {
-        Self(match error.raw_os_error().map(Errno::from_raw_os_error) {
-            Some(Errno::INVAL) => "it needs Linux 5.19".to_owned(),
-            Some(Errno::BUSY) => "this process is supervised already".to_owned(),
-            _ => format!("seccomp(2) is forbidden here ({error})"),
-        })
-    }
-}
+pub(in crate::run) struct Alone(#[from] Infeasible);
 
 /// For a program that accepts connections.
 ///
@@ -117,8 +107,8 @@ fn stand<S: Serve>(
     verbose: bool,
     ready: impl FnOnce(Notifier, Relation) -> Result<S>,
 ) -> Result<Result<i32, Alone>> {
-    if let Err(error) = is_supported() {
-        return Ok(Err(Alone::because(&error)));
+    if let Err(why) = permitted() {
+        return Ok(Err(why.into()));
     }
     let program = getpid();
     let (here, there) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -142,7 +132,7 @@ fn stand<S: Serve>(
     }
     let listener = match filter.install() {
         Ok(listener) => listener,
-        Err(error) => return Ok(Err(Alone::because(&error))),
+        Err(error) => return Ok(Err(Infeasible::of_install(&error).into())),
     };
     send_descriptor(here.as_fd(), listener.as_fd()).context("no supervisor")?;
     drop(listener);

@@ -1,7 +1,7 @@
 //! Two processes that watch each other, so that no call of the program stays unanswered.
 //!
 //! ```text
-//! guard: the process that was started; passes signals on, ends as its child ends
+//! guard: the process that was started; passes signals on, and messages to the service manager; ends as its child ends
 //!  └─ supervisor: answers calls
 //!      └─ the program, and whatever it starts
 //! ```
@@ -22,6 +22,7 @@ use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::process::{Forked, SignalDoor, fork};
 
 use super::ending::{Ending, SIGCHLD};
+use super::service_manager::NotifyRelay;
 
 /// The supervisor's view of its guard.
 #[derive(Debug)]
@@ -54,22 +55,30 @@ pub(super) enum Side {
 }
 
 /// Forks into guard and supervisor. Call it before the process has a second thread. The supervisor keeps the
-/// sockets that a service manager `passed`.
-pub(super) fn stand(signals: &SignalDoor, passed: &mut PassedSockets) -> Result<Side> {
+/// sockets that a service manager `passed`, the guard the `relay`.
+pub(super) fn stand(
+    signals: &SignalDoor,
+    passed: &mut PassedSockets,
+    relay: Option<NotifyRelay>,
+) -> Result<Side> {
     set_child_subreaper(Some(getpid())).context("can't adopt the program's orphans")?;
     let guard = getpid();
     let (supervisors, guards) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
     match fork()? {
         Forked::Child => {
-            drop(guards);
+            drop((guards, relay));
             set_child_subreaper(Some(getpid())).context("can't adopt the program's orphans")?;
             Ok(Side::Supervisor(Guard { pid: guard, pipe: supervisors }))
         }
         Forked::Parent(supervisor) => {
             drop(supervisors);
             drop(core::mem::take(passed));
-            let ending = watch(supervisor, signals);
+            let mut relay = relay;
+            let ending = watch(supervisor, signals, relay.as_mut());
             end_family();
+            if let Some(relay) = relay {
+                relay.remove();
+            }
             drop(guards);
             Ok(Side::Guard(ending.follow()))
         }
@@ -77,10 +86,16 @@ pub(super) fn stand(signals: &SignalDoor, passed: &mut PassedSockets) -> Result<
 }
 
 /// Waits until the supervisor ends, with the program's ending.
-fn watch(supervisor: Pid, signals: &SignalDoor) -> Ending {
+fn watch(supervisor: Pid, signals: &SignalDoor, mut relay: Option<&mut NotifyRelay>) -> Ending {
     loop {
+        let mut sources = vec![PollFd::new(signals, PollFlags::IN)];
+        sources.extend(relay.as_ref().map(|relay| PollFd::new(relay, PollFlags::IN)));
         // Read the signals whether or not the wait was interrupted.
-        let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
+        let _ = poll(&mut sources, None);
+        // One message, so that a flood of them holds no signal back.
+        if let Some(relay) = &mut relay {
+            relay.pass_on();
+        }
         while let Some(caught) = signals.next() {
             if caught.signal == SIGCHLD {
                 if let Some(ending) = ending_of(supervisor) {

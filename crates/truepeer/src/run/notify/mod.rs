@@ -12,7 +12,8 @@
 //!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program's epoll
 //!    ├ Parked     accept() of blocking listeners, checked for signals, and Siblings: listeners that nobody else serves
 //!    ├ Names      who the client of an open connection is: getpeername()
-//!    └ Life       signals to the program, its end and status; guard: neither ends without the other
+//!    └ Life       signals to the program, its end and status; guard: neither ends without the other;
+//!                 service_manager: what the program tells it comes from the guard
 //! ```
 //! A program that changes its memory while its call is being answered can only harm itself. Descriptors and flags
 //! come in registers. Of the program's memory the supervisor reads a length and writes an address, both with the
@@ -40,6 +41,7 @@ mod receiving;
 mod relation;
 mod ringer;
 mod serve;
+mod service_manager;
 mod siblings;
 mod supervisor;
 mod telling;
@@ -47,7 +49,7 @@ mod watch;
 
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use rustix::io::Errno;
 use truepeer_handover::{ConnectSettings, Destination, Names, RunSettings};
 use truepeer_policy::Dialect;
@@ -61,10 +63,12 @@ use super::program::{NotStarted, Program};
 use crate::log;
 use crate::plan::LogConfig;
 use crate::spec::Verbosity;
+use feasible::Infeasible;
 pub(super) use feasible::is_possible;
 use guard::Side;
 use life::Life;
 use relation::Relation;
+use service_manager::NotifyRelay;
 use supervisor::Supervisor;
 use telling::Telling;
 
@@ -98,6 +102,9 @@ pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<Ex
     Ok(Telling::new(sending, notifier, Relation::Parent(life))?.run()?.follow())
 }
 
+/// Variables of a service manager that name this process, and have to name the program.
+const NUMBERED: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
+
 /// The result of a start: a supervisor or, in the guard's process, the final status.
 enum Started {
     Supervised(Notifier, Life),
@@ -110,18 +117,25 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     // Catch signals before the program starts: those that come meanwhile are meant for it.
     let signals = SignalDoor::open(&life::SIGNALS)?;
     let mut passed = PassedSockets::take()?;
-    let guard = match guard::stand(&signals, &mut passed)? {
+    let command = SpawnCommand::new(&program.file, program.words.clone())?.with_signals_of(&signals);
+    let mut command = command.with_own_number_in(&NUMBERED);
+    let relay = NotifyRelay::open();
+    if let Some(relay) = &relay {
+        command = command.with_variable(service_manager::VARIABLE, &relay.variable());
+    }
+    let guard = match guard::stand(&signals, &mut passed, relay)? {
         Side::Supervisor(guard) => guard,
         Side::Guard(status) => return Ok(Started::Ended(status)),
     };
-    let command = SpawnCommand::new(&program.file, program.words.clone())?.with_signals_of(&signals);
-    let started = command.with_passed_sockets(passed.count()).start(filter);
-    let supervised =
-        started.with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))?;
+    let started = command.start(filter);
+    let supervised = started.map_err(|error| match (error.call, error.errno) {
+        ("start", Errno::BUSY) => Infeasible::Supervised.instead(program),
+        _ => anyhow::Error::new(error).context(NotStarted::NotExecutable(program.file.display().to_string())),
+    })?;
     // Close our copies: while the supervisor holds them, too, the program can't close its sockets.
     drop(passed);
     let life = Life::of(&supervised.child, signals, guard);
-    feasible::check_reach(life.pid()).inspect_err(|_| life.kill())?;
+    feasible::check_reach(life.pid(), program).inspect_err(|_| life.kill())?;
     Ok(Started::Supervised(supervised.notifier, life))
 }
 
