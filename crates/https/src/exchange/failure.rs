@@ -37,9 +37,10 @@ pub enum Failure {
     /// It starts HTTP/2 streams and cancels most of them.
     #[error("the client cancels most of its requests (HTTP/2)")]
     Http2TakenBack,
-    /// A pseudo-field of a request violates RFC 9113 section 8.3.
+    /// A request violates RFC 9113 section 8.
     #[error(
-        "a request of HTTP/2 is malformed: a fragment in :path, a :scheme other than http and https, or a pseudo-field among the trailers"
+        "a request of HTTP/2 is malformed (RFC 9113, 8): such as a fragment in :path, a :scheme other than http and https, \
+         a name in upper case, or a field of one connection"
     )]
     Http2Malformed,
     /// The request is not HTTP, or is ambiguous.

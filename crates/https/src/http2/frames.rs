@@ -11,6 +11,8 @@ pub(super) const END_STREAM: u8 = 1;
 pub(super) const END_HEADERS: u8 = 0x4;
 pub(super) const PADDED: u8 = 0x8;
 pub(super) const PRIORITY: u8 = 0x20;
+/// The header of a frame.
+pub(super) const FRAME_HEAD_BYTES: usize = 9;
 /// The connection preface (RFC 9113 section 3.4) is not a frame.
 pub(super) const PREFACE_BYTES: usize = 24;
 
@@ -44,6 +46,11 @@ pub(super) struct Frames {
 impl Frames {
     pub(super) fn after(preface: usize) -> Self {
         Self { head: [0; 9], known: 0, rest: preface, is_preface: preface > 0 }
+    }
+
+    /// How many bytes of an unfinished header of a frame have passed.
+    pub(super) fn known(&self) -> usize {
+        self.known
     }
 
     pub(super) fn pass(&mut self, mut bytes: &[u8], mut on_passed: impl FnMut(Passed<'_>)) {

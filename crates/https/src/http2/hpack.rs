@@ -3,9 +3,12 @@
 //! `h2` decodes the blocks but hides some of their contents (see [`super::malformed`]), so each block is parsed
 //! here as well. The dynamic table holds no text, only the kind and size of each entry.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use super::huffman;
+use super::odd_path::OddPath;
 
 /// The table's size that `h2` announces, in bytes (RFC 7541 section 4.2).
 const TABLE_BYTES: usize = 4096;
@@ -43,13 +46,17 @@ impl PseudoName {
     }
 }
 
+/// A path as it was sent.
+type SentPath = Rc<[u8]>;
 /// A name and its length.
 type SizedName = (PseudoName, usize);
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Entry {
     name: PseudoName,
     is_valid: bool,
+    /// The path as it was sent, if `h2` got another one.
+    odd_path: Option<SentPath>,
     name_bytes: u16,
     bytes: u16,
 }
@@ -84,9 +91,16 @@ impl HpackDecoder {
         Self { table: VecDeque::new(), used: 0, limit: TABLE_BYTES }
     }
 
-    /// Parses a whole block. `None`: it is invalid, and later blocks of the connection can't be parsed.
+    /// [`Self::read_all`] without the path.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn read(&mut self, block: &[u8]) -> Option<Found> {
+        self.read_all(block).map(|(found, _)| found)
+    }
+
+    /// Parses a whole block. `None`: it is invalid, and later blocks of the connection can't be parsed.
+    pub(super) fn read_all(&mut self, block: &[u8]) -> Option<(Found, Option<OddPath>)> {
         let (mut input, mut found, mut has_fields) = (Input(block), Found::default(), false);
+        let mut odd_path = None;
         while let Some(&first) = input.0.first() {
             // RFC 7541 4.2 and 6.3: another size of the table, at the start of a block only.
             if matches!(first, 0x20..0x40) {
@@ -98,28 +112,34 @@ impl HpackDecoder {
             match first {
                 // RFC 7541 6.1: an indexed field.
                 0x80.. => {
-                    let (name, is_valid) = self.indexed(input.integer(7)?)?;
+                    let (name, is_valid, path) = self.indexed(input.integer(7)?)?;
                     found.note(name, is_valid);
+                    odd_path = path.map(|path| OddPath { other: None, path }).or(odd_path);
                 }
                 // 6.2.1: a literal that is added to the table.
                 0x40.. => {
                     let (name, name_bytes) = self.name(&mut input, 6)?;
-                    let (is_valid, value_bytes) = input.text(|value| (name.takes(value), value.len()))?;
+                    let (is_valid, value_bytes, odd) = input.value(name, block.len())?;
                     found.note(name, is_valid);
-                    self.add(name, is_valid, name_bytes, value_bytes);
+                    let path = odd.as_ref().map(|odd| Rc::clone(&odd.path));
+                    self.add(name, is_valid, path, name_bytes, value_bytes);
+                    odd_path = odd.or(odd_path);
                 }
                 // 6.2.2 and 6.2.3: a literal that is not added.
                 _ => {
                     let (name, _) = self.name(&mut input, 4)?;
-                    found.note(
-                        name,
-                        name == PseudoName::Regular && input.skip_text()?
-                            || input.text(|value| name.takes(value))?,
-                    );
+                    if name == PseudoName::Regular {
+                        input.raw_text()?;
+                        found.note(name, true);
+                    } else {
+                        let (is_valid, _, odd) = input.value(name, block.len())?;
+                        found.note(name, is_valid);
+                        odd_path = odd.or(odd_path);
+                    }
                 }
             }
         }
-        Some(found)
+        Some((found, odd_path))
     }
 
     /// The size of the table.
@@ -128,11 +148,11 @@ impl HpackDecoder {
         self.used
     }
 
-    fn indexed(&self, index: usize) -> Option<(PseudoName, bool)> {
+    fn indexed(&self, index: usize) -> Option<(PseudoName, bool, Option<SentPath>)> {
         match index.checked_sub(STATIC.len() + 1) {
             // Static values are valid: `/`, `/index.html`, `http`, `https`.
-            None => static_name(index).map(|(name, _)| (name, true)),
-            Some(at) => self.table.get(at).map(|entry| (entry.name, entry.is_valid)),
+            None => static_name(index).map(|(name, _)| (name, true, None)),
+            Some(at) => self.table.get(at).map(|entry| (entry.name, entry.is_valid, entry.odd_path.clone())),
         }
     }
 
@@ -146,7 +166,14 @@ impl HpackDecoder {
         }
     }
 
-    fn add(&mut self, name: PseudoName, is_valid: bool, name_bytes: usize, value_bytes: usize) {
+    fn add(
+        &mut self,
+        name: PseudoName,
+        is_valid: bool,
+        odd_path: Option<SentPath>,
+        name_bytes: usize,
+        value_bytes: usize,
+    ) {
         let bytes = name_bytes + value_bytes + ENTRY_BYTES;
         // RFC 7541 4.4: an entry larger than the table empties it.
         self.shrink(self.limit.saturating_sub(bytes));
@@ -154,7 +181,7 @@ impl HpackDecoder {
             (bytes <= self.limit, u16::try_from(name_bytes), u16::try_from(bytes))
         {
             self.used += usize::from(bytes);
-            self.table.push_front(Entry { name, is_valid, name_bytes, bytes });
+            self.table.push_front(Entry { name, is_valid, odd_path, name_bytes, bytes });
         }
     }
 
@@ -170,7 +197,7 @@ impl HpackDecoder {
 /// The rest of a block.
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
-impl Input<'_> {
+impl<'a> Input<'a> {
     /// RFC 7541 section 5.1: the number starts in the low `prefix` bits of the first byte.
     pub(crate) fn integer(&mut self, prefix: u32) -> Option<usize> {
         let most = (1_usize << prefix) - 1;
@@ -197,7 +224,7 @@ impl Input<'_> {
     }
 
     /// A string's bytes, and whether they are Huffman-coded (RFC 7541 section 5.2).
-    fn raw_text(&mut self) -> Option<(&[u8], bool)> {
+    fn raw_text(&mut self) -> Option<(&'a [u8], bool)> {
         let is_huffman = self.0.first()? & 0x80 != 0;
         let length = self.integer(7)?;
         let (text, rest) = self.0.split_at_checked(length)?;
@@ -223,9 +250,14 @@ impl Input<'_> {
         }
     }
 
-    /// Skips a string. Returns `true`, for use in conditions.
-    fn skip_text(&mut self) -> Option<bool> {
-        self.raw_text().map(|_| true)
+    /// Whether the field may have this value, its length, and what `h2` must see instead of a path. `block_bytes`: the length of
+    /// the whole block.
+    fn value(&mut self, name: PseudoName, block_bytes: usize) -> Option<(bool, usize, Option<OddPath>)> {
+        let (raw, is_huffman) = self.raw_text()?;
+        let text = if is_huffman { Cow::Owned(huffman::decode(raw)?) } else { Cow::Borrowed(raw) };
+        let odd = || OddPath::of(&text, is_huffman, block_bytes - self.0.len() - raw.len(), raw.len());
+        let odd = if name == PseudoName::Path { odd() } else { None };
+        Some((name.takes(&text), text.len(), odd))
     }
 }
 

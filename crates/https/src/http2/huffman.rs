@@ -161,6 +161,71 @@ fn next_symbol(next: u32) -> Option<(u16, u32)> {
     })
 }
 
+/// The code of a symbol, and its length in bits.
+fn code_of(symbol: u8) -> (u64, u32) {
+    let length = LENGTHS[usize::from(symbol)];
+    let codes = CODE.lengths[usize::from(length)];
+    let place = CODE.symbols.iter().position(|&other| other == u16::from(symbol)).unwrap_or(codes.symbols);
+    (u64::from(codes.first) + (place - codes.symbols) as u64, length.into())
+}
+
+/// A path of `count` characters whose code has `bytes` bytes; `None`: there is none.
+#[cold]
+pub(super) fn path_of_size(count: usize, bytes: usize) -> Option<Vec<u8>> {
+    /// Characters of a path, the longest codes first.
+    const LETTERS: [u8; 10] = [b'\\', b'{', b'^', b'~', b'+', b'!', b'&', b':', b'.', b'0'];
+    let letters = LETTERS.map(code_of);
+    let (slash, (_, shortest)) = (code_of(b'/'), code_of(b'0'));
+    let count = u32::try_from(count.checked_sub(1)?).ok()?;
+    let bits = u32::try_from(bytes).ok()?.checked_mul(8)?;
+    // The bits that are left when each character has the shortest code.
+    let mut left = bits.checked_sub(slash.1)?.checked_sub(count.checked_mul(shortest)?)?;
+    let mut writer = BitWriter::default();
+    writer.write(slash);
+    for _ in 0..count {
+        let code = letters.iter().find(|(_, length)| length - shortest <= left)?;
+        left -= code.1 - shortest;
+        writer.write(*code);
+    }
+    // What is left is padding.
+    (left < 8).then(|| writer.finish())
+}
+
+/// Encodes `text`.
+#[cfg(test)]
+pub(super) fn encode(text: &[u8]) -> Vec<u8> {
+    let mut writer = BitWriter::default();
+    text.iter().for_each(|&symbol| writer.write(code_of(symbol)));
+    writer.finish()
+}
+
+#[derive(Default)]
+struct BitWriter {
+    bytes: Vec<u8>,
+    waiting: u64,
+    bits: u32,
+}
+
+impl BitWriter {
+    fn write(&mut self, (code, length): (u64, u32)) {
+        self.waiting = self.waiting << length | code;
+        self.bits += length;
+        while let Some(rest) = self.bits.checked_sub(8) {
+            self.bytes.extend((self.waiting >> rest).to_le_bytes().first());
+            self.bits = rest;
+        }
+    }
+
+    /// Fills the last byte with ones (RFC 7541 section 5.2).
+    fn finish(mut self) -> Vec<u8> {
+        if self.bits > 0 {
+            let missing = 8 - self.bits;
+            self.write(((1 << missing) - 1, missing));
+        }
+        self.bytes
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::frames::{CONTINUATION, END_HEADERS, FrameHead, HEADERS, PADDED, PRIORITY};
 use super::hpack::HpackDecoder;
@@ -17,11 +18,17 @@ const MOST_NOTED: usize = 512;
 const MOST_BLOCK_BYTES: usize = 4 << 20;
 
 const PRIORITY_BYTES: usize = 5;
+/// The longest frame that `h2` takes: the default of SETTINGS_MAX_FRAME_SIZE.
+const MOST_FRAME_BYTES: usize = 16 << 10;
 
 /// The malformed streams of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Malformed {
     streams: RefCell<VecDeque<u32>>,
+    /// Paths of streams for which `h2` gets another one.
+    paths: RefCell<VecDeque<(u32, Rc<[u8]>)>>,
+    /// Streams that are reset for an error that has been counted.
+    reset: RefCell<VecDeque<u32>>,
     /// A block could not be parsed. `h2` ends the connection because of it. Until then every stream counts as
     /// malformed.
     is_lost: Cell<bool>,
@@ -35,9 +42,32 @@ impl Malformed {
         at.is_some_and(|at| streams.remove(at).is_some()) || self.is_lost.get()
     }
 
+    /// Notes that `stream` is reset for an error that has been counted.
+    pub(super) fn expect_reset(&self, stream: u32) {
+        let mut reset = self.reset.borrow_mut();
+        if reset.len() == MOST_NOTED {
+            reset.pop_front();
+        }
+        reset.push_back(stream);
+    }
+
+    /// Whether the reset of `stream` was expected.
+    pub(super) fn was_reset(&self, stream: u32) -> bool {
+        let mut reset = self.reset.borrow_mut();
+        reset.iter().position(|&noted| noted == stream).is_some_and(|at| reset.remove(at).is_some())
+    }
+
+    /// The path of `stream` as it was sent, if `h2` got another one.
+    pub(super) fn take_path(&self, stream: u32) -> Option<Rc<[u8]>> {
+        let mut paths = self.paths.borrow_mut();
+        let at = paths.iter().position(|(noted, _)| *noted == stream)?;
+        // Streams come in order. `h2` refused those before, for another reason.
+        paths.drain(..=at).next_back().map(|(_, path)| path)
+    }
+
     /// Whether too many malformed streams have not been checked yet.
     pub(super) fn are_too_many(&self) -> bool {
-        self.streams.borrow().len() > MOST_NOTED
+        self.streams.borrow().len() > MOST_NOTED || self.paths.borrow().len() > MOST_NOTED
     }
 
     fn note(&self, stream: u32) {
@@ -58,11 +88,20 @@ pub(super) struct Blocks {
     whole: usize,
     /// The highest stream that has started. A block of this or an earlier stream contains trailers.
     newest: u32,
+    /// Replaced in the last block: a part of it, from this byte on.
+    replaced: Option<(usize, Vec<u8>)>,
 }
 
 impl Blocks {
     pub(super) fn new() -> Self {
-        Self { decoder: HpackDecoder::new(), frame: None, block: Vec::new(), whole: 0, newest: 0 }
+        Self {
+            decoder: HpackDecoder::new(),
+            frame: None,
+            block: Vec::new(),
+            whole: 0,
+            newest: 0,
+            replaced: None,
+        }
     }
 
     pub(super) fn on_frame(&mut self, head: FrameHead, malformed: &Malformed) {
@@ -116,7 +155,7 @@ impl Blocks {
     }
 
     fn on_block(&mut self, block: Option<&[u8]>, stream: u32, malformed: &Malformed) {
-        let Some(found) = block.and_then(|block| self.decoder.read(block)) else {
+        let Some((found, odd_path)) = block.and_then(|block| self.decoder.read_all(block)) else {
             return malformed.is_lost.set(true);
         };
         let is_trailers = stream <= self.newest;
@@ -124,6 +163,47 @@ impl Blocks {
         if found.is_invalid || (is_trailers && found.has_pseudo) {
             malformed.note(stream);
         }
+        if let Some(odd) = odd_path.filter(|_| !is_trailers) {
+            malformed.paths.borrow_mut().push_back((stream, odd.path));
+            self.replaced = odd.other;
+        }
+    }
+
+    /// What must be replaced in the block that has just ended: a part from this byte on.
+    pub(super) fn take_replaced(&mut self) -> Option<(usize, Vec<u8>)> {
+        self.replaced.take()
+    }
+
+    /// Whether a block has begun that can still be whole.
+    pub(super) fn is_open(&self) -> bool {
+        self.frame.is_some_and(|(head, left)| {
+            head.payload_bytes <= MOST_FRAME_BYTES && (left > 0 || head.flags & END_HEADERS == 0)
+        })
+    }
+}
+
+/// Writes `text` into a block, whose frames stand at the start of `frames`, from its byte `from` on.
+pub(super) fn replace(frames: &mut [u8], (from, text): &(usize, Vec<u8>)) {
+    let (mut at, mut skipped, mut written) = (0, 0, 0);
+    while let Some(&[high, middle, low, kind, flags, ..]) =
+        frames.get(at..).and_then(<[u8]>::first_chunk::<9>)
+    {
+        let length = u32::from_be_bytes([0, high, middle, low]) as usize;
+        let head = FrameHead { kind, flags, payload_bytes: length, stream: 0 };
+        let Some(payload) = frames.get_mut(at + 9..at + 9 + length) else { return };
+        let Some(range) = fragment(payload, head) else { return };
+        for byte in &mut payload[range] {
+            if skipped < *from {
+                skipped += 1;
+            } else if let Some(&new) = text.get(written) {
+                *byte = new;
+                written += 1;
+            }
+        }
+        if flags & END_HEADERS != 0 {
+            return;
+        }
+        at += 9 + length;
     }
 }
 

@@ -19,6 +19,7 @@ mod fuzzed_watch;
 mod hpack;
 mod huffman;
 mod malformed;
+mod odd_path;
 mod request;
 mod response;
 mod rest;
@@ -203,7 +204,12 @@ where
                 connection.graceful_shutdown();
             }
             rest.end = None;
-            match connection.poll_accept(cx) {
+            let accepted = connection.poll_accept(cx);
+            for _ in 0..watched.take_resets() {
+                let (origin, now) = (client_info.route.backend, service.reactor.now());
+                service.journal.on_failure(client_info, origin, &Failure::Http2Malformed, now);
+            }
+            match accepted {
                 Poll::Pending if watched.is_exhausted() => Poll::Ready(None),
                 Poll::Pending => {
                     let is_quiet = !connection.has_streams();
@@ -229,8 +235,10 @@ where
         if tally.is_abusive() {
             break ConnectionEnd::Refused(Failure::Http2TakenBack);
         }
+        let odd_path = watched.malformed().take_path(respond.stream_id().as_u32());
         if watched.malformed().take(respond.stream_id().as_u32()) {
             // RFC 9113 8.1.1. Count it as cancelled, so that a flood of malformed requests ends the connection.
+            watched.malformed().expect_reset(respond.stream_id().as_u32());
             respond.send_reset(h2::Reason::PROTOCOL_ERROR);
             watched.uploads().forget(respond.stream_id().as_u32());
             let (origin, now) = (client_info.route.backend, service.reactor.now());
@@ -254,7 +262,7 @@ where
         let reactor = service.reactor.clone();
         reactor.spawn(async move {
             let mut open = Open { tally, was_reset: false };
-            let watched = stream::Watched { malformed: &malformed, uploads: &uploads };
+            let watched = stream::Watched { malformed: &malformed, uploads: &uploads, odd_path };
             open.was_reset = stream::serve(&service, &client_info, &access, watched, request, respond).await;
             drop(permit);
         });

@@ -17,11 +17,16 @@ use super::uploads::Upload;
 use super::websocket;
 use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, Remainder, TimeLimit};
 
-/// Builds the request's head.
+/// Builds the request's head. `odd_path`: the path as it was sent, if `h2` got another one.
 ///
 /// # Errors
 /// The request's fault.
-pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Result<RequestHead, HeadError> {
+pub(super) fn head(
+    parts: &Parts,
+    odd_path: Option<&[u8]>,
+    has_body: bool,
+    settings: &HttpSettings,
+) -> Result<RequestHead, HeadError> {
     let is_websocket = websocket::is_asked_for(parts);
     if parts.method == Method::CONNECT && !is_websocket {
         return Err(HeadError::Target);
@@ -40,13 +45,14 @@ pub(super) fn head(parts: &Parts, has_body: bool, settings: &HttpSettings) -> Re
         (None, Some(host)) => host,
         (None, None) => return Err(HeadError::HostMissing),
     };
-    let target = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let target = parts.uri.path_and_query().map_or("/", |path| path.as_str()).as_bytes();
+    let target = odd_path.unwrap_or(target);
     if target.len() > settings.limits.target_bytes {
         return Err(HeadError::TargetTooLong);
     }
     let mut head = RequestHead::default();
     let method = if is_websocket { &Method::GET } else { &parts.method };
-    head.begin_http2(method.as_str().as_bytes(), target.as_bytes(), host);
+    head.begin_http2(method.as_str().as_bytes(), target, host);
     for (name, value) in &parts.headers {
         let is_replaced = is_websocket && websocket::is_of_http1(name.as_str().as_bytes());
         if name != header::COOKIE && !is_replaced {

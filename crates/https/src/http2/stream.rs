@@ -1,6 +1,7 @@
 //! One stream: one request and its response.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -23,6 +24,8 @@ use crate::shared_stream::SharedStream;
 pub(super) struct Watched<'a> {
     pub(super) malformed: &'a Malformed,
     pub(super) uploads: &'a Uploads,
+    /// The path as it was sent, if `h2` got another one.
+    pub(super) odd_path: Option<Rc<[u8]>>,
 }
 
 /// Serves a stream. Returns whether the client has cancelled the request.
@@ -40,7 +43,7 @@ pub(super) async fn serve<O: Dial>(
     let stream = respond.stream_id().as_u32();
     let sender = RefCell::new(Sender::Head(respond));
     let (parts, body) = request.into_parts();
-    let head = request::head(&parts, !body.is_end_stream(), settings);
+    let head = request::head(&parts, watched.odd_path.as_deref(), !body.is_end_stream(), settings);
     let length = match head.as_ref().map(|head| head.length) {
         Ok(BodyLength::Known(length)) => Some(length),
         _ => None,
@@ -68,6 +71,9 @@ pub(super) async fn serve<O: Dial>(
     };
     let failure = outcome.err();
     if let Some(failure) = &failure {
+        if *failure == Failure::Http2Malformed {
+            watched.malformed.expect_reset(stream);
+        }
         reply.refuse(failure).await;
     }
     let (status, stage) = (reply.status, reply.stage);

@@ -1,5 +1,6 @@
 //! Inspects a client's frames before they reach `h2`: counts control frames, passes header blocks to
-//! [`super::malformed`], and hides ends of requests ([`super::uploads`]).
+//! [`super::malformed`], hides ends of requests ([`super::uploads`]), and replaces paths that `h2` would refuse
+//! ([`super::odd_path`]). For that a header block is held back until it is whole.
 //!
 //! `h2` bounds its memory and ends floods of resets, CONTINUATION and empty DATA. But it answers PING, SETTINGS,
 //! PRIORITY and WINDOW_UPDATE without a limit (CVE-2019-9511 to 9517), and one open request keeps such a
@@ -14,8 +15,10 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::frames::{DATA, END_STREAM, FrameHead, Frames, HEADERS, PREFACE_BYTES, Passed};
-use super::malformed::{Blocks, Malformed};
+use super::frames::{
+    DATA, END_STREAM, FRAME_HEAD_BYTES, FrameHead, Frames, HEADERS, PREFACE_BYTES, Passed, RST_STREAM,
+};
+use super::malformed::{Blocks, Malformed, replace};
 use super::uploads::{Pass, Uploads};
 use crate::reactor::Reactor;
 use crate::shared_stream::SharedStream;
@@ -32,6 +35,39 @@ const EACH_REQUEST: u32 = 8;
 /// DATA frame, and some origins send a few words at a time. A client that opens its window by single bytes gains
 /// nothing.
 const BYTES_EACH: usize = 16;
+
+/// The longest part of a header block that is held back. Of a longer one no path is replaced.
+const MOST_HELD: usize = 128 << 10;
+
+/// Bytes that are held back, after some that may be read.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: Vec<u8>,
+    ready: usize,
+}
+
+impl Held {
+    /// Moves bytes that may be read to `buffer`. Whether there were any.
+    fn give(&mut self, buffer: &mut ReadBuf<'_>) -> bool {
+        let length = self.ready.min(buffer.remaining());
+        buffer.put_slice(&self.bytes[..length]);
+        self.bytes.drain(..length);
+        self.ready -= length;
+        if self.bytes.is_empty() {
+            // A connection may be idle for long.
+            self.bytes = Vec::new();
+        }
+        length > 0
+    }
+}
+
+/// What was found in received bytes.
+struct Noted {
+    /// How many may go on.
+    passes: usize,
+    /// The start of a block's first frame, and what must be replaced in the block.
+    replaced: Vec<(usize, (usize, Vec<u8>))>,
+}
 
 /// How many control frames a client may still send.
 #[derive(Debug)]
@@ -94,6 +130,9 @@ struct FrameWatch<S> {
     sent: RefCell<Frames>,
     allowance: RefCell<ControlAllowance>,
     blocks: RefCell<Blocks>,
+    held: RefCell<Held>,
+    /// Streams that `h2` has reset by itself for errors of the client, and that were not counted yet.
+    resets: Cell<u32>,
     malformed: Rc<Malformed>,
     uploads: Rc<Uploads>,
     is_exhausted: Cell<bool>,
@@ -114,6 +153,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
             sent: RefCell::new(Frames::after(0)),
             allowance: RefCell::new(ControlAllowance::new(reactor.now())),
             blocks: RefCell::new(Blocks::new()),
+            held: RefCell::default(),
+            resets: Cell::new(0),
             malformed: Rc::default(),
             uploads: Rc::default(),
             is_exhausted: Cell::new(false),
@@ -142,42 +183,82 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
     }
 
     /// Inspects what has come, and takes back the ends of requests that `h2` must not see (see [`super::uploads`]).
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn note_received(&self, bytes: &mut [u8]) {
-        let mut hidden = Vec::new();
+        self.note(bytes, 0);
+    }
+
+    /// Inspects what has come, and makes of it what `h2` must see. The bytes before `new` were held back. Returns how many may
+    /// go on.
+    fn inspect(&self, bytes: &mut [u8], new: usize) -> usize {
+        let noted = self.note(bytes, new);
+        for (start, part) in &noted.replaced {
+            replace(&mut bytes[*start..], part);
+        }
+        noted.passes
+    }
+
+    fn note(&self, bytes: &mut [u8], new: usize) -> Noted {
+        let (mut hidden, mut replaced) = (Vec::new(), Vec::new());
+        // A block that is held back starts the bytes.
+        let mut block = (new > 0).then_some(0);
         let (mut allowance, now) = (self.0.allowance.borrow_mut(), self.0.reactor.now());
         let (mut blocks, malformed) = (self.0.blocks.borrow_mut(), &*self.0.malformed);
         let length = bytes.len();
-        self.0.received.borrow_mut().pass(bytes, |passed| match passed {
-            Passed::Frame(head, after) => {
-                blocks.on_frame(head, malformed);
-                // The kind and the flags are the sixth and the fifth byte from the header's end. `h2` may have them already.
-                let from_end = |back: usize| length.checked_sub(after + back);
-                match self.0.uploads.on_frame(head) {
-                    Pass::Whole => {}
-                    Pass::Hidden if let Some(kind) = from_end(6) => hidden.push((kind, UNKNOWN)),
-                    Pass::Hidden | Pass::WithoutEnd => {
-                        hidden.extend(from_end(5).map(|flags| (flags, head.flags & !END_STREAM)));
+        let mut received = self.0.received.borrow_mut();
+        received.pass(&bytes[new..], |passed| {
+            match passed {
+                Passed::Frame(head, after) => {
+                    if head.kind == HEADERS {
+                        block = length.checked_sub(after + FRAME_HEAD_BYTES);
+                    }
+                    blocks.on_frame(head, malformed);
+                    // The kind and the flags are the sixth and the fifth byte from the header's end. `h2` may have them already.
+                    let from_end = |back: usize| length.checked_sub(after + back);
+                    match self.0.uploads.on_frame(head) {
+                        Pass::Whole => {}
+                        Pass::Hidden if let Some(kind) = from_end(6) => hidden.push((kind, UNKNOWN)),
+                        Pass::Hidden | Pass::WithoutEnd => {
+                            hidden.extend(from_end(5).map(|flags| (flags, head.flags & !END_STREAM)));
+                        }
+                    }
+                    if !allowance.on_received(head, now) || malformed.are_too_many() {
+                        self.0.is_exhausted.set(true);
                     }
                 }
-                if !allowance.on_received(head, now) || malformed.are_too_many() {
-                    self.0.is_exhausted.set(true);
-                }
+                Passed::Payload(bytes) => blocks.on_payload(bytes, malformed),
             }
-            Passed::Payload(bytes) => blocks.on_payload(bytes, malformed),
+            replaced.extend(blocks.take_replaced().and_then(|part| Some((block?, part))));
         });
         for (at, byte) in hidden {
             bytes[at] = byte;
         }
+        let from = if blocks.is_open() { block } else { Some(length - received.known().min(length)) };
+        let passes = from.filter(|from| length - from <= MOST_HELD).unwrap_or(length);
+        Noted { passes, replaced }
+    }
+
+    /// How many streams `h2` has reset by itself for errors of the client since the last call.
+    pub(super) fn take_resets(&self) -> u32 {
+        self.0.resets.take()
     }
 
     fn note_sent<'a>(&self, slices: impl Iterator<Item = &'a [u8]>, mut length: usize) {
         let (mut allowance, mut sent) = (self.0.allowance.borrow_mut(), self.0.sent.borrow_mut());
+        let mut reset = None;
         for slice in slices {
             let taken = length.min(slice.len());
-            sent.pass(&slice[..taken], |passed| {
-                if let Passed::Frame(head, _) = passed {
+            sent.pass(&slice[..taken], |passed| match passed {
+                Passed::Frame(head, _) => {
                     allowance.on_sent(head);
+                    reset = (head.kind == RST_STREAM).then_some(head.stream);
                 }
+                Passed::Payload([0, 0, 0, 1])
+                    if reset.is_some_and(|stream| !self.0.malformed.was_reset(stream)) =>
+                {
+                    self.0.resets.set(self.0.resets.get() + 1);
+                }
+                Passed::Payload(_) => {}
             });
             length -= taken;
         }
@@ -195,13 +276,38 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for CountedStream<S> {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        ready!(self.0.stream.with(|stream| stream.poll_read(cx, buffer)))?;
-        self.note_received(&mut buffer.filled_mut()[before..]);
-        if self.is_exhausted() {
-            buffer.set_filled(before);
-            return Poll::Pending;
+        let mut held = self.0.held.borrow_mut();
+        loop {
+            if held.give(buffer) {
+                return Poll::Ready(Ok(()));
+            }
+            if held.bytes.is_empty() {
+                ready!(self.0.stream.with(|stream| stream.poll_read(cx, buffer)))?;
+                let came = &mut buffer.filled_mut()[before..];
+                if came.is_empty() {
+                    return Poll::Ready(Ok(()));
+                }
+                let passes = self.inspect(came, 0);
+                held.bytes.extend_from_slice(&came[passes..]);
+                buffer.set_filled(before + passes);
+            } else {
+                let new = held.bytes.len();
+                let mut space = [0; 4096];
+                let mut more = ReadBuf::new(&mut space);
+                ready!(self.0.stream.with(|stream| stream.poll_read(cx, &mut more)))?;
+                held.bytes.extend_from_slice(more.filled());
+                // At the end, `h2` sees what came of a block.
+                let is_end = more.filled().is_empty();
+                held.ready = if is_end { new } else { self.inspect(&mut held.bytes, new) };
+            }
+            if self.is_exhausted() {
+                buffer.set_filled(before);
+                return Poll::Pending;
+            }
+            if buffer.filled().len() > before {
+                return Poll::Ready(Ok(()));
+            }
         }
-        Poll::Ready(Ok(()))
     }
 }
 

@@ -145,6 +145,90 @@ fn invalid_pseudo_fields_end_their_stream() {
     }
 }
 
+/// A head whose path is coded in one of three ways: as it is, by Huffman's code, and to be kept in the dynamic table.
+fn with_path(path: &[u8], way: usize) -> Vec<u8> {
+    let coded = super::super::huffman::encode(path);
+    let (first, flag, text) = [(0x04, 0, path), (0x04, 0x80, &coded[..]), (0x44, 0x80, &coded[..])][way];
+    [&block(&GET[..3])[..], &[first, flag | u8::try_from(text.len()).unwrap()], text].concat()
+}
+
+/// `h2` alone refuses them. However they are coded and cut, the origin gets what was sent.
+#[test]
+fn paths_that_http1_takes_pass_over_http2() {
+    let paths = ["/api/v1/query?query=up>0", "/a<b>c", "/`", "/>", "/?q={\"a\":1}", "/plain"];
+    let heads = paths.into_iter().flat_map(|path| (0..3).map(move |way| (path, way)));
+    for (path, way) in heads {
+        let bed = bed(HttpSettings::default());
+        let (mut stream, mut origin) = (connect(&bed), bed.origin.next_connection());
+        let reactor = bed.reactor.clone();
+        bed.run(async move {
+            let head = with_path(path.as_bytes(), way);
+            assert!(send(&mut stream, &preface()).await);
+            // In one piece; in two frames, the first padded and with a priority; byte by byte.
+            let (start, rest) = head.split_at(head.len() - 2);
+            let padded = [&[3][..], &[0, 0, 0, 0, 7], start, &[0; 3]].concat();
+            let two = |stream| {
+                let first = frame(HEADERS, END_STREAM | 0x28, stream, &padded);
+                [first, frame(CONTINUATION, END_HEADERS, stream, rest)].concat()
+            };
+            let one = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &head);
+            let pings = [frame(6, 0, 0, &[0; 8]), two(11), frame(6, 0, 0, &[0; 8])].concat();
+            // The newest entry of the dynamic table, which is the path.
+            let again =
+                frame(HEADERS, END_HEADERS | END_STREAM, 13, &[&block(&GET[..3])[..], &[0x80 | 62]].concat());
+            let sent =
+                [(one(1), 1 << 16), (two(3), 1 << 16), (one(5), 1), (two(7), 1), (pings, 7), (again, 3)];
+            for (number, (bytes, size)) in sent.into_iter().enumerate() {
+                if number == 5 && way < 2 {
+                    continue;
+                }
+                for piece in bytes.chunks(size) {
+                    assert!(send(&mut stream, piece).await);
+                    reactor.yield_now().await;
+                    reactor.yield_now().await;
+                }
+                let asked = until(&mut origin, "\r\n\r\n").await;
+                let line = format!("GET {path} HTTP/1.1\r\n");
+                assert!(asked.starts_with(&line), "{path} {way} {number}: {asked}");
+                say(&mut origin, "HTTP/1.1 204 No Content\r\n\r\n").await;
+                let answer = next_of(&mut stream, &[HEADERS, RST_STREAM, GOAWAY]).await.unwrap();
+                assert_eq!(answer.kind, HEADERS, "{path} {way} {number}");
+            }
+        });
+    }
+}
+
+/// With a status where HTTP/1.1 has one; what `h2` resets is counted, too.
+#[test]
+fn refused_requests_of_http2_are_counted() {
+    for (head, kind, reason) in [
+        (with_path(b"/a b", 0), HEADERS, "invalid_target"),
+        (with_path(b"/a b", 1), HEADERS, "invalid_target"),
+        (with_path(b"/\xe4", 0), HEADERS, "invalid_target"),
+        (with_path("/\u{e4}".as_bytes(), 1), HEADERS, "invalid_target"),
+        (with_path(b"/a\r\nx: y", 0), HEADERS, "invalid_target"),
+        (with_path(b"/\x02", 1), RST_STREAM, "http2_malformed"),
+        (with_path(b"/x>#", 1), RST_STREAM, "http2_malformed"),
+        (with(&[("X-Upper", "1")]), RST_STREAM, "http2_malformed"),
+        (with(&[("connection", "close")]), RST_STREAM, "http2_malformed"),
+    ] {
+        let bed = bed(HttpSettings::default());
+        let mut stream = connect(&bed);
+        let said: Rc<str> = String::from_utf8_lossy(&head).into();
+        let name = Rc::clone(&said);
+        bed.run(async move {
+            let asked = [preface(), frame(HEADERS, END_HEADERS | END_STREAM, 1, &head)].concat();
+            assert!(send(&mut stream, &asked).await);
+            let answer = next_of(&mut stream, &[HEADERS, RST_STREAM, GOAWAY]).await.unwrap();
+            assert_eq!(answer.kind, kind, "{name:?}");
+            // By then the connection's task has counted.
+            assert!(send(&mut stream, &frame(6, 0, 0, &[0; 8])).await);
+            assert!(next_of(&mut stream, &[6]).await.is_some());
+        });
+        assert_eq!(bed.service.journal.refusals().get(reason), Some(&1), "{said:?}");
+    }
+}
+
 /// Entries of the dynamic table keep their contents: an index alone repeats the fragment.
 #[test]
 fn a_fragment_from_the_dynamic_table_is_detected() {
