@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use truepeer_bpf::{Gate, Rules, UdpDialect};
+use truepeer_bpf::{Gate, Rules, UdpDialect, without_overlaps};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
 use super::listener::HeaderLimits;
@@ -23,7 +23,13 @@ pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Pr
     let mut warnings = senders::warnings(&allow, &senders, &claims);
     let dialect = spec.udp_dialect.unwrap_or(UdpDialect::Every);
     let ports = || spec.port.iter().flat_map(|ports| &ports.0);
+    let ranges = |is_udp: bool| {
+        let given = spec.port.iter().flat_map(|ports| &ports.1).filter(|range| range.is_udp == is_udp);
+        without_overlaps(given.map(|range| range.ports.clone()).collect())
+    };
     let rules = Rules {
+        tcp_ranges: ranges(false),
+        udp_ranges: ranges(true),
         tcp_ports: ports().filter_map(|port| tcp(*port)).collect(),
         udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),
         senders: allow,

@@ -20,6 +20,7 @@ mod offloads;
 mod pools;
 mod programs;
 mod refusals;
+mod restarts;
 mod rules;
 mod servers;
 mod several;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         programs::tests(),
         servers::tests(),
         several::tests(),
+        restarts::tests(),
         stacks::tests(),
         pools::tests(),
         accept_queue::tests(),
