@@ -2,6 +2,7 @@
 /* The last door: what reaches a socket of an attached port must have been judged by a device's program. Packets may come by ways that those
  * do not see: a device that is not attached, DNAT onto the port, a tunnel, a second VLAN tag. The kernel runs this program with the listener for
  * a SYN and for the ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
+#include "cgroup.h"
 #include "lookup.h"
 #include "maps.h"
 #include "refusals.h"
@@ -60,14 +61,37 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 	return bpf_map_lookup_elem(&tp_embryos, &key) || is_half_open(skb, &segment);
 }
 
+/* Before the kernel answers the SYN, so before there is a header. */
+static __always_inline void note_listener(struct __sk_buff *skb, struct bpf_sock *sk)
+{
+	struct segment segment = {};
+
+	if (read_segment(skb, &segment) || !(segment.flags & SYN))
+		return;
+	struct flow_key key = {
+		.sender = segment.ip.source,
+		.local = segment.ip.destination,
+		.sender_port = segment.source_port,
+		.local_port = segment.destination_port,
+	};
+	struct embryo *embryo = bpf_map_lookup_elem(&tp_embryos, &key);
+	if (embryo)
+		embryo->listener = is_outside(sk) ? LISTENER_OUTSIDE : LISTENER_INSIDE;
+}
+
 static __always_inline int on_listener(struct __sk_buff *skb, struct bpf_sock *sk)
 {
 	struct address source;
 	__be16 number = bpf_htons(sk->src_port);
 
-	/* Nearly all packets for an attached port are judged. */
-	if (is_other_port(number) || is_judged(skb))
+	if (is_other_port(number))
 		return TAKE;
+	/* Nearly all packets for an attached port are. */
+	if (is_judged(skb)) {
+		if (named_levels)
+			note_listener(skb, sk);
+		return TAKE;
+	}
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &number);
 	if (!port || port->state == DRAINING)
 		return TAKE;

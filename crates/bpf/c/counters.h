@@ -47,15 +47,18 @@ enum counter {
 	REFUSED_DETACHING,    /* detach --refuse-new waits */
 	BEGUN_AGAIN,          /* the kernel had given the handshake up: again.h */
 	HEADER_UNLISTED,      /* UDP: from an address that is on no list: passed as data */
+	OUTSIDE_CGROUP,       /* the listener is not of the named cgroup: the sender's address stays */
+	REFUSED_ELSEWHERE,    /* likewise, where no hook would see the connection */
 	COUNTERS,
 };
 
-#define MAX_PORTS 64
-#define SLOT_OF_NO_PORT MAX_PORTS /* counters of packets whose port can't be told */
+#define MAX_PORTS 4096
+#define MAX_SLOTS 64 /* the ports of a range are counted together */
+#define SLOT_OF_NO_PORT MAX_SLOTS /* counters of packets whose port can't be told */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, (MAX_PORTS + 1) * COUNTERS);
+	__uint(max_entries, (MAX_SLOTS + 1) * COUNTERS);
 	__type(key, __u32);
 	__type(value, __u64);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

@@ -205,9 +205,12 @@ struct embryo {
 	__u8 agreed;        /* enum agreed */
 	__u8 is_ours;       /* a socket of this very port has answered: it is not redirected to another one */
 	__u8 is_proved;     /* the sender has acknowledged our SYN-ACK */
-	__u8 unused;
+	__u8 listener;      /* enum listener */
 	__u32 unused_too;
 };
+
+/* Of the named cgroup (cgroup.h). */
+enum listener { LISTENER_UNSEEN, LISTENER_INSIDE, LISTENER_OUTSIDE };
 
 enum agreed { WINDOW_SCALE = 1, SELECTIVE_ACKS = 2, CONGESTION_MARKS = 4 };
 

@@ -7,6 +7,7 @@
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PORTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __be16);
 	__type(value, struct port);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

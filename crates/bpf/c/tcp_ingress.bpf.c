@@ -58,6 +58,16 @@ static __always_inline enum counter revive(struct __sk_buff *skb, const struct s
 	return 0;
 }
 
+/* The hooks are on a cgroup below the root: a container's. Set when the program is loaded. */
+const volatile __u32 has_hooks_inside = 0;
+
+/* No hook has seen the SYN, so none would see the connection: its listener is another container's, or this one's
+ * after a restart, which made the cgroup anew. */
+static __always_inline int is_beyond_hooks(const struct embryo *embryo)
+{
+	return has_hooks_inside && embryo->listener != LISTENER_INSIDE;
+}
+
 /* Bytes that looked like a header's start were acknowledged, and are data: the sender will not send them again. */
 static __always_inline void owe(struct embryo *embryo, struct workbench *bench, __u32 len)
 {
@@ -80,7 +90,8 @@ static __always_inline int go_on_without(struct __sk_buff *skb, const struct seg
 	if (!bench || owed > OWED)
 		return drop(port, FAILED);
 	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
-	enum counter refusal = revive(skb, segment, port, embryo, state);
+	enum counter refusal =
+		is_beyond_hooks(embryo) ? REFUSED_ELSEWHERE : revive(skb, segment, port, embryo, state);
 	if (refusal)
 		return refuse_for(skb, segment, port, key, embryo, refusal);
 	admit(port, embryo, 0, &flow);
@@ -201,17 +212,19 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 	*state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
 	if (*state == NO_SOCKET || *state == OPEN)
 		return REFUSED_REDIRECTED;
+	if (is_beyond_hooks(embryo))
+		return REFUSED_ELSEWHERE;
 	/* Programs fail on an address of another family than their socket's. */
-	if (flow->client_version == 6 && family == AF_INET)
+	if (embryo->listener == LISTENER_OUTSIDE || (flow->client_version == 6 && family == AF_INET))
 		flow->client_version = 0;
 	return 0;
 }
 
 static __always_inline void count_header(const struct port *port, const struct header *header, enum verdict verdict,
-					 const struct flow *flow)
+					 const struct flow *flow, const struct embryo *embryo)
 {
 	if (verdict == ADDRESSES && !flow->client_version)
-		count(port, CLIENT_NOT_SHOWABLE);
+		count(port, embryo->listener == LISTENER_OUTSIDE ? OUTSIDE_CGROUP : CLIENT_NOT_SHOWABLE);
 	else if (verdict != ADDRESSES)
 		count(port, NAMED_ITSELF);
 	count(port, header->is_v1 ? HEADER_V1 : HEADER_V2);
@@ -239,7 +252,7 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 		refusal = revive(skb, segment, port, embryo, state);
 	if (refusal)
 		return refuse_claim_for(skb, segment, port, key, embryo, refusal, &flow);
-	count_header(port, header, verdict, &flow);
+	count_header(port, header, verdict, &flow, embryo);
 	int is_enough = state == HALF_OPEN && may_end_handshake(segment, embryo, behind);
 	admit(port, embryo, header->len, &flow);
 	if (is_enough) {

@@ -13,6 +13,7 @@
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PORTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __be16);
 	__type(value, struct gate);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
@@ -21,6 +22,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PORTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __be16);
 	__type(value, struct backend);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);

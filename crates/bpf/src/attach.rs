@@ -1,16 +1,17 @@
 //! Attaches the programs, or replaces those of an earlier version or with other rules.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use aya::programs::{
     CgroupSkb, CgroupSockAddr, Program, ProgramError, ProgramType, SchedClassifier, SkLookup, SockOps,
 };
 use aya::sys::{BpfHelper, is_helper_supported};
 
+use crate::cgroup::{Cgroups, Named};
 use crate::device::Device;
 use crate::error::AttachError;
-use crate::layout::MAX_PORTS;
+use crate::layout::{MAX_PORTS, MAX_SLOTS};
 use crate::links::{self, Stage};
 use crate::load::{Global, Loaded, load, load_calling, load_first};
 use crate::place::Place;
@@ -36,15 +37,6 @@ pub struct Attached {
     pub left: Vec<String>,
     /// The number of connections that the tables hold, if it could not become [`Rules::max_flows`] because some are open.
     pub kept_max_flows: Option<u32>,
-}
-
-/// Where hooks are attached that concern sockets. A cgroup has room for 64 of a kind; those below count on their own.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cgroups {
-    /// The root, or a container's own cgroup. All sockets of the network namespace that serve attached ports must be in it, or below.
-    pub all: PathBuf,
-    /// The sockets that are shown the client: this cgroup and those below.
-    pub shown: PathBuf,
 }
 
 /// Attaches to these devices, and to the processes of these cgroups. Programs that are already attached are replaced
@@ -89,9 +81,13 @@ fn attach_all(
     devices: &[Device],
     cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
-    let wanted = rules.tcp_ports.len() + rules.udp_ports.len();
-    if wanted > usize::from(MAX_PORTS) {
+    let wanted = rules.all_tcp_ranges().len() + rules.all_udp_ranges().len();
+    if wanted > usize::from(MAX_SLOTS) {
         return Err(AttachError::TooManyPorts(wanted));
+    }
+    let ports = rules.tcp_ports.len() + rules.udp_ports.len();
+    if ports > usize::from(MAX_PORTS) {
+        return Err(AttachError::TooLongRanges(ports));
     }
     let known = if Tables::are_all_there(place) { Some(Tables::open(place)?) } else { None };
     if let Some(tables) = &known {
@@ -101,7 +97,7 @@ fn attach_all(
     let tcp_ports = &whole.tcp_ports;
     let sizes = Sizes::of(&whole.rules, !tcp_ports.is_empty())?;
     let mut aside = Aside::put(place, &sizes)?;
-    let prepared = prepare_with(place, whole, devices, &sizes, &mut aside);
+    let prepared = prepare_with(place, whole, devices, cgroups, &sizes, &mut aside);
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -139,15 +135,16 @@ fn prepare_with(
     place: &Place,
     whole: &Whole,
     devices: &[Device],
+    cgroups: &Cgroups,
     sizes: &Sizes,
     aside: &mut Aside,
 ) -> Result<Prepared, AttachError> {
-    let mut prepared = prepare(place, whole, devices, sizes)?;
+    let mut prepared = prepare(place, whole, devices, cgroups, sizes)?;
     if !aside.has_tcp() || may_exchange(&mut prepared.tables, aside)? {
         return Ok(prepared);
     }
     aside.put_tcp_back()?;
-    let prepared = prepare(place, whole, devices, sizes)?;
+    let prepared = prepare(place, whole, devices, cgroups, sizes)?;
     let kept_max_flows = resize::size_of(place, "tp_flows")?;
     let has_changed = kept_max_flows != whole.rules.max_flows.get();
     Ok(Prepared { kept_max_flows: has_changed.then_some(kept_max_flows), ..prepared })
@@ -166,19 +163,26 @@ fn may_exchange(tables: &mut Tables, aside: &Aside) -> Result<bool, AttachError>
     Ok(!are_needed?)
 }
 
-fn prepare(place: &Place, whole: &Whole, devices: &[Device], sizes: &Sizes) -> Result<Prepared, AttachError> {
+fn prepare(
+    place: &Place,
+    whole: &Whole,
+    devices: &[Device],
+    cgroups: &Cgroups,
+    sizes: &Sizes,
+) -> Result<Prepared, AttachError> {
     let Whole { rules, tcp_ports } = whole;
     // This creates the tables, of TCP and UDP.
     let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Seats(sizes.seats())], sizes)?;
     let others = Global::other_ports(tcp_ports.iter().copied());
+    let globals = [others, Global::HasHooksInside(Named::of(cgroups)?.has_hooks_inside)];
     let wanted = stages_for(rules, !tcp_ports.is_empty());
     let mut stages = Vec::new();
     let mut function = again::kernel_function();
     for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&wanted, stage)) {
-        let mut kinds = load_by_kind(object, place, devices, &others, function);
+        let mut kinds = load_by_kind(object, place, devices, &globals, function);
         // Without its compiler, the kernel lets no program call its functions.
         if kinds.is_err() && object.name == TCP_INGRESS.name && function.take().is_some() {
-            kinds = load_by_kind(object, place, devices, &others, None);
+            kinds = load_by_kind(object, place, devices, &globals, None);
         }
         stages.push((kinds?, stage));
     }
@@ -194,7 +198,7 @@ fn put_programs_back(
     devices: &[Device],
     cgroups: &Cgroups,
 ) -> Result<(), AttachError> {
-    let mut prepared = prepare(place, whole, devices, &Sizes::in_place(place)?)?;
+    let mut prepared = prepare(place, whole, devices, cgroups, &Sizes::in_place(place)?)?;
     attach_programs(place, whole, devices, cgroups, &mut prepared).map(drop)
 }
 
@@ -289,13 +293,13 @@ fn load_by_kind(
     object: Object,
     place: &Place,
     devices: &[Device],
-    others: &Global,
+    more: &[Global],
     function: Option<u32>,
 ) -> Result<Vec<ForKind>, AttachError> {
     let kinds: BTreeSet<DeviceKind> = devices.iter().map(kind_of).collect();
     let load = |kind: DeviceKind| -> Result<ForKind, AttachError> {
         let (link, filter) = (Global::LinkHeaderLen(kind.0), Global::HasStrictRpFilter(kind.1.into()));
-        let globals = [link, filter, others.clone()];
+        let globals = [&[link, filter][..], more].concat();
         let mut loaded = load_calling(object, place, &globals, function)?;
         classifier(&mut loaded, object.name)
             .and_then(SchedClassifier::load)
@@ -349,7 +353,7 @@ fn attach_hooks(place: &Place, cgroups: &Cgroups, others: &Global) -> Result<(),
     let mut names = load(PEER_NAME, place, &[])?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
-        links::attach_hook(place, program, name, &cgroups.shown)?;
+        links::attach_hook(place, program, name, &cgroups.all)?;
     }
     let mut ends = load(TCP_END, place, &[netns_cookie(place), others.clone()])?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
@@ -366,7 +370,8 @@ fn attach_backstop(
     has_udp: bool,
 ) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
-    let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into())];
+    let named = Global::Named(Named::of(cgroups)?.into());
+    let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into()), named];
     // Linux 6.15. Where probing fails, `whereabouts` does as well.
     let tells_cookie =
         is_helper_supported(ProgramType::CgroupSkb, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false);

@@ -1,17 +1,20 @@
-//! Finds the root of the cgroup v2 hierarchy.
+//! Finds the root of the cgroup v2 hierarchy, and a cgroup's way from there.
 //!
 //! A mount of type cgroup2 is not enough: in a container, or where somebody has mounted a part of the hierarchy, it shows one cgroup and those
 //! below it. Hooks there would miss the sockets of all other processes: headers would be removed, and the server would see the sender.
 
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::fs::statfs;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use truepeer_sys::sock_diag::SockDiag;
 
 use crate::error::AttachError;
 use crate::pinned_link::cgroup_id;
@@ -54,6 +57,96 @@ fn mount_detached() -> rustix::io::Result<OwnedFd> {
 /// The number of the cgroup whose sockets an attachment covers (the inode of its directory), if it still exists.
 pub fn covered_cgroup(place: &Place) -> Option<u64> {
     cgroup_id(&place.hook("backstop")).ok().filter(|number| *number > 0)
+}
+
+/// Which sockets are concerned. Hooks are attached to the first of these. A cgroup has room for 64 of a kind;
+/// those below count on their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cgroups {
+    /// The root, or a container's own cgroup. All sockets of the network namespace that serve attached ports must
+    /// be in it, or below.
+    pub all: PathBuf,
+    /// The sockets that are shown the client: those of this cgroup, of those below, and of what takes its place
+    /// when it is made anew (`c/cgroup.h`).
+    pub shown: PathBuf,
+}
+
+/// Which sockets are meant, by numbers of cgroups (`c/cgroup.h`).
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Named {
+    pub(crate) way: [u64; LEVELS],
+    pub(crate) levels: u32,
+    pub(crate) youngest: u64,
+    pub(crate) has_hooks_inside: u32,
+}
+
+/// `CGROUP_LEVELS`.
+const LEVELS: usize = 32;
+
+impl Named {
+    pub(crate) fn of(cgroups: &Cgroups) -> Result<Self, AttachError> {
+        let root = cgroup_root()?;
+        let shown = &cgroups.shown;
+        let wanted = number(shown).map_err(AttachError::file("looking up the cgroup", shown))?;
+        let mut named = Self::default();
+        if number(&root).is_ok_and(|root| root == wanted) {
+            return Ok(named);
+        }
+        // By their numbers: the hierarchy may be mounted several times.
+        let all: Vec<(PathBuf, u64)> = cgroups_below(&root)
+            .into_iter()
+            .filter_map(|path| Some((path.clone(), number(&path).ok()?)))
+            .collect();
+        let path = all.iter().find(|(_, number)| *number == wanted).map(|(path, _)| path);
+        let way = |path: &PathBuf| -> Vec<u64> {
+            let above = path.ancestors().take_while(|above| *above != root);
+            above.filter_map(|path| number(path).ok()).collect()
+        };
+        let mut way = path.map(way).unwrap_or_default();
+        way.reverse();
+        if way.is_empty() || way.len() > LEVELS {
+            let problem = format!("expected a cgroup at most {LEVELS} levels below {}", root.display());
+            return Err(AttachError::file("looking up the cgroup", shown)(io::Error::other(problem)));
+        }
+        named.way[..way.len()].copy_from_slice(&way);
+        named.levels = u32::try_from(way.len()).unwrap_or_default();
+        // A cgroup may be gone while its sockets stay.
+        let listeners = SockDiag::open().and_then(|mut kernel| kernel.listeners()).unwrap_or_default();
+        let of_sockets = listeners.into_iter().filter_map(|listener| listener.cgroup);
+        named.youngest = all.iter().map(|(_, number)| *number).chain(of_sockets).max().unwrap_or_default();
+        named.has_hooks_inside =
+            number(&cgroups.all).is_ok_and(|all| number(&root).is_ok_and(|root| all != root)).into();
+        Ok(named)
+    }
+}
+
+fn number(path: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(path)?.ino())
+}
+
+/// A cgroup and all below it.
+pub fn cgroups_below(cgroup: &Path) -> Vec<PathBuf> {
+    let mut all = vec![cgroup.to_owned()];
+    let mut next = 0;
+    while let Some(path) = all.get(next) {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let below: Vec<_> = entries
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path())
+            .collect();
+        all.extend(below);
+        next += 1;
+    }
+    all
+}
+
+/// Whether the hooks of an attachment have ended with their cgroup. The root never ends.
+pub(crate) fn is_cgroup_gone(place: &Place) -> bool {
+    let Ok(wanted) = cgroup_id(&place.hook("backstop")) else { return false };
+    let Ok(root) = cgroup_root() else { return false };
+    let is_wanted = |path: &PathBuf| number(path).is_ok_and(|number| number == wanted);
+    // Its number stays while it has sockets.
+    !is_wanted(&root) && !cgroups_below(&root).iter().any(is_wanted)
 }
 
 /// Whether this is a directory of the cgroup v2 hierarchy.

@@ -43,7 +43,7 @@ const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) 
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [PortCounter; 43] = [
+pub const COUNTERS: [PortCounter; 45] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
@@ -87,4 +87,6 @@ pub const COUNTERS: [PortCounter; 43] = [
     counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while a detach that refuses them waits, and handshakes that it has ended"),
     counter(Of::Tcp, Kind::Course, "begun_again", "the kernel had given the handshake up while it waited for its header"),
     counter(Of::Udp, Kind::Packets, "header_unlisted", "a header, not from an allowed sender: passed unchanged, the server reads the header as data"),
+    counter(Of::Tcp, Kind::Course, "outside_cgroup", "the listener is not of the named cgroup or unit: the sender's address stays"),
+    counter(Of::Tcp, Kind::Refusal, "refused_elsewhere", "the listener is not of the container's cgroup that is attached, or that was made anew: attach again"),
 ];

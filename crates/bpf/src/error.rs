@@ -72,8 +72,13 @@ pub enum AttachError {
         path: PathBuf,
     },
     /// More ports than the tables can hold.
-    #[error("{0} ports are too many: a network namespace can have at most 64")]
+    #[error(
+        "{0} ports are too many: a network namespace can have at most 64; a range (--port 8000-8010) counts as one"
+    )]
     TooManyPorts(usize),
+    /// More ports in ranges than the tables can hold.
+    #[error("{0} ports are too many: a network namespace can have at most 4096")]
+    TooLongRanges(usize),
     /// The calling thread is in another network namespace than what is to be detached.
     #[error("this is another network namespace than the one whose attachment is to end")]
     OtherNetns,

@@ -6,10 +6,13 @@ use aya::Pod;
 pub(crate) const LAYOUT: u32 = 10;
 
 /// How many ports can be attached at a time in one network namespace.
-pub(crate) const MAX_PORTS: u16 = 64;
+pub(crate) const MAX_PORTS: u16 = 4096;
+
+/// How many ports and ranges of ports have counters of their own.
+pub(crate) const MAX_SLOTS: u16 = 64;
 
 /// `SLOT_OF_NO_PORT`: the counters of packets whose port is unknown.
-pub(crate) const SLOT_OF_NO_PORT: u16 = MAX_PORTS;
+pub(crate) const SLOT_OF_NO_PORT: u16 = MAX_SLOTS;
 
 /// An address; IPv4 as `::ffff:a.b.c.d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,7 +148,7 @@ pub(crate) struct RawEmbryo {
     pub(crate) agreed: u8,
     pub(crate) is_ours: u8,
     pub(crate) is_proved: u8,
-    pub(crate) unused: u8,
+    pub(crate) listener: u8,
     pub(crate) unused_too: u32,
 }
 

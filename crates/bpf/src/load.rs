@@ -5,6 +5,7 @@ use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 
 use crate::again;
+use crate::cgroup::Named;
 use crate::error::AttachError;
 use crate::place::Place;
 use crate::programs::Object;
@@ -33,6 +34,10 @@ pub(crate) enum Global {
     Seats(u32),
     /// The secret of the cookies (`c/full_cookie.h`).
     FullSecret([u64; 2]),
+    /// Whose connections are meant (`c/cgroup.h`).
+    Named(Box<Named>),
+    /// Whether hooks are below the root of the cgroups.
+    HasHooksInside(u32),
     /// On copies that come in once more (`c/splice_tail.h`).
     CopyMark(u32),
 }
@@ -59,6 +64,11 @@ impl Global {
             Self::HasUdp(has) => loader.override_global("has_udp", has, false),
             Self::Seats(count) => loader.override_global("seats", count, false),
             Self::FullSecret(words) => loader.override_global("full_secret", &words[..], false),
+            Self::Named(named) => loader
+                .override_global("named_cgroups", &named.way[..], false)
+                .override_global("named_levels", &named.levels, false)
+                .override_global("youngest_cgroup", &named.youngest, false),
+            Self::HasHooksInside(has) => loader.override_global("has_hooks_inside", has, false),
             Self::CopyMark(mark) => loader.override_global("copy_mark", mark, false),
         };
     }

@@ -6,23 +6,22 @@ use crate::attach::SEND_HOOKS;
 use crate::error::AttachError;
 use crate::links;
 use crate::place::Place;
-use crate::tables::Tables;
+use crate::tables::{Tables, names_of};
 
 /// Takes these ports out; open connections continue. Returns whether any port is left.
 ///
 /// # Errors
 /// [`AttachError::NotAttached`]: a port is not attached, and nothing was changed.
 pub fn remove(place: &Place, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result<bool, AttachError> {
-    let all = || tcp.iter().map(ToString::to_string).chain(udp.iter().map(|port| format!("{port}/udp")));
     if !place.exists()? || !Tables::are_all_there(place) {
-        return Err(AttachError::NotAttached { ports: all().collect() });
+        return Err(AttachError::NotAttached { ports: names_of(tcp.iter().copied(), udp.iter().copied()) });
     }
     let _lock = place.lock()?;
     let mut tables = Tables::open(place)?;
     let (ports, gates) = (tables.judged_ports()?, tables.gates()?);
-    let strange_tcp = tcp.iter().filter(|port| !ports.contains(port)).map(ToString::to_string);
-    let strange_udp = udp.iter().filter(|port| !gates.contains_key(port)).map(|port| format!("{port}/udp"));
-    let strange: Vec<String> = strange_tcp.chain(strange_udp).collect();
+    let strange_tcp = tcp.iter().copied().filter(|port| !ports.contains(port));
+    let strange_udp = udp.iter().copied().filter(|port| !gates.contains_key(port));
+    let strange = names_of(strange_tcp, strange_udp);
     if !strange.is_empty() {
         return Err(AttachError::NotAttached { ports: strange });
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 
+use crate::ports::{PortRange, ranges_over};
+
 /// A UDP port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gate {
@@ -43,6 +45,10 @@ pub struct Rules {
     pub tcp_ports: BTreeSet<u16>,
     /// The UDP ports to which senders send.
     pub udp_ports: BTreeMap<u16, Gate>,
+    /// TCP ports that are counted together, and shown as one. They don't overlap.
+    pub tcp_ranges: Vec<PortRange>,
+    /// UDP ports, likewise.
+    pub udp_ranges: Vec<PortRange>,
     /// The senders. Packets of all others pass unchanged, as without truepeer; for an exception see
     /// `udp_silence`.
     pub senders: PrefixSet,
@@ -71,6 +77,18 @@ pub struct Rules {
     /// How many UDP flows are remembered. Above that, the one that was silent longest is forgotten until its
     /// client's next datagram. The memory for all of them is allocated at once.
     pub max_udp_flows: NonZeroU32,
+}
+
+impl Rules {
+    /// All TCP ports, each in one range; most are alone in theirs.
+    pub(crate) fn all_tcp_ranges(&self) -> Vec<PortRange> {
+        ranges_over(&self.tcp_ports, &self.tcp_ranges)
+    }
+
+    /// All UDP ports, likewise.
+    pub(crate) fn all_udp_ranges(&self) -> Vec<PortRange> {
+        ranges_over(&self.udp_ports.keys().copied().collect(), &self.udp_ranges)
+    }
 }
 
 /// What becomes of ports that are attached already.

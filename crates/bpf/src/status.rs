@@ -1,12 +1,14 @@
 //! What is attached, and its counters.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::cgroup::is_cgroup_gone;
 use crate::counters::{COUNTERS, Of, PortCounter};
 use crate::error::AttachError;
-use crate::layout::{FlowKey, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
+use crate::layout::{FlowKey, Port, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::memory::{Memory, memory};
 use crate::place::Place;
 use crate::resize;
@@ -19,7 +21,7 @@ const EMBRYO_LIFE: Duration = Duration::from_secs(70);
 /// The state of one network namespace.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// By port.
+    /// By port, or by range: ports that are counted together.
     pub ports: Vec<PortStatus>,
     /// Packets from senders that were dropped because their port could not be found: they have more IPv6
     /// extension headers than any real packet.
@@ -28,6 +30,8 @@ pub struct Status {
     pub begins_again: bool,
     /// The inode of the network namespace, as /proc/PID/ns/net shows it; 0: unknown.
     pub netns: u64,
+    /// The cgroup of the attached container has ended, and its hooks with it: new connections are refused.
+    pub is_cgroup_gone: bool,
     /// Kernel memory.
     pub memory: Memory,
     /// How many TCP connections may be open at a time.
@@ -36,11 +40,13 @@ pub struct Status {
     pub max_udp_flows: u32,
 }
 
-/// The state of one port.
+/// The state of one port, or of several that are counted together.
 #[derive(Debug, Clone)]
 pub struct PortStatus {
-    /// Its number.
+    /// Its number; the lowest.
     pub port: u16,
+    /// All of them.
+    pub ports: BTreeSet<u16>,
     /// The attachment that it belongs to: ports of one number have the same rules.
     pub attachment: u8,
     /// Detached, and waiting for open connections; new ones are not checked.
@@ -88,29 +94,38 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
     }
     let tables = Tables::open(place)?;
     let (flows, embryos) = (tables.flows(), live(tables.embryos()));
-    let ports = tables.ports()?.into_iter().map(|(number, port)| {
+    let known = tables.ports()?;
+    let ports = together(known.iter().map(|(number, port)| (*number, *port, *port))).into_values();
+    let ports = ports.map(|(port, _, numbers)| {
         Ok(PortStatus {
-            port: number,
+            port: numbers.first().copied().unwrap_or_default(),
             attachment: port.group,
             draining: port.state != 0,
             refusing: port.state == REFUSING,
-            traffic: Traffic::Tcp(count(number, &flows, &embryos)),
+            traffic: Traffic::Tcp(count(&numbers, &flows, &embryos)),
             counters: counters_of(Of::Tcp, tables.counters(port.slot)?),
+            ports: numbers,
         })
     });
     let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
-    let udp_flows = tables.udp_flows();
-    for (number, gate) in tables.gates()? {
+    ports.sort_by_key(|port| port.port);
+    let (udp_flows, gates) = (tables.udp_flows(), tables.gates()?);
+    let gates = together(gates.iter().map(|(number, gate)| (*number, gate.port, *gate)));
+    let mut udp = Vec::new();
+    for (_, gate, numbers) in gates.into_values() {
         let silence = tables.udp_silence(gate.port.group)?;
-        ports.push(PortStatus {
-            port: number,
+        udp.push(PortStatus {
+            port: numbers.first().copied().unwrap_or_default(),
             attachment: gate.port.group,
             draining: false,
             refusing: false,
-            traffic: Traffic::Udp(gate.rule(), count_udp(number, &udp_flows, silence)),
+            traffic: Traffic::Udp(gate.rule(), count_udp(&numbers, &udp_flows, silence)),
             counters: counters_of(Of::Udp, tables.counters(gate.port.slot)?),
+            ports: numbers,
         });
     }
+    udp.sort_by_key(|port| port.port);
+    ports.extend(udp);
     let unread = counters_of(Of::Both, tables.counters(SLOT_OF_NO_PORT)?);
     let refused_unread = unread.into_iter().map(|(_, count)| count).sum();
     Ok(Some(Status {
@@ -118,6 +133,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         refused_unread,
         begins_again: tables.begins_again()?,
         netns: tables.netns()?,
+        is_cgroup_gone: is_cgroup_gone(place),
         memory: memory(place)?,
         max_flows: resize::size_of(place, "tp_flows")?,
         max_udp_flows: resize::size_of(place, "tp_udp_flows")?,
@@ -137,23 +153,33 @@ pub fn counted_at_udp_ports(place: &Place, name: &str) -> Result<Vec<(u16, u64)>
     tables.gates()?.into_iter().map(|(port, gate)| Ok((port, of(gate.port.slot)?))).collect()
 }
 
+/// Ports that are counted together, and treated alike.
+fn together<T>(ports: impl Iterator<Item = (u16, Port, T)>) -> BTreeMap<[u16; 3], (Port, T, BTreeSet<u16>)> {
+    let mut all = BTreeMap::new();
+    for (number, port, known) in ports {
+        let key = [port.slot, port.state.into(), port.group.into()];
+        let (_, _, numbers) = all.entry(key).or_insert_with(|| (port, known, BTreeSet::new()));
+        numbers.insert(number);
+    }
+    all
+}
+
 fn counters_of(of: Of, values: Vec<u64>) -> Vec<(&'static PortCounter, u64)> {
     let is_wanted = |counter: &PortCounter| counter.of == of || counter.of == Of::Both;
     COUNTERS.iter().zip(values).filter(|(counter, _)| is_wanted(counter)).collect()
 }
 
 /// Each flow is stored twice: under its local address, and as its client's newest. Only the latter counts.
-fn count_udp(port: u16, flows: &[(UdpKey, UdpFlow)], silence: Duration) -> usize {
+fn count_udp(ports: &BTreeSet<u16>, flows: &[(UdpKey, UdpFlow)], silence: Duration) -> usize {
     let now = now();
     let is_live = |flow: &UdpFlow| now.saturating_sub(Duration::from_nanos(flow.seen_ns)) <= silence;
     let is_newest = |key: &UdpKey| key.local.0 == [0; 16];
-    let ours =
-        flows.iter().filter(|(key, flow)| flow.port == port.to_be_bytes() && is_newest(key) && is_live(flow));
-    ours.count()
+    let is_ours = |flow: &UdpFlow| ports.contains(&u16::from_be_bytes(flow.port));
+    flows.iter().filter(|(key, flow)| is_ours(flow) && is_newest(key) && is_live(flow)).count()
 }
 
-fn count(port: u16, flows: &[(FlowKey, RawFlow)], embryos: &[FlowKey]) -> FlowCount {
-    let is_ours = |key: &FlowKey| key.local_port == port.to_be_bytes();
+fn count(ports: &BTreeSet<u16>, flows: &[(FlowKey, RawFlow)], embryos: &[FlowKey]) -> FlowCount {
+    let is_ours = |key: &FlowKey| ports.contains(&u16::from_be_bytes(key.local_port));
     let ours = || flows.iter().filter(|(key, _)| is_ours(key));
     let translated = ours().filter(|(_, flow)| flow.delta != 0).count();
     FlowCount {

@@ -14,9 +14,11 @@ use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::groups::{self, List, MAX_GROUPS};
 use crate::layout::{
-    Address, Backend, FlowKey, MAX_PORTS, Port, RawEmbryo, RawFlow, RawGate, Settings, Terms, UdpFlow, UdpKey,
+    Address, Backend, FlowKey, MAX_PORTS, MAX_SLOTS, Port, RawEmbryo, RawFlow, RawGate, Settings, Terms,
+    UdpFlow, UdpKey,
 };
 use crate::place::Place;
+use crate::ports::{PortRange, port_list};
 use crate::rules;
 use crate::rules::NewConnections;
 use crate::rules::{Others, Rules, UdpDialect};
@@ -143,8 +145,8 @@ impl Tables {
         let claims = trie::claims(&rules.claims, &rules.own_addresses);
         let senders = trie::senders(&rules.senders, rules.header, &rules.exceptions);
         self.set_lists(group, [&claims, &trie::denied(&rules.claims), &senders])?;
-        self.apply_ports(&rules.tcp_ports, group, others)?;
-        self.apply_gates(&rules.udp_ports, group, others)?;
+        self.apply_ports(&rules.all_tcp_ranges(), group, others)?;
+        self.apply_gates(&rules.udp_ports, &rules.all_udp_ranges(), group, others)?;
         self.forget_unused_groups()
     }
 
@@ -198,20 +200,26 @@ impl Tables {
     }
 
     /// A port that is no longer wanted drains: its flows may still need the programs.
-    fn apply_ports(&mut self, wanted: &BTreeSet<u16>, group: u8, others: Others) -> Result<(), AttachError> {
+    fn apply_ports(&mut self, wanted: &[PortRange], group: u8, others: Others) -> Result<(), AttachError> {
         let known = self.ports()?;
-        for (number, port) in &known {
-            let port = match (wanted.contains(number), others, port.state) {
-                (true, ..) => Port { state: ATTACHED, group, ..*port },
-                (false, Others::Stay { .. }, PAUSED) => Port { state: ATTACHED, ..*port },
-                (false, Others::Stay { .. }, _) => continue,
-                (false, ..) => Port { state: DRAINING, ..*port },
+        let is_wanted = |number: &u16| wanted.iter().any(|range| range.contains(number));
+        for (number, port) in known.iter().filter(|(number, _)| !is_wanted(number)) {
+            let port = match (others, port.state) {
+                (Others::Stay { .. }, PAUSED) => Port { state: ATTACHED, ..*port },
+                (Others::Stay { .. }, _) => continue,
+                _ => Port { state: DRAINING, ..*port },
             };
             self.set_port(*number, port)?;
         }
-        for number in wanted.iter().filter(|number| !known.contains_key(number)) {
-            let slot = self.free_slot()?;
-            self.set_port(*number, Port { slot, state: ATTACHED, group })?;
+        let slots: BTreeMap<u16, u16> = known.iter().map(|(number, port)| (*number, port.slot)).collect();
+        // Known ones first: what idles may be forgotten for the slots of the others.
+        let (known, others): (Vec<_>, Vec<_>) =
+            wanted.iter().map(|range| (range, slot_of(&slots, range))).partition(|(_, slot)| slot.is_some());
+        for (range, slot) in known.into_iter().chain(others) {
+            let slot = slot.map_or_else(|| self.free_slot(), Ok)?;
+            for number in range.clone() {
+                self.set_port(number, Port { slot, state: ATTACHED, group })?;
+            }
         }
         Ok(())
     }
@@ -226,7 +234,7 @@ impl Tables {
             .keys()
             .filter(|number| udp.contains(number))
             .try_for_each(|number| self.remove_gate(*number))?;
-        self.apply_gates(&BTreeMap::new(), 0, Others::Stay { may_be_taken: true })?;
+        self.apply_gates(&BTreeMap::new(), &[], 0, Others::Stay { may_be_taken: true })?;
         self.forget_unused_groups()
     }
 
@@ -236,10 +244,20 @@ impl Tables {
         let (ports, gates) = (self.ports()?, self.gates()?);
         let busy: BTreeMap<u16, Port> =
             ports.into_iter().filter(|(number, _)| !idle.contains(number)).collect();
-        let tcp: BTreeSet<u16> = busy.keys().chain(&rules.tcp_ports).copied().collect();
-        let udp: BTreeSet<u16> = gates.keys().chain(rules.udp_ports.keys()).copied().collect();
-        if tcp.len() + udp.len() > usize::from(MAX_PORTS) {
-            return Err(AttachError::TooManyPorts(tcp.len() + udp.len()));
+        let (tcp, udp) = (rules.all_tcp_ranges(), rules.all_udp_ranges());
+        let is_among = |ranges: &[PortRange], number: &u16| ranges.iter().any(|range| range.contains(number));
+        let stay = busy.iter().filter(|(number, _)| !is_among(&tcp, number)).map(|(_, port)| *port);
+        let stay: Vec<Port> = stay
+            .chain(gates.iter().filter(|(number, _)| !is_among(&udp, number)).map(|(_, gate)| gate.port))
+            .collect();
+        let ports = stay.len() + rules.tcp_ports.len() + rules.udp_ports.len();
+        if ports > usize::from(MAX_PORTS) {
+            return Err(AttachError::TooLongRanges(ports));
+        }
+        let slots: BTreeSet<u16> = stay.iter().map(|port| port.slot).collect();
+        let wanted = slots.len() + tcp.len() + udp.len();
+        if wanted > usize::from(MAX_SLOTS) {
+            return Err(AttachError::TooManyPorts(wanted));
         }
         let groups = busy.values().map(|port| port.group).chain(gates.values().map(|gate| gate.port.group));
         if groups.collect::<BTreeSet<u8>>().len() >= usize::from(MAX_GROUPS) {
@@ -304,6 +322,7 @@ impl Tables {
     fn apply_gates(
         &mut self,
         wanted: &BTreeMap<u16, rules::Gate>,
+        ranges: &[PortRange],
         group: u8,
         others: Others,
     ) -> Result<(), AttachError> {
@@ -313,16 +332,18 @@ impl Tables {
         left.copied().collect::<Vec<_>>().into_iter().try_for_each(|number| self.remove_gate(number))?;
         let mut all: BTreeMap<u16, (rules::Gate, Port)> =
             self.gates()?.into_iter().map(|(number, gate)| (number, (gate.rule(), gate.port))).collect();
-        for (number, gate) in wanted {
-            let slot = match known.get(number) {
-                Some(old) => old.port.slot,
-                None => self.free_slot()?,
-            };
+        let slots: BTreeMap<u16, u16> =
+            known.iter().map(|(number, gate)| (*number, gate.port.slot)).collect();
+        for range in ranges {
+            let slot = slot_of(&slots, range).map_or_else(|| self.free_slot(), Ok)?;
             let port = Port { slot, state: ATTACHED, group };
-            all.insert(*number, (*gate, port));
+            let gates: Vec<_> = wanted.range(range.clone()).collect();
+            all.extend(gates.iter().map(|(number, gate)| (**number, (**gate, port))));
             self.apply_backends(&all)?;
-            let write = self.gates.insert(number.to_be_bytes(), RawGate::of(gate, port), 0);
-            write.map_err(AttachError::map("writing", "tp_gates"))?;
+            for (number, gate) in gates {
+                let write = self.gates.insert(number.to_be_bytes(), RawGate::of(gate, port), 0);
+                write.map_err(AttachError::map("writing", "tp_gates"))?;
+            }
         }
         self.apply_backends(&all)
     }
@@ -353,7 +374,7 @@ impl Tables {
 
     /// Returns a counter slot that no port uses. The next user of a removed UDP port's slot resets it.
     fn free_slot(&mut self) -> Result<u16, AttachError> {
-        let free = |used: &BTreeSet<u16>| (0..MAX_PORTS).find(|slot| !used.contains(slot));
+        let free = |used: &BTreeSet<u16>| (0..MAX_SLOTS).find(|slot| !used.contains(slot));
         let mut used = self.used_slots()?;
         if free(&used).is_none() {
             self.forget_idle_ports(true)?;
@@ -384,7 +405,7 @@ impl Tables {
         for (number, port) in self.ports()? {
             self.set_port(number, Port { state, ..port })?;
         }
-        self.apply_gates(&BTreeMap::new(), 0, Others::Leave)
+        self.apply_gates(&BTreeMap::new(), &[], 0, Others::Leave)
     }
 
     /// Lets no new connection begin: SYNs are dropped, and their senders repeat them.
@@ -509,8 +530,14 @@ impl RawGate {
     }
 }
 
-fn names_of(tcp: impl Iterator<Item = u16>, udp: impl Iterator<Item = u16>) -> Vec<String> {
-    tcp.map(|number| number.to_string()).chain(udp.map(|number| format!("{number}/udp"))).collect()
+/// The slot of a range that is attached already, unless ports outside of it have the same.
+fn slot_of(slots: &BTreeMap<u16, u16>, range: &PortRange) -> Option<u16> {
+    let (_, slot) = slots.range(range.clone()).next()?;
+    slots.iter().all(|(number, other)| other != slot || range.contains(number)).then_some(*slot)
+}
+
+pub(crate) fn names_of(tcp: impl Iterator<Item = u16>, udp: impl Iterator<Item = u16>) -> Vec<String> {
+    [port_list(tcp, ""), port_list(udp, "/udp")].concat()
 }
 
 /// Of the calling thread's network namespace; 0: unknown.

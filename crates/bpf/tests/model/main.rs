@@ -123,6 +123,8 @@ impl Stand {
         rustix::mount::mount("bpf", &pins, "bpf", rustix::mount::MountFlags::empty(), None)?;
         let senders = PrefixSet::from_iter(["0.0.0.0/0".parse::<ipnet::IpNet>()?, "::/0".parse()?]);
         let rules = truepeer_bpf::Rules {
+            tcp_ranges: Vec::new(),
+            udp_ranges: Vec::new(),
             tcp_ports: [PORT].into(),
             udp_ports: Default::default(),
             senders,

@@ -114,6 +114,8 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
         (port, truepeer_bpf::Gate { backend_port: gate.backend_port, dialect: dialect(gate.is_spp) })
     });
     let rules = Rules {
+        tcp_ranges: Vec::new(),
+        udp_ranges: Vec::new(),
         tcp_ports: [].into(),
         udp_ports: gates.collect(),
         senders: ["10.1.1.1/32", "10.1.1.2/32", "fd77::1/128"]

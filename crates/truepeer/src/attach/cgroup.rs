@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use truepeer_bpf::{Cgroups, cgroup_root, is_cgroup};
+use truepeer_bpf::{Cgroups, cgroup_root, cgroups_below, is_cgroup};
 use truepeer_sys::netns::in_cgroup_namespace_of;
 
 /// Finds what `--cgroup` or `--unit` names, or the cgroup of a container's process; else the root. With a warning, if there is one.
@@ -45,7 +45,7 @@ pub(super) fn find(
 fn with_covered(root: &Path, own: PathBuf, covered: Option<u64>) -> PathBuf {
     let number = |path: &Path| fs::metadata(path).ok().map(|found| found.ino());
     let Some(covered) = covered.filter(|covered| number(&own) != Some(*covered)) else { return own };
-    let Some(other) = all_below(root).into_iter().find(|path| number(path) == Some(covered)) else {
+    let Some(other) = cgroups_below(root).into_iter().find(|path| number(path) == Some(covered)) else {
         return own;
     };
     own.ancestors().find(|path| other.starts_with(path)).map_or(own.clone(), Path::to_owned)
@@ -99,7 +99,7 @@ fn of_process(root: &Path, process: u32) -> Result<PathBuf> {
     if !told.starts_with("/..") && lists(&direct, process) {
         return Ok(direct);
     }
-    let found = all_below(root).into_iter().find(|path| lists(path, process));
+    let found = cgroups_below(root).into_iter().find(|path| lists(path, process));
     found.with_context(|| format!("no cgroup below {} lists process {process}", root.display()))
 }
 
@@ -130,20 +130,4 @@ fn told_path(process: u32) -> Result<String> {
 fn lists(cgroup: &Path, process: u32) -> bool {
     let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     text.lines().any(|line| line.parse() == Ok(process))
-}
-
-/// A cgroup and all below it.
-pub(super) fn all_below(cgroup: &Path) -> Vec<PathBuf> {
-    let mut all = vec![cgroup.to_owned()];
-    let mut next = 0;
-    while let Some(path) = all.get(next) {
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        let below: Vec<_> = entries
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .map(|entry| entry.path())
-            .collect();
-        all.extend(below);
-        next += 1;
-    }
-    all
 }

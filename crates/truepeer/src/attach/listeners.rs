@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use truepeer_bpf::{Cgroups, cgroup_root};
+use truepeer_bpf::{Cgroups, cgroup_root, cgroups_below, port_list};
 use truepeer_sys::sock_diag::{Listener, SockDiag};
-
-use super::cgroup::all_below;
 
 /// The listeners of this network namespace; `None` if the kernel does not tell.
 pub(super) fn of_this_namespace() -> Option<Vec<Listener>> {
@@ -18,40 +17,74 @@ pub(super) fn of_this_namespace() -> Option<Vec<Listener>> {
 
 /// Connections of a socket that was made elsewhere would lose their header and never be finished: refuses them.
 pub(super) fn check_cgroups(listeners: &[Listener], ports: &BTreeSet<u16>, cgroups: &Cgroups) -> Result<()> {
+    let Some((local, place)) = opened_outside(listeners, ports, &cgroups.all)?.into_iter().next() else {
+        return Ok(());
+    };
+    bail!(
+        "{local} was opened by another container of this network namespace, in {place}, which is not below {}; name one above both with --cgroup",
+        cgroups.all.display()
+    );
+}
+
+/// The same where their connections are served, and keep the sender's address.
+pub(super) fn outside(
+    listeners: &[Listener],
+    ports: &BTreeSet<u16>,
+    cgroups: &Cgroups,
+) -> Result<Option<String>> {
+    let outside = opened_outside(listeners, ports, &cgroups.shown)?;
+    let Some((local, place)) = outside.first() else { return Ok(None) };
+    let more = if outside.len() > 1 { format!(" (and {} others)", outside.len() - 1) } else { String::new() };
+    Ok(Some(format!(
+        "{local}{more} was opened in {place}, which is not below {}: its connections keep the sender's address (outside_cgroup); leave --cgroup and --unit out, or name the cgroup that opened it",
+        cgroups.shown.display()
+    )))
+}
+
+/// The listeners of these ports that were opened outside a cgroup, each with the cgroup that did.
+fn opened_outside(
+    listeners: &[Listener],
+    ports: &BTreeSet<u16>,
+    cgroup: &Path,
+) -> Result<Vec<(SocketAddr, String)>> {
     let number = |path: &PathBuf| fs::metadata(path).ok().map(|found| found.ino());
-    let inside: BTreeSet<u64> = all_below(&cgroups.all).iter().filter_map(number).collect();
+    let inside: BTreeSet<u64> = cgroups_below(cgroup).iter().filter_map(number).collect();
     let wanted = listeners.iter().filter(|listener| ports.contains(&listener.local.port()));
-    for (local, cgroup) in wanted.filter_map(|listener| Some((listener.local, listener.cgroup?))) {
-        if inside.contains(&cgroup) {
-            continue;
-        }
-        let everywhere = all_below(&cgroup_root()?);
+    let known = wanted.filter_map(|listener| Some((listener.local, listener.cgroup?)));
+    let outside: Vec<_> = known.filter(|(_, cgroup)| !inside.contains(cgroup)).collect();
+    if outside.is_empty() {
+        return Ok(Vec::new());
+    }
+    let everywhere = cgroups_below(&cgroup_root()?);
+    let place = |cgroup| {
         let place = everywhere.iter().find(|path| number(path) == Some(cgroup));
-        let place = place.map_or("a cgroup that is gone".to_owned(), |path| path.display().to_string());
-        bail!(
-            "{local} was opened by another container of this network namespace, in {place}, which is not below {}; name one above both with --cgroup",
-            cgroups.all.display()
-        );
-    }
-    Ok(())
+        place.map_or("a cgroup that is gone".to_owned(), |path| path.display().to_string())
+    };
+    Ok(outside.into_iter().map(|(local, cgroup)| (local, place(cgroup))).collect())
 }
 
-/// What the operator probably did not expect of the listeners.
+/// What the operator probably did not expect of the listeners: one warning of a kind.
 pub(super) fn warnings(listeners: &[Listener], ports: &BTreeSet<u16>) -> Vec<String> {
-    ports.iter().filter_map(|port| warning(listeners, *port)).collect()
-}
-
-fn warning(listeners: &[Listener], port: u16) -> Option<String> {
-    let mut found = listeners.iter().filter(|listener| listener.local.port() == port).peekable();
-    if found.peek().is_none() {
-        return Some(format!("nothing listens on port {port} here yet"));
-    }
-    let is_ipv4_only = found.clone().all(|listener| listener.local.is_ipv4());
-    let first = found.next().filter(|_| is_ipv4_only)?;
-    Some(format!(
-        "{} is IPv4 only: IPv6 clients keep the sender's address there; listen on [::]:{port} without IPV6_V6ONLY (nginx: listen [::]:{port} ipv6only=off) to see both",
-        first.local
-    ))
+    let of = |port: u16| listeners.iter().filter(move |listener| listener.local.port() == port);
+    let unheard: Vec<u16> = ports.iter().copied().filter(|port| of(*port).next().is_none()).collect();
+    let ipv4: Vec<SocketAddr> = ports
+        .iter()
+        .filter(|port| of(**port).all(|listener| listener.local.is_ipv4()))
+        .filter_map(|port| of(*port).next().map(|listener| listener.local))
+        .collect();
+    let nothing = (!unheard.is_empty())
+        .then(|| format!("nothing listens on port {} here yet", port_list(unheard, "").join(", ")));
+    let ipv4_only = ipv4.split_first().map(|(first, others)| {
+        let more = match others.len() {
+            0 => String::new(),
+            _ => format!(" and port {}", port_list(others.iter().map(SocketAddr::port), "").join(", ")),
+        };
+        let (verb, port) = (if others.is_empty() { "is" } else { "are" }, first.port());
+        format!(
+            "{first}{more} {verb} IPv4 only: IPv6 clients keep the sender's address there; listen on [::]:{port} without IPV6_V6ONLY (nginx: listen [::]:{port} ipv6only=off) to see both"
+        )
+    });
+    nothing.into_iter().chain(ipv4_only).collect()
 }
 
 #[cfg(test)]
@@ -70,5 +103,9 @@ mod tests {
         assert!(said(&["0.0.0.0:80", "127.0.0.1:80"]).starts_with("0.0.0.0:80 is IPv4 only"));
         assert_eq!(said(&["[::]:80"]), "");
         assert_eq!(said(&["0.0.0.0:80", "[::]:80"]), "");
+        let lot = warnings(&[], &(40_000..=41_000).collect());
+        assert_eq!(lot, ["nothing listens on port 40000-41000 here yet"]);
+        let two = [listener("0.0.0.0:80"), listener("0.0.0.0:81")];
+        assert!(warnings(&two, &[80, 81].into())[0].starts_with("0.0.0.0:80 and port 81 are IPv4 only"));
     }
 }

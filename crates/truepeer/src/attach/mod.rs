@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use truepeer_bpf::{
     AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, covered_cgroup, detach_now,
-    find_pins, gone, left_behind, make_pins, remove, status, sweep,
+    find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
 use crate::output::tell;
@@ -184,8 +184,9 @@ fn remove_ports(place: &Place, ports: &[AttachPorts], out: &mut (dyn Write + Sen
     let all = || ports.iter().flat_map(|ports| &ports.0);
     let tcp = all().filter_map(|port| if let Port::Tcp(port) = *port { Some(port) } else { None });
     let udp = all().filter_map(|port| if let Port::Udp { from, .. } = *port { Some(from) } else { None });
-    let is_any_left = remove(place, &tcp.collect(), &udp.collect())?;
-    let named: Vec<String> = all().map(ToString::to_string).collect();
+    let (tcp, udp) = (tcp.collect(), udp.collect());
+    let is_any_left = remove(place, &tcp, &udp)?;
+    let named = [port_list(tcp, ""), port_list(udp, "/udp")].concat();
     writeln!(out, "no longer served: port {}", named.join(", "))?;
     if is_any_left {
         return Ok(());
@@ -224,12 +225,14 @@ fn put_rules(
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     warning.iter().for_each(|warning| warn(warning));
     let listeners = listeners::of_this_namespace();
+    let known = listeners.as_deref().unwrap_or_default();
     if process.is_some() {
-        listeners::check_cgroups(listeners.as_deref().unwrap_or_default(), &rules.tcp_ports, &cgroups)?;
+        listeners::check_cgroups(known, &rules.tcp_ports, &cgroups)?;
     }
     if args.dry_run {
         return dry_run(place, &rules, &names, &cgroups, out);
     }
+    let outside = listeners::outside(known, &rules.tcp_ports, &cgroups)?;
     privileges::check()?;
     tidy_up(place, out)?;
     let attached = attach(place, &rules, others, &devices, &cgroups).map_err(with_advice)?;
@@ -239,7 +242,7 @@ fn put_rules(
         writeln!(out, "{} open connections continue", attached.taken_over)?;
     }
     let warnings = listeners.map(|found| listeners::warnings(&found, &rules.tcp_ports)).unwrap_or_default();
-    warnings.iter().for_each(|warning| warn(warning));
+    warnings.iter().chain(&outside).for_each(|warning| warn(warning));
     if !attached.left.is_empty() {
         warn(&format!("no longer served, because they are not named: port {}", attached.left.join(", ")));
     }
@@ -267,12 +270,12 @@ fn with_advice(error: AttachError) -> anyhow::Error {
 }
 
 fn list(rules: &Rules) -> String {
-    let tcp = rules.tcp_ports.iter().map(ToString::to_string);
-    let udp = rules.udp_ports.iter().map(|(port, gate)| match gate.backend_port == *port {
-        true => format!("{port}/udp"),
-        false => format!("{port}:{}/udp", gate.backend_port),
-    });
-    tcp.chain(udp).collect::<Vec<_>>().join(", ")
+    let (same, mapped): (Vec<_>, Vec<_>) =
+        rules.udp_ports.iter().partition(|(port, gate)| gate.backend_port == **port);
+    let tcp = port_list(rules.tcp_ports.iter().copied(), "");
+    let udp = port_list(same.into_iter().map(|(port, _)| *port), "/udp");
+    let mapped = mapped.into_iter().map(|(port, gate)| format!("{port}:{}/udp", gate.backend_port));
+    tcp.into_iter().chain(udp).chain(mapped).collect::<Vec<_>>().join(", ")
 }
 
 fn dry_run(
@@ -295,7 +298,7 @@ fn dry_run(
     let (all, shown) = (cgroups.all.display(), cgroups.shown.display());
     writeln!(out, "cgroup {all}: cgroup_skb ingress")?;
     if !rules.tcp_ports.is_empty() {
-        writeln!(out, "cgroup {shown}: getpeername4, getpeername6")?;
+        writeln!(out, "cgroup {shown}: getpeername4, getpeername6 (by hooks on {all})")?;
         writeln!(out, "cgroup {all}: sock_ops")?;
     }
     if !rules.udp_ports.is_empty() {

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic};
+use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic, port_list};
 
 use super::all::Namespace;
 use super::hints;
@@ -20,6 +20,13 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
                     out,
                     "handshakes that the kernel gives up before their header comes are lost \
                      (going on needs Linux 6.9 and net.ipv4.tcp_syncookies)"
+                )?;
+            }
+            if status.is_cgroup_gone {
+                writeln!(
+                    out,
+                    "the container's cgroup has ended, or was made anew: new connections are refused \
+                     (refused_elsewhere); attach again"
                 )?;
             }
             let attachments = attachments(status);
@@ -56,7 +63,7 @@ fn attachments(status: &Status) -> BTreeMap<u8, Vec<String>> {
     let mut all: BTreeMap<u8, Vec<String>> = BTreeMap::new();
     for port in &status.ports {
         let protocol = if matches!(port.traffic, Traffic::Udp(..)) { "/udp" } else { "" };
-        all.entry(port.attachment).or_default().push(format!("{}{protocol}", port.port));
+        all.entry(port.attachment).or_default().extend(port_list(port.ports.iter().copied(), protocol));
     }
     all
 }
@@ -76,20 +83,33 @@ fn write_room(status: &Status, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// `80`, or `40000-41000` for ports that are counted together.
+fn name(port: &PortStatus) -> String {
+    port_list(port.ports.iter().copied(), "").join(", ")
+}
+
 fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
     let state = if port.draining { "detached, draining" } else { "attached" };
     match port.traffic {
         Traffic::Tcp(flows) => writeln!(
             out,
             "port {}/tcp: {state}; open: {} untouched, {} translated; {} awaiting their header or accept()",
-            port.port, flows.untouched, flows.translated, flows.awaiting_header
+            name(port),
+            flows.untouched,
+            flows.translated,
+            flows.awaiting_header
         )?,
         Traffic::Udp(gate, flows) => writeln!(
             out,
-            "port {}/udp: {state}, {} to port {}; {flows} flows",
-            port.port,
+            "port {}/udp: {state}, {} to {}; {flows} flows",
+            name(port),
             gate.dialect.as_str(),
-            gate.backend_port
+            // Only single ports can be mapped.
+            if port.ports.len() > 1 {
+                "the same ports".into()
+            } else {
+                format!("port {}", gate.backend_port)
+            }
         )?,
     }
     match (port.draining, port.refusing) {
@@ -115,6 +135,7 @@ struct Json {
     ports: Vec<JsonPort>,
     refused_unread: u64,
     begins_again: bool,
+    cgroup_gone: bool,
     max_flows: u32,
     max_udp_flows: u32,
     memory: JsonMemory,
@@ -158,6 +179,8 @@ struct JsonMemory {
 #[derive(Serialize)]
 struct JsonPort {
     port: u16,
+    /// All that are counted together.
+    ports: String,
     protocol: &'static str,
     attachment: u8,
     draining: bool,
@@ -214,6 +237,7 @@ fn json(place: &Place, status: Option<&Status>) -> Json {
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
         begins_again: status.is_some_and(|status| status.begins_again),
+        cgroup_gone: status.is_some_and(|status| status.is_cgroup_gone),
         max_flows: status.map_or(0, |status| status.max_flows),
         max_udp_flows: status.map_or(0, |status| status.max_udp_flows),
         memory: JsonMemory {
@@ -235,6 +259,7 @@ fn json_port(port: &PortStatus) -> JsonPort {
     };
     JsonPort {
         port: port.port,
+        ports: name(port),
         protocol,
         attachment: port.attachment,
         draining: port.draining,

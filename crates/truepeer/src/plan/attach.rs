@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use truepeer_bpf::{Gate, Rules, UdpDialect};
+use truepeer_bpf::{Gate, Rules, UdpDialect, without_overlaps};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
 use super::datagrams;
@@ -28,7 +28,13 @@ pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Pr
         datagrams::refuse_tftp("port", &Port::Udp { from, backend }, &[from, backend])?;
         warnings.extend(datagrams::warn_of_raknet(from, backend));
     }
+    let ranges = |is_udp: bool| {
+        let given = spec.port.iter().flat_map(|ports| &ports.1).filter(|range| range.is_udp == is_udp);
+        without_overlaps(given.map(|range| range.ports.clone()).collect())
+    };
     let rules = Rules {
+        tcp_ranges: ranges(false),
+        udp_ranges: ranges(true),
         tcp_ports: ports().filter_map(|port| tcp(*port)).collect(),
         udp_ports: ports().filter_map(|port| udp(*port, dialect)).collect(),
         senders: allow,

@@ -13,10 +13,13 @@ const RAKNET: [u16; 2] = [19132, 19133];
 
 /// The UDP ports of an attachment, each with its backend's.
 pub(super) fn ports_of(attach: &AttachSpec) -> impl Iterator<Item = (u16, u16)> {
-    attach.port.iter().flat_map(|ports| &ports.0).filter_map(|port| match *port {
+    let single = attach.port.iter().flat_map(|ports| &ports.0).filter_map(|port| match *port {
         Port::Tcp(_) => None,
         Port::Udp { from, backend } => Some((from, backend)),
-    })
+    });
+    let ranges = attach.port.iter().flat_map(|ports| &ports.1).filter(|range| range.is_udp);
+    // A range keeps its ports, so only TFTP can be wrong in it.
+    single.chain(ranges.filter(|range| range.ports.contains(&TFTP)).map(|_| (TFTP, TFTP)))
 }
 
 /// `value`, of this option, names these ports.

@@ -8,8 +8,10 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ports(pub(crate) Vec<u16>);
 
-/// More would be a mistake, and would fill the kernel's table of ports.
+/// More would be a mistake.
 const MOST: usize = 1024;
+/// The kernel's table of ports has no room for more.
+const MOST_ATTACHED: usize = 4096;
 
 impl FromStr for Ports {
     type Err = String;
@@ -19,13 +21,20 @@ impl FromStr for Ports {
         for part in text.split(',') {
             ports.extend(range(part, "tcp")?);
         }
-        at_most(ports).map(Self)
+        at_most(MOST, ports).map(Self)
     }
 }
 
 /// A value of `attach --port`: `443`, `443/tcp`, `53/udp`, `53:5353/udp`, `80,443`, `8000-8010`, `domain/udp`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct AttachPorts(pub(crate) Vec<Port>);
+pub(crate) struct AttachPorts(pub(crate) Vec<Port>, pub(crate) Vec<Range>);
+
+/// A range as it was given: its ports are counted together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) is_udp: bool,
+    pub(crate) ports: RangeInclusive<u16>,
+}
 
 /// A port that a running server listens on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,21 +62,24 @@ impl FromStr for AttachPorts {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut ports = Vec::new();
+        let (mut ports, mut ranges) = (Vec::new(), Vec::new());
         for part in text.split(',') {
             let (numbers, is_udp) = match part.strip_suffix("/udp") {
                 Some(numbers) => (numbers, true),
                 None => (part.strip_suffix("/tcp").unwrap_or(part), false),
             };
-            match (numbers.split_once([':', '→']), is_udp) {
-                (Some((from, backend)), _) => ports.push(mapped(one(from)?, one(backend)?, is_udp)?),
-                (None, true) => {
-                    ports.extend(range(numbers, "udp")?.map(|port| Port::Udp { from: port, backend: port }))
-                }
-                (None, false) => ports.extend(range(numbers, "tcp")?.map(Port::Tcp)),
+            if let Some((from, backend)) = numbers.split_once([':', '→']) {
+                ports.push(mapped(one(from)?, one(backend)?, is_udp)?);
+                continue;
             }
+            let range = range(numbers, if is_udp { "udp" } else { "tcp" })?;
+            ports.extend(range.clone().map(|port| match is_udp {
+                true => Port::Udp { from: port, backend: port },
+                false => Port::Tcp(port),
+            }));
+            ranges.extend((range.len() > 1).then_some(Range { is_udp, ports: range }));
         }
-        at_most(ports).map(Self)
+        Ok(Self(at_most(MOST_ATTACHED, ports)?, ranges))
     }
 }
 
@@ -79,10 +91,10 @@ fn mapped(from: u16, backend: u16, is_udp: bool) -> Result<Port, String> {
     }
 }
 
-fn at_most<T>(ports: Vec<T>) -> Result<Vec<T>, String> {
+fn at_most<T>(most: usize, ports: Vec<T>) -> Result<Vec<T>, String> {
     match ports.len() {
-        0..=MOST => Ok(ports),
-        many => Err(format!("{many} ports; expected at most {MOST}")),
+        many if many > most => Err(format!("{many} ports; expected at most {most}")),
+        _ => Ok(ports),
     }
 }
 
@@ -166,6 +178,8 @@ mod tests {
         assert_eq!(attach("80-82").map(|ports| ports.len()), Ok(3));
         assert_eq!(attach("http,https/tcp"), Ok(vec![Port::Tcp(80), Port::Tcp(443)]));
         assert_eq!("8000-8002,https".parse(), Ok(Ports(vec![8000, 8001, 8002, 443])));
-        assert!(attach("1-65535").is_err_and(|error| error.contains("expected at most 1024")));
+        assert_eq!(attach("40000-41000").map(|ports| ports.len()), Ok(1001));
+        assert!(attach("1-65535").is_err_and(|error| error.contains("expected at most 4096")));
+        assert!("1-65535".parse::<Ports>().is_err_and(|error| error.contains("expected at most 1024")));
     }
 }

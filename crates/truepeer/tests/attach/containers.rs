@@ -33,7 +33,7 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 /// A server in a cgroup and a network namespace.
-fn serve_in(bed: &Bed, cgroup: &Path, netns: &NetNs, address: &str) -> Result<Running> {
+pub(crate) fn serve_in(bed: &Bed, cgroup: &Path, netns: &NetNs, address: &str) -> Result<Running> {
     let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.display());
     serve_by(bed, &shell, netns, address)
 }

@@ -3,10 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Place;
 use truepeer_bpf::oracle::crowd_cgroup;
-use truepeer_testbed::{Bed, Program, Test, Topology, client, tests, wait_for};
+use truepeer_testbed::{Bed, Program, Test, Topology, tests, wait_for};
 
 use crate::cgroups::Cgroup;
-use crate::kit::{BACKEND, DESTINATION, attach, command, header, list, longer_header, session, start, who};
+use crate::containers::serve_in;
+use crate::kit::{command, header, list, longer_header, who};
 
 /// `BPF_CGROUP_MAX_PROGS` (kernel/bpf/cgroup.c).
 const ROOM: usize = 64;
@@ -23,10 +24,7 @@ fn a_failure_half_way_takes_nothing_from_what_was_attached(bed: &Bed) -> Result<
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let cgroup = Cgroup::make("half")?;
-    let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
-    let server = truepeer_testbed::Behaviour::Who.start_program(bed, &["0.0.0.0:80"], |program| {
-        program.launched_by("/bin/sh", &["-c", &shell, "sh"]).in_netns(&host.netns)
-    })?;
+    let server = serve_in(bed, &cgroup.0, &host.netns, "0.0.0.0:80")?;
     let pid = server.pid().to_string();
     let args = |more: &[&'static str]| -> Result<Program> {
         command(bed, &[&["--pid", pid.as_str(), "--allow", "any", "--port", "80"], more].concat())
@@ -53,45 +51,46 @@ fn a_failure_half_way_takes_nothing_from_what_was_attached(bed: &Bed) -> Result<
 }
 
 fn a_full_cgroup_is_reported_and_nothing_is_left(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
     let cgroup = Cgroup::make("full")?;
-    let echo = truepeer_testbed::Behaviour::Echo.start(bed, &[BACKEND])?;
+    let server = serve_in(bed, &cgroup.0, &host.netns, "0.0.0.0:80")?;
+    let pid = server.pid().to_string();
+    let args = |more: &[&'static str]| -> Result<Program> {
+        command(bed, &[&["--pid", pid.as_str(), "--allow", "any", "--port", "80"], more].concat())
+    };
+    let is_attached = || -> Result<bool> {
+        Ok(!command(bed, &["status", "--pid", &pid])?.run(bed)?.contains("not attached"))
+    };
     // Mounts the file system for the pins.
-    ensure!(attach(bed, &["status"])?.contains("not attached"));
+    ensure!(!is_attached()?);
     let elsewhere = Place::here(&bed.dir().join("bpf/others"))?;
     let mut others = crowd_cgroup(&elsewhere, &cgroup.0, ROOM, true)?;
-    let path = cgroup.0.to_string_lossy().into_owned();
-    let refused = || -> Result<()> {
-        let attaching = command(bed, &["--port", "80", "--port", "53/udp", "--cgroup", &path])?.start(bed)?;
+    let refused = |more: &[&'static str]| -> Result<()> {
+        let attaching = args(more)?.start(bed)?;
         ensure!(!attaching.wait_end()?.success());
-        let said = attaching.stderr();
         let expected = format!(
-            "peer_name4 can't be attached to {path}: 64 programs of its kind are already attached there"
+            "peer_name4 can't be attached to {}: 64 programs of its kind are already attached there",
+            cgroup.0.display()
         );
-        ensure!(said.contains(&expected) && said.trim().lines().count() == 1, "{said}");
+        ensure!(attaching.stderr().contains(&expected), "{}", attaching.stderr());
         Ok(())
     };
 
-    refused()?;
-    ensure!(attach(bed, &["status"])?.contains("not attached"));
+    refused(&[])?;
+    ensure!(!is_attached()?);
     ensure!(list(&bed.dir().join("bpf/truepeer"))?.is_empty(), "pins are left");
-    let line = client::v1("203.0.113.1:1001", DESTINATION)?;
-    ensure!(client::ask(&mut session(&line)?, b"")?.as_bytes() == line, "something has read a header");
-
-    // An existing attachment stays as it is.
-    start(bed, &[])?;
-    refused()?;
-    let seen = |client: &str| -> Result<()> {
-        ensure!(client::ask(&mut session(&header(client)?)?, b"data")? == "data");
-        echo.wait_for_log(&format!("{client} accepted"))
-    };
-    seen("203.0.113.2:1002")?;
+    let sender = format!("{}:", lb.v4);
+    ensure!(who(lb, host.at(false, 80), b"")?.starts_with(&sender), "something waits for a header");
 
     // Two free slots: for a moment the old and the new hook both exist.
-    drop(others.split_off(ROOM - 2));
-    wait_for("room", || attach(bed, &["--port", "80", "--cgroup", &path]).is_ok())?;
-    // The server is not in that cgroup, so it sees the sender.
-    ensure!(client::ask(&mut session(&header("203.0.113.3:1003")?)?, b"data")? == "data");
-    attach(bed, &["detach"]).context("detach")?;
+    others.truncate(ROOM - 2);
+    wait_for("room", || args(&[]).and_then(|program| program.run(bed)).is_ok())?;
+    // An existing attachment stays as it is.
+    others.extend(crowd_cgroup(&elsewhere, &cgroup.0, 1, true)?);
+    refused(&["--port", "53/udp"])?;
+    ensure!(who(lb, host.at(false, 80), &header("203.0.113.2:1002")?)? == "203.0.113.2:1002");
+    command(bed, &["detach", "--pid", &pid])?.run(bed).context("detach")?;
     ensure!(list(&bed.dir().join("bpf/truepeer"))?.is_empty(), "pins are left");
     Ok(())
 }

@@ -21,6 +21,7 @@ mod other_users;
 mod pools;
 mod programs;
 mod refusals;
+mod restarts;
 mod rules;
 mod servers;
 mod several;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         programs::tests(),
         servers::tests(),
         several::tests(),
+        restarts::tests(),
         stacks::tests(),
         pools::tests(),
         accept_queue::tests(),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use truepeer_testbed::{Bed, Behaviour, Test, client, datagrams, tests};
 
 use crate::kit::{DESTINATION, attach, attachments, command, header, is_answered, longer_header, status};
@@ -17,6 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
         udp_ports_have_their_own_rules,
         a_waiting_detach_takes_nothing_that_is_attached_meanwhile,
         more_ports_than_there_is_room_for_change_nothing,
+        a_range_costs_one_entry_and_one_warning,
     ];
     all.into_iter().map(|test| test.of_group("several")).collect()
 }
@@ -247,16 +248,45 @@ fn a_waiting_detach_takes_nothing_that_is_attached_meanwhile(bed: &Bed) -> Resul
 }
 
 fn more_ports_than_there_is_room_for_change_nothing(bed: &Bed) -> Result<()> {
-    let said = fails(bed, &["--port", "1000-1064"])?;
+    let each = |from: u16, to: u16| (from..=to).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+    let (few, rest) = (each(1000, 1059), each(2000, 2003));
+    let said = fails(bed, &["--port", &each(1000, 1064)])?;
     ensure!(said.contains("65 ports are too many"), "{said}");
     ensure!(attachments(bed).unwrap_or_default().is_empty());
-    attach(bed, &["--port", "1000-1059"])?;
+    attach(bed, &["--port", &few])?;
     let before = status(bed)?["attachments"].clone();
-    let said = fails(bed, &["add", "--port", "2000-2004"])?;
+    let said = fails(bed, &["add", "--port", &each(2000, 2004)])?;
     ensure!(said.contains("65 ports are too many"), "{said}");
     ensure!(status(bed)?["attachments"] == before, "{}", status(bed)?);
-    attach(bed, &["add", "--port", "2000-2003"])?;
+    attach(bed, &["add", "--port", &rest])?;
     // Ports that were taken out and have no connection make room.
-    attach(bed, &["remove", "--port", "1000-1059"])?;
-    attach(bed, &["add", "--port", "3000-3059"]).map(drop)
+    attach(bed, &["remove", "--port", &few])?;
+    attach(bed, &["add", "--port", &each(3000, 3059)]).map(drop)
+}
+
+/// As FTP's passive ports.
+fn a_range_costs_one_entry_and_one_warning(bed: &Bed) -> Result<()> {
+    let others = (1000..1063).map(|port| port.to_string()).collect::<Vec<_>>().join(",");
+    let _echo = Behaviour::Echo.start(bed, &["[::ffff:127.0.0.1]:40500"])?;
+    let attaching = command(bed, &["--port", &others, "--port", "40000-41000"])?.start(bed)?;
+    ensure!(attaching.wait_end()?.success(), "{}", attaching.log());
+    let said = attaching.stderr();
+    ensure!(said.lines().count() == 1 && said.contains("1000-1062, 40000-40499, 40501-41000"), "{said}");
+    ensure!(attach(bed, &["status"])?.contains("port 40000-41000/tcp: attached"));
+    for n in 0..3 {
+        let mut stream = client::connect("127.0.0.1:40500")?;
+        stream.write_all(&header(&format!("203.0.113.1:{}", 1000 + n))?)?;
+        is_answered(&mut stream)?;
+    }
+    let status = status(bed)?;
+    let ports = status["ports"].as_array().context("ports")?;
+    let range = ports.iter().find(|port| port["ports"] == "40000-41000").context("the range")?;
+    ensure!(ports.len() == 64 && range["counters"]["connections"] == 3, "{range}");
+    let said = fails(bed, &["add", "--port", "2000"])?;
+    ensure!(said.contains("65 ports are too many"), "{said}");
+    // A part of it leaves, and the rest goes on with the same counters.
+    attach(bed, &["remove", "--port", "40000-40499"])?;
+    let mut stream = client::connect("127.0.0.1:40500")?;
+    stream.write_all(&header("203.0.113.1:1009")?)?;
+    is_answered(&mut stream)
 }
