@@ -46,6 +46,7 @@ enum counter {
 	NOT_TAKEN,            /* a segment of a handshake that the kernel would refuse: dropped, nothing learnt */
 	REFUSED_DETACHING,    /* detach --refuse-new waits */
 	BEGUN_AGAIN,          /* the kernel had given the handshake up: again.h */
+	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
 	COUNTERS,
 };
 

@@ -43,7 +43,7 @@ const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) 
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [PortCounter; 42] = [
+pub const COUNTERS: [PortCounter; 43] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
@@ -86,4 +86,5 @@ pub const COUNTERS: [PortCounter; 42] = [
     counter(Of::Tcp, Kind::Packets, "not_taken", "handshake segments that the kernel would refuse: wrong numbers or flags, old timestamps"),
     counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while a detach that refuses them waits, and handshakes that it has ended"),
     counter(Of::Tcp, Kind::Course, "begun_again", "the kernel had given the handshake up while it waited for its header"),
+    counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after --header-wait; of AWS NLB, header_placement must be on_first_ack"),
 ];

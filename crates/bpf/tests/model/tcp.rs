@@ -105,7 +105,9 @@ impl Model {
         if let Some(flow) = self.flow {
             let is_left_behind = is_syn && matches!(kernel.socket, Socket::None | Socket::Listens);
             if !is_left_behind {
-                return Fate::Pass { by: flow.delta.cast_unsigned() };
+                return self
+                    .judge_late(segment, flow)
+                    .unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() });
             }
             self.flow = None;
         }
@@ -118,9 +120,36 @@ impl Model {
             return self.on_embryo(segment, kernel, embryo, answer);
         }
         match self.ended {
-            Some(flow) => Fate::Pass { by: flow.delta.cast_unsigned() },
+            Some(flow) => {
+                self.judge_late(segment, flow).unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
+            }
             None => self.on_stranger(segment, kernel),
         }
+    }
+
+    /// What may become a header stays with the sender; a header ends the connection. `None`: the segment goes on.
+    fn judge_late(&mut self, segment: &Segment, flow: Flow) -> Option<Fate> {
+        let first = flow.late?;
+        let bytes = segment
+            .payload
+            .get(first.wrapping_sub(segment.seq) as usize..)
+            .filter(|bytes| !bytes.is_empty())?;
+        let begins = |signature: &[u8]| {
+            let is_start = bytes.iter().zip(signature).all(|(byte, expected)| byte == expected);
+            is_start.then_some(bytes.len() >= signature.len())
+        };
+        let is_header = begins(b"PROXY ").or_else(|| begins(b"\r\n\r\n\0\r\nQUIT\n"))?;
+        if !is_header && segment.flags & FIN != 0 {
+            return None;
+        }
+        Some(match (segment.is_intact, is_header) {
+            (false, _) => self.drop("refused_damaged"),
+            (true, false) => self.drop("early_segments"),
+            (true, true) => {
+                self.count("refused_after_wait");
+                Fate::Refuse { kernel_seq: first.wrapping_add(flow.delta.cast_unsigned()) }
+            }
+        })
     }
 
     fn on_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
