@@ -5,50 +5,56 @@
 #pragma once
 #include "verdicts.h"
 
-enum late_bytes { LATE_DATA, LATE_PART, LATE_HEADER };
+/* client.word[1]: how many bytes of a signature have passed, and of which. They are data as long as no more of it comes: held back, they would
+ * hold back the rest, too, because a sender may wait for their acknowledgement (Nagle). */
+#define LATE_BYTES 0x0f
+#define LATE_V2 0x10
 
-static __always_inline enum late_bytes late_bytes(struct __sk_buff *skb, const struct segment *segment, struct workbench *bench,
-						  __u32 first)
+/* Whether these bytes, behind `passed` ones, go on with the signature. Returns how many of it there are then; 0: they don't. */
+static __always_inline __u32 go_on_with(const struct workbench *bench, __u32 passed, __u32 have, const char *signature, __u32 len)
 {
-	static const char signature[12] = "\r\n\r\n\0\r\nQUIT\n";
-	__u32 known = first - segment->seq; /* beyond the payload: it is a later segment */
-
-	if (known >= segment->payload_len)
-		return LATE_DATA;
-	__u32 have = segment->payload_len - known;
-	__u32 last = (have < sizeof(signature) ? have : sizeof(signature)) - 1;
-	asm volatile("%0 &= 15" : "+r"(last)); /* for the verifier */
-	/* Without the bytes: the sender sends them again. */
-	if (bpf_skb_load_bytes(skb, segment->payload_at + known, bench->fresh, last + 1))
-		return LATE_PART;
-	/* PROXY 2.1: "exactly one space" */
-	if (starts_with(bench->fresh, have, "PROXY ", 6))
-		return have < 6 ? LATE_PART : LATE_HEADER;
-	if (starts_with(bench->fresh, have, signature, sizeof(signature)))
-		return have < sizeof(signature) ? LATE_PART : LATE_HEADER;
-	return LATE_DATA;
+	for (__u32 i = 0; i < len; i++)
+		if (i >= passed && i - passed < have && bench->fresh[(i - passed) & 15] != (__u8)signature[i])
+			return 0;
+	return passed + have < len ? passed + have : len;
 }
 
-/* 0: the segment goes on. What may become a header stays with the sender, which sends it again, together with the rest. A segment that comes
- * out of order is judged when it is in order: the kernel takes none before the first one. */
-GLOBAL int judge_late(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key, __u32 first, __u32 delta)
+/* 0: the segment goes on. One that comes out of order is judged when it comes again or the bytes before it have come: the kernel gives the
+ * server none before the first. */
+GLOBAL int judge_late(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key, struct flow *flow)
 {
 	struct workbench *bench = workbench();
 
-	if (!segment || !key || !bench)
+	if (!segment || !key || !flow || !bench)
 		return 0;
-	enum late_bytes bytes = late_bytes(skb, segment, bench, first);
-	if (bytes == LATE_DATA || (bytes == LATE_PART && segment->flags & FIN))
-		return 0;
+	__u32 passed = flow->client.word[1] & LATE_BYTES, is_v2 = flow->client.word[1] & LATE_V2;
+	__u32 known = flow->client.word[0] + passed - segment->seq; /* beyond the payload: nothing new */
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment->destination_port);
-	if (!port)
+	if (known >= segment->payload_len || !port)
 		return 0;
 	if (!is_intact(skb, segment))
 		return drop(port, REFUSED_DAMAGED);
-	if (bytes == LATE_PART)
-		return drop(port, EARLY_SEGMENT);
-	count(port, REFUSED_AFTER_WAIT);
-	tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
-	/* The devices above must not shift it. */
-	return refuse(skb, segment, first + delta) == PASS ? go_on(skb) : DROP;
+	__u32 have = segment->payload_len - known;
+	__u32 last = (have < 12 ? have : 12) - 1;
+	asm volatile("%0 &= 15" : "+r"(last)); /* for the verifier */
+	if (bpf_skb_load_bytes(skb, segment->payload_at + known, bench->fresh, last + 1))
+		return drop(port, FAILED);
+	if (passed == 0)
+		is_v2 = bench->fresh[0] == '\r' ? LATE_V2 : 0;
+	/* PROXY 2.1: "exactly one space" */
+	__u32 len = is_v2 ? 12 : 6;
+	__u32 begun = is_v2 ? go_on_with(bench, passed, last + 1, "\r\n\r\n\0\r\nQUIT\n", 12)
+			    : go_on_with(bench, passed, last + 1, "PROXY ", 6);
+	if (begun == len) {
+		count(port, REFUSED_AFTER_WAIT);
+		tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
+		/* The devices above must not shift it. */
+		return refuse(skb, segment, flow->client.word[0] + passed + flow->delta) == PASS ? go_on(skb) : DROP;
+	}
+	flow->client.word[1] = begun | is_v2;
+	if (!begun) {
+		flow->client.word[0] = flow->client.word[1] = 0;
+		flow->header = NAMES_NOBODY;
+	}
+	return 0;
 }

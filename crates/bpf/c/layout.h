@@ -103,7 +103,7 @@ enum flow_header { NAMES_NOBODY, NAMES_A_CLIENT, MAY_COME_LATE };
 
 /* A connection whose header has been removed and which has a socket. */
 struct flow {
-	struct address client; /* MAY_COME_LATE: its first word is the number of the sender's first byte */
+	struct address client; /* MAY_COME_LATE: the number of the sender's first byte, and late.h's */
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */

@@ -348,7 +348,7 @@ static __always_inline int on_admitted(struct __sk_buff *skb, const struct segme
 	__u32 family = 0;
 
 	if (embryo->flow.header == MAY_COME_LATE) {
-		int fate = judge_late(skb, segment, key, embryo->flow.client.word[0], embryo->flow.delta);
+		int fate = judge_late(skb, segment, key, &embryo->flow);
 		if (fate == PASS)
 			bpf_map_delete_elem(&tp_embryos, key);
 		if (fate)
@@ -506,10 +506,10 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 }
 
 static __always_inline int on_flow(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
-				   const struct flow *flow)
+				   struct flow *flow)
 {
 	if (flow->header == MAY_COME_LATE) {
-		int fate = judge_late(skb, segment, key, flow->client.word[0], flow->delta);
+		int fate = judge_late(skb, segment, key, flow);
 		if (fate)
 			return fate;
 	}

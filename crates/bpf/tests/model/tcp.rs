@@ -102,12 +102,12 @@ impl Model {
 
     pub(crate) fn comes_in(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
         let is_syn = segment.flags & (SYN | ACK) == SYN;
-        if let Some(flow) = self.flow {
+        if let Some(mut flow) = self.flow {
             let is_left_behind = is_syn && matches!(kernel.socket, Socket::None | Socket::Listens);
             if !is_left_behind {
-                return self
-                    .judge_late(segment, flow)
-                    .unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() });
+                let fate = self.judge_late(segment, &mut flow);
+                self.flow = Some(flow);
+                return fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() });
             }
             self.flow = None;
         }
@@ -120,36 +120,39 @@ impl Model {
             return self.on_embryo(segment, kernel, embryo, answer);
         }
         match self.ended {
-            Some(flow) => {
-                self.judge_late(segment, flow).unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
+            Some(mut flow) => {
+                let fate = self.judge_late(segment, &mut flow);
+                self.ended = Some(flow);
+                fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
             }
             None => self.on_stranger(segment, kernel),
         }
     }
 
-    /// What may become a header stays with the sender; a header ends the connection. `None`: the segment goes on.
-    fn judge_late(&mut self, segment: &Segment, flow: Flow) -> Option<Fate> {
-        let first = flow.late?;
-        let bytes = segment
-            .payload
-            .get(first.wrapping_sub(segment.seq) as usize..)
-            .filter(|bytes| !bytes.is_empty())?;
-        let begins = |signature: &[u8]| {
-            let is_start = bytes.iter().zip(signature).all(|(byte, expected)| byte == expected);
-            is_start.then_some(bytes.len() >= signature.len())
-        };
-        let is_header = begins(b"PROXY ").or_else(|| begins(b"\r\n\r\n\0\r\nQUIT\n"))?;
-        if !is_header && segment.flags & FIN != 0 {
+    /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on.
+    fn judge_late(&mut self, segment: &Segment, flow: &mut Flow) -> Option<Fate> {
+        let [first, state] = flow.late?;
+        let (passed, was_v2) = (state & 15, state & 16 != 0);
+        let known = first.wrapping_add(passed).wrapping_sub(segment.seq);
+        let bytes = segment.payload.get(known as usize..).filter(|bytes| !bytes.is_empty())?;
+        if !segment.is_intact {
+            return Some(self.drop("refused_damaged"));
+        }
+        let is_v2 = if passed == 0 { bytes[0] == b'\r' } else { was_v2 };
+        let signature: &[u8] = if is_v2 { b"\r\n\r\n\0\r\nQUIT\n" } else { b"PROXY " };
+        let rest = &signature[passed as usize..];
+        if bytes.iter().zip(rest).any(|(byte, expected)| byte != expected) {
+            flow.late = None;
             return None;
         }
-        Some(match (segment.is_intact, is_header) {
-            (false, _) => self.drop("refused_damaged"),
-            (true, false) => self.drop("early_segments"),
-            (true, true) => {
-                self.count("refused_after_wait");
-                Fate::Refuse { kernel_seq: first.wrapping_add(flow.delta.cast_unsigned()) }
-            }
-        })
+        if bytes.len() < rest.len() {
+            let more = u32::try_from(bytes.len()).expect("less than a signature");
+            flow.late = Some([first, (passed + more) | (u32::from(is_v2) << 4)]);
+            return None;
+        }
+        self.count("refused_after_wait");
+        let kernel_seq = first.wrapping_add(passed).wrapping_add(flow.delta.cast_unsigned());
+        Some(Fate::Refuse { kernel_seq })
     }
 
     fn on_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {

@@ -183,7 +183,10 @@ fn where_headers_are_optional_one_after_the_wait_is_refused(
             }
             let mut echoed = Vec::new();
             let end = stream.read_to_end(&mut echoed);
-            ensure!(echoed.is_empty(), "cut at {cut} the backend got {}", echoed.escape_ascii());
+            // attach can't hold back the start of a signature.
+            let most = if by.way() == Way::Attach { cut } else { 0 };
+            let has_passed = echoed.len() <= most && header.starts_with(&echoed);
+            ensure!(has_passed, "cut at {cut} the backend got {}", echoed.escape_ascii());
             let has_ended = end.map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |_| true);
             ensure!(has_ended, "cut at {cut} it was not closed");
         }

@@ -69,7 +69,7 @@ impl Model {
             && segment.is_intact
             && (!answer.is_cookie || answers_cookie(segment, embryo, kernel))
         {
-            let late = Some(embryo.isn.wrapping_add(1));
+            let late = Some([embryo.isn.wrapping_add(1), 0]);
             return self.go_on_without(segment, kernel, embryo, answer, (&[], late));
         }
         if segment.is_intact {
@@ -182,14 +182,15 @@ impl Model {
         &mut self,
         segment: &Segment,
         kernel: &Answers,
-        embryo: Embryo,
+        mut embryo: Embryo,
         answer: SynAnswer,
-        flow: Flow,
+        mut flow: Flow,
     ) -> Fate {
-        if let Some(fate) = self.judge_late(segment, flow) {
-            if matches!(fate, Fate::Refuse { .. }) {
-                self.embryo = None;
-            }
+        let fate = self.judge_late(segment, &mut flow);
+        embryo.flow = Some(flow);
+        let is_refused = matches!(fate, Some(Fate::Refuse { .. }));
+        self.embryo = (!is_refused).then(|| embryo.clone());
+        if let Some(fate) = fate {
             return fate;
         }
         let is_given_up = kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
@@ -247,7 +248,7 @@ impl Model {
         kernel: &Answers,
         embryo: &Embryo,
         answer: SynAnswer,
-        (owed, late): (&[u8], Option<u32>),
+        (owed, late): (&[u8], Option<[u32; 2]>),
     ) -> Fate {
         if let Some(reason) = self.revive(segment, embryo, kernel) {
             return self.refuse(embryo, reason);
