@@ -86,5 +86,5 @@ pub const COUNTERS: [PortCounter; 43] = [
     counter(Of::Tcp, Kind::Packets, "not_taken", "handshake segments that the kernel would refuse: wrong numbers or flags, old timestamps"),
     counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while a detach that refuses them waits, and handshakes that it has ended"),
     counter(Of::Tcp, Kind::Course, "begun_again", "the kernel had given the handshake up while it waited for its header"),
-    counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after --header-wait; of AWS NLB, header_placement must be on_first_ack"),
+    counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; of AWS NLB, header_placement must be on_first_ack"),
 ];
