@@ -49,6 +49,7 @@ enum counter {
 	HEADER_UNLISTED,      /* UDP: from an address that is on no list: passed as data */
 	OUTSIDE_CGROUP,       /* the listener is not of the named cgroup: the sender's address stays */
 	REFUSED_ELSEWHERE,    /* likewise, where no hook would see the connection */
+	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
 	COUNTERS,
 };
 

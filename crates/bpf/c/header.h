@@ -33,7 +33,9 @@ struct v1 {
 	__u8 dots;
 	__u8 colons;        /* directly before this byte */
 	__u8 field;         /* 0, 1: addresses; 2, 3: ports */
-	__u8 version;       /* 4 or 6 */
+	__u8 version;       /* of the address: 4 until a colon comes, then 6 */
+	__u8 announced;     /* 4 or 6 */
+	__u8 is_named;      /* an address is of the announced family */
 	__u8 empty;         /* the field, so far */
 };
 

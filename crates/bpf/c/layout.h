@@ -98,13 +98,16 @@ struct flow_key {
 	__be16 local_port;
 };
 
+/* NAMES_A_CLIENT: which may not be showable. MAY_COME_LATE: it was optional, and the sender silent (late.h). */
+enum flow_header { NAMES_NOBODY, NAMES_A_CLIENT, MAY_COME_LATE };
+
 /* A connection whose header has been removed and which has a socket. */
 struct flow {
-	struct address client;
+	struct address client; /* MAY_COME_LATE: the number of the sender's first byte, and late.h's */
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
-	__u8 is_named;       /* its header names a client, which may not be showable */
+	__u8 header;         /* enum flow_header */
 };
 
 /* A UDP flow as the backend identifies it. A client's newest flow is stored under local address 0. Another

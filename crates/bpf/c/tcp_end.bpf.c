@@ -79,7 +79,7 @@ static __always_inline void teach_guess(const struct flow_key *key, const struct
 	__u32 len = embryo->have;
 	__u32 *last = bpf_map_lookup_elem(&tp_guesses, &key->sender);
 
-	if (!embryo->flow.is_named)
+	if (embryo->flow.header != NAMES_A_CLIENT)
 		return;
 	if (!last || *last != len)
 		bpf_map_update_elem(&tp_guesses, &key->sender, &len, BPF_ANY);

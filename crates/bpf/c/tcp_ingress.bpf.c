@@ -13,6 +13,7 @@
 #include "hidden.h"
 #include "glance.h"
 #include "syn.h"
+#include "late.h"
 
 /* The header is off. The embryo becomes a flow when the kernel makes its socket, which it need not do at once, or ever. */
 static __always_inline void admit(const struct port *port, struct embryo *embryo, __u32 header_len, const struct flow *flow)
@@ -78,7 +79,7 @@ static __always_inline void owe(struct embryo *embryo, struct workbench *bench, 
 
 /* No header, and none is needed: the sender is the client. */
 static __always_inline int go_on_without(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-					 const struct flow_key *key, struct embryo *embryo)
+					 const struct flow_key *key, struct embryo *embryo, int is_late)
 {
 	struct flow flow = { .delta = embryo->guess };
 	struct prefix sender = host(&key->sender);
@@ -94,6 +95,10 @@ static __always_inline int go_on_without(struct __sk_buff *skb, const struct seg
 		is_beyond_hooks(embryo) ? REFUSED_ELSEWHERE : revive(skb, segment, port, embryo, state);
 	if (refusal)
 		return refuse_for(skb, segment, port, key, embryo, refusal);
+	if (is_late) {
+		flow.header = MAY_COME_LATE;
+		flow.client.word[0] = embryo->isn + 1;
+	}
 	admit(port, embryo, 0, &flow);
 	count(port, HEADER_ABSENT);
 	if (owed > 0)
@@ -125,7 +130,7 @@ static __always_inline int on_bare_ack(struct __sk_buff *skb, const struct segme
 {
 	if (is_silent(segment, port, embryo) && may_be_absent(port, key) && is_intact(skb, segment) &&
 	    (!embryo->is_by_cookie || has_cookie(skb, segment, embryo)))
-		return go_on_without(skb, segment, port, key, embryo);
+		return go_on_without(skb, segment, port, key, embryo, 1);
 	if (tsval && tsval != embryo->ts_recent)
 		may_teach(skb, segment, embryo, tsval);
 	return drop(port, HELD_ACK);
@@ -184,7 +189,7 @@ static __always_inline int is_same_flow(const struct flow *one, const struct flo
 	return one->client.word[0] == other->client.word[0] && one->client.word[1] == other->client.word[1] &&
 	       one->client.word[2] == other->client.word[2] && one->client.word[3] == other->client.word[3] &&
 	       one->client_port == other->client_port && one->client_version == other->client_version &&
-	       one->is_named == other->is_named && one->delta == other->delta;
+	       one->header == other->header && one->delta == other->delta;
 }
 
 /* The client that a complete header names, as its flow will show it; or the reason why it may not be shown. */
@@ -200,7 +205,7 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 		flow->client = header->client;
 		flow->client_port = header->client_port;
 		flow->client_version = header->client_version;
-		flow->is_named = 1;
+		flow->header = NAMES_A_CLIENT;
 		/* ::ffff:a.b.c.d means a.b.c.d, however it was written. */
 		if (flow->client.word[0] == 0 && flow->client.word[1] == 0 && flow->client.word[2] == MAPPED)
 			flow->client_version = 4;
@@ -294,7 +299,7 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 		return drop(port, REFUSED_DAMAGED);
 	__u32 fresh = segment->payload_len - known;
 	if (fresh == 0 && embryo->have == 0 && may_be_absent(port, key))
-		return go_on_without(skb, segment, port, key, embryo);
+		return go_on_without(skb, segment, port, key, embryo, 0);
 	if (fresh == 0)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
 	struct workbench *bench = workbench();
@@ -305,7 +310,7 @@ static __always_inline int on_data(struct __sk_buff *skb, const struct segment *
 	__u32 have = embryo->have + fresh;
 	enum verdict verdict = read_header(bench, have < HEADER_START ? have : HEADER_START, STREAM);
 	if (verdict == NOT_PROXY && may_be_absent(port, key))
-		return go_on_without(skb, segment, port, key, embryo);
+		return go_on_without(skb, segment, port, key, embryo, 0);
 	if (verdict == NOT_PROXY)
 		return refuse_for(skb, segment, port, key, embryo, REFUSED_NO_HEADER);
 	if (verdict == MALFORMED)
@@ -355,6 +360,13 @@ static __always_inline int on_admitted(struct __sk_buff *skb, const struct segme
 {
 	__u32 family = 0;
 
+	if (embryo->flow.header == MAY_COME_LATE) {
+		int fate = judge_late(skb, segment, key, &embryo->flow);
+		if (fate == PASS)
+			bpf_map_delete_elem(&tp_embryos, key);
+		if (fate)
+			return fate;
+	}
 	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
 	int is_given_up = state == LISTENS && !why_not_again(port, embryo);
 	if ((embryo->is_by_cookie && state == ANSWERS_COOKIE) || is_given_up || embryo->owed_len > 0) {
@@ -506,9 +518,14 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	return DROP;
 }
 
-static __always_inline int translate(struct __sk_buff *skb, const struct segment *segment,
-				     const struct flow *flow)
+static __always_inline int on_flow(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
+				   struct flow *flow)
 {
+	if (flow->header == MAY_COME_LATE) {
+		int fate = judge_late(skb, segment, key, flow);
+		if (fate)
+			return fate;
+	}
 	if (!flow->delta)
 		return PASS;
 	shift_seq(skb, segment, flow->delta);
@@ -537,7 +554,7 @@ int tcp_ingress(struct __sk_buff *skb)
 	int is_syn = (segment.flags & (SYN | ACK)) == SYN;
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (flow && !(is_syn && is_left_behind(skb, &segment, &key)))
-		return translate(skb, &segment, flow);
+		return on_flow(skb, &segment, &key, flow);
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.destination_port);
 	if (!port)
 		return PASS;
@@ -551,7 +568,7 @@ int tcp_ingress(struct __sk_buff *skb)
 	if (!flow)
 		flow = bpf_map_lookup_elem(&tp_ended, &key);
 	if (flow)
-		return translate(skb, &segment, flow);
+		return on_flow(skb, &segment, &key, flow);
 	return on_stranger(skb, &segment, port, &key);
 }
 

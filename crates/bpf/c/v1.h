@@ -5,7 +5,6 @@
 #pragma once
 
 #define V1_LONGEST 107
-#define V1_LONGEST_TCP4 56
 #define NO_GAP 0xff
 
 /* The rest of the line after "PROXY ": its kind, NEED_MORE, or MALFORMED. */
@@ -36,7 +35,7 @@ static __always_inline int v1_allows(enum v1_kind kind, __u8 byte)
 	if (kind == V1_UNKNOWN || byte == ' ' || byte == '.' || (byte >= '0' && byte <= '9'))
 		return 1;
 	__u8 lower = byte | 0x20;
-	return kind == V1_TCP6 && (byte == ':' || (lower >= 'a' && lower <= 'f'));
+	return byte == ':' || (lower >= 'a' && lower <= 'f');
 }
 
 /* The offset of the CRLF; 0: not there yet; negative: it can't come any more. */
@@ -44,12 +43,11 @@ GLOBAL int v1_line_end(struct workbench *bench, __u32 have, __u32 kind)
 {
 	if (!bench)
 		return -1;
-	__u32 longest = kind == V1_TCP4 ? V1_LONGEST_TCP4 : V1_LONGEST;
 	__u32 body = kind == V1_UNKNOWN ? 13 : 10;
 	__u8 before = 0;
 
 	for (__u32 i = 0; i < V1_LONGEST; i++) {
-		if (i >= have || i >= longest)
+		if (i >= have)
 			break;
 		if (i < body)
 			continue;
@@ -67,9 +65,9 @@ GLOBAL int v1_line_end(struct workbench *bench, __u32 have, __u32 kind)
 	}
 	/* "If the CRLF sequence is not found in the first 107 characters, the receiver should declare the line
 	 * invalid": known as soon as the last possible place of the CR has another byte. */
-	if (have >= longest)
+	if (have >= V1_LONGEST)
 		return -1;
-	if (have == longest - 1 && before != '\r')
+	if (have == V1_LONGEST - 1 && before != '\r')
 		return -1;
 	return 0;
 }
@@ -94,6 +92,7 @@ static __always_inline void v1_next_field(struct v1 *v1)
 {
 	v1_next_number(v1);
 	v1->bytes = v1->dots = v1->colons = 0;
+	v1->version = 4;
 	v1->gap = NO_GAP;
 	v1->empty = 1;
 }
@@ -136,8 +135,9 @@ static __always_inline int v1_address_byte(struct v1 *v1, __u8 byte)
 		return v1_end_octet(v1);
 	}
 	if (byte == ':') {
-		if (v1->version == 4 || v1->dots || v1->colons == 2)
+		if (v1->dots || v1->colons == 2)
 			return -1;
+		v1->version = 6;
 		if (v1->digits && v1_end_group(v1))
 			return -1;
 		if (++v1->colons == 2) {
@@ -182,8 +182,14 @@ static __always_inline void v1_widen_gap(const struct v1 *v1, struct address *cl
 	}
 }
 
+/* Each address is read as what it is, and one of them must be of the announced family: NGINX announces the
+ * client's, and writes its own address as it is. */
 static __always_inline int v1_end_address(struct v1 *v1, struct header *header)
 {
+	if (v1->version == v1->announced)
+		v1->is_named = 1;
+	if (v1->field == 0)
+		header->client_version = v1->version;
 	if (v1->dots ? v1->dots != 3 || v1_end_octet(v1) : v1->digits && v1_end_group(v1))
 		return -1;
 	if (v1->version == 4) {
@@ -268,8 +274,7 @@ GLOBAL enum verdict read_v1(struct workbench *bench, __u32 have, __u32 transport
 	if (kind == V1_UNKNOWN)
 		return ITSELF; /* "the receiver must ignore anything presented before the CRLF is found" */
 	__builtin_memset(&bench->v1, 0, sizeof(bench->v1));
-	bench->v1.version = kind == V1_TCP4 ? 4 : 6;
-	bench->header.client_version = bench->v1.version;
+	bench->v1.announced = kind == V1_TCP4 ? 4 : 6;
 	v1_next_field(&bench->v1);
 	for (__s32 i = 11; i < V1_LONGEST; i++) {
 		if (i >= end)
@@ -278,7 +283,7 @@ GLOBAL enum verdict read_v1(struct workbench *bench, __u32 have, __u32 transport
 			return MALFORMED;
 	}
 	/* The CR ends the last of exactly four fields. */
-	if (v1_byte(bench, ' ') || bench->v1.field != 4)
+	if (v1_byte(bench, ' ') || bench->v1.field != 4 || !bench->v1.is_named)
 		return MALFORMED;
 	return transport == STREAM ? ADDRESSES : ITSELF;
 }

@@ -43,7 +43,7 @@ const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) 
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [PortCounter; 45] = [
+pub const COUNTERS: [PortCounter; 46] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
@@ -89,4 +89,5 @@ pub const COUNTERS: [PortCounter; 45] = [
     counter(Of::Udp, Kind::Packets, "header_unlisted", "a header, not from an allowed sender: passed unchanged, the server reads the header as data"),
     counter(Of::Tcp, Kind::Course, "outside_cgroup", "the listener is not of the named cgroup or unit: the sender's address stays"),
     counter(Of::Tcp, Kind::Refusal, "refused_elsewhere", "the listener is not of the container's cgroup that is attached, or that was made anew: attach again"),
+    counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; of AWS NLB, header_placement must be on_first_ack"),
 ];

@@ -96,6 +96,8 @@ pub struct Flow {
     pub is_named: bool,
     /// By how much sequence numbers are shifted.
     pub delta: i32,
+    /// A silent sender's: the number of its first byte, and how many bytes of a signature have passed (and 16 of version 2's).
+    pub late: Option<[u32; 2]>,
 }
 
 /// An embryo, as far as tests need it.
@@ -394,23 +396,36 @@ fn key(tuple: &Tuple) -> layout::FlowKey {
 }
 
 fn flow_of(flow: &layout::RawFlow) -> Flow {
+    let late = (flow.header == MAY_COME_LATE).then(|| late_of(&flow.client.0));
     Flow {
-        client: flow.client.0,
+        client: if late.is_some() { [0; 16] } else { flow.client.0 },
+        late,
         client_port: u16::from_be_bytes(flow.client_port),
         client_version: flow.client_version,
-        is_named: flow.is_named != 0,
+        is_named: flow.header == NAMES_A_CLIENT,
         delta: flow.delta,
     }
+}
+
+/// `enum flow_header`.
+const NAMES_A_CLIENT: u8 = 1;
+const MAY_COME_LATE: u8 = 2;
+
+fn late_of(bytes: &[u8]) -> [u32; 2] {
+    [0, 4].map(|at| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
 }
 
 /// `struct flow`, in an embryo.
 fn flow_in(bytes: &[u8; 24]) -> Flow {
     let mut flow = Flow::default();
-    flow.client.copy_from_slice(&bytes[..16]);
+    match bytes[23] {
+        MAY_COME_LATE => flow.late = Some(late_of(bytes)),
+        _ => flow.client.copy_from_slice(&bytes[..16]),
+    }
     flow.delta = i32::from_ne_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
     flow.client_port = u16::from_be_bytes([bytes[20], bytes[21]]);
     flow.client_version = bytes[22];
-    flow.is_named = bytes[23] != 0;
+    flow.is_named = bytes[23] == NAMES_A_CLIENT;
     flow
 }
 

@@ -118,7 +118,7 @@ pub(crate) struct RawFlow {
     pub(crate) delta: i32,
     pub(crate) client_port: [u8; 2],
     pub(crate) client_version: u8,
-    pub(crate) is_named: u8,
+    pub(crate) header: u8,
 }
 
 /// `struct embryo`.

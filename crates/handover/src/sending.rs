@@ -1,12 +1,13 @@
 //! The sending side, `truepeer connect`: which connections get a header, and its contents.
 
 use core::fmt;
-use core::net::{IpAddr, SocketAddr, SocketAddrV6};
+use core::net::SocketAddr;
 use core::str::FromStr;
 
 use truepeer_policy::{Destinations, Dialect};
 use truepeer_proto::{
-    Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1, spp,
+    Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
+    in_one_family, spp,
 };
 
 use crate::settings::SettingsError;
@@ -93,23 +94,6 @@ impl ConnectSettings {
         let mut bytes = [0; V1_MAX_LEN];
         let len = spp::encode(&header, &mut bytes)?;
         Ok(OutgoingHeader { bytes, len })
-    }
-}
-
-/// IPv4 if both are IPv4 (an IPv6 socket may connect to `::ffff:`), otherwise IPv6.
-fn in_one_family(source: SocketAddr, destination: SocketAddr) -> (SocketAddr, SocketAddr) {
-    let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
-    let (source, destination) = (canonical(source), canonical(destination));
-    if source.is_ipv4() == destination.is_ipv4() {
-        return (source, destination);
-    }
-    (as_ipv6(source), as_ipv6(destination))
-}
-
-fn as_ipv6(addr: SocketAddr) -> SocketAddr {
-    match addr.ip() {
-        IpAddr::V4(ip) => SocketAddrV6::new(ip.to_ipv6_mapped(), addr.port(), 0, 0).into(),
-        IpAddr::V6(_) => addr,
     }
 }
 

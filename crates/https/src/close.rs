@@ -6,6 +6,7 @@ use truepeer_policy::Route;
 use truepeer_session::counters::Counter;
 use truepeer_session::{Ending, Hint};
 
+use crate::reactor::refused_late;
 use crate::tls::HandshakeError;
 
 /// How a session ended.
@@ -42,6 +43,13 @@ pub enum TlsCloseReason {
 }
 
 impl TlsCloseReason {
+    /// TLS with the sender failed, or what came instead of it was a late header.
+    #[must_use]
+    pub fn of_handshake(error: HandshakeError) -> Self {
+        let refused = if let HandshakeError::Io(io) = &error { refused_late(io) } else { None };
+        refused.map_or(Self::Downstream(error), |header| truepeer_session::CloseReason::from(header).into())
+    }
+
     /// Whether the client's connection is reset, as it would be if the backend itself had refused it.
     #[must_use]
     pub fn resets_downstream(&self) -> bool {

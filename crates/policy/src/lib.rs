@@ -29,7 +29,7 @@ pub use claims::{Claims, HostAddresses, SpecialRange};
 pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};
 pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};
-pub use opening::{HeaderError, HeaderReader, HeaderTimes, Opening};
+pub use opening::{HeaderError, HeaderReader, HeaderTimes, LATE_BYTES, Opening};
 pub use policy::Policy;
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};
 pub use refusal::{Refusal, UnusableDestination};

@@ -8,11 +8,14 @@
 //!             on_bytes ──▶ Header, NoHeader, Refused
 //! NeedMore ─┤ on_end   ──▶ NoHeader, Refused
 //!             on_timeout ▶ NoHeader, Refused, or NeedMore: there is time left
+//! after on_timeout's NoHeader: on_late_bytes ▶ NoHeader, Refused
 //! ```
 
 use core::time::Duration;
 
-use truepeer_proto::{DecodeError, DecodeErrorKind, Decoded, Header, Limits, Quote, decode, sniff};
+use truepeer_proto::{
+    DecodeError, DecodeErrorKind, Decoded, Header, Limits, Quote, V2_SIGNATURE, begins_header, decode, sniff,
+};
 
 use crate::senders::HeaderRule;
 
@@ -31,6 +34,9 @@ impl Default for HeaderTimes {
         Self { timeout: Duration::from_secs(5), wait: Duration::from_secs(1) }
     }
 }
+
+/// With so many bytes [`HeaderReader::on_late_bytes`] always decides.
+pub const LATE_BYTES: usize = V2_SIGNATURE.len();
 
 /// How to read the first bytes of one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,13 +90,28 @@ pub enum HeaderError {
         received: usize,
     },
     /// No complete header came in time.
-    #[error("no whole PROXY header within {} s: {received} bytes came; is the PROXY protocol on at the sender?", waited.as_secs_f32())]
+    #[error("no whole PROXY header within {} s: {received} bytes came; {}", waited.as_secs_f32(), advises(*.received))]
     Late {
         /// The time limit.
         waited: Duration,
         /// How many bytes came.
         received: usize,
     },
+    /// A header was optional, none came in time, and one came when the backend was already served without it.
+    #[error("a PROXY header came after {} s of silence, when the connection was served without one; {NLB}", waited.as_secs_f32())]
+    AfterWait {
+        /// The time limit.
+        waited: Duration,
+    },
+}
+
+/// AWS's documentation of target groups, attribute proxy_protocol_v2.client_to_server.header_placement.
+const NLB: &str = "if the sender is AWS NLB and the server speaks first, \
+    proxy_protocol_v2.client_to_server.header_placement must be on_first_ack";
+
+fn advises(received: usize) -> String {
+    let question = "is the PROXY protocol on at the sender?";
+    if received == 0 { format!("{question} {NLB}") } else { question.into() }
 }
 
 fn says(quote: &Option<Quote>) -> String {
@@ -116,6 +137,7 @@ impl HeaderError {
             Self::Absent => None,
             Self::CutShort { .. } => Some("header_cut_short"),
             Self::Late { .. } => Some("header_timeout"),
+            Self::AfterWait { .. } => Some("header_after_wait"),
         }
     }
 }
@@ -164,6 +186,18 @@ impl HeaderReader {
             return Opening::NoHeader;
         }
         Opening::Refused(HeaderError::Late { waited: self.times.timeout, received })
+    }
+
+    /// Call it with the first bytes of a connection for which [`Self::on_timeout`] has returned
+    /// [`Opening::NoHeader`]; [`LATE_BYTES`] of them are enough. A header among them names a client that the
+    /// backend does not know of, so it is never data.
+    pub fn on_late_bytes<'a>(&self, bytes: &'a [u8]) -> Opening<'a> {
+        match begins_header(bytes, self.limits.versions) {
+            _ if self.rule == HeaderRule::Forbid => Opening::NoHeader,
+            Some(true) => Opening::Refused(HeaderError::AfterWait { waited: self.deadline(0) }),
+            Some(false) => Opening::NoHeader,
+            None => Opening::NeedMore,
+        }
     }
 
     /// How long after `accept()` [`Self::on_timeout`] decides if no more than these bytes have come.
@@ -258,6 +292,29 @@ mod tests {
             }
         }
         assert_eq!(reader(Optional).deadline(0), second);
+    }
+
+    #[test]
+    fn a_header_after_the_wait_is_refused_and_anything_else_is_data() {
+        let reader = reader(Optional);
+        let refused = Opening::Refused(HeaderError::AfterWait { waited: reader.times.wait });
+        for (header, signature) in [(V1, 6), (V2, 12), (b"PROXY junk", 6)] {
+            for received in 0..header.len() {
+                let opening = reader.on_late_bytes(&header[..received]);
+                assert_eq!(opening, if received < signature { Opening::NeedMore } else { refused.clone() });
+                let other = [&header[..received], b"x"].concat();
+                if received < signature {
+                    assert_eq!(reader.on_late_bytes(&other), Opening::NoHeader, "{}", other.escape_ascii());
+                }
+            }
+        }
+        let limits = Limits { versions: Versions::V2, ..Limits::default() };
+        assert_eq!(HeaderReader { limits, ..reader }.on_late_bytes(V1), Opening::NoHeader);
+        assert_eq!(HeaderReader { rule: Forbid, ..reader }.on_late_bytes(V1), Opening::NoHeader);
+        let said = HeaderError::AfterWait { waited: reader.times.wait }.to_string();
+        assert!(said.contains("after 1 s of silence") && said.contains("on_first_ack"), "{said}");
+        let late = |received| HeaderError::Late { waited: reader.times.timeout, received }.to_string();
+        assert!(late(0).contains("on_first_ack") && !late(5).contains("on_first_ack"), "{}", late(0));
     }
 
     #[test]

@@ -77,6 +77,22 @@ pub fn decode_datagram(datagram: &[u8], limits: Limits) -> Result<(Header<'_>, u
     }
 }
 
+/// Whether a stream that begins with `bytes` begins with a header, valid or not. `None`: more bytes will tell.
+pub fn begins_header(bytes: &[u8], accepted: Versions) -> Option<bool> {
+    let mut may_begin = false;
+    // PROXY 2.1: the string is followed by "exactly one space".
+    for (signature, accepted) in [(&b"PROXY "[..], accepted.v1), (&V2_SIGNATURE, accepted.v2)] {
+        let length = bytes.len().min(signature.len());
+        if accepted && bytes[..length] == signature[..length] {
+            if length == signature.len() {
+                return Some(true);
+            }
+            may_begin = true;
+        }
+    }
+    if may_begin { None } else { Some(false) }
+}
+
 /// Compares what has arrived of a signature.
 fn check_signature(bytes: &[u8], signature: &[u8], accepted: bool) -> Result<(), DecodeError> {
     if let Some(offset) = bytes.iter().zip(signature).position(|(byte, expected)| byte != expected) {

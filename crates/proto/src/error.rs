@@ -37,7 +37,7 @@ pub enum DecodeErrorKind {
     V1Protocol,
     /// v1: fields are not separated by exactly one space, or their number is wrong.
     V1Space,
-    /// v1: an address is not written as the announced family demands.
+    /// v1: an address is not one, or none is of the announced family.
     V1Address,
     /// v1: a port is not a decimal number in 0..=65535 without leading zeros.
     V1Port,

@@ -1,6 +1,6 @@
 //! The contents of a header, whichever version carried it.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use crate::tlv::Tlvs;
 
@@ -110,4 +110,22 @@ pub enum Decoded<'a> {
         /// How many bytes it took; the application's data starts there.
         consumed: usize,
     },
+}
+
+/// The same addresses in one family, as a header needs them: IPv4 if both are IPv4 (an IPv6 socket may connect to
+/// `::ffff:`), otherwise IPv6, in which an IPv4 address is `::ffff:a.b.c.d`.
+pub fn in_one_family(source: SocketAddr, destination: SocketAddr) -> (SocketAddr, SocketAddr) {
+    let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
+    let (source, destination) = (canonical(source), canonical(destination));
+    if source.is_ipv4() == destination.is_ipv4() {
+        return (source, destination);
+    }
+    (as_ipv6(source), as_ipv6(destination))
+}
+
+fn as_ipv6(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(ip) => SocketAddrV6::new(ip.to_ipv6_mapped(), addr.port(), 0, 0).into(),
+        IpAddr::V6(_) => addr,
+    }
 }

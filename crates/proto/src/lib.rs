@@ -26,10 +26,12 @@ mod v2;
 #[cfg(feature = "vectors")]
 pub mod vectors;
 
-pub use decode::{Limits, Versions, decode, decode_datagram};
+pub use decode::{Limits, Versions, begins_header, decode, decode_datagram};
 pub use encode::{EncodeError, V1_MAX_LEN, V2Encoder, encode_v1};
 pub use error::{DecodeError, DecodeErrorKind};
-pub use header::{Addresses, Command, Decoded, Header, Transport, V2_FIXED_LEN, V2_SIGNATURE, Version};
+pub use header::{
+    Addresses, Command, Decoded, Header, Transport, V2_FIXED_LEN, V2_SIGNATURE, Version, in_one_family,
+};
 pub use quote::Quote;
 pub use sniff::sniff;
 pub use text::Text;

@@ -7,9 +7,10 @@
 //! "The receiver must wait for the CRLF sequence before starting to decode the addresses": until then only
 //! what no valid line can contain is refused.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 use core::str::FromStr;
 
+use crate::V1_MAX_LEN;
 use crate::error::{DecodeError, DecodeErrorKind as Kind};
 use crate::header::{Addresses, Command, Decoded, Header, Transport, Version};
 use crate::tlv::Tlvs;
@@ -38,29 +39,30 @@ impl Protocol {
         }
     }
 
-    /// Shortest line: `0.0.0.0` twice, `::` twice, nothing.
+    /// Shortest line: `::` and `0.0.0.0`, `::` twice, nothing.
     const fn shortest(self) -> usize {
         match self {
-            Self::Tcp4 => 32,
+            Self::Tcp4 => 27,
             Self::Tcp6 => 22,
             Self::Unknown => SHORTEST,
-        }
-    }
-
-    /// Longest line, CRLF included. TCP6 gets the general limit, not its 104: see [`parse_address`].
-    const fn longest(self) -> usize {
-        match self {
-            Self::Tcp4 => 56,
-            Self::Tcp6 | Self::Unknown => crate::V1_MAX_LEN,
         }
     }
 
     /// Whether a byte can stand between the name and the CR.
     const fn allows(self, byte: u8) -> bool {
         match self {
-            Self::Tcp4 => matches!(byte, b'0'..=b'9' | b'.' | b' '),
-            Self::Tcp6 => byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.' | b' '),
+            // The other address may be of the other family: see [`parse_fields`].
+            Self::Tcp4 | Self::Tcp6 => byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.' | b' '),
             Self::Unknown => true,
+        }
+    }
+
+    /// Whether an address is of the announced family.
+    const fn names(self, address: IpAddr) -> bool {
+        match self {
+            Self::Tcp4 => address.is_ipv4(),
+            Self::Tcp6 => address.is_ipv6(),
+            Self::Unknown => false,
         }
     }
 }
@@ -117,12 +119,12 @@ fn line_end(bytes: &[u8], body: usize, protocol: Protocol) -> Result<Option<usiz
         (Some(b'\n'), Protocol::Unknown) => return refuse(Kind::V1LineEnd, body),
         (Some(_), _) => return refuse(Kind::V1Space, body),
     }
-    let window = &bytes[..bytes.len().min(protocol.longest())];
+    let window = &bytes[..bytes.len().min(V1_MAX_LEN)];
     let end = match protocol {
         Protocol::Unknown => unknown_end(window, body)?,
         Protocol::Tcp4 | Protocol::Tcp6 => tcp_end(window, body, protocol)?,
     };
-    match end.is_none().then(|| overdue(bytes, protocol)).flatten() {
+    match end.is_none().then(|| overdue(bytes)).flatten() {
         // PROXY 2.1: "If the CRLF sequence is not found in the first 107 characters, the receiver should
         // declare the line invalid"
         Some(offset) => refuse(Kind::V1TooLong, offset),
@@ -131,8 +133,8 @@ fn line_end(bytes: &[u8], body: usize, protocol: Protocol) -> Result<Option<usiz
 }
 
 /// The first byte that keeps the CRLF from being where it must be at the latest.
-fn overdue(bytes: &[u8], protocol: Protocol) -> Option<usize> {
-    let last_cr = protocol.longest() - 2;
+fn overdue(bytes: &[u8]) -> Option<usize> {
+    let last_cr = V1_MAX_LEN - 2;
     match (bytes.get(last_cr)?, bytes.get(last_cr + 1)) {
         (b'\r', None) => None,
         (b'\r', Some(_)) => Some(last_cr + 1),
@@ -151,7 +153,7 @@ fn unknown_end(window: &[u8], body: usize) -> Result<Option<usize>, DecodeError>
 /// The first byte that belongs to no field must be the CR, and the next one the LF.
 fn tcp_end(window: &[u8], body: usize, protocol: Protocol) -> Result<Option<usize>, DecodeError> {
     // A line that is too long is refused for that, whatever comes after.
-    let fields = &window[body..window.len().min(protocol.longest() - 1)];
+    let fields = &window[body..window.len().min(V1_MAX_LEN - 1)];
     let Some(end) = fields.iter().position(|&byte| !protocol.allows(byte)).map(|at| body + at) else {
         return Ok(None);
     };
@@ -184,10 +186,17 @@ fn missing(bytes: &[u8], protocol: Protocol) -> usize {
 }
 
 /// The two addresses and two ports between `body` and the end of `line`.
+///
+/// "The advertised protocol family dictates what format to use" (PROXY 2.1), but NGINX announces the client's family
+/// and writes its own address as it is: `TCP6 2001:db8::7 192.0.2.1` for an IPv6 client that an IPv4 sender named.
+/// So each address is read as what it is, which can't be mistaken, and the name must be that of one of them.
 fn parse_fields(line: &[u8], body: usize, protocol: Protocol) -> Result<Addresses<'_>, DecodeError> {
     let mut fields = Fields { line, at: body };
-    let source = parse_address(fields.next_field()?, protocol)?;
-    let destination = parse_address(fields.next_field()?, protocol)?;
+    let source = parse_address(fields.next_field()?)?;
+    let destination = parse_address(fields.next_field()?)?;
+    if !protocol.names(source) && !protocol.names(destination) {
+        return refuse(Kind::V1Address, body + 1);
+    }
     let source_port = parse_port(fields.next_field()?)?;
     let destination_port = parse_port(fields.next_field()?)?;
     if fields.at != line.len() {
@@ -229,18 +238,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// "The advertised protocol family dictates what format to use" (PROXY 2.1).
-///
-/// The standard library's parser is as strict as the text: no leading zeros in IPv4, no zones. For IPv6 it
+/// The standard library's parser is as strict as PROXY 2.1: no leading zeros in IPv4, no zones. For IPv6 it
 /// also takes the mixed notation (`::ffff:192.0.2.1`), which the text does not name, but which `inet_ntop`
 /// writes for mapped addresses and so do senders on dual-stack sockets.
-fn parse_address(field: Field<'_>, protocol: Protocol) -> Result<IpAddr, DecodeError> {
+fn parse_address(field: Field<'_>) -> Result<IpAddr, DecodeError> {
     let text = core::str::from_utf8(field.bytes).unwrap_or_default();
-    let address = match protocol {
-        Protocol::Tcp4 => Ipv4Addr::from_str(text).map(IpAddr::V4),
-        _ => Ipv6Addr::from_str(text).map(IpAddr::V6),
-    };
-    address.or_else(|_| refuse(Kind::V1Address, field.offset))
+    IpAddr::from_str(text).or_else(|_| refuse(Kind::V1Address, field.offset))
 }
 
 /// PROXY 2.1: "a decimal integer in the range [0..65535] inclusive. Heading zeroes are not permitted".

@@ -80,7 +80,8 @@ fn doors(settings: &ListenerSettings, inherited: Vec<OwnedFd>) -> Result<Vec<Arc
 }
 
 fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
-    let options = ListenOptions { reuse_port: settings.sockets > 1, transparent: settings.transparent };
+    let ListenerSettings { sockets, transparent, v6_only, .. } = *settings;
+    let options = ListenOptions { reuse_port: sockets > 1, transparent, v6_only };
     (0..settings.sockets.max(1)).map(|_| listen(settings.address, options)).collect()
 }
 

@@ -49,6 +49,8 @@ pub struct ListenOptions {
     pub reuse_port: bool,
     /// IP_TRANSPARENT: connections that TPROXY redirects here keep their original destination.
     pub transparent: bool,
+    /// IPV6_V6ONLY: another socket has the port for IPv4.
+    pub v6_only: bool,
 }
 
 /// Another process that listens for this one, which may not call listen(2).
@@ -106,6 +108,9 @@ fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallErro
     listener.set_reuse_address(true).named("setsockopt(SO_REUSEADDR)")?;
     if options.reuse_port {
         listener.set_reuse_port(true).named("setsockopt(SO_REUSEPORT)")?;
+    }
+    if options.v6_only && address.is_ipv6() {
+        listener.set_only_v6(true).named("setsockopt(IPV6_V6ONLY)")?;
     }
     if options.transparent {
         socket::set_transparent(listener.as_fd(), address)?;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use truepeer_policy::{Origin, Route};
 use truepeer_proto::{
     Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
+    in_one_family,
 };
 
 /// The longest v2 header: its fixed part plus the most that its length field can hold (PROXY 2.2).
@@ -46,19 +47,13 @@ fn command(origin: Origin) -> Command {
 
 fn addresses(route: &Route, local: impl FnOnce() -> Option<SocketAddr>) -> Addresses<'static> {
     let named = matches!(route.origin, Origin::Header | Origin::NoHeader);
-    let source = route.client.get();
-    let destination = route.destination.or_else(local).map(canonical);
-    match destination {
-        Some(destination) if named && destination.is_ipv4() == source.is_ipv4() => {
+    match route.destination.or_else(local) {
+        Some(destination) if named => {
+            let (source, destination) = in_one_family(route.client.get(), destination);
             Addresses::Inet { transport: Transport::Stream, source, destination }
         }
         _ => Addresses::Unspecified,
     }
-}
-
-/// A dual-stack listener reports IPv4 connections as `::ffff:a.b.c.d`.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 #[cfg(test)]
@@ -125,6 +120,19 @@ mod tests {
     }
 
     #[test]
+    fn a_client_whose_destination_is_of_another_family_keeps_its_name() {
+        for version in [Version::V1, Version::V2] {
+            let mut route = route(Origin::Header, version);
+            let (.., addresses, _) = read(&route, Some("[2001:db8::9]:80"), Tlvs::default(), b"");
+            assert_eq!(addresses, [addr("[::ffff:198.51.100.7]:2000"), addr("[2001:db8::9]:80")]);
+            route.client = ClientAddr::new(addr("[2001:db8::7]:4000"));
+            route.destination = Some(addr("10.71.0.1:7000"));
+            let (.., addresses, _) = read(&route, Some("192.0.2.9:80"), Tlvs::default(), b"");
+            assert_eq!(addresses, [addr("[2001:db8::7]:4000"), addr("[::ffff:10.71.0.1]:7000")]);
+        }
+    }
+
+    #[test]
     fn a_client_that_no_header_can_name_is_left_out() {
         let without = |origin, version, local| {
             let (_, command, addresses, _) = read(&route(origin, version), local, Tlvs::default(), b"");
@@ -135,8 +143,7 @@ mod tests {
         assert_eq!(without(Origin::Local, Version::V2, local), Command::Local);
         assert_eq!(without(Origin::Unknown, Version::V2, local), Command::Proxy);
         assert_eq!(without(Origin::Unknown, Version::V1, local), Command::Proxy);
-        // Addresses of two families, and a socket that has none any more.
-        assert_eq!(without(Origin::Header, Version::V2, Some("[2001:db8::9]:80")), Command::Proxy);
+        // A socket that has no address any more.
         assert_eq!(without(Origin::Header, Version::V2, None), Command::Proxy);
     }
 }

@@ -52,6 +52,8 @@ pub struct ListenerSettings {
     pub sockets: usize,
     /// IP_TRANSPARENT on the listener, for TPROXY.
     pub transparent: bool,
+    /// IPV6_V6ONLY on the listener: another one has the port for IPv4.
+    pub v6_only: bool,
     /// The firewall mark of upstream connections; 0: none.
     pub mark: u32,
     /// How long to wait for a header.
@@ -106,6 +108,7 @@ impl ListenerSettings {
             ("address", self.address != others.address),
             ("number of sockets", self.sockets != others.sockets),
             ("transparency", self.transparent != others.transparent),
+            ("family", self.v6_only != others.v6_only),
             ("protocol or UDP dialect", dialect(self) != dialect(others)),
         ]
         .into_iter()
@@ -119,6 +122,7 @@ impl ListenerSettings {
             address,
             sockets: 1,
             transparent: false,
+            v6_only: false,
             mark: 0,
             header_times: HeaderTimes::default(),
             header_limits: Limits::default(),

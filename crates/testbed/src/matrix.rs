@@ -165,6 +165,7 @@ pub fn tests(deliver: impl Deliver + 'static) -> Vec<Test> {
     let deliver: Arc<dyn Deliver> = Arc::new(deliver);
     let cases = [
         identity::CASES,
+        identity::CASES_WITH_NGINX,
         headers::CASES,
         optional::CASES,
         endings::CASES,

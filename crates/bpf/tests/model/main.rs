@@ -93,8 +93,13 @@ fn agree(bed: &Bed, is_optional: bool, count: u64) -> Result<()> {
         "refused_damaged",
         "not_taken",
         "begun_again",
+        "refused_after_wait",
     ] {
-        let never = is_optional && name == "refused_too_long";
+        let never = match name {
+            "refused_too_long" => is_optional,
+            "refused_after_wait" => !is_optional,
+            _ => false,
+        };
         ensure!(
             count < 100_000 || never || seen.get(name).is_some_and(|times| *times > 10),
             "{name} is not tried: {seen:?}"

@@ -102,10 +102,12 @@ impl Model {
 
     pub(crate) fn comes_in(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
         let is_syn = segment.flags & (SYN | ACK) == SYN;
-        if let Some(flow) = self.flow {
+        if let Some(mut flow) = self.flow {
             let is_left_behind = is_syn && matches!(kernel.socket, Socket::None | Socket::Listens);
             if !is_left_behind {
-                return Fate::Pass { by: flow.delta.cast_unsigned() };
+                let fate = self.judge_late(segment, &mut flow);
+                self.flow = Some(flow);
+                return fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() });
             }
             self.flow = None;
         }
@@ -118,9 +120,39 @@ impl Model {
             return self.on_embryo(segment, kernel, embryo, answer);
         }
         match self.ended {
-            Some(flow) => Fate::Pass { by: flow.delta.cast_unsigned() },
+            Some(mut flow) => {
+                let fate = self.judge_late(segment, &mut flow);
+                self.ended = Some(flow);
+                fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
+            }
             None => self.on_stranger(segment, kernel),
         }
+    }
+
+    /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on.
+    fn judge_late(&mut self, segment: &Segment, flow: &mut Flow) -> Option<Fate> {
+        let [first, state] = flow.late?;
+        let (passed, was_v2) = (state & 15, state & 16 != 0);
+        let known = first.wrapping_add(passed).wrapping_sub(segment.seq);
+        let bytes = segment.payload.get(known as usize..).filter(|bytes| !bytes.is_empty())?;
+        if !segment.is_intact {
+            return Some(self.drop("refused_damaged"));
+        }
+        let is_v2 = if passed == 0 { bytes[0] == b'\r' } else { was_v2 };
+        let signature: &[u8] = if is_v2 { b"\r\n\r\n\0\r\nQUIT\n" } else { b"PROXY " };
+        let rest = &signature[passed as usize..];
+        if bytes.iter().zip(rest).any(|(byte, expected)| byte != expected) {
+            flow.late = None;
+            return None;
+        }
+        if bytes.len() < rest.len() {
+            let more = u32::try_from(bytes.len()).expect("less than a signature");
+            flow.late = Some([first, (passed + more) | (u32::from(is_v2) << 4)]);
+            return None;
+        }
+        self.count("refused_after_wait");
+        let kernel_seq = first.wrapping_add(passed).wrapping_add(flow.delta.cast_unsigned());
+        Some(Fate::Refuse { kernel_seq })
     }
 
     fn on_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {

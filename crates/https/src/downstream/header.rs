@@ -63,7 +63,13 @@ pub(super) async fn read(
             Ok(Ok(0)) => reader.on_end(&seen),
             Ok(Ok(_)) => reader.on_bytes(&seen),
             Ok(Err(_)) => Opening::Refused(reader.on_reset()),
-            Err(_) => reader.on_timeout(&seen, tcp.reactor().now() - began),
+            Err(_) => {
+                let opening = reader.on_timeout(&seen, tcp.reactor().now() - began);
+                if opening == Opening::NoHeader {
+                    tcp.await_late_bytes(reader);
+                }
+                opening
+            }
         };
         match opening {
             Opening::NeedMore => {}

@@ -13,11 +13,13 @@ mod idle;
 mod rules;
 mod worker_state;
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use truepeer_policy::{Route, SenderAddr};
 use truepeer_proto::Tlvs;
+use truepeer_session::CloseReason;
 use truepeer_session::registry::SessionStage;
 
 pub use self::accepting::{Closing, accept};
@@ -28,7 +30,7 @@ pub use self::rules::{PerClient, TlsListener};
 pub use self::worker_state::WorkerState;
 use crate::close::TlsCloseReason;
 use crate::open::OpenConnection;
-use crate::reactor::TcpStream;
+use crate::reactor::{TcpStream, refused_late};
 use crate::stream::Stream;
 use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
 
@@ -104,10 +106,26 @@ impl Downstream {
             if matches!(error, HandshakeError::Tls { .. }) {
                 let _ = reactor.timeout(AFTER_ALERT, stream.end_refused()).await;
             }
-            return Err(TlsCloseReason::Downstream(error));
+            return Err(TlsCloseReason::of_handshake(error));
         }
         let facts = Some(stream.facts());
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
+    }
+
+    /// Where the client speaks first: waits at most `limit` for the first bytes of a sender that was silent while a header was optional.
+    ///
+    /// # Errors
+    /// They are a header.
+    pub async fn await_late_bytes(&self, limit: Duration) -> Result<(), TlsCloseReason> {
+        let tcp = self.stream.tcp();
+        let judged = tcp.reactor().timeout(limit, poll_fn(|cx| tcp.poll_late_bytes(cx))).await;
+        match judged {
+            Ok(Err(error)) => {
+                refused_late(&error).map_or(Ok(()), |error| Err(CloseReason::from(error).into()))
+            }
+            // Each read goes on to judge.
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
     }
 
     /// Keeps the connection and the first bytes of its stream, and frees the rest (TLVs, certificate), because a connection may

@@ -71,8 +71,9 @@ impl Https {
     ) -> Result<SocketAddr, EngineError> {
         let settings = &rules.listening.settings;
         let mut address = settings.address;
+        let reuse_port = self.workers.count() > 1;
         let options =
-            ListenOptions { reuse_port: self.workers.count() > 1, transparent: settings.transparent };
+            ListenOptions { reuse_port, transparent: settings.transparent, v6_only: settings.v6_only };
         // Each inherited socket needs a worker, or its connections would wait for ever.
         for number in 0..self.workers.count().max(inherited.len()) {
             let source = match inherited.get(number % inherited.len().max(1)) {

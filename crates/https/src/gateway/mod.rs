@@ -174,7 +174,11 @@ impl Gateway {
     /// `None`: the connection was refused, and that is logged.
     async fn open(&self, tcp: TcpStream, sender: SenderAddr, open: &Rc<OpenConnection>) -> Option<Opened> {
         let began = self.reactor.now();
-        match Downstream::open(&self.listening, &self.worker, tcp, sender, open).await {
+        let opened = async {
+            let downstream = Downstream::open(&self.listening, &self.worker, tcp, sender, open).await?;
+            downstream.await_late_bytes(self.listening.handshake_timeout).await.map(|()| downstream)
+        };
+        match opened.await {
             Ok(mut downstream) => {
                 let speaks_http2 = speaks_http2(&downstream);
                 open.set_stage(SessionStage::Idle);

@@ -28,7 +28,7 @@ pub use self::connect::connect;
 pub use self::event_loop::Reactor;
 pub use self::listener::TcpListener;
 pub use self::remote::Remote;
-pub use self::stream::{AbortHandle, TcpStream};
+pub use self::stream::{AbortHandle, TcpStream, refused_late};
 pub use self::timer::{Elapsed, Timer};
 
 #[cfg(test)]

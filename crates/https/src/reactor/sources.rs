@@ -50,6 +50,11 @@ impl Source {
         self.readable.set(self.ending.get() || self.urgent.get());
     }
 
+    /// Whether bytes that [peeking](super::TcpStream::poll_late_bytes) shows may be followed by more. It stops before an urgent byte.
+    pub(super) fn may_show_more(&self) -> bool {
+        !self.ending.get() && !self.urgent.get()
+    }
+
     /// Whether the connection has failed, or has ended in both directions.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.get()

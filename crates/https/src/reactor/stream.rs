@@ -1,5 +1,6 @@
 //! A TCP connection for the tasks of a loop.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr};
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use truepeer_policy::{HeaderError, HeaderReader, LATE_BYTES, Opening};
 use truepeer_session::table::Key;
 
 use super::event_loop::Reactor;
@@ -22,6 +24,8 @@ pub struct TcpStream {
     source: Rc<Source>,
     key: Key,
     reactor: Reactor,
+    /// Judges the first bytes, until they are data. Boxed: few connections need one.
+    late: RefCell<Option<Box<HeaderReader>>>,
 }
 
 /// Ends a connection from outside its task.
@@ -55,7 +59,7 @@ impl TcpStream {
             state.sources.remove(key);
             return Err(error);
         }
-        Ok(Self { io, source, key, reactor: reactor.clone() })
+        Ok(Self { io, source, key, reactor: reactor.clone(), late: RefCell::default() })
     }
 
     /// Waits until the connection is established. Nothing may be written before: some network stacks refuse it.
@@ -87,6 +91,7 @@ impl TcpStream {
         }
         ready!(self.reactor.poll_allowance(cx));
         self.check_aborted()?;
+        ready!(self.poll_late_bytes(cx))?;
         loop {
             match (&self.io).read(buffer) {
                 Ok(length) => {
@@ -104,6 +109,46 @@ impl TcpStream {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
+    }
+
+    /// The sender was silent while a header was optional: each read first [judges](Self::poll_late_bytes) what comes.
+    pub fn await_late_bytes(&self, reader: HeaderReader) {
+        self.late.replace(Some(Box::new(reader)));
+    }
+
+    /// Waits until the first bytes of a sender that was silent are known to be data. They stay in the kernel until then.
+    ///
+    /// # Errors
+    /// They are a header: [`refused_late`] returns why. Or the error that ended the connection.
+    pub fn poll_late_bytes(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut late = self.late.borrow_mut();
+        while let Some(reader) = late.as_deref() {
+            if !self.source.readable.get() {
+                self.source.await_readable(cx);
+                return Poll::Pending;
+            }
+            let mut bytes = [0; LATE_BYTES];
+            let length = match self.io.peek(&mut bytes) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.source.readable.set(false);
+                    continue;
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            };
+            match reader.on_late_bytes(&bytes[..length]) {
+                Opening::Refused(error) => {
+                    self.reset_when_closed();
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
+                }
+                Opening::NeedMore if length > 0 && self.source.may_show_more() => {
+                    self.source.readable.set(false)
+                }
+                _ => *late = None,
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Writes as much of `slices` as there is room for.
@@ -219,6 +264,12 @@ impl TcpStream {
     pub fn reactor(&self) -> &Reactor {
         &self.reactor
     }
+}
+
+/// Why [`TcpStream::poll_late_bytes`] has refused the connection, if that is what ended it.
+#[must_use]
+pub fn refused_late(error: &io::Error) -> Option<HeaderError> {
+    error.get_ref()?.downcast_ref().copied()
 }
 
 impl AsyncRead for TcpStream {

@@ -9,6 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use truepeer_policy::{HeaderError, HeaderReader, HeaderRule, HeaderTimes};
+use truepeer_proto::Limits;
 use truepeer_session::connect_as::{ConnectError, Upstream};
 use truepeer_session::listening::{ListenOptions, listen};
 
@@ -25,6 +27,62 @@ fn listening(reactor: &Reactor) -> (TcpListener, SocketAddr) {
 
 async fn dial(reactor: &Reactor, backend: SocketAddr) -> Result<TcpStream, ConnectError> {
     connect(reactor, &Upstream { source: None, backend, mark: 0, path_mtu: None }).await
+}
+
+/// What a reader gets of these pieces, each of which is sent when the one before is in the kernel.
+fn read_late(pieces: &'static [&'static [u8]]) -> io::Result<Vec<u8>> {
+    let reactor = Reactor::new().unwrap();
+    let (listener, address) = listening(&reactor);
+    let other = reactor.clone();
+    let read = async move {
+        let mut client = dial(&other, address).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let times = HeaderTimes::default();
+        stream.await_late_bytes(HeaderReader {
+            rule: HeaderRule::Optional,
+            limits: Limits::default(),
+            times,
+        });
+        let writer = other.clone();
+        other.spawn(async move {
+            for piece in pieces {
+                // The reader may have refused it.
+                let _ = client.write_all(piece).await;
+                while client.unacknowledged() > 0 {
+                    writer.yield_now().await;
+                }
+            }
+            let _ = client.shutdown().await;
+        });
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).await.map(|_| all)
+    };
+    reactor.block_on(read).unwrap()
+}
+
+#[test]
+fn late_bytes_that_are_a_header_are_an_error_and_others_are_read_whole() {
+    let refused: [&[&[u8]]; 4] = [
+        &[b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", b"data"],
+        &[b"P", b"ROXY", b" "],
+        &[b"\r\n\r\n\0\r\nQUIT", b"\n\x21\x11"],
+        &[b"\r", b"\n\r\n\0\r\nQUIT\n"],
+    ];
+    for pieces in refused {
+        let error = read_late(pieces).unwrap_err();
+        assert!(matches!(refused_late(&error), Some(HeaderError::AfterWait { .. })), "{error}");
+    }
+    let read: [&[&[u8]]; 6] = [
+        &[],
+        &[b"P"],
+        &[b"PROXY"],
+        &[b"\r\n", b"\r\n"],
+        &[b"PRO", b"XIMITY"],
+        &[b"GET / HTTP/1.1\r\n", b"\r\n"],
+    ];
+    for pieces in read {
+        assert_eq!(read_late(pieces).unwrap(), pieces.concat());
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::dial::dial;
 use crate::downstream::{Downstream, TlsListener, WorkerState};
 use crate::open::{Listed, OpenConnection};
 use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd, Side};
-use crate::reactor::TcpStream;
+use crate::reactor::{TcpStream, refused_late};
 use crate::shared_stream::SharedStream;
 use crate::stream::Stream;
 use crate::tls::{ClientTls, HandshakeError, TlsStream};
@@ -102,7 +102,10 @@ fn reason(end: &PumpEnd) -> TlsCloseReason {
         PumpEnd::Broken(side, error) => match (side, error.kind()) {
             (Side::Downstream, ErrorKind::UnexpectedEof) => return TlsCloseReason::TruncatedByClient,
             (Side::Upstream, ErrorKind::UnexpectedEof) => return TlsCloseReason::TruncatedByBackend,
-            (Side::Downstream, _) => truepeer_session::CloseReason::ResetByClient,
+            (Side::Downstream, _) => match refused_late(error) {
+                Some(header) => header.into(),
+                None => truepeer_session::CloseReason::ResetByClient,
+            },
             (Side::Upstream, _) => truepeer_session::CloseReason::ResetByBackend,
         },
     };

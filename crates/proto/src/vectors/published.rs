@@ -16,7 +16,7 @@ pub const PUBLISHED: &[Vector] = &[
     // A connection without a header, or with an endless one, held a goroutine or memory for ever (go-proxyproto).
     vector("CVE-2021-23409: no header at all", b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", Refused(NotProxy, 0)),
     vector("CVE-2021-23409: a TLS client without header", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", Refused(NotProxy, 0)),
-    vector("CVE-2021-23409: a header that never goes on", b"PROXY TCP4 192.0.2.1", NeedMore(12)),
+    vector("CVE-2021-23409: a header that never goes on", b"PROXY TCP4 192.0.2.1", NeedMore(7)),
     vector("CVE-2021-23351: a line that never ends", b"PROXY UNKNOWN aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
         Refused(V1TooLong, 105)),
     // Envoy crashed where the system has no IPv6, on LOCAL, and on strings that are not UTF-8.
@@ -37,7 +37,7 @@ pub const PUBLISHED: &[Vector] = &[
     vector("go-mmproxy: leading zeros accepted", b"PROXY TCP4 192.0.2.1 192.0.2.2 01 02\r\n", Refused(V1Port, 31)),
     vector("go-mmproxy: zone accepted", b"PROXY TCP6 fe80::1%lo fe80::2 1 2\r\n", Refused(V1Address, 18)),
     vector("go-mmproxy: over-long v1 accepted", b"PROXY TCP4 192.0.2.1 192.0.2.2 1                                                                              2\r\n",
-        Refused(V1TooLong, 54)),
+        Refused(V1TooLong, 105)),
     // NGINX.
     vector("NGINX: commands 2 to 15 accepted", binary!(b"\x23\x11\x00\x0c\xc0\x00\x02\x01\xc6\x33\x64\x02\xdc\x04\x01\xbb"), Refused(V2Command, 12)),
     vector("NGINX: reserved families accepted", binary!(b"\x21\x51\x00\x0c\xc0\x00\x02\x01\xc6\x33\x64\x02\xdc\x04\x01\xbb"), Refused(V2Family, 13)),

@@ -11,7 +11,34 @@ pub(crate) struct Divergence {
     pub(crate) vectors: &'static [&'static str],
 }
 
+/// Lines with addresses of two families.
+const TWO_FAMILIES: &[&str] = &[
+    "v1 TCP6, and the destination is IPv4, as NGINX writes it",
+    "v1 TCP4, and the destination is IPv6, as NGINX writes it",
+    "v1 TCP4, and the source is IPv6",
+    "v1 TCP6, and the source is IPv4",
+    "v1 shortest TCP4 with one of each",
+];
+
 pub(crate) const DIVERGENCES: &[Divergence] = &[
+    Divergence {
+        oracle: "ppp",
+        does: "refuses addresses of two families",
+        rule: "PROXY 2.1 has none, but NGINX writes them",
+        vectors: TWO_FAMILIES,
+    },
+    Divergence {
+        oracle: "proxy-header",
+        does: "refuses addresses of two families",
+        rule: "PROXY 2.1 has none, but NGINX writes them",
+        vectors: TWO_FAMILIES,
+    },
+    Divergence {
+        oracle: "proxy-protocol-rs",
+        does: "refuses addresses of two families",
+        rule: "PROXY 2.1 has none, but NGINX writes them",
+        vectors: TWO_FAMILIES,
+    },
     Divergence {
         oracle: "ppp",
         does: "waits for ever after UNKNOWN and more than four fields",

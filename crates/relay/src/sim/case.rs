@@ -34,7 +34,8 @@ pub(super) struct Case {
 }
 
 pub(super) fn script(opening: Vec<u8>, length: usize, ending: Ending) -> Script {
-    Script { opening, length, chunk: 10_000, gulp: 10_000, appetite: usize::MAX, ending, urgent: false }
+    let (chunk, gulp, appetite) = (10_000, 10_000, usize::MAX);
+    Script { opening, length, chunk, gulp, appetite, ending, urgent: false, hears_first: 0 }
 }
 
 impl Case {

@@ -122,7 +122,7 @@ fn script(dice: &mut Dice, opening: Vec<u8>) -> Script {
         },
     };
     let (chunk, gulp, urgent) = (chunk(dice), chunk(dice), dice.percent(20));
-    Script { opening, length, chunk, gulp, appetite: usize::MAX, ending, urgent }
+    Script { opening, length, chunk, gulp, appetite: usize::MAX, ending, urgent, hears_first: 0 }
 }
 
 fn chunk(dice: &mut Dice) -> usize {

@@ -37,6 +37,8 @@ pub(super) struct Script {
     pub(super) ending: Ending,
     /// The last byte of each chunk is marked urgent.
     pub(super) urgent: bool,
+    /// It sends nothing before it has read this many bytes.
+    pub(super) hears_first: usize,
 }
 
 impl Script {
@@ -102,7 +104,7 @@ impl Party {
     pub(super) fn send(&mut self, connection: &mut Connection, dice: &mut Dice) -> bool {
         let left = self.script.total() - self.sent;
         let most = left.min(self.script.chunk).min(connection.room_for_them());
-        if self.has_ended || most == 0 {
+        if self.has_ended || most == 0 || self.received < self.script.hears_first {
             return false;
         }
         let most = match self.script.ending {
@@ -155,7 +157,7 @@ impl Party {
 
     /// Ends when it is time.
     pub(super) fn end(&mut self, connection: &mut Connection) -> bool {
-        let all_sent = self.sent == self.script.total();
+        let all_sent = self.sent == self.script.total() && self.received >= self.script.hears_first;
         let due = match self.script.ending {
             Ending::Fin | Ending::Close => all_sent,
             Ending::FinAfterTheirs => all_sent && self.saw.is_some(),

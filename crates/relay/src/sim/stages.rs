@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use truepeer_policy::{HeaderError, HeaderRule, OnConflict, Source};
-use truepeer_proto::Version;
+use truepeer_proto::{V2_SIGNATURE, Version};
 use truepeer_session::CloseReason;
 use truepeer_session::connect_as::ConnectError;
 use truepeer_session::counters::Counter;
@@ -111,6 +111,58 @@ fn where_headers_are_optional_a_client_that_ends_before_its_first_byte_is_served
         assert_eq!(played.attempts(), 1);
         assert_eq!(played.after(), Duration::ZERO);
     });
+}
+
+/// A client to which the server speaks first, and the bytes that it then begins with.
+fn late(opening: &[u8], ending: Ending) -> Case {
+    let mut case = Case::with_rule(HeaderRule::Optional, opening);
+    case.backend.ending = Ending::Fin;
+    case.client.ending = ending;
+    case.client.hears_first = 1;
+    case.hardships.meanwhile = 30;
+    case
+}
+
+#[test]
+fn where_headers_are_optional_one_after_the_wait_is_refused_and_never_data() {
+    let mut headers = vec![header(1), b"PROXY junk".to_vec(), V2_SIGNATURE.to_vec()];
+    headers.push([&V2_SIGNATURE[..], b"\x20\0\0\0"].concat());
+    for (number, opening) in headers.iter().enumerate() {
+        for ending in [Ending::Never, Ending::Fin, Ending::Close] {
+            for chunk in [1, 5, 6, 7, 1000] {
+                let mut case = late(opening, ending);
+                case.client.chunk = chunk;
+                // The backend fails when it reads a byte of it.
+                case.client.length = 0;
+                case.play_often(|played| {
+                    let error = HeaderError::AfterWait { waited: SECOND };
+                    assert_eq!(played.closed().reason, CloseReason::Header(error), "{number}");
+                    played.at_backend(|backend| assert_eq!(backend.party.received_of_stream(), 0));
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn where_headers_are_optional_other_late_bytes_are_data_however_they_begin() {
+    let openings = ["", "X", "P", "PROXY", "PROXIMITY", "PROXY\t", "\r", "\r\n\r\n\0\r\nQUIT", "\r\n\r\nX"];
+    for opening in openings {
+        for ending in [Ending::Fin, Ending::FinAfterTheirs] {
+            for length in [0, 500] {
+                let mut case = late(opening.as_bytes(), ending);
+                // Without another byte, only an end tells that these bytes are no header.
+                let is_decided = length > 0 || ending == Ending::Fin;
+                if !is_decided && !["", "X", "PROXIMITY", "PROXY\t", "\r\n\r\nX"].contains(&opening) {
+                    continue;
+                }
+                case.expected_opening = opening.into();
+                case.client.length = length;
+                case.client.chunk = 3;
+                case.play_often(check_whole);
+            }
+        }
+    }
 }
 
 #[test]

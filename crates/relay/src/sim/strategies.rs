@@ -47,6 +47,7 @@ fn script(opening: Vec<u8>, most: usize, resets: bool) -> impl Strategy<Value = 
                 appetite: usize::MAX,
                 ending,
                 urgent,
+                hears_first: 0,
             })
         },
     )

@@ -81,6 +81,7 @@ fn an_end_behind_first_bytes_that_fill_the_socket_is_passed_on() {
         appetite: usize::MAX,
         ending,
         urgent: false,
+        hears_first: 0,
     };
     for seed in 0..100 {
         let scenario = Scenario {

@@ -5,8 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use truepeer_policy::{HeaderError, HeaderRule, LATE_BYTES, Opening};
 use truepeer_session::CloseReason;
-use truepeer_session::settings::SpliceAfter;
+use truepeer_session::settings::{ListenerSettings, SpliceAfter};
 use truepeer_splice::{Reason, Streams, Turn, Watched};
 
 use super::half::{Backlog, End, Half, PumpContext, Pumped};
@@ -60,6 +62,8 @@ pub(crate) struct Relaying<S, P> {
     stays: Option<Reason>,
     /// Nothing is written to this end: what it has must be sent first.
     hold: Option<Side>,
+    /// The sender was silent, and its first bytes may be a header: they stay in the kernel until that is decided.
+    awaits_late_bytes: bool,
 }
 
 impl<S, P> Relaying<S, P> {
@@ -77,7 +81,48 @@ impl<S, P> Relaying<S, P> {
             leaving: None,
             stays: None,
             hold: None,
+            awaits_late_bytes: false,
         }
+    }
+
+    /// The sender was silent, so its first bytes are [judged](Self::judge_late_bytes) before they move.
+    pub(crate) fn await_late_bytes(&mut self) {
+        self.awaits_late_bytes = true;
+    }
+
+    /// Judges the first bytes of a sender that was silent, once there are some.
+    ///
+    /// # Errors
+    /// They are a header, which would reach the backend as data.
+    pub(crate) fn judge_late_bytes<I: Io<Socket = S>>(
+        &mut self,
+        io: &mut I,
+        settings: &ListenerSettings,
+    ) -> Result<(), HeaderError> {
+        while self.awaits_late_bytes && self.downstream.ready.readable {
+            let ready = &mut self.downstream.ready;
+            let mut bytes = [0; LATE_BYTES];
+            let length = match io.peek(&self.downstream.socket, &mut bytes) {
+                Ok(length) => length,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => {
+                    ready.readable = false;
+                    break;
+                }
+                Err(_) => {
+                    // This call took the connection's error: the next read would find an orderly end.
+                    ready.error = true;
+                    0
+                }
+            };
+            match settings.header_reader(HeaderRule::Optional).on_late_bytes(&bytes[..length]) {
+                Opening::Refused(error) => return Err(error),
+                // After an end no more bytes come, and a peek does not pass an urgent one.
+                Opening::NeedMore if length > 0 && !ready.ending && !ready.urgent => ready.readable = false,
+                _ => self.awaits_late_bytes = false,
+            }
+        }
+        Ok(())
     }
 
     /// The number of bytes delivered up and down.
@@ -109,6 +154,7 @@ impl<S, P> Relaying<S, P> {
         let is_cut = self.is_cut();
         let up = match self.hold {
             Some(Side::Upstream) => Pumped::Blocked,
+            _ if self.awaits_late_bytes => Pumped::Blocked,
             _ => {
                 let is_last = self.down.is_finished() && !is_cut;
                 self.up.pump(cx, &mut self.downstream, &mut self.upstream, is_last)
@@ -122,6 +168,11 @@ impl<S, P> Relaying<S, P> {
             }
         };
         if let Some(side) = self.broken_by(up, down) {
+            if self.awaits_late_bytes && side == Side::Downstream {
+                // Its last bytes must be judged before they are passed on.
+                self.downstream.ready.merge(Readiness { writable: false, ..Readiness::BROKEN });
+                return Ok(Progress::TurnOver);
+            }
             return self.pass_the_reset_on(cx, side);
         }
         match (up, down) {
@@ -204,7 +255,8 @@ impl<S, P> Relaying<S, P> {
         let Some(after) = after else { return false };
         let (up, down) = self.delivered_bytes();
         let may = self.stays.is_none() && self.broken.is_none();
-        may && !self.up.has_ended()
+        may && !self.awaits_late_bytes
+            && !self.up.has_ended()
             && !self.down.has_ended()
             && (up + down >= after.bytes || age >= after.age)
     }

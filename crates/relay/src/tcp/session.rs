@@ -75,6 +75,8 @@ pub(crate) struct Session<S, P> {
     /// The session has asked for another turn. Until then events are only noted: a session has one turn per
     /// round, however many events its sockets have.
     turn_due: bool,
+    /// A header was optional, and nothing came in time: the first bytes may still be one.
+    was_silent: bool,
     /// The permit for its descriptors. A session that has left user space has none.
     permit: Option<Permit>,
 }
@@ -108,7 +110,9 @@ impl<S, P> Session<S, P> {
 
     /// A session of which only the sender is known.
     fn at(stage: Stage<S, P>, sender: SenderAddr, began: Instant, permit: Option<Permit>) -> Self {
-        Self { stage, sender, route: None, began, tags: None, link: Link::default(), turn_due: false, permit }
+        let link = Link::default();
+        let (turn_due, was_silent) = (false, false);
+        Self { stage, sender, route: None, began, tags: None, link, turn_due, was_silent, permit }
     }
 
     /// Whether it has left user space.
@@ -217,6 +221,9 @@ impl<S, P> Session<S, P> {
     {
         match &mut self.stage {
             Stage::Relaying(relaying) => {
+                if let Err(error) = relaying.judge_late_bytes(cx.io, cx.settings) {
+                    return Verdict::Close(error.into());
+                }
                 let mut progress = counted(cx, scratch, relaying, Relaying::run);
                 if progress == Ok(Progress::Waiting) {
                     let age = cx.now.saturating_duration_since(self.began);

@@ -8,10 +8,12 @@ use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, cases};
 use crate::backend::Behaviour;
 use crate::bed::Bed;
 use crate::client;
+use crate::servers::Nginx;
 
 pub(super) const CASES: &[Case] = cases![
     v1_names_the_client,
     v2_names_the_client,
+    a_v1_header_may_have_addresses_of_two_families,
     the_clients_family_chooses_the_backend,
     local_and_unknown_keep_the_sender,
     an_ipv4_client_in_ipv6_notation_is_an_ipv4_client,
@@ -20,6 +22,10 @@ pub(super) const CASES: &[Case] = cases![
     a_claim_of_this_host_is_refused,
     the_same_client_can_come_again_at_once,
 ];
+
+pub(super) const CASES_WITH_NGINX: &[Case] =
+    &[Case::new("nginx_names_clients_of_the_other_family", nginx_names_clients_of_the_other_family)
+        .adjusted(|test| test.needs_program("nginx"))];
 
 /// Sends a header to a `Who` backend and returns the client that it saw.
 fn seen(sender_to: SocketAddr, header: &[u8]) -> anyhow::Result<String> {
@@ -41,6 +47,43 @@ fn v2_names_the_client(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     ensure!(saw == CLIENT4, "the backend saw {saw:?}");
     let saw = seen(who.v6, &client::v2(CLIENT6, DESTINATION6)?)?;
     ensure!(saw == CLIENT6, "the backend saw {saw:?}");
+    Ok(())
+}
+
+/// Whatever family is announced, the client is the address that is there.
+fn a_v1_header_may_have_addresses_of_two_families(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let who = by.put_behind(bed, Behaviour::Who, &[])?;
+    let client6 = ("2001:db8::7", "10.71.0.1");
+    let client4 = ("203.0.113.7", "2001:db8::1");
+    let mut port = 4000;
+    for family in ["TCP4", "TCP6"] {
+        for (client, destination) in [client6, client4] {
+            for to in [who.v4, who.v6] {
+                port += 1;
+                let line = format!("PROXY {family} {client} {destination} {port} 7000\r\n");
+                let saw: SocketAddr = seen(to, line.as_bytes())?.parse().with_context(|| line.clone())?;
+                ensure!(saw == SocketAddr::new(client.parse()?, port), "{line}: the backend saw {saw}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// With `set_real_ip_from`, NGINX writes the client that it was told and its own address, in whatever families.
+fn nginx_names_clients_of_the_other_family(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let who = by.put_behind(bed, Behaviour::Who, &[])?;
+    let directives =
+        "set_real_ip_from 127.0.0.1; set_real_ip_from ::1; proxy_protocol on; proxy_half_close on;";
+    let _nginx = Nginx::default()
+        .relay("127.0.0.1:7000 proxy_protocol", who.v4, directives)
+        .relay("[::1]:7000 proxy_protocol", who.v6, directives)
+        .start(bed)?;
+    for (to, client, destination) in
+        [("127.0.0.1:7000", CLIENT6, DESTINATION6), ("[::1]:7000", CLIENT4, DESTINATION4)]
+    {
+        let saw = seen(to.parse()?, &client::v1(client, destination)?)?;
+        ensure!(saw == client, "{client} was seen as {saw:?}");
+    }
     Ok(())
 }
 

@@ -1,16 +1,17 @@
 //! `--header optional`, row by row as in docs/header-rules.md. `headers` tests required ones.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, Delivered, cases};
+use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, Delivered, Way, cases};
 use crate::backend::Behaviour;
 use crate::bed::Bed;
 use crate::client::{self, End};
-use crate::sockets::wait_until_read;
+use crate::skip;
+use crate::sockets::{wait_until_read, wait_until_sent};
 
 pub(super) const CASES: &[Case] = cases![
     an_optional_header_names_the_client,
@@ -21,6 +22,8 @@ pub(super) const CASES: &[Case] = cases![
     where_headers_are_optional_one_that_ends_too_early_is_refused,
     where_headers_are_optional_one_that_is_never_completed_is_refused,
     where_headers_are_optional_a_malformed_one_is_refused,
+    where_headers_are_optional_one_after_the_wait_is_refused,
+    where_headers_are_optional_other_late_bytes_are_data,
 ];
 
 const OPTIONAL: [&str; 2] = ["--header", "optional"];
@@ -157,6 +160,66 @@ fn where_headers_are_optional_a_malformed_one_is_refused(bed: &Bed, by: &dyn Del
         is_refused(&mut stream, &echo)?;
     }
     Ok(())
+}
+
+/// AWS NLB's default: its header comes with the client's first payload, so a server that speaks first is not told the client.
+fn where_headers_are_optional_one_after_the_wait_is_refused(
+    bed: &Bed,
+    by: &dyn Deliver,
+) -> anyhow::Result<()> {
+    if by.way() == Way::Run {
+        return skip(
+            "the program has the connection by then: docs/senders.md says that it gets such a header as data",
+        );
+    }
+    let banner = by.put_behind(bed, Behaviour::Banner, &HASTY)?;
+    for header in [client::v1(CLIENT4, DESTINATION4)?, client::v2(CLIENT4, DESTINATION4)?] {
+        for cut in [0, 1, 5, 11, header.len() - 1] {
+            let mut stream = greeted(&banner)?;
+            for piece in [&header[..cut], &[&header[cut..], b"data"].concat()] {
+                // The connection may have been refused by then.
+                let _ = stream.write_all(piece);
+                let _ = wait_until_sent(&stream);
+            }
+            let mut echoed = Vec::new();
+            let end = stream.read_to_end(&mut echoed);
+            // attach can't hold back the start of a signature.
+            let most = if by.way() == Way::Attach { cut } else { 0 };
+            let has_passed = echoed.len() <= most && header.starts_with(&echoed);
+            ensure!(has_passed, "cut at {cut} the backend got {}", echoed.escape_ascii());
+            let has_ended = end.map_or_else(|error| error.kind() == ErrorKind::ConnectionReset, |_| true);
+            ensure!(has_ended, "cut at {cut} it was not closed");
+        }
+    }
+    banner
+        .truepeer
+        .iter()
+        .try_for_each(|truepeer| truepeer.wait_for_log("header_placement must be on_first_ack"))
+}
+
+fn where_headers_are_optional_other_late_bytes_are_data(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let banner = by.put_behind(bed, Behaviour::Banner, &HASTY)?;
+    for data in NO_HEADERS.into_iter().chain(["P", "PROXY", "\r\n\r\n"]) {
+        let mut stream = greeted(&banner)?;
+        for piece in data.as_bytes().chunks(1) {
+            stream.write_all(piece)?;
+            wait_until_sent(&stream)?;
+        }
+        let echoed = client::ask(&mut stream, b"")?;
+        ensure!(echoed == data, "{data:?}: {echoed:?}");
+    }
+    Ok(())
+}
+
+const HASTY: [&str; 4] = ["--header", "optional", "--header-wait", "100ms"];
+
+/// A connection on which the backend has spoken first.
+fn greeted(banner: &Delivered) -> anyhow::Result<TcpStream> {
+    let stream = banner.knock()?;
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line)?;
+    ensure!(line.starts_with("SSH-2.0-testbed "), "{line:?}");
+    Ok(stream)
 }
 
 fn is_refused(stream: &mut TcpStream, delivered: &Delivered) -> anyhow::Result<()> {

@@ -47,10 +47,10 @@ impl Nginx {
         self
     }
 
-    /// A TCP relay, with directives such as `proxy_protocol on;`.
+    /// A TCP relay, with directives such as `proxy_protocol on;`. Options such as ` proxy_protocol` may follow the address.
     pub fn relay(mut self, bind: impl Display, backend: impl Display, directives: &str) -> Nginx {
         let _ = writeln!(self.stream, "  server {{ listen {bind}; proxy_pass {backend}; {directives} }}");
-        self.listeners.push(bind.to_string());
+        self.listeners.extend(bind.to_string().split(' ').next().map(str::to_owned));
         self
     }
 

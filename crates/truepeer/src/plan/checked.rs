@@ -27,6 +27,8 @@ pub(crate) struct Checked {
 #[derive(Debug)]
 pub(crate) struct CheckedListener {
     pub(crate) key: ListenerKey,
+    /// IPV6_V6ONLY: another listener of the process has its port for IPv4.
+    pub(crate) v6_only: bool,
     pub(crate) config: ListenerConfig,
     pub(crate) read: Read,
     pub(crate) policy: Arc<Policy>,
@@ -41,14 +43,28 @@ pub(crate) struct CheckedListener {
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
     /// All of them.
-    binds: Vec<SocketAddr>,
+    binds: Vec<(Protocol, SocketAddr)>,
     /// Those that are checked already.
-    keys: Vec<ListenerKey>,
+    checked: Vec<(ListenerKey, bool)>,
 }
 
 impl Beside {
-    pub(crate) fn of(binds: Vec<SocketAddr>) -> Self {
-        Self { binds, keys: Vec::new() }
+    pub(crate) fn of(binds: Vec<(Protocol, SocketAddr)>) -> Self {
+        Self { binds, checked: Vec::new() }
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.binds.iter().map(|(_, address)| *address).collect()
+    }
+
+    /// Whether another listener has this one's port for IPv4. The wildcard of IPv6 then leaves IPv4 to it, as in NGINX and
+    /// HAProxy: otherwise neither can be opened while the other is open.
+    fn has_ipv4(&self, key: &ListenerKey) -> bool {
+        let (wanted, port) = (key.protocol, key.address.port());
+        let is_ipv4_of_port = |(protocol, other): &(Protocol, SocketAddr)| {
+            *protocol == wanted && other.port() == port && other.ip().to_canonical().is_ipv4()
+        };
+        key.address.ip() == Ipv6Addr::UNSPECIFIED && port != 0 && self.binds.iter().any(is_ipv4_of_port)
     }
 }
 
@@ -81,13 +97,25 @@ impl ListenerConfig {
     /// `None`: something is wrong, which is noted.
     fn check(&self, beside: &mut Beside, problems: &mut Problems) -> Option<Arc<CheckedListener>> {
         let (protocol, address) = (self.protocol, self.bind);
-        let is_there = |other: &&ListenerKey| (other.protocol, other.address) == (protocol, address);
-        let copy = beside.keys.iter().filter(is_there).count();
+        let is_there =
+            |(other, _): &&(ListenerKey, bool)| (other.protocol, other.address) == (protocol, address);
+        let copy = beside.checked.iter().filter(is_there).count();
         let key = ListenerKey { protocol, address, copy };
-        beside.keys.push(key);
+        let shares_port = self.shares_port();
         if copy > 0 && address.port() != 0 {
             problems.add(Problem::ListenTwice(address));
+        } else if let Some((other, _)) =
+            beside.checked.iter().find(|(other, shares)| key.is_within(other) && !(shares_port && *shares))
+        {
+            let (one, all) = if address.ip().is_unspecified() {
+                (other.address, address)
+            } else {
+                (address, other.address)
+            };
+            problems.add(Problem::ListenWithin(one, all));
         }
+        beside.checked.push((key, shares_port));
+        let v6_only = beside.has_ipv4(&key);
         // Read for comparison first: a file that changes meanwhile then differs at the next reload.
         let read = self.read(problems);
         let fail = |error| Problem::tls(error, self.http.is_some());
@@ -103,14 +131,19 @@ impl ListenerConfig {
                 problems.note(refuse_loop(ProblemPlace::Option("origin"), backend, self.bind));
             }
         }
-        let policy = Arc::new(problems.note(self.policy(&read, &beside.binds))?);
+        let policy = Arc::new(problems.note(self.policy(&read, &beside.addresses()))?);
         for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)] {
             if let Some(backend) = backend {
                 problems.note(refuse_loop(self.backend_place(family), backend, self.bind));
             }
         }
         let config = self.clone();
-        Some(Arc::new(CheckedListener { key, config, read, policy, tls, origin, origins }))
+        Some(Arc::new(CheckedListener { key, v6_only, config, read, policy, tls, origin, origins }))
+    }
+
+    /// Whether its sockets share an address with others (SO_REUSEPORT).
+    fn shares_port(&self) -> bool {
+        self.needs_https() || self.protocol == Protocol::Tcp && self.sockets.get() > 1
     }
 
     fn refuse_contradictions(&self) -> Result<(), Problem> {

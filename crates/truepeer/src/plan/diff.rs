@@ -79,7 +79,7 @@ impl CheckedListener {
     fn has_same_sockets(&self, other: &Self) -> bool {
         let shape = |listener: &Self| {
             let config = &listener.config;
-            (config.sockets, config.transparent, config.udp.dialect, config.needs_https())
+            (config.sockets, config.transparent, listener.v6_only, config.udp.dialect, config.needs_https())
         };
         shape(self) == shape(other)
     }

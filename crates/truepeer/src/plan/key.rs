@@ -26,6 +26,18 @@ impl ListenerKey {
     }
 }
 
+impl ListenerKey {
+    /// Whether one of the two is the wildcard of the other one's family and port.
+    pub(super) fn is_within(&self, other: &Self) -> bool {
+        let (ip, other_ip) = (self.address.ip().to_canonical(), other.address.ip().to_canonical());
+        self.protocol == other.protocol
+            && self.address.port() == other.address.port()
+            && self.address.port() != 0
+            && ip.is_ipv4() == other_ip.is_ipv4()
+            && (ip.is_unspecified() || other_ip.is_unspecified())
+    }
+}
+
 impl fmt::Display for ListenerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.protocol {

@@ -134,8 +134,8 @@ impl Config {
     }
 
     /// The addresses of all listeners, as configured: a port may still be 0.
-    pub(crate) fn binds(&self) -> Vec<SocketAddr> {
-        self.listeners.iter().map(|listener| listener.bind).collect()
+    pub(crate) fn binds(&self) -> Vec<(Protocol, SocketAddr)> {
+        self.listeners.iter().map(|listener| (listener.protocol, listener.bind)).collect()
     }
 }
 

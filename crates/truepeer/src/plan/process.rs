@@ -12,7 +12,7 @@ use super::checked::Beside;
 use super::confine::ConfineConfig;
 use super::datagrams;
 use super::{Checked, Config, ListenerConfig, LogConfig, Problems, attach_rules};
-use crate::spec::{AdminAddr, AttachSpec, AttachTarget, defaults, text};
+use crate::spec::{AdminAddr, AttachSpec, AttachTarget, Protocol, defaults, text};
 
 /// Everything that one process does.
 #[derive(Debug, Clone)]
@@ -121,7 +121,7 @@ impl ProcessConfig {
     }
 
     /// The addresses of all listeners.
-    pub(crate) fn binds(&self) -> Vec<SocketAddr> {
+    pub(crate) fn binds(&self) -> Vec<(Protocol, SocketAddr)> {
         self.entries.iter().filter_map(EntryConfig::relay).flat_map(Config::binds).collect()
     }
 

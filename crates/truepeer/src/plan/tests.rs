@@ -100,10 +100,35 @@ fn what_cannot_be_carried_out_names_its_option() {
             listening(&["0.0.0.0:1", "0.0.0.0:1"]).check().map_err(said).unwrap_err(),
             "--listen 0.0.0.0:1 is given twice",
         ),
+        (
+            listening(&["127.0.0.1:1", "0.0.0.0:1"]).check().map_err(said).unwrap_err(),
+            "--listen 127.0.0.1:1: --listen 0.0.0.0:1 has this port of all addresses",
+        ),
+        (
+            listening(&["[::]:1", "0.0.0.0:1", "[::1]:1"]).check().map_err(said).unwrap_err(),
+            "--listen [::1]:1: --listen [::]:1 has this port of all addresses",
+        ),
         (listening(&[]).check().map_err(said).unwrap_err(), "no listener: expected at least one --listen"),
     ] {
         assert!(said.starts_with(begins), "{said}");
     }
+}
+
+#[test]
+fn the_wildcard_of_ipv6_leaves_ipv4_to_a_listener_that_has_the_port_for_it() {
+    for (binds, v6_only) in [
+        (&["0.0.0.0:1", "[::]:1"][..], &[false, true][..]),
+        (&["[::]:1", "127.0.0.1:1"], &[true, false]),
+        (&["[::]:1", "127.0.0.1:2", "[::1]:3"], &[false, false, false]),
+        (&["[::]:0", "0.0.0.0:0"], &[false, false]),
+    ] {
+        let checked = listening(binds).check().unwrap();
+        let found: Vec<_> = checked.listeners.iter().map(|listener| listener.v6_only).collect();
+        assert_eq!(found, v6_only, "{binds:?}");
+    }
+    let mut config = listening(&["0.0.0.0:1", "[::]:1"]);
+    config.listeners[0].protocol = Protocol::Udp;
+    assert!(!config.check().unwrap().listeners[1].v6_only, "UDP and TCP don't share ports");
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
         address: config.bind,
         sockets: usize::from(config.sockets.get()),
         transparent: config.transparent,
+        v6_only: listener.v6_only,
         mark: if config.mark == 0 { mark.unwrap_or_default() } else { config.mark },
         header_times: HeaderTimes { timeout: config.header.timeout, wait: config.header.wait },
         header_limits: Limits { max_len: config.header.max_bytes, versions: Versions::BOTH },

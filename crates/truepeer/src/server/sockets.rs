@@ -32,11 +32,19 @@ pub(super) fn check_privilege(listeners: &[Arc<CheckedListener>]) -> anyhow::Res
 /// For a port in use, names the program that has it, if this user may see it.
 pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow::Error {
     let EngineError::Listen(failed) = &error else { return error.into() };
-    let is_in_use = failed.error.errno == Errno::ADDRINUSE;
-    match is_in_use.then(|| holder::of(failed.address, listener.config.protocol.into())).flatten() {
+    if failed.error.errno != Errno::ADDRINUSE {
+        return error.into();
+    }
+    let (address, transport) = (failed.address, listener.config.protocol.into());
+    if let Some(own) = holder::own(address, transport) {
+        return anyhow::anyhow!(
+            "can't listen on {address}: this program has {own} open, which includes it; leave one of the two out. If the service \
+             manager passed {own}, it needs BindIPv6Only=ipv6-only in the .socket unit"
+        );
+    }
+    match holder::of(address, transport) {
         Some(holder) => anyhow::anyhow!(
-            "can't listen on {}: {holder} listens there; stop it, or choose another address with --listen",
-            failed.address
+            "can't listen on {address}: {holder} listens there; stop it, or choose another address with --listen"
         ),
         None => error.into(),
     }

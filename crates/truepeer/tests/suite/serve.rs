@@ -14,6 +14,7 @@ use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER, header_
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         one_process_serves_tcp_udp_and_https,
+        listeners_of_both_families_share_a_port,
         a_reload_opens_and_closes_listeners_and_sessions_go_on,
         a_reload_that_fails_leaves_everything_as_it_was,
         a_reload_adds_flows_to_a_process_that_had_none,
@@ -105,6 +106,52 @@ fn one_process_serves_tcp_udp_and_https(bed: &Bed) -> anyhow::Result<()> {
     let status = Program::new("curl").args(curl).run(bed)?;
     ensure!(status == "502", "nothing listens at the origin: {status}");
     Ok(())
+}
+
+/// `check` and `serve` agree: the wildcard of IPv6 leaves IPv4 to the other listener, as in NGINX and HAProxy.
+fn listeners_of_both_families_share_a_port(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let certificate = rcgen::generate_simple_self_signed(["site.test".to_owned()])?;
+    bed.write("site.pem", certificate.cert.pem() + &certificate.signing_key.serialize_pem())?;
+    let https = |listen: &str| {
+        format!(
+            "[[https]]\nlisten = [{listen}]\ntls-cert = [\"site.pem\"]\norigin = \"http://127.0.0.1:8001\"\n"
+        )
+    };
+    let tcp = |listen: &str| TCP.replace("\"127.0.0.1:8443\"", listen);
+    let udp = |listen: &str| UDP.replace("\"127.0.0.1:5300\"", listen);
+    let both = |port: &str| format!("\"0.0.0.0:{port}\", \"[::]:{port}\"");
+    let reversed = |port: &str| format!("\"[::]:{port}\", \"127.0.0.1:{port}\"");
+    let all = [TEXT_LOG, &tcp(&both("8443")), &udp(&reversed("5300")), &https(&reversed("8445"))];
+    let truepeer = serve(bed, &all)?;
+    Program::new(TRUEPEER).args(["check", "-c", "truepeer.toml"]).run(bed)?;
+    let serves = |doors: &[&str]| -> anyhow::Result<()> {
+        for door in doors {
+            truepeer.wait_listening(door)?;
+            session_at(door, CLIENT_V4)?;
+        }
+        Ok(())
+    };
+    serves(&[DOOR_V4, "[::1]:8443"])?;
+    truepeer.wait_for_log("listening on [::]:5300")?;
+    truepeer.wait_for_log("listening on 127.0.0.1:5300")?;
+    ask_by_udp("203.0.113.7:4000", b"question")?;
+    for door in ["127.0.0.1:8445", "[::1]:8445"] {
+        truepeer.wait_listening(door)?;
+        let url = format!("https://{door}/");
+        let status =
+            Program::new("curl").args(["-sk", "-o", "/dev/null", "-w", "%{http_code}", &url]).run(bed)?;
+        ensure!(status == "502", "nothing listens at the origin: {status}");
+    }
+    // One that takes both families, and back.
+    write(bed, &[TEXT_LOG, &tcp("\"[::]:8443\"")])?;
+    reload(&truepeer, "reloaded")?;
+    serves(&[DOOR_V4, "[::1]:8443"])?;
+    write(bed, &[TEXT_LOG, &tcp(&both("8443"))])?;
+    truepeer.signal(Signal::HUP)?;
+    bed.wait_for("a second reload", || truepeer.log().matches("listening on 0.0.0.0:8443").count() == 2)?;
+    serves(&[DOOR_V4, "[::1]:8443"])
 }
 
 fn a_reload_opens_and_closes_listeners_and_sessions_go_on(bed: &Bed) -> anyhow::Result<()> {

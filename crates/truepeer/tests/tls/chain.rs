@@ -5,11 +5,12 @@
 //! test ──header, data──▶ :9443 truepeer --origin-tls ──TLS, as the client──▶ :8443 truepeer --tls-cert ──as the client──▶ :8000
 //! ```
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
 use anyhow::ensure;
 use truepeer_testbed::pattern::{Digest, Pattern};
+use truepeer_testbed::sockets::wait_until_sent;
 use truepeer_testbed::{Bed, Behaviour, Running, Test, client, tests};
 
 use crate::stand::{DOOR_V4, DOOR_V6, Stand, bare_proxy};
@@ -29,6 +30,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_reset_of_the_client_reaches_the_backend,
         without_a_backend_the_client_sees_a_reset,
         open_sessions_are_reset_when_truepeer_ends,
+        a_header_after_the_wait_never_reaches_the_backend,
     ]
 }
 
@@ -42,6 +44,34 @@ fn chain(bed: &Bed, behaviour: Behaviour) -> anyhow::Result<Chain> {
     let near = bare_proxy().listen(NEAR).ipv4(DOOR_V4).ipv6(DOOR_V6);
     let near = near.args(&["--origin-tls", "--origin-ca", &far.authority.ca, "--origin-name", "site.test"]);
     Ok(Chain { near: near.start(bed)?, far })
+}
+
+/// The backend speaks first, and the header is optional: AWS NLB sends it with the client's first bytes.
+fn a_header_after_the_wait_never_reaches_the_backend(bed: &Bed) -> anyhow::Result<()> {
+    let far = Stand::new(bed, Behaviour::Banner, &[])?;
+    let near = bare_proxy().listen(NEAR).ipv4(DOOR_V4).ipv6(DOOR_V6);
+    let near = near.args(&["--origin-tls", "--origin-ca", &far.authority.ca, "--origin-name", "site.test"]);
+    let near = near.args(&["--header", "optional", "--header-wait", "100ms"]).start(bed)?;
+    let headers = [client::v1(CLIENT, "192.0.2.1:443")?, client::v2(CLIENT, "192.0.2.1:443")?];
+    for bytes in [&headers[0][..], &headers[1], b"PROXIMITY"] {
+        let mut stream = client::connect(NEAR)?;
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line)?;
+        ensure!(line.starts_with("SSH-2.0-testbed"), "{line:?}; {}", near.log());
+        let (first, rest) = bytes.split_at(3);
+        stream.write_all(first)?;
+        wait_until_sent(&stream)?;
+        stream.write_all(rest)?;
+        let is_data = bytes == b"PROXIMITY";
+        if is_data {
+            stream.shutdown(Shutdown::Write)?;
+        }
+        let mut echoed = Vec::new();
+        let end = stream.read_to_end(&mut echoed);
+        ensure!(echoed == if is_data { bytes } else { b"" }, "{}; {}", echoed.escape_ascii(), near.log());
+        ensure!(end.is_ok() == is_data, "{end:?}");
+    }
+    near.wait_for_log("header_placement must be on_first_ack")
 }
 
 fn open() -> anyhow::Result<TcpStream> {

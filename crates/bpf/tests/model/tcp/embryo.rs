@@ -69,7 +69,8 @@ impl Model {
             && segment.is_intact
             && (!answer.is_cookie || answers_cookie(segment, embryo, kernel))
         {
-            return self.go_on_without(segment, kernel, embryo, answer, &[]);
+            let late = Some([embryo.isn.wrapping_add(1), 0]);
+            return self.go_on_without(segment, kernel, embryo, answer, (&[], late));
         }
         if segment.is_intact {
             self.note_clock(segment, embryo.have, answer);
@@ -102,7 +103,7 @@ impl Model {
         self.note_clock(segment, embryo.have, answer);
         if known == segment.payload.len() {
             return if embryo.have == 0 && self.rules.is_optional {
-                self.go_on_without(segment, kernel, &embryo, answer, &[])
+                self.go_on_without(segment, kernel, &embryo, answer, (&[], None))
             } else {
                 self.refuse(&embryo, "refused_no_header")
             };
@@ -111,7 +112,7 @@ impl Model {
         match header::read(&all) {
             Start::NotProxy if self.rules.is_optional => {
                 let owed = self.start.clone();
-                self.go_on_without(segment, kernel, &embryo, answer, &owed)
+                self.go_on_without(segment, kernel, &embryo, answer, (&owed, None))
             }
             Start::NotProxy => self.refuse(&embryo, "refused_no_header"),
             Start::Malformed => self.refuse(&embryo, "refused_malformed"),
@@ -181,10 +182,17 @@ impl Model {
         &mut self,
         segment: &Segment,
         kernel: &Answers,
-        embryo: Embryo,
+        mut embryo: Embryo,
         answer: SynAnswer,
-        flow: Flow,
+        mut flow: Flow,
     ) -> Fate {
+        let fate = self.judge_late(segment, &mut flow);
+        embryo.flow = Some(flow);
+        let is_refused = matches!(fate, Some(Fate::Refuse { .. }));
+        self.embryo = (!is_refused).then(|| embryo.clone());
+        if let Some(fate) = fate {
+            return fate;
+        }
         let is_given_up = kernel.socket == Socket::Listens && self.why_not_again(&embryo, kernel).is_none();
         if (answer.is_cookie && is_start_of_cookie(segment, &embryo, kernel))
             || is_given_up
@@ -240,12 +248,12 @@ impl Model {
         kernel: &Answers,
         embryo: &Embryo,
         answer: SynAnswer,
-        owed: &[u8],
+        (owed, late): (&[u8], Option<[u32; 2]>),
     ) -> Fate {
         if let Some(reason) = self.revive(segment, embryo, kernel) {
             return self.refuse(embryo, reason);
         }
-        let flow = Flow { delta: embryo.guess.cast_signed(), ..Flow::default() };
+        let flow = Flow { delta: embryo.guess.cast_signed(), late, ..Flow::default() };
         self.admit(&flow, 0);
         if let Some(embryo) = &mut self.embryo {
             embryo.owed = owed.to_vec();

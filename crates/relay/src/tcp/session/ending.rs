@@ -83,7 +83,8 @@ impl<S, P> Session<S, P> {
             (bytes_up, bytes_down) = relaying.delivered_bytes();
             match reason {
                 // When truepeer ends a stream, that must not look like the sender's own end.
-                CloseReason::ResetByClient
+                CloseReason::Header(_)
+                | CloseReason::ResetByClient
                 | CloseReason::ResetByBackend
                 | CloseReason::Stopping
                 | CloseReason::EndedByOperator

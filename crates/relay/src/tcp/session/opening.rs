@@ -33,7 +33,10 @@ impl<S, P> Session<S, P> {
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
         match reader.on_timeout(first.seen(), cx.now.saturating_duration_since(self.began)) {
-            Opening::NoHeader => self.open(cx, downstream, None, &[]),
+            Opening::NoHeader => {
+                self.was_silent = true;
+                self.open(cx, downstream, None, &[])
+            }
             Opening::Refused(error) => Verdict::Close(error.into()),
             // The header started within the time for silence, and gets the rest of the header's time.
             Opening::NeedMore | Opening::Header { .. } => {
@@ -129,7 +132,10 @@ impl<S, P> Session<S, P> {
         dialling: Dialling<S, P>,
     ) -> Verdict {
         match dialling {
-            Dialling::Connected(relaying, route, took) => {
+            Dialling::Connected(mut relaying, route, took) => {
+                if self.was_silent {
+                    relaying.await_late_bytes();
+                }
                 cx.journal.on_connected(cx.shard, took);
                 let (up, down) = relaying.delivered_bytes();
                 cx.shard.add_bytes(up, down);

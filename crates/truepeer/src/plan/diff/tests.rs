@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::plan::key::ListenerKey;
 use crate::plan::tls::OriginTlsConfig;
 use crate::plan::{Checked, Config, ListenerConfig};
 use crate::spec::Protocol;
@@ -53,6 +54,15 @@ fn a_listener_in_the_way_of_another_closes_first() {
         let closed = format!("close {}", old[0].key);
         assert_eq!(said, [closed, format!("open {}", new[0].key), "close 127.0.0.1:9".to_owned()]);
     }
+}
+
+/// A socket can't change the families that it takes.
+#[test]
+fn the_wildcard_of_ipv6_is_opened_anew_when_a_listener_takes_its_port_for_ipv4() {
+    let (alone, both) = (plan(&["[::]:1"], |_| ()), plan(&["[::]:1", "0.0.0.0:1"], |_| ()));
+    assert_eq!(words(&alone, &both), ["close [::]:1", "open [::]:1", "open 0.0.0.0:1"]);
+    assert_eq!(words(&both, &alone), ["close [::]:1", "close 0.0.0.0:1", "open [::]:1"]);
+    assert_eq!(words(&plan(&["0.0.0.0:1"], |_| ()), &both), ["open [::]:1"]);
 }
 
 #[test]
@@ -131,9 +141,12 @@ fn listeners() -> impl Strategy<Value = Listeners> {
     prop::collection::vec(listener(), 1..8).prop_map(|mut all| {
         let mut seen = Vec::new();
         all.retain(|one| {
-            let address = (one.protocol, one.bind);
-            let is_new = one.bind.port() == 0 || !seen.contains(&address);
-            seen.push(address);
+            let key = ListenerKey { protocol: one.protocol, address: one.bind, copy: 0 };
+            let is_new =
+                one.bind.port() == 0 || !seen.iter().any(|other| *other == key || key.is_within(other));
+            if is_new {
+                seen.push(key);
+            }
             is_new
         });
         checked(all)
