@@ -49,6 +49,8 @@ mod probe;
 mod ready;
 #[cfg(not(test))]
 mod receiving_hooks;
+#[cfg(not(test))]
+mod rings;
 mod role;
 mod say;
 #[cfg(not(test))]

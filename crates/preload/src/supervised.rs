@@ -24,6 +24,11 @@ pub(crate) fn begin() {
     }
 }
 
+/// Whether there is one.
+pub(crate) fn is_supervised() -> bool {
+    SUPERVISOR.load(Ordering::Relaxed) != 0
+}
+
 /// Call it in a forked child: the permission is not inherited. A program that the child executes keeps it.
 pub(crate) fn on_fork() {
     admit();

@@ -11,6 +11,7 @@ mod flows;
 mod kit;
 mod lives;
 mod programs;
+mod rings;
 mod sends;
 mod sockets;
 mod statics;
@@ -31,5 +32,6 @@ fn main() -> ExitCode {
     all.extend(flows::tests());
     all.extend(askers::tests());
     all.extend(crowds::tests());
+    all.extend(rings::tests());
     truepeer_testbed::main(all)
 }

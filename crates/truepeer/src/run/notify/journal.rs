@@ -104,7 +104,7 @@ impl SupervisorLog {
     /// A process of the family gets no io_uring, and may say why it needs it.
     pub(super) fn on_io_uring(&mut self, thread: i32) {
         self.complain("io_uring", None, |held_back| {
-            warn!(held_back, "process {thread} asked for io_uring and gets ENOSYS: what it accepts by it can't be seen; let it use epoll, or use truepeer attach or truepeer proxy");
+            warn!(held_back, "process {thread} asked for io_uring and gets ENOSYS: connections that it accepts or makes through a ring can't be seen; if it needs io_uring, use truepeer attach or truepeer proxy");
         });
     }
 
