@@ -26,6 +26,8 @@ mod library;
 #[path = "../run_notify/lives.rs"]
 mod lives;
 mod mail;
+#[path = "../run_notify/obstacles.rs"]
+mod obstacles;
 #[path = "../run_notify/programs.rs"]
 mod programs;
 #[path = "../run_notify/rings.rs"]
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         flows::tests(),
         askers::tests(),
         crowds::tests(),
+        obstacles::tests(),
         rings::tests(),
     ];
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));

@@ -10,6 +10,7 @@ mod edges;
 mod flows;
 mod kit;
 mod lives;
+mod obstacles;
 mod programs;
 mod rings;
 mod sends;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     all.extend(flows::tests());
     all.extend(askers::tests());
     all.extend(crowds::tests());
+    all.extend(obstacles::tests());
     all.extend(rings::tests());
     truepeer_testbed::main(all)
 }

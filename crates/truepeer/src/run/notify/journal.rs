@@ -1,6 +1,6 @@
 //! What is counted, and what is said: complaints at most once a minute for each reason and sender.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -112,6 +112,13 @@ impl SupervisorLog {
     pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
         self.complain("unreachable", None, |held_back| {
             error!(held_back, "process {thread} can't be served ({errno}): it runs as another user, or may not be looked into; give truepeer CAP_SYS_PTRACE, or use truepeer attach or truepeer proxy");
+        });
+    }
+
+    /// A program that waits in poll() or select() can be woken by a connection alone.
+    pub(super) fn on_deaf(&mut self, listener: SocketAddr, errno: Errno) {
+        self.complain("deaf", None, |held_back| {
+            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: it waits in poll() or select(), and connecting to its listener failed ({errno}); permit connections of this host to {listener}, or use --via preload");
         });
     }
 

@@ -21,6 +21,7 @@
 mod accepting;
 pub(super) mod beside;
 mod caller;
+mod callers;
 mod datagrams;
 mod ending;
 mod feasible;
