@@ -18,6 +18,7 @@ mod flows;
 mod late;
 mod look;
 mod names;
+mod reminder;
 mod rules;
 mod sending;
 mod settings;
@@ -32,6 +33,7 @@ pub use names::{
     Census, ConnectionTuple, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag,
     Standing,
 };
+pub use reminder::{Reminded, SocketId, epolls_of, remind};
 pub use rules::RunRules;
 pub use sending::{ConnectSettings, OutgoingHeader};
 pub use settings::{Destination, Listeners, RunSettings, SettingsError};

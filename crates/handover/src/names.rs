@@ -171,6 +171,17 @@ impl Names {
             .for_each(|(queue, inode)| queue.store(inode, Ordering::Release));
     }
 
+    /// Says that a late connection is ready and that the application was woken by other means than [`WakeUp::ring`].
+    pub fn announce(&self) {
+        self.memory.announced().store(1, Ordering::Release);
+    }
+
+    /// Whether a late connection was announced since the last call. Take all that are ready, or announce them again.
+    pub fn take_announcement(&self) -> bool {
+        let announced = self.memory.announced();
+        announced.load(Ordering::Acquire) != 0 && announced.swap(0, Ordering::AcqRel) != 0
+    }
+
     /// Stores the name of a connection. Call it before any other process has its descriptor.
     ///
     /// # Errors

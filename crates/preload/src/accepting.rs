@@ -13,7 +13,7 @@ use crate::hold::Hold;
 use crate::ready::Entry;
 use crate::role::Accepting;
 use crate::settling::settle;
-use crate::{listeners, say, waiter};
+use crate::{bell, listeners, say, waiter};
 
 /// The address to return to the program.
 pub(crate) enum Peer {
@@ -35,9 +35,23 @@ pub(crate) fn accept(
 ) -> Result<(OwnedFd, Peer), Errno> {
     listeners::on_first_accept(listener, &role.rules);
     let hold = Hold::on(listener);
+    let mut is_rung = false;
     loop {
-        if let Some(hold) = &hold {
-            hold.until_readable(listener)?;
+        if (role.family.names.take_announcement() || is_rung)
+            && let Some(late) = take_late(listener, role, |_| role.family.names.announce())
+        {
+            if !role.family.ready.is_empty() {
+                role.family.names.announce();
+                waiter::repeat(late.listener);
+            }
+            return finish(late, flags);
+        }
+        is_rung = match &hold {
+            Some(hold) => hold.until_readable(listener)?,
+            None => bell::until_readable(listener)?,
+        };
+        if is_rung {
+            continue;
         }
         let (socket, peer) = marked::accept(listener, flags)?;
         let Some(sender) = peer.as_ref().and_then(|peer| SocketAddr::try_from(peer.clone()).ok()) else {
@@ -50,7 +64,10 @@ pub(crate) fn accept(
             Look::NeedMore => waiter::wait(socket, listener, sender),
             Look::WakeUp => {
                 drop(socket);
-                if let Some(late) = take_late(listener, role) {
+                let ring = |other| {
+                    let _ = role.family.wake.ring(other);
+                };
+                if let Some(late) = take_late(listener, role, ring) {
                     return finish(late, flags);
                 }
             }
@@ -69,7 +86,7 @@ fn is_meant(socket: BorrowedFd<'_>, role: &Accepting) -> bool {
 
 /// Takes a late connection of this listener, or of another listener on its address. Those of other addresses are
 /// put back and announced again: a process that was woken for them may have searched in vain meanwhile.
-fn take_late(listener: BorrowedFd<'_>, role: &Accepting) -> Option<Entry> {
+fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(SocketAddr)) -> Option<Entry> {
     let local = listeners::local(listener)?;
     let mut others = Vec::new();
     let found = loop {
@@ -82,7 +99,7 @@ fn take_late(listener: BorrowedFd<'_>, role: &Accepting) -> Option<Entry> {
     for other in others {
         if role.family.ready.put(other.socket.as_fd(), other.listener, other.peer).is_ok() {
             // If this fails, the next wake-up of any process finds it.
-            let _ = role.family.wake.ring(other.listener);
+            announce(other.listener);
         }
     }
     found

@@ -17,7 +17,7 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
 
-use crate::listeners;
+use crate::{bell, listeners};
 
 /// At most this many descriptors of a query are remembered, because thread-local memory may be small.
 const MOST: usize = 64;
@@ -120,13 +120,13 @@ impl Hold {
         hold.ok().flatten()
     }
 
-    /// Waits until the listener is readable.
+    /// Waits until the listener is readable, or the bell rings for it. Returns whether it was the bell.
     ///
     /// # Errors
     /// ECONNABORTED as soon as another event of the query occurs, or the query's time-out or the listener's own
     /// (SO_RCVTIMEO) is over.
-    pub(crate) fn until_readable(&self, listener: BorrowedFd<'_>) -> Result<(), Errno> {
-        let mut asked: [PollFd<'_>; MOST + 1] =
+    pub(crate) fn until_readable(&self, listener: BorrowedFd<'_>) -> Result<bool, Errno> {
+        let mut asked: [PollFd<'_>; MOST + 2] =
             core::array::from_fn(|_| PollFd::from_borrowed_fd(listener, PollFlags::IN));
         for (place, other) in asked[1..].iter_mut().zip(&self.others[..self.count]) {
             // SAFETY: poll(2) requires an array of `len` structs, which the slice is. A descriptor that was
@@ -135,16 +135,25 @@ impl Hold {
             let events = PollFlags::from_bits_truncate(other.events.cast_unsigned());
             *place = PollFd::from_borrowed_fd(other_fd, events);
         }
-        let asked = &mut asked[..=self.count];
         loop {
+            // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process
+            // lives; if the program has just taken its number, the answer is about another file and not used.
+            let bell = bell::number().map(|number| unsafe { BorrowedFd::borrow_raw(number) });
+            let place = &mut asked[self.count + 1];
+            *place = PollFd::from_borrowed_fd(bell.unwrap_or(listener), PollFlags::IN);
+            let asked = &mut asked[..self.count + 1 + usize::from(bell.is_some())];
             let left = self.until.map_or(GLANCE, |until| until.saturating_duration_since(Instant::now()));
             let glance = Timespec::try_from(left.min(GLANCE)).unwrap_or_default();
             // A signal handler may have set a flag that the thread checks around its select().
-            let happened = poll(asked, Some(&glance)).map_err(|_| Errno::CONNABORTED)?;
+            poll(asked, Some(&glance)).map_err(|_| Errno::CONNABORTED)?;
             if !asked[0].revents().is_empty() {
-                return Ok(());
+                return Ok(false);
             }
-            if happened > 0 || left.is_zero() || pending() & !self.blocked != 0 {
+            let happened = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            if asked.get(self.count + 1).is_some_and(happened) && bell::take(listener.as_raw_fd()) {
+                return Ok(true);
+            }
+            if asked[..=self.count].iter().any(happened) || left.is_zero() || pending() & !self.blocked != 0 {
                 return Err(Errno::CONNABORTED);
             }
         }
@@ -220,7 +229,7 @@ mod tests {
         let _client = connection_to(&other);
         assert_eq!(hold.until_readable(listener.as_fd()), Err(Errno::CONNABORTED));
         let _client = connection_to(&listener);
-        assert_eq!(hold.until_readable(listener.as_fd()), Ok(()), "its own connections take precedence");
+        assert_eq!(hold.until_readable(listener.as_fd()), Ok(false), "its own connections take precedence");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::abi::{answer, borrow, check_room, give, plainly, read_address, word};
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
 use crate::{
-    accepting, connecting, listeners, moving, ours, peer, probe, receiving_hooks, role as roles,
+    accepting, connecting, listeners, moving, ours, peer, probe, receiving_hooks, rings, role as roles,
     sending_hooks, supervised, waiter, waiting_hooks,
 };
 
@@ -35,6 +35,7 @@ extern "C" fn at_load() {
         let file = own_file();
         roles::assume(file);
         sending_hooks::find_all();
+        rings::refuse();
         receiving_hooks::find_all();
         waiting_hooks::find_all();
         // SAFETY: the handlers must stay callable for the life of the process. They are functions of this

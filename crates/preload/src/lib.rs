@@ -5,6 +5,7 @@
 //! accept() ──────────▶ hooks ─▶ accepting: accept4 ───────────────────────────────────▶ connection, sender
 //!                                 │ look ── Named ─▶ take, Names ─▶ returned
 //!                                 └── NeedMore ─▶ waiter (a thread) ─▶ ready (a unix socket) ─▶ WakeUp::ring ─▶ the listener
+//!                                                                         └─ or, without the network: bell, reminders
 //! getpeername() ─────▶ hooks ─▶ peer: SO_COOKIE, Names
 //! select(), poll() ──▶ hooks ─▶ hold: the thread's other descriptors, in case the next accept() finds nothing
 //! ```
@@ -30,6 +31,7 @@ mod abi;
 mod accepting;
 mod advice;
 mod alone;
+mod bell;
 #[cfg(not(test))]
 mod closing_hooks;
 mod connecting;
@@ -49,6 +51,8 @@ mod probe;
 mod ready;
 #[cfg(not(test))]
 mod receiving_hooks;
+#[cfg(not(test))]
+mod rings;
 mod role;
 mod say;
 #[cfg(not(test))]

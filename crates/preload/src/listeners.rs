@@ -5,10 +5,10 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use truepeer_handover::{ELSEWHERE, RunRules, is_elsewhere};
+use truepeer_handover::{ELSEWHERE, RunRules, SocketId, is_elsewhere};
 use truepeer_sys::marked::{getsockname, listen};
 
-use crate::ours::FdSet;
+use crate::ours::{self, FdSet};
 use crate::say;
 
 /// The prepared listeners, by descriptor. A closed one is forgotten. If a number is reused without our notice,
@@ -58,6 +58,17 @@ pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
         }
         let _ = listen(socket, BACKLOG);
     }
+}
+
+/// The known listeners on this address, by descriptor.
+pub(crate) fn at(address: SocketAddr) -> impl Iterator<Item = (i32, SocketId)> {
+    SEEN.members().filter_map(move |number| {
+        let id = ours::inspect(number, |fd| {
+            let listens = sockopt::socket_acceptconn(fd) == Ok(true) && local(fd) == Some(address);
+            if listens { SocketId::of(fd).ok() } else { None }
+        })?;
+        Some((number, id))
+    })
 }
 
 /// A descriptor was closed: its number will refer to something else.

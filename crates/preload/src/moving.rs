@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::getpid;
 
 use crate::role::role;
-use crate::{alone, probe, waiter};
+use crate::{alone, bell, probe, waiter};
 
 /// The process that owns the descriptors. A child of vfork(2) shares this memory but has its own descriptors.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -37,7 +37,7 @@ pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
     alone::alone(|| {
         let family = role().and_then(|role| role.accepting.as_ref()).map(|role| &role.family);
         let is_familys = family.map_or(Ok(false), |family| family.move_from(taken))?;
-        if is_familys || probe::move_from(taken)? || waiter::move_from(taken)? {
+        if is_familys || probe::move_from(taken)? || bell::move_from(taken)? || waiter::move_from(taken)? {
             Ok(())
         } else {
             Err(Errno::BUSY)

@@ -49,6 +49,19 @@ impl FdSet {
         self.word(fd).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// All members, in order.
+    pub(crate) fn members(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.0.iter().enumerate().flat_map(|(index, word)| {
+            let bits = word.load(Ordering::Acquire);
+            let places = (0..64).filter(move |bit| bits & (1 << bit) != 0);
+            places.filter_map(move |bit| RawFd::try_from(index * 64 + bit).ok())
+        })
+    }
+
     /// Removes all members, one after the other.
     pub(crate) fn drain(&self, mut each: impl FnMut(RawFd)) {
         for (index, word) in self.0.iter().enumerate() {

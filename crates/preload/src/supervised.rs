@@ -29,6 +29,11 @@ pub(crate) fn supervisor() -> i32 {
     SUPERVISOR.load(Ordering::Relaxed)
 }
 
+/// Whether there is one.
+pub(crate) fn is_supervised() -> bool {
+    SUPERVISOR.load(Ordering::Relaxed) != 0
+}
+
 /// Call it in a forked child: the permission is not inherited. A program that the child executes keeps it.
 pub(crate) fn on_fork() {
     admit();

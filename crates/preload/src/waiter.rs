@@ -17,13 +17,13 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
-use truepeer_handover::{Decided, Late, Look};
+use truepeer_handover::{Decided, Late, Look, Reminded, SocketId, epolls_of, remind};
 use truepeer_policy::SenderAddr;
 
 use crate::movable::{Movable, NOBODY, STARTING, is_inode};
 use crate::role::{Accepting, role};
 use crate::settling::settle;
-use crate::{listeners, ours, say};
+use crate::{bell, listeners, ours, say};
 
 /// A line of text, padded with spaces. Pipes read and write it atomically (PIPE_BUF, pipe(7)).
 const MESSAGE_BYTES: usize = 160;
@@ -62,6 +62,7 @@ fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Re
     // because the waiter releases it.
     let socket = ours::keep_waiting(socket)?;
     let fd = socket.as_raw_fd();
+    bell::on_given();
     match tell(format_args!("{fd} {listener} {sender}")) {
         Ok(()) => {
             // The waiter owns it from now on.
@@ -69,9 +70,18 @@ fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Re
             Ok(())
         }
         Err(error) => {
+            bell::on_not_given();
             ours::release(fd);
             Err(error)
         }
+    }
+}
+
+/// More connections are ready than the one that the program was woken for.
+pub(crate) fn repeat(listener: SocketAddr) {
+    if INBOX.number() >= 0 {
+        // If it fails, the waiter announces them again in a moment.
+        let _ = tell(format_args!("again {listener}"));
     }
 }
 
@@ -153,10 +163,22 @@ fn start() -> Result<RawFd, Errno> {
     let _ = fcntl_setpipe_size(&writer, PIPE_BYTES);
     let epoll = ours::keep(epoll::create(epoll::CreateFlags::CLOEXEC)?, false)?;
     let late = Late::on(epoll, reader.as_fd())?;
+    bell::open()?;
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
     let inode = fstat(&reader)?.st_ino;
-    let waiter = Waiter { late, reader: Some(reader), inode, most, again: Vec::new(), announced: Vec::new() };
+    let waiter = Waiter {
+        late,
+        reader: Some(reader),
+        inode,
+        most,
+        received: 0,
+        again: Vec::new(),
+        announced: Vec::new(),
+        is_deaf: false,
+        reminders: Vec::new(),
+        next_search: Instant::now(),
+    };
     let (running, runs) = mpsc::sync_channel(1);
     let spawned = without_signals(|| {
         thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(move || {
@@ -197,6 +219,7 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 
 /// Call it in a forked child: the waiter and its connections stayed with the parent.
 pub(crate) fn on_fork() {
+    bell::on_fork();
     INBOX.on_fork();
     let inbox = INBOX.number();
     if INBOX.change(inbox, NOBODY).is_ok() && inbox >= 0 {
@@ -223,10 +246,18 @@ struct Waiter {
     inode: u64,
     /// At most this many connections may wait: half of the program's descriptors.
     most: usize,
+    /// How many connections came through the pipe.
+    received: usize,
     /// Entries for the shared queue, which was full: connection, listener, and the address that the program sees.
     again: Vec<(OwnedFd, SocketAddr, SocketAddr)>,
     /// Ready connections that the program has not accepted yet. They are announced again, less and less often.
     announced: Vec<Announced>,
+    /// The last connection to one of the program's listeners failed.
+    is_deaf: bool,
+    /// By which the program's epolls report a listener (`remind`).
+    reminders: Vec<(SocketAddr, OwnedFd)>,
+    /// Searching `/proc` takes a tenth of the time at most.
+    next_search: Instant,
 }
 
 /// A message in the pipe.
@@ -235,6 +266,8 @@ enum WaiterMessage {
     Wait(OwnedFd, SocketAddr, SocketAddr),
     /// The program wants this number.
     Move(RawFd),
+    /// More connections of this listener are ready.
+    Again(SocketAddr),
 }
 
 struct Announced {
@@ -281,6 +314,7 @@ impl Waiter {
         while let Some(message) = self.receive() {
             match message {
                 WaiterMessage::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
+                WaiterMessage::Again(listener) => self.ring(listener, role),
                 WaiterMessage::Move(taken) => {
                     let moved = self.relocate(taken).unwrap_or(false);
                     WANTED.store(if moved { DONE } else { UNKNOWN }, Ordering::SeqCst);
@@ -291,6 +325,10 @@ impl Waiter {
             self.put(socket, listener, peer, role);
         }
         self.announce_again(role);
+        if self.has_nothing_to_do() {
+            self.retire(|_| true);
+            bell::on_done(self.received);
+        }
         Ok(())
     }
 
@@ -318,8 +356,10 @@ impl Waiter {
         let text = core::str::from_utf8(message.get(..count)?).ok()?;
         let mut words = text.split(' ');
         let first = words.next()?;
-        if first == "move" {
-            return Some(WaiterMessage::Move(words.next()?.parse().ok()?));
+        match first {
+            "move" => return Some(WaiterMessage::Move(words.next()?.parse().ok()?)),
+            "again" => return Some(WaiterMessage::Again(words.next()?.parse().ok()?)),
+            _ => self.received += 1,
         }
         let fd: RawFd = first.parse().ok()?;
         // SAFETY: OwnedFd requires an open descriptor without another owner. `try_wait` gave up this descriptor
@@ -339,6 +379,9 @@ impl Waiter {
             let _ = core::mem::replace(reader, moved).into_raw_fd();
         } else if let Some((waiting, ..)) = self.again.iter_mut().find(|(socket, ..)| is_taken(socket)) {
             let _ = core::mem::replace(waiting, another()?).into_raw_fd();
+        } else if let Some(at) = self.reminders.iter().position(|(_, event)| is_taken(event)) {
+            // The program replaces it, which withdraws the reminder. The next announcement makes another.
+            let _ = self.reminders.swap_remove(at).1.into_raw_fd();
         } else if !self.late.relocate(taken, another)? {
             return Ok(false);
         }
@@ -400,11 +443,67 @@ impl Waiter {
         self.announce(listener, AGAIN, role);
     }
 
+    /// By a connection, where this host can connect to its own listeners: that reaches every process that has the
+    /// listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
     fn announce(&mut self, listener: SocketAddr, interval: Duration, role: &Accepting) {
-        match ours::with_a_passing_descriptor(|| role.family.wake.ring(listener)) {
-            Err(Errno::CONNREFUSED) => forget_listener(listener, role),
-            _ => self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval }),
+        let is_first = interval == AGAIN;
+        let rung = if is_first && self.is_deaf {
+            Err(Errno::HOSTUNREACH)
+        } else {
+            ours::with_a_passing_descriptor(|| role.family.wake.ring(listener))
+        };
+        self.is_deaf = rung.is_err();
+        if (self.is_deaf || !is_first) && !self.remind(listener, role) {
+            match rung {
+                Ok(()) => {}
+                Err(Errno::CONNREFUSED) => return forget_listener(listener, role),
+                Err(error) => say::complaint(
+                    "deaf",
+                    None,
+                    format_args!(
+                        "a connection to {listener} is ready, whose header came late, but the program can't be woken for it: connecting to its listener failed ({error}), and this process has closed it; permit connections of this host to {listener}"
+                    ),
+                ),
+            }
         }
+        self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval });
+    }
+
+    /// Wakes the threads of this process that wait for this listener. `false` if the process doesn't have it.
+    fn remind(&mut self, listener: SocketAddr, role: &Accepting) -> bool {
+        role.family.names.announce();
+        let began = Instant::now();
+        let listeners: Vec<_> = ours::with_a_passing_descriptor(|| listeners::at(listener).collect());
+        // If the program has taken its number, it is opened again by the next start.
+        bell::ring(listeners.iter().map(|(number, _)| *number));
+        if began < self.next_search && self.reminders.iter().any(|(known, _)| *known == listener) {
+            return true; // announced again soon
+        }
+        self.retire(|known| known == listener);
+        let ids: Vec<SocketId> = listeners.iter().map(|(_, id)| *id).collect();
+        let reminded: Vec<_> = ours::with_a_passing_descriptor(|| {
+            let programs = epolls_of("self").into_iter().filter(|number| !ours::OURS.has(*number));
+            let reminded =
+                |number| ours::inspect(number, |epoll| Some(remind(epoll, &ids, ours::keep_waiting)));
+            programs.filter_map(reminded).collect()
+        });
+        for Reminded { events, is_stale, .. } in reminded {
+            if is_stale {
+                events.into_iter().for_each(ours::close);
+            } else {
+                self.reminders.extend(events.into_iter().map(|event| (listener, event)));
+            }
+        }
+        self.next_search = Instant::now() + began.elapsed() * 9;
+        !listeners.is_empty()
+    }
+
+    /// Withdraws reminders.
+    fn retire(&mut self, whose: impl Fn(SocketAddr) -> bool) {
+        let (retired, rest): (Vec<_>, Vec<_>) =
+            core::mem::take(&mut self.reminders).into_iter().partition(|(listener, _)| whose(*listener));
+        self.reminders = rest;
+        retired.into_iter().for_each(|(_, event)| ours::close(event));
     }
 
     fn announce_again(&mut self, role: &Accepting) {

@@ -4,10 +4,12 @@
 
 use core::ffi::{c_int, c_long};
 use core::time::Duration;
+use std::time::Instant;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::abi::{LOWEST, answer};
+use crate::bell;
 use crate::hold::{self, Asked};
 use crate::next::Next;
 use crate::role::role;
@@ -80,6 +82,140 @@ unsafe fn blocked(mask: *const sigset_t) -> u64 {
     unsafe { mask.as_ref() }.map_or_else(hold::blocked_now, hold::as_bits)
 }
 
+/// poll() while connections wait for their header: the bell reports a listener, too. `None`: the call as it is will do.
+///
+/// # Safety
+/// The requirements of ppoll(2).
+unsafe fn poll_with_bell(
+    fds: *mut pollfd,
+    count: nfds_t,
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    let (bell, count) = (bell::number()?, usize::try_from(count).ok()?);
+    if fds.addr() < LOWEST {
+        return None;
+    }
+    // SAFETY: the caller guarantees, as ppoll(2) requires, that `fds` is an array of `count` structs.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count) };
+    if !fds.iter().any(|one| one.events & libc::POLLIN != 0 && hold::is_listener(one.fd)) {
+        return None;
+    }
+    let mut asked = fds.to_vec();
+    asked.push(pollfd { fd: bell, events: libc::POLLIN, revents: 0 });
+    let mut waiting = WithBell::new(limit);
+    loop {
+        let wait = waiting.next_wait();
+        let heard = count + usize::from(waiting.hears);
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right. `asked` has
+        // `heard` structs, `wait` is null or points to a time, and `mask` is as ppoll(2) requires.
+        let answered = unsafe {
+            let next = core::mem::transmute::<*mut core::ffi::c_void, Ppoll>(PPOLL.function());
+            next(asked.as_mut_ptr(), heard as nfds_t, pointer(wait.as_ref()), mask)
+        };
+        if answered < 0 {
+            return Some(answered);
+        }
+        let is_rung = waiting.hears && asked[count].revents != 0;
+        for one in &mut asked[..count] {
+            if is_rung && one.events & libc::POLLIN != 0 && bell::take(one.fd) {
+                one.revents |= one.events & (libc::POLLIN | libc::POLLRDNORM);
+            }
+        }
+        let answered = asked[..count].iter().filter(|one| one.revents != 0).count();
+        if waiting.is_over(answered > 0, is_rung) {
+            fds.iter_mut().zip(&asked).for_each(|(one, asked)| one.revents = asked.revents);
+            return c_int::try_from(answered).ok();
+        }
+    }
+}
+
+/// select() while connections wait for their header, as [`poll_with_bell`]; also returns the rest of its time.
+///
+/// # Safety
+/// The requirements of pselect(2).
+unsafe fn select_with_bell(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<(c_int, Option<Duration>)> {
+    let bell = usize::try_from(bell::number()?).ok().filter(|bell| *bell < WORDS * 64)?;
+    // SAFETY: the caller guarantees, as pselect(2) requires, that each set is null or has `count` bits.
+    let asked = unsafe { question(count, sets.map(<*mut fd_set>::cast_const), || limit) }?;
+    let words = usize::try_from(count).ok()?.div_ceil(64);
+    let most = count.max(c_int::try_from(bell).ok()? + 1);
+    let mut waiting = WithBell::new(limit);
+    loop {
+        let wait = waiting.next_wait();
+        let mut answers = asked.sets;
+        answers[0][bell / 64] |= u64::from(waiting.hears) << (bell % 64);
+        let [read, write, except] = answers.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right. Each set has
+        // 1024 bits, as an fd_set has, `wait` is null or points to a time, and `mask` is as pselect(2) requires.
+        let answered = unsafe {
+            let next = core::mem::transmute::<*mut core::ffi::c_void, Pselect>(PSELECT.function());
+            next(most, read, write, except, pointer(wait.as_ref()), mask)
+        };
+        if answered < 0 {
+            return Some((answered, waiting.left()));
+        }
+        let bit = 1 << (bell % 64);
+        let is_rung = waiting.hears && answers[0][bell / 64] & bit != 0;
+        answers[0][bell / 64] &= !(u64::from(waiting.hears) << (bell % 64));
+        if is_rung {
+            for fd in descriptors(&asked.sets[0]).filter(|fd| bell::take(*fd)) {
+                let place = usize::try_from(fd).unwrap_or_default();
+                answers[0][place / 64] |= 1 << (place % 64);
+            }
+        }
+        let own: u32 = answers.iter().flatten().map(|word| word.count_ones()).sum();
+        if waiting.is_over(own > 0, is_rung) {
+            for (set, answer) in sets.iter().zip(&answers).filter(|(set, _)| !set.is_null()) {
+                for (place, word) in answer.iter().take(words).enumerate() {
+                    // SAFETY: the caller guarantees that the set has `count` bits, in whole words, as `bits` reads.
+                    unsafe { set.cast::<u64>().add(place).write_unaligned(*word) };
+                }
+            }
+            return Some((c_int::try_from(own).ok()?, waiting.left()));
+        }
+    }
+}
+
+/// A wait that the bell may end.
+struct WithBell {
+    until: Option<Instant>,
+    /// `false` for a moment if the bell rings for another thread's listener.
+    hears: bool,
+}
+
+impl WithBell {
+    fn new(limit: Option<Duration>) -> Self {
+        Self { until: limit.and_then(|limit| Instant::now().checked_add(limit)), hears: true }
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
+    fn next_wait(&self) -> Option<timespec> {
+        let glance = (!self.hears).then_some(bell::GLANCE);
+        let wait = [self.left(), glance].into_iter().flatten().min()?;
+        let tv_sec = c_long::try_from(wait.as_secs()).unwrap_or(c_long::MAX);
+        Some(timespec { tv_sec, tv_nsec: wait.subsec_nanos().into() })
+    }
+
+    /// Whether the program gets an answer now.
+    fn is_over(&mut self, is_answered: bool, is_rung: bool) -> bool {
+        self.hears = !is_rung;
+        is_answered || self.left().is_some_and(|left| left.is_zero())
+    }
+}
+
+fn pointer(time: Option<&timespec>) -> *const timespec {
+    time.map_or(core::ptr::null(), core::ptr::from_ref)
+}
+
 /// `limit` is poll()'s time-out.
 fn milliseconds(limit: c_int) -> Option<Duration> {
     u64::try_from(limit).ok().map(Duration::from_millis)
@@ -93,6 +229,15 @@ unsafe fn time(limit: *const timespec) -> Option<Duration> {
     length(limit.tv_sec, limit.tv_nsec)
 }
 
+/// Whether the kernel accepts this time.
+///
+/// # Safety
+/// `limit` is null or points to a time.
+unsafe fn is_valid(limit: *const timespec) -> bool {
+    // SAFETY: the caller guarantees that `limit` is null or points to a time.
+    limit.is_null() || unsafe { time(limit) }.is_some()
+}
+
 fn length(seconds: c_long, nanoseconds: c_long) -> Option<Duration> {
     Some(Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?))
 }
@@ -104,8 +249,9 @@ pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, limit: c_i
     // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
     // arguments are the program's own, unchanged.
     unsafe {
-        let answered =
-            core::mem::transmute::<*mut core::ffi::c_void, Poll>(POLL.function())(fds, count, limit);
+        let next = core::mem::transmute::<*mut core::ffi::c_void, Poll>(POLL.function());
+        let answered = poll_with_bell(fds, count, milliseconds(limit), core::ptr::null())
+            .unwrap_or_else(|| next(fds, count, limit));
         note_poll(answered, fds, count, milliseconds(limit), core::ptr::null());
         answered
     }
@@ -124,7 +270,8 @@ pub(crate) unsafe extern "C" fn __poll_chk(
     // arguments are the program's own, unchanged.
     unsafe {
         let next = core::mem::transmute::<*mut core::ffi::c_void, PollChk>(POLL_CHK.function());
-        let answered = next(fds, count, limit, room);
+        let answered = poll_with_bell(fds, count, milliseconds(limit), core::ptr::null())
+            .unwrap_or_else(|| next(fds, count, limit, room));
         note_poll(answered, fds, count, milliseconds(limit), core::ptr::null());
         answered
     }
@@ -143,7 +290,9 @@ pub(crate) unsafe extern "C" fn ppoll(
     // arguments are the program's own, unchanged.
     unsafe {
         let next = core::mem::transmute::<*mut core::ffi::c_void, Ppoll>(PPOLL.function());
-        let answered = next(fds, count, limit, mask);
+        let with_bell = || poll_with_bell(fds, count, time(limit), mask);
+        let answered = is_valid(limit).then(with_bell).flatten();
+        let answered = answered.unwrap_or_else(|| next(fds, count, limit, mask));
         if answered > 0 {
             note_poll(answered, fds, count, time(limit), mask);
         }
@@ -165,7 +314,9 @@ pub(crate) unsafe extern "C" fn __ppoll_chk(
     // arguments are the program's own, unchanged.
     unsafe {
         let next = core::mem::transmute::<*mut core::ffi::c_void, PpollChk>(PPOLL_CHK.function());
-        let answered = next(fds, count, limit, mask, room);
+        let with_bell = || poll_with_bell(fds, count, time(limit), mask);
+        let answered = is_valid(limit).then(with_bell).flatten();
+        let answered = answered.unwrap_or_else(|| next(fds, count, limit, mask, room));
         if answered > 0 {
             note_poll(answered, fds, count, time(limit), mask);
         }
@@ -291,7 +442,15 @@ pub(crate) unsafe extern "C" fn select(
     unsafe {
         ask(count, [read, write, except], length, core::ptr::null(), || {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Select>(SELECT.function());
-            next(count, read, write, except, limit)
+            let with_bell = || select_with_bell(count, [read, write, except], length(), core::ptr::null());
+            let rung = (limit.is_null() || length().is_some()).then(with_bell).flatten();
+            let Some((answered, left)) = rung else { return next(count, read, write, except, limit) };
+            if let (Some(limit), Some(left)) = (limit.as_mut(), left) {
+                // As Linux does (select(2)).
+                limit.tv_sec = c_long::try_from(left.as_secs()).unwrap_or(c_long::MAX);
+                limit.tv_usec = left.subsec_micros().into();
+            }
+            answered
         })
     }
 }
@@ -314,7 +473,9 @@ pub(crate) unsafe extern "C" fn pselect(
     unsafe {
         ask(count, [read, write, except], length, mask, || {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Pselect>(PSELECT.function());
-            next(count, read, write, except, limit, mask)
+            let with_bell = || select_with_bell(count, [read, write, except], length(), mask);
+            let rung = is_valid(limit).then(with_bell).flatten();
+            rung.map_or_else(|| next(count, read, write, except, limit, mask), |(answered, _)| answered)
         })
     }
 }

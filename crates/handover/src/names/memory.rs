@@ -23,8 +23,10 @@ struct Head {
     size: AtomicU64,
     /// The inodes of the sockets over which late connections are passed; 0 until they are known.
     queue: [AtomicU64; 2],
+    /// 1: a late connection is ready, and no wake-up comes for it.
+    announced: AtomicU64,
     /// Keeps slots off the head's cache line.
-    _reserved: [AtomicU64; 2],
+    _reserved: AtomicU64,
 }
 
 /// Owns the mapping: `slots` behind a [`Head`], `bytes` long, until dropped.
@@ -84,6 +86,10 @@ impl Memory {
 
     pub(super) fn queue(&self) -> &[AtomicU64; 2] {
         &self.head().queue
+    }
+
+    pub(super) fn announced(&self) -> &AtomicU64 {
+        &self.head().announced
     }
 
     pub(super) fn size(&self) -> &AtomicU64 {

@@ -16,6 +16,8 @@ calls! {
     CONNECT = libc::SYS_connect;
     GETPEERNAME = libc::SYS_getpeername;
     GETSOCKNAME = libc::SYS_getsockname;
+    IO_URING_ENTER = libc::SYS_io_uring_enter;
+    IO_URING_REGISTER = libc::SYS_io_uring_register;
     IO_URING_SETUP = libc::SYS_io_uring_setup;
     LISTEN = libc::SYS_listen;
     READ = libc::SYS_read;

@@ -6,6 +6,8 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use libc::{BPF_ABS, BPF_JEQ, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 use rustix::io::Errno;
 
+use super::confine::confine;
+
 /// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeccompAction {
@@ -156,6 +158,21 @@ impl Filter {
         })?;
         // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+    }
+
+    /// Installs it permanently for the calling thread and what it starts, without a supervisor: only for rules that fail
+    /// calls. Without CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID programs.
+    ///
+    /// # Errors
+    /// EINVAL or ENOSYS where the kernel lacks seccomp filters, EPERM if they are forbidden.
+    pub fn apply(&self) -> io::Result<()> {
+        confine(&self.program).or_else(|error| {
+            if error.raw_os_error() != Some(libc::EACCES) {
+                return Err(error);
+            }
+            rustix::thread::set_no_new_privs(true)?;
+            confine(&self.program)
+        })
     }
 
     fn try_install(&self) -> io::Result<RawFd> {

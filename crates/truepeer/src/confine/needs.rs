@@ -301,7 +301,7 @@ pub(crate) const RUN_OTHERS: Need = Need {
 
 pub(crate) const RUN_SUID: Need = Need {
     name: "run-suid",
-    of: "`run`, `connect` by notify, for a program that starts set-user-ID helpers",
+    of: "`run`, `connect`, for a program that starts set-user-ID helpers",
     any_of: &[is(SysAdmin)],
     when: &[Start],
     grade: Helps,

@@ -27,8 +27,12 @@ mod library;
 #[path = "../run_notify/lives.rs"]
 mod lives;
 mod mail;
+#[path = "../run_notify/obstacles.rs"]
+mod obstacles;
 #[path = "../run_notify/programs.rs"]
 mod programs;
+#[path = "../run_notify/rings.rs"]
+mod rings;
 #[path = "../run_notify/sends.rs"]
 mod sends;
 #[path = "../run_notify/sockets.rs"]
@@ -45,11 +49,10 @@ use truepeer_testbed::{Bed, Program, Test, User};
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
 /// Programs that only a supervisor can serve because they load no library, and the supervisor's own life.
-const NOTIFYS: [&str; 8] = [
+const NOTIFYS: [&str; 7] = [
     "a_supervisor_that_is_stopped",
     "is_not_multiplied",
     "a_go_",
-    "io_uring_is_refused",
     "a_killed_supervisor",
     "may_go_to_the_background",
     "may_be_stopped_and_continued",
@@ -69,6 +72,8 @@ fn main() -> ExitCode {
         flows::tests(),
         askers::tests(),
         crowds::tests(),
+        obstacles::tests(),
+        rings::tests(),
     ];
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();

@@ -10,7 +10,9 @@ mod edges;
 mod flows;
 mod kit;
 mod lives;
+mod obstacles;
 mod programs;
+mod rings;
 mod sends;
 mod service_manager;
 mod sockets;
@@ -33,5 +35,7 @@ fn main() -> ExitCode {
     all.extend(flows::tests());
     all.extend(askers::tests());
     all.extend(crowds::tests());
+    all.extend(obstacles::tests());
+    all.extend(rings::tests());
     truepeer_testbed::main(all)
 }

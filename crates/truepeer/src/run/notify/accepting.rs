@@ -65,6 +65,7 @@ impl Supervisor {
             self.siblings.on_accept(cookie, call.int(0), call.thread, Instant::now());
         }
         let Some(listener) = listener else { return self.answer(&call, Answer::GoOn) };
+        self.callers.note(&listener, call.thread, call.int(0));
         let served = self.serve(&call, socket.as_fd(), &listener);
         if served == Served::Answered {
             return;
@@ -114,6 +115,10 @@ impl Supervisor {
         if let Some(connection) = self.ready.take(listener.local) {
             self.hand_over(call, listener, connection);
             self.clear_wake_ups(socket, listener);
+            // A program may accept one connection each time that it is woken.
+            if self.ready.has(listener.local) && self.parked.at(listener.local).is_none() {
+                self.wake(listener.local);
+            }
             return Served::Answered;
         }
         let mut served = Served::NotYet;
@@ -219,7 +224,7 @@ impl Supervisor {
         self.ready.push(listener.local, connection);
         match self.parked.at(listener.local) {
             Some(cookie) => self.serve_parked(cookie),
-            None => self.ringer.wake(listener.local),
+            None => self.wake(listener.local),
         }
     }
 }

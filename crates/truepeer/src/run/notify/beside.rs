@@ -29,7 +29,7 @@ use super::relation::{Relation, let_go_of_the_standard_streams};
 use super::serve::Serve;
 use super::supervisor::Supervisor;
 use super::telling::Telling;
-use super::{accepting_calls, log_config};
+use super::{accepting_calls, log_config, with_io_uring};
 use crate::log;
 use crate::output::tell;
 
@@ -89,8 +89,7 @@ pub(in crate::run) fn run(settings: &RunSettings, advise: Advise) -> Result<Resu
 pub(in crate::run) fn connect(sending: &ConnectSettings) -> Result<Result<Beside, Alone>> {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
-    let filter = Filter::default()
-        .rule(calls::IO_URING_SETUP, SeccompAction::Ask)
+    let filter = with_io_uring(SeccompAction::Ask)
         .rule_unless_marked(calls::CONNECT, 0, SeccompAction::Ask)
         .rule_if_set_unless_marked(calls::SENDTO, 0, (3, MSG_FASTOPEN), not_to_be_had)
         .rule_if_set_unless_marked(calls::SENDMSG, 0, (2, MSG_FASTOPEN), not_to_be_had);

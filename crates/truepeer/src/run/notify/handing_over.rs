@@ -66,7 +66,7 @@ impl Supervisor {
     fn give_back(&mut self, listener: &Arc<SupervisedListener>, connection: Connection) {
         self.ready.put_back(listener.local, connection);
         if self.parked.at(listener.local).is_none() {
-            self.ringer.wake(listener.local);
+            self.wake(listener.local);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What is counted, and what is said: complaints at most once a minute for each reason and sender.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use rustix::io::Errno;
@@ -104,7 +104,7 @@ impl SupervisorLog {
     /// A process of the family gets no io_uring, and may say why it needs it.
     pub(super) fn on_io_uring(&mut self, thread: i32) {
         self.complain("io_uring", None, |held_back| {
-            warn!(held_back, "process {thread} asked for io_uring and gets ENOSYS: what it accepts by it can't be seen; let it use epoll, or use truepeer attach or truepeer proxy");
+            warn!(held_back, "process {thread} asked for io_uring and gets ENOSYS: connections that it accepts or makes through a ring can't be seen; if it needs io_uring, use truepeer attach or truepeer proxy");
         });
     }
 
@@ -112,6 +112,13 @@ impl SupervisorLog {
     pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
         self.complain("unreachable", None, |held_back| {
             error!(held_back, "process {thread} can't be served ({errno}): it runs as another user, or may not be looked into; give truepeer CAP_SYS_PTRACE, or use truepeer attach or truepeer proxy");
+        });
+    }
+
+    /// A program that waits in poll() or select() can be woken by a connection alone.
+    pub(super) fn on_deaf(&mut self, listener: SocketAddr, errno: Errno) {
+        self.complain("deaf", None, |held_back| {
+            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: it waits in poll() or select(), and connecting to its listener failed ({errno}); permit connections of this host to {listener}, or use --via preload");
         });
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tracing::{debug, warn};
-use truepeer_handover::{ELSEWHERE, is_elsewhere};
+use truepeer_handover::{ELSEWHERE, SocketId, is_elsewhere};
 use truepeer_sys::socket::{local_address, set_defer_accept};
 
 /// The kernel's IPPROTO_TCP and IPPROTO_MPTCP: Go's listeners are MPTCP sockets.
@@ -27,6 +27,7 @@ const MOST_REMEMBERED: usize = 4096;
 pub(super) struct SupervisedListener {
     /// By which the kernel tells sockets apart (SO_COOKIE); never given away again.
     pub(super) cookie: u64,
+    pub(super) id: SocketId,
     pub(super) local: SocketAddr,
     pub(super) is_v6: bool,
 }
@@ -54,7 +55,7 @@ impl SupervisedListeners {
         if !is_tcp(socket) || sockopt::socket_acceptconn(socket) != Ok(true) {
             return None; // don't cache it: it may listen later
         }
-        let local = local_address(socket).ok()?;
+        let (local, id) = (local_address(socket).ok()?, SocketId::of(socket).ok()?);
         let listener = self.meant.has(local).then(|| {
             // Inherited, or passed by a service manager: its listen() was never seen.
             self.prepare(socket);
@@ -62,7 +63,7 @@ impl SupervisedListeners {
             if is_elsewhere(socket) {
                 warn!(listener = %local, "{ELSEWHERE}");
             }
-            Arc::new(SupervisedListener { cookie, local, is_v6: local.is_ipv6() })
+            Arc::new(SupervisedListener { cookie, id, local, is_v6: local.is_ipv6() })
         });
         if self.known.len() >= MOST_REMEMBERED {
             self.known.clear();

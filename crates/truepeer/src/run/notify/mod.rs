@@ -22,13 +22,13 @@
 mod accepting;
 pub(super) mod beside;
 mod caller;
+mod callers;
 mod datagrams;
 mod ending;
 mod feasible;
 mod guard;
 mod handing_over;
 mod interrupt;
-mod io_uring;
 mod journal;
 mod life;
 mod listener;
@@ -149,16 +149,22 @@ fn log_config(verbose: bool) -> LogConfig {
 
 /// Calls through io_uring bypass the supervisor. Without io_uring, programs use epoll.
 fn without_io_uring() -> Filter {
-    Filter::default().rule(calls::IO_URING_SETUP, SeccompAction::Fail(Errno::NOSYS))
+    with_io_uring(SeccompAction::Fail(Errno::NOSYS))
+}
+
+/// `setup` is the answer to a program that asks for a ring. An inherited ring can't be used.
+fn with_io_uring(setup: SeccompAction) -> Filter {
+    let inherited = SeccompAction::Fail(Errno::NOSYS);
+    Filter::default()
+        .rule(calls::IO_URING_SETUP, setup)
+        .rule(calls::IO_URING_ENTER, inherited)
+        .rule(calls::IO_URING_REGISTER, inherited)
 }
 
 /// `beside` the library: without its marked calls.
 fn accepting_calls(destination: Destination, beside: bool) -> Filter {
-    let start = if beside {
-        Filter::default().rule(calls::IO_URING_SETUP, SeccompAction::Ask)
-    } else {
-        without_io_uring()
-    };
+    // Beside the library it is a surprise, so the supervisor says so.
+    let start = if beside { with_io_uring(SeccompAction::Ask) } else { without_io_uring() };
     let asked = [calls::ACCEPT4, calls::ACCEPT, calls::GETPEERNAME, calls::LISTEN, calls::GETSOCKNAME];
     let count = if destination == Destination::Header { asked.len() } else { asked.len() - 1 };
     asked[..count].iter().fold(start, |filter, &call| match beside {

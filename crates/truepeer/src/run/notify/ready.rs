@@ -50,6 +50,11 @@ impl Ready {
         Some(connection)
     }
 
+    /// Whether connections wait for this address.
+    pub(super) fn has(&self, listener: SocketAddr) -> bool {
+        self.by_address.contains_key(&listener)
+    }
+
     /// The addresses with waiting connections.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.by_address.keys().copied().collect()

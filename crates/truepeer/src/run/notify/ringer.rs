@@ -1,47 +1,104 @@
-//! Wakes programs that wait in epoll. It has a thread of its own because connecting to a full queue blocks, and
-//! the supervisor must not.
+//! Wakes programs that wait in epoll, poll() or select(). It has a thread of its own because connecting to a full queue
+//! blocks, and the supervisor must not.
+//!
+//! By a connection to the listener, where this host can connect to it. Elsewhere, and if nobody has answered, by
+//! reminders, which reach epoll alone.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use truepeer_handover::WakeUp;
 
+use super::callers::{Caller, remind_all};
+
+/// How long a reminder stays that nobody renews.
+const REMINDED: Duration = Duration::from_secs(2);
+
+/// A listener to be made readable.
+#[derive(Debug)]
+struct Order {
+    callers: Vec<Caller>,
+    /// The program did not accept after the last one.
+    is_repeated: bool,
+}
+
+/// Why nobody was woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotWoken {
+    /// Nothing listens on that address any more.
+    Gone,
+    /// The listener can't be connected to, and no epoll watches it.
+    Deaf(Errno),
+}
+
 #[derive(Debug)]
 pub(super) struct Ringer {
-    orders: Sender<SocketAddr>,
-    refused: Receiver<SocketAddr>,
+    orders: Sender<(SocketAddr, Order)>,
+    failures: Receiver<(SocketAddr, NotWoken)>,
 }
 
 impl Ringer {
     pub(super) fn start(wake: WakeUp) -> std::io::Result<Self> {
         let (orders, incoming) = mpsc::channel();
-        let (refusing, refused) = mpsc::channel();
-        thread::Builder::new().name("ringer".to_owned()).spawn(move || ring(&wake, &incoming, &refusing))?;
-        Ok(Self { orders, refused })
+        let (failing, failures) = mpsc::channel();
+        thread::Builder::new()
+            .name("ringer".to_owned())
+            .spawn(move || ring_all(&wake, &incoming, &failing))?;
+        Ok(Self { orders, failures })
     }
 
     /// Makes the listener on this address readable soon.
-    pub(super) fn wake(&self, listener: SocketAddr) {
+    pub(super) fn wake(&self, listener: SocketAddr, callers: Vec<Caller>, is_repeated: bool) {
         // The thread ends only with this process.
-        let _ = self.orders.send(listener);
+        let _ = self.orders.send((listener, Order { callers, is_repeated }));
     }
 
-    /// The addresses on which nothing listens any more.
-    pub(super) fn gone(&self) -> impl Iterator<Item = SocketAddr> {
-        self.refused.try_iter()
+    /// The addresses for which nobody was woken.
+    pub(super) fn failures(&self) -> impl Iterator<Item = (SocketAddr, NotWoken)> {
+        self.failures.try_iter()
     }
 }
 
-/// One connection wakes a program for everything that is ready, so duplicate orders are carried out once.
-fn ring(wake: &WakeUp, orders: &Receiver<SocketAddr>, refused: &Sender<SocketAddr>) {
-    while let Ok(first) = orders.recv() {
-        let listeners: BTreeSet<SocketAddr> = [first].into_iter().chain(orders.try_iter()).collect();
-        for listener in listeners {
-            // After other errors the supervisor orders again while connections wait.
-            if wake.ring(listener) == Err(Errno::CONNREFUSED) && refused.send(listener).is_err() {
+/// One wake-up is enough for everything that is ready, so duplicate orders are carried out once.
+fn ring_all(
+    wake: &WakeUp,
+    orders: &Receiver<(SocketAddr, Order)>,
+    failures: &Sender<(SocketAddr, NotWoken)>,
+) {
+    let mut reminders: HashMap<SocketAddr, Vec<OwnedFd>> = HashMap::new();
+    // The last connection to one of the program's listeners failed.
+    let mut is_deaf = false;
+    loop {
+        let first = match orders.recv_timeout(REMINDED) {
+            Ok(first) => first,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                reminders.clear();
+                continue;
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        };
+        let all: HashMap<SocketAddr, Order> = [first].into_iter().chain(orders.try_iter()).collect();
+        for (listener, order) in all {
+            let skips = is_deaf && !order.is_repeated;
+            let rung = if skips { Err(Errno::HOSTUNREACH) } else { wake.ring(listener) };
+            is_deaf = rung.is_err();
+            reminders.remove(&listener);
+            if !is_deaf && !order.is_repeated {
+                continue;
+            }
+            let found = remind_all(&order.callers);
+            reminders.insert(listener, found.reminders);
+            let failure = match rung {
+                Err(Errno::CONNREFUSED) if !found.listens => NotWoken::Gone,
+                Err(errno) if !found.watches && !skips => NotWoken::Deaf(errno),
+                _ => continue,
+            };
+            if failures.send((listener, failure)).is_err() {
                 return;
             }
         }

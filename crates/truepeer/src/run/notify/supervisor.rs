@@ -13,6 +13,7 @@ use truepeer_session::Advise;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::write_address;
+use super::callers::Callers;
 use super::ending::Ending;
 use super::journal::SupervisorLog;
 use super::listener::{SupervisedListener, SupervisedListeners};
@@ -20,7 +21,7 @@ use super::parked::Parked;
 use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::relation::Relation;
-use super::ringer::Ringer;
+use super::ringer::{NotWoken, Ringer};
 use super::serve::Serve;
 use super::siblings::Siblings;
 use super::watch::{Watch, WatchedEvent};
@@ -42,6 +43,7 @@ pub(super) struct Supervisor {
     pub(super) ready: Ready,
     pub(super) parked: Parked,
     pub(super) siblings: Siblings,
+    pub(super) callers: Callers,
     pub(super) names: Names,
     pub(super) census: SocketDiag,
     pub(super) ringer: Ringer,
@@ -81,6 +83,7 @@ impl Supervisor {
             ready: Ready::default(),
             parked: Parked::default(),
             siblings: Siblings::default(),
+            callers: Callers::default(),
             names,
             census,
             journal: SupervisorLog::new(Some(advise)),
@@ -212,11 +215,24 @@ impl Supervisor {
         }
         if now.duration_since(self.woken) >= READY_PERIOD {
             self.woken = now;
-            let gone: Vec<_> = self.ringer.gone().collect();
-            let abandoned = gone.into_iter().map(|listener| self.ready.abandon(listener)).sum();
-            self.journal.on_abandoned(abandoned);
-            self.ready.addresses().into_iter().for_each(|listener| self.ringer.wake(listener));
+            for (listener, failure) in self.ringer.failures().collect::<Vec<_>>() {
+                match failure {
+                    NotWoken::Gone => self.journal.on_abandoned(self.ready.abandon(listener)),
+                    NotWoken::Deaf(errno) if self.ready.has(listener) => {
+                        self.journal.on_deaf(listener, errno)
+                    }
+                    NotWoken::Deaf(_) => {}
+                }
+            }
+            for listener in self.ready.addresses() {
+                self.ringer.wake(listener, self.callers.at(listener), true);
+            }
         }
+    }
+
+    /// Wakes the program for a connection that is ready.
+    pub(super) fn wake(&self, listener: std::net::SocketAddr) {
+        self.ringer.wake(listener, self.callers.at(listener), false);
     }
 }
 

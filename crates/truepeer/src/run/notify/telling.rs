@@ -32,7 +32,6 @@ use truepeer_sys::socket::{is_unconnected, send_with_syn};
 use super::caller::parse_address;
 use super::ending::Ending;
 use super::interrupt::still_waits;
-use super::io_uring::answer_to_io_uring;
 use super::journal::SupervisorLog;
 use super::reach::descriptor_for;
 use super::receivers::{PERIOD, Receiving};
@@ -123,7 +122,8 @@ impl Telling {
         match call.call {
             calls::CONNECT => {}
             calls::IO_URING_SETUP => {
-                self.answer(&call, answer_to_io_uring(&call));
+                self.journal.on_io_uring(call.thread);
+                self.answer(&call, Answer::Fail(Errno::NOSYS));
                 return Ok(());
             }
             calls::RECVFROM | calls::RECVMSG | calls::RECVMMSG | calls::READ | calls::READV => {

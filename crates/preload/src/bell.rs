@@ -1,0 +1,174 @@
+//! Wakes the program's threads that wait in poll(), select() or a blocking `accept()`, without the network: a pipe of
+//! this process, which those calls watch beside the listener while connections wait for their header.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use core::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::movable::{Movable, NOBODY};
+use crate::ours::{self, FdSet};
+
+static INTO: Movable = Movable::nobody();
+static OUT: Movable = Movable::nobody();
+/// The listeners that the bell rings for.
+static RUNG: FdSet = FdSet::new();
+/// How many connections the waiter was given, and with how many of them it has done, if with all.
+static GIVEN: AtomicUsize = AtomicUsize::new(0);
+static DONE: AtomicUsize = AtomicUsize::new(0);
+/// How long a thread leaves a bell alone that rings for another thread's listener.
+pub(crate) const GLANCE: Duration = Duration::from_millis(20);
+
+/// Opens it again if the program has closed it with its own system calls.
+///
+/// # Errors
+/// Those of pipe2(2).
+pub(crate) fn open() -> Result<(), Errno> {
+    if INTO.with(|_| OUT.with(|_| Ok(()))).is_ok() {
+        return Ok(());
+    }
+    let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    OUT.hold(ours::keep(out, false)?);
+    INTO.hold(ours::keep(into, false)?);
+    Ok(())
+}
+
+/// A connection goes to the waiter.
+pub(crate) fn on_given() {
+    GIVEN.fetch_add(1, Ordering::SeqCst);
+}
+
+/// It could not be given.
+pub(crate) fn on_not_given() {
+    GIVEN.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// The waiter has received this many, and none waits.
+pub(crate) fn on_done(received: usize) {
+    DONE.store(received, Ordering::SeqCst);
+    if !RUNG.is_empty() {
+        RUNG.drain(drop);
+        empty();
+    }
+}
+
+/// The descriptor that is readable when the bell rings; none while no connection waits.
+pub(crate) fn number() -> Option<RawFd> {
+    let waits = GIVEN.load(Ordering::SeqCst) != DONE.load(Ordering::SeqCst);
+    if waits { OUT.with(|out| Ok(out.as_raw_fd())).ok() } else { None }
+}
+
+/// Rings for these listeners.
+pub(crate) fn ring(listeners: impl Iterator<Item = RawFd>) {
+    let mut rings = false;
+    for listener in listeners {
+        RUNG.insert(listener);
+        rings = true;
+    }
+    if !rings {
+        return;
+    }
+    // A full pipe rings already. Both ends are this library's, so the write can't raise SIGPIPE.
+    let _ = INTO.with(|into| OUT.with(|_| rustix::io::write(into, b"!")));
+}
+
+/// Whether it rings for this listener: once.
+pub(crate) fn take(listener: RawFd) -> bool {
+    let rung = RUNG.has(listener);
+    if rung {
+        RUNG.remove(listener);
+        if RUNG.is_empty() {
+            empty();
+        }
+    }
+    rung
+}
+
+fn empty() {
+    let mut scrap = [0; 64];
+    while OUT.with(|out| rustix::io::read(out, &mut scrap)).is_ok_and(|count| count == scrap.len()) {}
+}
+
+/// Before a blocking `accept()` while connections wait for their header: waits for the listener or the bell. Returns
+/// whether it was the bell; `false` at once in all other cases.
+///
+/// # Errors
+/// EAGAIN after the listener's time (SO_RCVTIMEO), EINTR.
+pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
+    if number().is_none() || fcntl_getfl(listener).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        return Ok(false);
+    }
+    let limit = socket_timeout(listener, Timeout::Recv).ok().flatten();
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let mut is_anothers = false;
+    loop {
+        let Some(number) = number() else { return Ok(false) };
+        // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process lives;
+        // if the program has just taken its number, poll() reports another file's state, and the loop looks again.
+        let bell = unsafe { BorrowedFd::borrow_raw(number) };
+        let mut asked = [listener, bell].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let glance = is_anothers.then_some(GLANCE);
+        let wait = [left, glance].into_iter().flatten().min().and_then(|wait| Timespec::try_from(wait).ok());
+        match poll(&mut asked[..2 - usize::from(is_anothers)], wait.as_ref()) {
+            Err(Errno::INTR) if are_restarted() => continue,
+            result => result?,
+        };
+        if !asked[0].revents().is_empty() {
+            return Ok(false);
+        }
+        is_anothers = !asked[1].revents().is_empty();
+        if is_anothers && take(listener.as_fd().as_raw_fd()) {
+            return Ok(true);
+        }
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Errno::AGAIN);
+        }
+    }
+}
+
+/// Whether accept() goes on after every signal that the program handles (SA_RESTART). poll() never does.
+fn are_restarted() -> bool {
+    (1..=64).all(|signal| {
+        // SAFETY: sigaction writes the present action to `action`, a local, for which all zeros is a valid value;
+        // without a new action nothing changes.
+        let (known, action) = unsafe {
+            let mut action: libc::sigaction = core::mem::zeroed();
+            let known = libc::sigaction(signal, core::ptr::null(), &raw mut action) == 0;
+            (known, action)
+        };
+        let is_handled = known && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+        !is_handled || action.sa_flags & libc::SA_RESTART != 0
+    })
+}
+
+/// If it uses the number `taken`, moves to another one.
+///
+/// # Errors
+/// Those of [`Movable::move_from`].
+pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
+    Ok(INTO.move_from(taken)? || OUT.move_from(taken)?)
+}
+
+/// Call it in a forked child: the bell stays with the parent.
+pub(crate) fn on_fork() {
+    for end in [&INTO, &OUT] {
+        end.on_fork();
+        let number = end.number();
+        if number >= 0 && end.change(number, NOBODY).is_ok() {
+            ours::release(number);
+            // SAFETY: OwnedFd requires an open descriptor without another owner. It is the end that `open` stored
+            // there, which the program can't close, and the child has one thread.
+            drop(unsafe { OwnedFd::from_raw_fd(number) });
+        }
+    }
+    RUNG.drain(drop);
+    GIVEN.store(0, Ordering::SeqCst);
+    DONE.store(0, Ordering::SeqCst);
+}

@@ -1,0 +1,37 @@
+//! Keeps the program from io_uring, through which connections are accepted and made without the C library: `--allow`
+//! would not be enforced, and headers would be data. Servers fall back to epoll. With a supervisor, its filter does so.
+
+use rustix::io::Errno;
+use truepeer_sys::seccomp::{Filter, SeccompAction, calls};
+
+use crate::abi::by_kernel;
+use crate::role::role;
+use crate::{say, sending_hooks, supervised};
+
+/// Call it once, when the library is loaded.
+pub(crate) fn refuse() {
+    if role().is_none_or(|role| role.accepting.is_none() && role.sending.is_none())
+        || supervised::is_supervised()
+        || is_unavailable()
+    {
+        return;
+    }
+    let filter = [calls::IO_URING_SETUP, calls::IO_URING_ENTER, calls::IO_URING_REGISTER]
+        .into_iter()
+        .fold(Filter::default(), |filter, call| filter.rule(call, SeccompAction::Fail(Errno::NOSYS)));
+    if let Err(error) = filter.apply() {
+        say::complaint(
+            "rings",
+            None,
+            format_args!(
+                "connections that the program accepts or makes by io_uring can't be seen, and it can't be kept from it ({error}): set kernel.io_uring_disabled=2, or use truepeer attach or truepeer proxy"
+            ),
+        );
+    }
+}
+
+/// The kernel lacks io_uring, or somebody refuses it already: the program that executed this one, a container's profile,
+/// kernel.io_uring_disabled. EFAULT: it has it, but there are no parameters at that address.
+fn is_unavailable() -> bool {
+    by_kernel(calls::IO_URING_SETUP, [0; 6]) < 0 && sending_hooks::last_errno().raw_os_error() != libc::EFAULT
+}

@@ -1,0 +1,261 @@
+//! Hosts that can't connect to their own listener: a program must still be woken for a connection whose header comes
+//! late, however it waits.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use anyhow::{Context, Result, ensure};
+use truepeer_testbed::sockets::{self, wait_until_sent};
+use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, User, client, tests, wait_for};
+
+use crate::kit::{PYTHON, header_of, under, via};
+
+const CLIENT: &str = "203.0.113.7:5000";
+const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
+/// How a server waits for connections, and its port.
+const WAYS: [(&str, u16); 7] = [
+    ("level", 8081),
+    ("edge", 8082),
+    ("once", 8083),
+    ("exclusive", 8084),
+    ("accept", 8085),
+    ("poll", 8086),
+    ("select", 8087),
+];
+
+/// Answers with the client that it sees, once something has come from it.
+const SERVER: &str = "\
+import select, socket, sys
+way, port, device = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+listener = socket.socket(socket.AF_INET6)
+listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+if device:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+listener.bind(('::', port))
+listener.listen()
+listener.setblocking(way == 'accept')
+def serve():
+    connection, peer = listener.accept()
+    connection.setblocking(True)
+    connection.recv(100)
+    connection.sendall(b'%s %d\\n' % (peer[0].encode(), peer[1]))
+    connection.close()
+def serve_all():
+    try:
+        while True:
+            serve()
+    except BlockingIOError:
+        pass
+if way == 'accept':
+    while True:
+        serve()
+if way == 'select':
+    while True:
+        select.select([listener], [], [])
+        serve_all()
+if way == 'poll':
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    while True:
+        poll.poll()
+        serve_all()
+flags = {'level': 0, 'edge': select.EPOLLET, 'once': select.EPOLLONESHOT, 'exclusive': select.EPOLLEXCLUSIVE}[way]
+epoll = select.epoll()
+epoll.register(listener, select.EPOLLIN | flags)
+while True:
+    for number, events in epoll.poll():
+        assert number == listener.fileno()
+        if way == 'level':
+            try:
+                serve()
+            except BlockingIOError:
+                pass
+        else:
+            serve_all()
+        if way == 'once':
+            epoll.modify(listener, select.EPOLLIN | flags)
+";
+
+pub(crate) fn tests() -> Vec<Test> {
+    let plain = tests![
+        late_headers_without_ipv6,
+        late_headers_at_a_listener_of_one_device,
+        late_headers_without_a_loopback_device,
+        late_headers_at_a_node_server_without_ipv6,
+        late_headers_at_haproxy_on_one_device,
+    ];
+    let nft = tests![
+        late_headers_where_the_program_may_not_send_to_itself,
+        late_headers_where_only_the_sender_may_connect,
+    ];
+    let plain = plain.into_iter().map(|test| match test.name() {
+        name if name.contains("node") => test.needs_program("node"),
+        name if name.contains("haproxy") => test.needs_program("haproxy"),
+        _ => test,
+    });
+    let notifys = tests![a_program_that_cannot_be_woken_is_named];
+    let plain = plain.chain(notifys.into_iter().filter(|_| via() == "notify"));
+    let all = plain.chain(nft.into_iter().map(|test| test.needs_program("nft")));
+    all.map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
+}
+
+fn late_headers_without_ipv6(bed: &Bed) -> Result<()> {
+    are_served(bed, "", without_ipv6)
+}
+
+fn late_headers_at_a_listener_of_one_device(bed: &Bed) -> Result<()> {
+    are_served(bed, "lb", |_, _| Ok(()))
+}
+
+fn late_headers_without_a_loopback_device(bed: &Bed) -> Result<()> {
+    are_served(bed, "", |_, host| host.ip(&["link set lo down"]))
+}
+
+/// As a service manager does (`IPAddressDeny=any`): connect() fails with EPERM.
+fn late_headers_where_the_program_may_not_send_to_itself(bed: &Bed) -> Result<()> {
+    are_served(bed, "", |bed, host| {
+        filtered(bed, host, "type filter hook output priority 0; oifname lo meta l4proto tcp drop")
+    })
+}
+
+/// Its first packet is dropped: connect() waits for an answer.
+fn late_headers_where_only_the_sender_may_connect(bed: &Bed) -> Result<()> {
+    are_served(bed, "", |bed, host| {
+        filtered(bed, host, "type filter hook input priority 0; iifname != lb meta l4proto tcp drop")
+    })
+}
+
+fn without_ipv6(_: &Bed, host: &Host) -> Result<()> {
+    host.run(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"))?.context("disable_ipv6")
+}
+
+fn filtered(bed: &Bed, host: &Host, chain: &str) -> Result<()> {
+    let rules = format!("table inet t {{\n chain c {{\n  {}\n }}\n}}\n", chain.replace("; ", ";\n  "));
+    Program::new("nft").args(["-f", "-"]).input(rules).in_netns(&host.netns).run(bed).map(drop)
+}
+
+/// Each server, by two connections at a time whose headers come in two parts.
+fn are_served(bed: &Bed, device: &str, obstruct: impl Fn(&Bed, &Host) -> Result<()>) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    obstruct(bed, host)?;
+    // A supervisor can't wake poll() and select(), and says so.
+    let deaf = |way: &str| via() == "notify" && ["poll", "select"].contains(&way);
+    let ways = || WAYS.iter().filter(|(way, _)| !deaf(way));
+    let servers: Vec<(&str, SocketAddr, Running)> = ways()
+        .map(|(way, port)| Ok((*way, host.at(false, *port), server(bed, host, way, *port, device)?)))
+        .collect::<Result<_>>()?;
+    for (way, address, server) in &servers {
+        server.wait_listening(address)?;
+        for _ in 0..2 {
+            let parts = || is_served_in_parts(host, *address);
+            lb.run(parts)?.with_context(|| format!("{way}: {}", server.log()))?;
+        }
+        ensure!(server.is_alive(), "{way}: {}", server.log());
+    }
+    Ok(())
+}
+
+fn server(bed: &Bed, host: &Host, way: &str, port: u16, device: &str) -> Result<Running> {
+    let script = bed.write(&bed.fresh_name("server.py"), SERVER)?;
+    let python = Program::new(PYTHON).arg("-u").arg(script).args([way, port.to_string().as_str(), device]);
+    under(python.in_netns(&host.netns).as_user(User::TESTER), &["--allow", "10.77.0.1"]).start(bed)
+}
+
+fn is_served_in_parts(host: &Host, address: SocketAddr) -> Result<()> {
+    let header = header_of(CLIENT)?;
+    let mut both = [client::connect(address)?, client::connect(address)?];
+    for stream in &mut both {
+        stream.write_all(&header[..20])?;
+        wait_until_sent(stream)?;
+    }
+    host.run(|| wait_until_accepted(address.port()))??;
+    for stream in &mut both {
+        stream.write_all(&header[20..])?;
+        stream.write_all(QUESTION)?;
+    }
+    both.into_iter().try_for_each(names_the_client)
+}
+
+fn names_the_client(mut stream: TcpStream) -> Result<()> {
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    ensure!(said.ends_with("203.0.113.7 5000\n"), "{said:?}");
+    Ok(())
+}
+
+/// Waits until the listener's queue is empty.
+fn wait_until_accepted(port: u16) -> Result<()> {
+    wait_for("the connections to be accepted", || {
+        const LISTENS: u8 = 10;
+        let all = sockets::all();
+        let mut listeners = all.iter().filter(|one| one.state == LISTENS && one.local.port() == port);
+        listeners.all(|listener| listener.unread == 0)
+    })
+}
+
+/// The next connection wakes it.
+fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    without_ipv6(bed, host)?;
+    let (server, address) = (server(bed, host, "poll", 8086, "")?, host.at(false, 8086));
+    server.wait_listening(address)?;
+    let header = header_of(CLIENT)?;
+    let late = || -> Result<TcpStream> {
+        let mut stream = client::connect(address)?;
+        stream.write_all(&header[..20])?;
+        wait_until_sent(&stream)?;
+        host.run(|| wait_until_accepted(address.port()))??;
+        stream.write_all(&[&header[20..], QUESTION].concat())?;
+        Ok(stream)
+    };
+    let stream = lb.run(late)??;
+    server.wait_for_log("can't be woken")?;
+    lb.run(|| -> Result<()> {
+        let mut next = client::connect(address)?;
+        next.write_all(&[&header[..], QUESTION].concat())?;
+        names_the_client(next)
+    })??;
+    names_the_client(stream)
+}
+
+/// Node listens on `::` by default.
+fn late_headers_at_a_node_server_without_ipv6(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    without_ipv6(bed, host)?;
+    let source = "\
+require('net').createServer(connection => connection.once('data', () =>
+    connection.end(`${connection.remoteAddress} ${connection.remotePort}\\n`))).listen(3000)
+";
+    let node = Program::new("node").arg(bed.write("server.js", source)?);
+    serves_late_headers(bed, node, lb, host)
+}
+
+fn late_headers_at_haproxy_on_one_device(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let config = "\
+defaults
+    mode http
+    timeout client 60s
+    timeout http-request 60s
+frontend late
+    bind :3000 interface lb
+    http-request return status 200 content-type text/plain lf-string \"%[src] %[src_port]\\n\"
+";
+    let haproxy = Program::new("haproxy").arg("-db").arg("-f").arg(bed.write("haproxy.cfg", config)?);
+    serves_late_headers(bed, haproxy, line.host("lb"), line.host("host"))
+}
+
+fn serves_late_headers(bed: &Bed, server: Program, lb: &Host, host: &Host) -> Result<()> {
+    let server = under(server.in_netns(&host.netns), &["--allow", "10.77.0.1"]).start(bed)?;
+    let address = host.at(false, 3000);
+    server.wait_listening(address)?;
+    for _ in 0..3 {
+        let parts = || is_served_in_parts(host, address);
+        lb.run(parts)?.with_context(|| server.log())?;
+    }
+    Ok(())
+}
