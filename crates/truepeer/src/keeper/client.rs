@@ -165,8 +165,9 @@ impl Keeper {
 
 impl OtherListens for Keeper {
     fn listen(&self, address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallError> {
-        let ListenOptions { reuse_port, transparent } = options;
-        let answer = self.0.ask_all(&Request::Listen { address, reuse_port, transparent }, &[], PATIENCE);
+        let ListenOptions { reuse_port, transparent, v6_only } = options;
+        let answer =
+            self.0.ask_all(&Request::Listen { address, reuse_port, transparent, v6_only }, &[], PATIENCE);
         let (answer, mut sockets) = answer.map_err(|_| NO_ANSWER)?;
         is_done(answer)?;
         sockets.pop().ok_or(NO_ANSWER)
@@ -182,8 +183,9 @@ const NO_ANSWER: CallError = CallError { call: BY_OTHER, errno: Errno::PIPE };
 /// The answer to a request for a listening socket.
 fn is_done(answer: Answer) -> Result<(), CallError> {
     /// Those that [`truepeer_session::listening::listen`] names.
-    const CALLS: [&str; 7] = [
+    const CALLS: [&str; 8] = [
         "socket",
+        "setsockopt(IPV6_V6ONLY)",
         "setsockopt(SO_REUSEADDR)",
         "setsockopt(SO_REUSEPORT)",
         "setsockopt(IP_TRANSPARENT)",

@@ -64,10 +64,10 @@ pub(super) fn serve(
             }
             Ok(Received::Message {
                 number,
-                body: Request::Listen { address, reuse_port, transparent },
+                body: Request::Listen { address, reuse_port, transparent, v6_only },
                 ..
             }) => {
-                let opened = listen(address, ListenOptions { reuse_port, transparent });
+                let opened = listen(address, ListenOptions { reuse_port, transparent, v6_only });
                 let socket: Vec<_> = opened.iter().map(AsFd::as_fd).collect();
                 let answer =
                     opened.as_ref().map_or_else(|failed| call_failed(failed.error), |_| Answer::Done);

@@ -33,7 +33,7 @@ pub(super) enum Request {
     /// Bind the TCP socket of this message to this address, although another program listens on the port.
     Share { address: SocketAddr },
     /// Open a listening TCP socket, and send it with the answer.
-    Listen { address: SocketAddr, reuse_port: bool, transparent: bool },
+    Listen { address: SocketAddr, reuse_port: bool, transparent: bool, v6_only: bool },
     /// Listen on the bound unix socket of this message.
     ListenLocally { backlog: i32 },
     /// Give the UDP sockets of this message buffers of so many bytes in both directions. There is no answer, because nobody waits for one.

@@ -10,6 +10,8 @@ pub(crate) struct Ports(pub(crate) Vec<u16>);
 
 /// More would be a mistake.
 const MOST: usize = 1024;
+/// The ports of a longer range are counted together.
+const COUNTED_ALONE: usize = 8;
 /// The kernel's table of ports has no room for more.
 const MOST_ATTACHED: usize = 4096;
 
@@ -29,7 +31,7 @@ impl FromStr for Ports {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttachPorts(pub(crate) Vec<Port>, pub(crate) Vec<Range>);
 
-/// A range as it was given: its ports are counted together.
+/// A range as it was given, whose ports are counted together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) is_udp: bool,
@@ -77,7 +79,7 @@ impl FromStr for AttachPorts {
                 true => Port::Udp { from: port, backend: port },
                 false => Port::Tcp(port),
             }));
-            ranges.extend((range.len() > 1).then_some(Range { is_udp, ports: range }));
+            ranges.extend((range.len() > COUNTED_ALONE).then_some(Range { is_udp, ports: range }));
         }
         Ok(Self(at_most(MOST_ATTACHED, ports)?, ranges))
     }

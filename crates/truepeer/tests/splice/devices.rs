@@ -1,6 +1,6 @@
 //! A device changes under a session that has left user space: the session goes on, or both of its ends learn at once that it is over.
 
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, Read as _};
 use std::net::TcpStream;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::Duration;
@@ -162,7 +162,6 @@ fn an_ipsec_policy_ends_sessions_that_have_left(bed: &Bed) -> Result<()> {
     all_have_ended(&stand)?;
     let mut relayed = far.run(|| open_at(DOOR, SESSIONS))??;
     echo(&mut relayed, &[3; 3000])?;
-    relayed.write_all(b"on")?;
     ip_here(&["xfrm policy flush"])?;
     drop(relayed);
     let mut next = far.run(|| open_at(DOOR, SESSIONS + 1))??;

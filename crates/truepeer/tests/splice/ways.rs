@@ -64,6 +64,8 @@ fn rule_here(rule: &str) -> Result<()> {
 fn behind_a_router(far: &NetNs) -> Result<()> {
     far.run(|| {
         ip_here(&["addr add 10.99.0.2/32 dev lo", "route replace 10.78.9.0/24 dev wire src 10.99.0.2"])?;
+        // Nor does anybody there hear of it by its questions.
+        fs::write("/proc/sys/net/ipv4/conf/wire/arp_announce", "2")?;
         Ok(fs::write("/proc/sys/net/ipv4/conf/wire/arp_ignore", "1")?)
     })?
 }
