@@ -1,5 +1,5 @@
 #!/bin/bash
-# Whether every test that docs/reliability.md names is one: a function with #[test], an entry of tests![…], or the name that a Test is
+# Whether every test that docs/reliability.md names is one: a function with #[test], an entry of tests![…] or cases![…], or the name that a Test is
 # given. A function that tests call is none.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -11,7 +11,7 @@ tests, strings = set(), set()
 for path in glob.glob("crates/**/*.rs", recursive=True):
     source = re.sub(r"^\s*//.*$", "", open(path).read(), flags=re.M)
     tests |= set(re.findall(r"#\[test\]\s*(?:#\[[^\n]*\]\s*)*fn (\w+)", source))
-    for entries in re.findall(r"tests!\[(.*?)\]", source, re.S):
+    for entries in re.findall(r"(?:tests|cases)!\[(.*?)\]", source, re.S):
         tests |= set(re.findall(r"\w+", entries))
     # A name may end in what the test is run with: "NAME_{family}".
     strings |= set(re.findall(r'"(\w+?)_?(?:\{\w*\}\w*)*"', source))

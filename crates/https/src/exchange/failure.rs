@@ -40,7 +40,7 @@ pub enum Failure {
     /// A request violates RFC 9113 section 8.
     #[error(
         "a request of HTTP/2 is malformed (RFC 9113, 8): such as a fragment in :path, a :scheme other than http and https, \
-         a name in upper case, or a field of one connection"
+         or a field of one connection"
     )]
     Http2Malformed,
     /// The request is not HTTP, or is ambiguous.
