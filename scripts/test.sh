@@ -189,6 +189,7 @@ echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc)
 [ -e "$target/debug/truepeer" ] || [ "$free" -ge "$room" ] || echo "warning: the first run on a clone needs $room GiB for target/; make room if it fails"
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh
+check graph scripts/graph.py
 check reason with_each_awk scripts/reason.sh --check
 check dependencies with_each_awk scripts/dependencies.sh
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
@@ -199,6 +200,7 @@ check agent-format cargo fmt "${agent[@]}" --check
 check agent-clippy beside agent_clippy
 check agent-build beside agent_build
 check_tests agent cargo test "${agent[@]}" --target-dir "$target" --no-fail-fast
+check test-names scripts/test-names.sh
 check_as_plain_user
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then layouts="v2 hybrid" pods=110; else layouts=v2 pods=0; fi
 if [ -x "$target/debug/truepeer" ]; then check_tests engines scripts/engines.sh "$layouts"; fi
