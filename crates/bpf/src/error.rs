@@ -73,7 +73,7 @@ pub enum AttachError {
     },
     /// More ports than the tables can hold.
     #[error(
-        "{0} ports are too many: a network namespace can have at most 64; a range of more than eight (--port 8000-8010) counts as one"
+        "{0} ports are too many: a network namespace can have at most 64; a range of more than eight, such as 8000-8010, counts as one"
     )]
     TooManyPorts(usize),
     /// More ports in ranges than the tables can hold.

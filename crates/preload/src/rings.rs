@@ -2,6 +2,7 @@
 //! would not be enforced, and headers would be data. Servers fall back to epoll. With a supervisor, its filter does so.
 
 use rustix::io::Errno;
+use rustix::thread::{SecureComputingMode, secure_computing_mode};
 use truepeer_sys::seccomp::{Filter, SeccompAction, calls};
 
 use crate::abi::by_kernel;
@@ -30,8 +31,11 @@ pub(crate) fn refuse() {
     }
 }
 
-/// The kernel lacks io_uring, or somebody refuses it already: the program that executed this one, a container's profile,
-/// kernel.io_uring_disabled. EFAULT: it has it, but there are no parameters at that address.
+/// The kernel lacks io_uring, or refuses it (kernel.io_uring_disabled). EFAULT: it has it, but there are no parameters at
+/// that address. Not asked where there is a filter, which may kill whoever asks (systemd's SystemCallFilter=).
 fn is_unavailable() -> bool {
+    if secure_computing_mode() != Ok(SecureComputingMode::Disabled) {
+        return false;
+    }
     by_kernel(calls::IO_URING_SETUP, [0; 6]) < 0 && sending_hooks::last_errno().raw_os_error() != libc::EFAULT
 }

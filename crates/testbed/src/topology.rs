@@ -171,8 +171,11 @@ pub fn device_here() -> anyhow::Result<()> {
         "link add here type veth peer name there",
         "addr add 10.9.0.1/24 dev here",
         "addr add fd00:9::1/64 dev here nodad",
-        "link set here up",
+        // Else their own addresses' routes come later, when a test has noted the state before.
+        "link set here addrgenmode none",
+        "link set there addrgenmode none",
         "link set there up",
+        "link set here up",
         "route add default dev here",
         "route add ::/0 dev here metric 1",
     ])?;

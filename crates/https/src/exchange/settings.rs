@@ -34,7 +34,7 @@ pub struct HttpTimeouts {
     pub proceed: Duration,
     /// How long a client that has its response may be silent before its connection is closed.
     pub linger: Duration,
-    /// How long such a client may continue to send, at [`LINGER_RATE`] or faster.
+    /// How long such a client may continue to send, at `LINGER_RATE` or faster.
     pub linger_total: Duration,
     /// For the start of the response after the client has ended its direction. It may still read (`nc` does) or
     /// may have left; only sending shows which.

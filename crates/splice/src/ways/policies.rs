@@ -84,7 +84,10 @@ fn note(message: &RawMessage<'_>, policies: &mut BTreeSet<u32>) -> bool {
             let mut repeated = attributes(body.get(ID_LEN..).unwrap_or_default());
             let index =
                 repeated.find(|(kind, _)| *kind == POLICY).and_then(|(_, policy)| word(policy, INDEX_AT));
-            index.is_some_and(|index| policies.remove(&index) && false)
+            if let Some(index) = index {
+                policies.remove(&index);
+            }
+            false
         }
         EXPIRED => {
             // `struct xfrm_user_polexpire` begins with the policy. A soft limit (`hard` is 0) removes

@@ -5,6 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 use rustix::io::Errno;
+use rustix::thread::SecureComputingMode;
 
 use super::confine::confine;
 
@@ -161,18 +162,34 @@ impl Filter {
     }
 
     /// Installs it permanently for the calling thread and what it starts, without a supervisor: only for rules that fail
-    /// calls. Without CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID programs.
+    /// calls. Without CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID programs. Below
+    /// another filter it calls prctl(2): systemd's SystemCallFilter=@system-service kills a program that calls seccomp(2).
     ///
     /// # Errors
     /// EINVAL or ENOSYS where the kernel lacks seccomp filters, EPERM if they are forbidden.
     pub fn apply(&self) -> io::Result<()> {
-        confine(&self.program).or_else(|error| {
+        let install = || match rustix::thread::secure_computing_mode() {
+            Ok(SecureComputingMode::Filter) => self.apply_by_prctl(),
+            _ => confine(&self.program),
+        };
+        install().or_else(|error| {
             if error.raw_os_error() != Some(libc::EACCES) {
                 return Err(error);
             }
             rustix::thread::set_no_new_privs(true)?;
-            confine(&self.program)
+            install()
         })
+    }
+
+    fn apply_by_prctl(&self) -> io::Result<()> {
+        let program = libc::sock_fprog {
+            len: u16::try_from(self.program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
+            filter: self.program.as_ptr().cast_mut(),
+        };
+        // SAFETY: the kernel reads a sock_fprog and the instructions that it points to; both live during the call.
+        let answer =
+            unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) };
+        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     fn try_install(&self) -> io::Result<RawFd> {

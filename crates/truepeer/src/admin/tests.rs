@@ -400,12 +400,14 @@ fn slow_connections_of_one_peer_keep_no_other_waiting() {
         assert_eq!(bed.ask(&format!("GET {path} HTTP/1.0")).0, 200, "{path}");
         assert_eq!(bed.ask_tcp(&format!("GET {path} HTTP/1.0")).0, 200, "{path} over TCP");
     }
-    // The newest of them still have their place.
-    let is_open = |stream: &UnixStream| {
+    // As many of them as have room are left. Which ones depends on whose bytes came last.
+    let is_open = |stream: &&UnixStream| {
         stream.set_nonblocking(true).unwrap();
-        matches!((&*stream).read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+        let mut stream = *stream;
+        matches!(stream.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     };
-    assert!(by_another_user.iter().rev().take(16).all(is_open));
+    let left = by_another_user.iter().filter(is_open).count();
+    assert!(left <= 16 && (left > 0 || by_another_user.is_empty()), "{left} are left");
 }
 
 #[test]

@@ -69,13 +69,14 @@ const KEEPER_OLDER: &[i64] = numbers! { SYS_open SYS_stat SYS_poll SYS_time };
 #[cfg(not(target_arch = "x86_64"))]
 const KEEPER_OLDER: &[i64] = &[];
 /// The options that the keeper sets: of netlink, those of a client's port that another program listens on and of listening sockets, and buffers.
-const KEEPER_OPTIONS: [(i32, Option<i32>); 8] = [
+const KEEPER_OPTIONS: [(i32, Option<i32>); 9] = [
     (libc::SOL_NETLINK, None),
     (libc::IPPROTO_TCP, Some(libc::TCP_REPAIR)),
     (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
     (libc::SOL_SOCKET, Some(libc::SO_REUSEPORT)),
     (libc::IPPROTO_IP, Some(libc::IP_TRANSPARENT)),
     (libc::IPPROTO_IPV6, Some(libc::IPV6_TRANSPARENT)),
+    (libc::IPPROTO_IPV6, Some(libc::IPV6_V6ONLY)),
     (libc::SOL_SOCKET, Some(libc::SO_RCVBUFFORCE)),
     (libc::SOL_SOCKET, Some(libc::SO_SNDBUFFORCE)),
 ];

@@ -259,7 +259,9 @@ mod tests {
             assert!(is_refused(&listen(socket)), "{family:?}");
         }
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new_abstract_name(b"").unwrap()).unwrap();
+        let name = format!("truepeer/test/{}", getpid().as_raw_nonzero());
+        let name = rustix::net::SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        rustix::net::bind(&socket, &name).unwrap();
         assert_eq!(listen(socket.try_clone().unwrap()), Answer::Done);
         assert!(sockopt::socket_acceptconn(&socket).unwrap());
     }

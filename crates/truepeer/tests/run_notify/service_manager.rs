@@ -40,16 +40,15 @@ func check(err error) {
 }
 
 func say(text string, files ...*os.File) {
-	there := &net.UnixAddr{Name: os.Getenv("NOTIFY_SOCKET"), Net: "unixgram"}
-	conn, err := net.DialUnix("unixgram", nil, there)
+	socket, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	check(err)
 	var rights []byte
 	for _, file := range files {
 		rights = append(rights, syscall.UnixRights(int(file.Fd()))...)
 	}
-	_, _, err = conn.WriteMsgUnix([]byte(text), rights, nil)
-	check(err)
-	check(conn.Close())
+	there := &syscall.SockaddrUnix{Name: os.Getenv("NOTIFY_SOCKET")}
+	check(syscall.Sendmsg(socket, []byte(text), rights, there, 0))
+	check(syscall.Close(socket))
 }
 
 // Returns when the service manager has closed what it was passed (sd_notify_barrier).

@@ -79,7 +79,7 @@ fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow
         ] {
             all_are(&truepeer, name, wanted)?;
         }
-        ensure!(truepeer.log().contains("confined: "), "{}", truepeer.log());
+        truepeer.wait_for_log("confined: ")?;
         let keepers = truepeer.children()?;
         ensure!(keepers.len() == usize::from(has_keeper), "{keepers:?}: {}", truepeer.log());
         keepers.iter().try_for_each(|keeper| has_only_what_a_keeper_needs(*keeper))?;

@@ -63,7 +63,7 @@ impl Infeasible {
 
 /// The calls of a supervisor that filters of units and containers forbid. Each probe has no effect, and fails only
 /// if the call is forbidden.
-const CALLS: [(&str, fn() -> Result<(), Errno>); 4] = [
+const CALLS: [(&str, Probe); 4] = [
     ("seccomp", || {
         seccomp::is_supported().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }),
@@ -75,6 +75,8 @@ const CALLS: [(&str, fn() -> Result<(), Errno>); 4] = [
     ("process_vm_readv", || fails_with_fault(read_memory(own_number(), 0, &mut [0]))),
     ("process_vm_writev", || fails_with_fault(write_memory(own_number(), 0, &[0]))),
 ];
+
+type Probe = fn() -> Result<(), Errno>;
 
 fn own_number() -> i32 {
     getpid().as_raw_nonzero().get()
