@@ -156,7 +156,8 @@ pub(crate) fn tables_of_a_namespace_that_is_gone_are_removed(bed: &Bed) -> Resul
     let attach_here = || -> Result<()> {
         ip_here(&["link set lo up"])?;
         let loopback = Device { name: "lo".to_owned(), has_ethernet: true, has_strict_rp_filter: false };
-        Ok(drop(Splices::attach(&pins, &[loopback], FLOWS)?))
+        drop(Splices::attach(&pins, &[loopback], FLOWS)?);
+        Ok(())
     };
     // The namespace ends with its last user.
     NetNs::create()?.run(attach_here)??;

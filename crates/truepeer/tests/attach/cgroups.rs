@@ -1,6 +1,7 @@
 //! Which cgroup is taken for the root: mounts that show a part of the hierarchy only, as in containers.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
@@ -22,11 +23,18 @@ pub(crate) struct Cgroup(pub(crate) PathBuf);
 
 impl Cgroup {
     pub(crate) fn make(name: &str) -> Result<Cgroup> {
-        let path = truepeer_bpf::cgroup_root()?.join(format!("truepeer-{name}-{}", std::process::id()));
-        if fs::create_dir(&path).is_err() {
-            skip("no cgroup can be made here")?;
+        let root = truepeer_bpf::cgroup_root()?;
+        // Other runs have theirs beside it, and a killed one leaves its own. Process ids are no names: in a namespace
+        // each run has the same.
+        for number in 0.. {
+            let path = root.join(format!("truepeer-{name}-{number}"));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Cgroup(path)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(_) => break,
+            }
         }
-        Ok(Cgroup(path))
+        skip("no cgroup can be made here")
     }
 
     /// One below it. Drop it first.

@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use socket2::{Domain, Protocol, Socket, Type};
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, wait_for};
 
+use crate::cgroups::Cgroup;
 use crate::kit::{attach_on, backend_on, command, counter_on, header, python, who};
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -52,15 +53,11 @@ fn another_network_namespace_is_named(bed: &Bed) -> Result<()> {
 
 /// The header is removed for all; those outside the cgroup see the sender.
 fn only_sockets_of_a_cgroup_see_the_client(bed: &Bed) -> Result<()> {
-    let root = truepeer_bpf::cgroup_root()?;
-    let cgroup = root.join(format!("truepeer-test-{}", std::process::id()));
-    if std::fs::create_dir(&cgroup).is_err() {
-        return truepeer_testbed::skip("no cgroup can be made here");
-    }
-    let result = in_and_outside(bed, &cgroup);
-    let moved = std::fs::read_to_string(cgroup.join("cgroup.procs"))?;
+    let cgroup = Cgroup::make("test")?;
+    let result = in_and_outside(bed, &cgroup.0);
+    let (moved, root) =
+        (std::fs::read_to_string(cgroup.0.join("cgroup.procs"))?, truepeer_bpf::cgroup_root()?);
     moved.lines().try_for_each(|pid| std::fs::write(root.join("cgroup.procs"), pid))?;
-    wait_for("the cgroup to be empty", || std::fs::remove_dir(&cgroup).is_ok())?;
     result
 }
 
