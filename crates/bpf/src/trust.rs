@@ -94,10 +94,7 @@ mod tests {
         assert_eq!(fs::metadata(&own).unwrap().mode() & 0o7777, 0o700);
         symlink(&own, top.join("link")).unwrap();
         fs::set_permissions(&shared, Permissions::from_mode(0o1777)).unwrap();
-        let said = |path: &Path| match wrong_with(&fs::symlink_metadata(path).unwrap(), false) {
-            None => String::new(),
-            Some(wrong) => wrong,
-        };
+        let said = |path: &Path| wrong_with(&fs::symlink_metadata(path).unwrap(), false).unwrap_or_default();
         assert_eq!(said(&own), "");
         assert!(said(&top.join("link")).contains("is no directory"));
         assert!(said(&shared).contains("mode 1777"));

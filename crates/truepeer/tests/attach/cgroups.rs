@@ -24,8 +24,8 @@ pub(crate) struct Cgroup(pub(crate) PathBuf);
 impl Cgroup {
     pub(crate) fn make(name: &str) -> Result<Cgroup> {
         let root = truepeer_bpf::cgroup_root()?;
-        // Other runs have theirs beside it, and a killed one leaves its own. Process ids are no names: in a namespace
-        // each run has the same.
+        // Other runs have theirs beside it, and a killed one leaves its own. A process id is no name: in its
+        // namespace each run has the same.
         for number in 0.. {
             let path = root.join(format!("truepeer-{name}-{number}"));
             match fs::create_dir(&path) {
