@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use truepeer_testbed::client::{self, End};
 use truepeer_testbed::pattern::{Digest, Pattern};
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, User, sockets, tests};
@@ -259,7 +259,13 @@ fn a_client_keeps_a_port_that_a_program_here_listens_on(bed: &Bed) -> anyhow::Re
     }
     // The listening program may restart meanwhile, and serves its own clients.
     drop(listener);
-    let listener = TcpListener::bind("[::]:5000")?;
+    // A child that another test starts holds a copy of the old one until it executes its program.
+    let mut again = None;
+    bed.wait_for("the port", || {
+        again = TcpListener::bind("[::]:5000").ok();
+        again.is_some()
+    })?;
+    let listener = again.context("no listener")?;
     let _own = client::connect("127.0.0.1:5000")?;
     ensure!(listener.accept()?.1.ip().to_canonical().is_loopback());
     drop(sessions);
