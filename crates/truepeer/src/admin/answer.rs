@@ -237,7 +237,10 @@ fn health(running: &dyn Running) -> Response {
 /// Whether it takes new connections: a load balancer sends them elsewhere if not.
 fn readiness(running: &dyn Running) -> Response {
     match running.state() {
-        State::Serving => Response::text(200, "serving"),
+        State::Serving => match running.missing() {
+            missing if missing.is_empty() => Response::text(200, "serving"),
+            missing => Response::text(503, &format!("not open: {}", missing.join(", "))),
+        },
         State::Broken(reason) => Response::text(503, &format!("broken: {reason}")),
         state => Response::text(503, state.name()),
     }

@@ -53,6 +53,11 @@ pub(crate) trait Running: Send + Sync {
     /// The listeners that are open, and those that have been.
     fn listeners(&self) -> Vec<ListenerView>;
 
+    /// The listeners that should be open and are not, after a change that failed and could not be undone.
+    fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The sessions of each engine.
     fn sessions(&self) -> Vec<Arc<dyn SessionList>>;
 

@@ -133,6 +133,7 @@ mod tests {
             state: "broken".into(),
             reason: Some("<script>&\"".into()),
             listeners: Vec::new(),
+            missing: Vec::new(),
             made_by_kernel: std::collections::BTreeMap::new(),
             attachments: Vec::new(),
         };

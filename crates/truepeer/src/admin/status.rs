@@ -25,6 +25,9 @@ pub(crate) struct StatusDoc {
     #[serde(default, skip_serializing_if = "PassedNames::is_empty")]
     pub(crate) passed: PassedNames,
     pub(crate) listeners: Vec<ListenerDoc>,
+    /// Listeners that should be open and are not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) missing: Vec<String>,
     /// What the kernel's programs of `--splice full` have counted, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) made_by_kernel: BTreeMap<String, u64>,
@@ -83,6 +86,7 @@ impl StatusDoc {
             },
             passed: passed::names().clone(),
             listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
+            missing: running.missing(),
             made_by_kernel: running
                 .made_by_kernel()
                 .into_iter()

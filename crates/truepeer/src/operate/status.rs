@@ -29,6 +29,9 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     for listener in &status.listeners {
         write_listener(listener, out)?;
     }
+    for listener in &status.missing {
+        writeln!(out, "not open, although it should be: {listener}")?;
+    }
     if !status.made_by_kernel.is_empty() {
         writeln!(out, "the kernel's programs (--splice full):")?;
         write_reasons(&status.made_by_kernel, out)?;

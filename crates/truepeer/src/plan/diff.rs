@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::checked::CheckedListener;
+use super::key::ListenerKey;
 
 /// One step from the running listeners to those of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +60,13 @@ pub(crate) fn diff(old: &[Arc<CheckedListener>], new: &[Arc<CheckedListener>]) -
 }
 
 impl Change {
+    /// The listener.
+    pub(crate) fn key(&self) -> ListenerKey {
+        match self {
+            Self::Open(one) | Self::Close(one) | Self::SetRules(one, _) => one.key,
+        }
+    }
+
     /// `running` after this change.
     pub(crate) fn apply_to(&self, running: &mut Vec<Arc<CheckedListener>>) {
         match self {

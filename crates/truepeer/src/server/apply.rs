@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use rustix::io::Errno;
 use tracing::{error, info};
 use truepeer_https::Https;
 use truepeer_https::origin::HealthTable;
@@ -17,9 +20,14 @@ use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, Session
 use super::full::FullListeners;
 use super::signals::Bell;
 use super::splice::Programs;
-use super::{rules, sockets};
+use super::{notify, rules, sockets};
 use crate::plan::{Change, CheckedListener, ListenerKey, diff};
 use crate::spec::{Protocol, SpliceLinger};
+
+/// How long an address may stay taken after the service manager was told to close its socket: it may do so in a process of its own.
+const LETTING_GO: Duration = Duration::from_secs(1);
+/// How often such an address is tried.
+const TRY: Duration = Duration::from_millis(2);
 
 /// The marks of upstream connections that the rules and routes match, by listener.
 #[derive(Debug, Default)]
@@ -35,12 +43,22 @@ impl Marks {
     }
 }
 
+/// The listeners before a change.
+pub(super) struct Before {
+    pub(super) running: Vec<Arc<CheckedListener>>,
+    expected: Vec<ListenerKey>,
+}
+
 /// The running engines: the relay for listeners without TLS, https for those with it. An engine starts with its
 /// first listener.
 pub(super) struct Engines {
     relay: Option<Relay>,
     https: Option<Https>,
     running: Vec<Arc<CheckedListener>>,
+    /// The listeners that should be open: more than `running` after a change that could not be undone.
+    expected: Vec<ListenerKey>,
+    /// Until then, a taken address is tried again.
+    lets_go_until: Option<Instant>,
     /// The health of origins, which outlives the rules that ask for it.
     health: HealthTable,
     /// A listener keeps its id, and so its counters, even if it is closed and opened again.
@@ -67,6 +85,8 @@ impl Engines {
             relay: None,
             https: None,
             running: Vec::new(),
+            expected: Vec::new(),
+            lets_go_until: None,
             health: HealthTable::default(),
             ids: BTreeMap::new(),
             workers,
@@ -77,35 +97,72 @@ impl Engines {
         }
     }
 
-    /// The listeners that are open.
-    pub(super) fn running(&self) -> &[Arc<CheckedListener>] {
-        &self.running
+    /// What is open, for [`Self::return_to`].
+    pub(super) fn before(&self) -> Before {
+        Before { running: self.running.clone(), expected: self.expected.clone() }
+    }
+
+    /// The listeners that should be open and are not.
+    pub(super) fn missing(&self) -> Vec<ListenerKey> {
+        let is_open = |key: &ListenerKey| self.running.iter().any(|listener| listener.key == *key);
+        self.expected.iter().filter(|key| !is_open(key)).copied().collect()
+    }
+
+    /// Takes sockets out of the service manager's store. Their addresses are free a moment later.
+    pub(super) fn free(&mut self, sockets: &[(Protocol, SocketAddr)]) {
+        if notify::take_back(sockets) {
+            self.lets_go_until = Some(Instant::now() + LETTING_GO);
+        }
     }
 
     /// Applies the difference between the running plan and `plan`, and returns it. Open sessions keep their
     /// rules.
     ///
     /// # Errors
-    /// A change that is not possible. The changes before it are undone.
+    /// A change that is not possible. The changes before it are undone; [`Self::missing`] tells what could not be.
     pub(super) fn apply(
         &mut self,
         plan: &[Arc<CheckedListener>],
         marks: &Marks,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<Change>> {
-        let (before, changes) = (self.running.clone(), diff(&self.running, plan));
-        let outcome = changes.iter().try_for_each(|change| self.carry_out(change, marks, inherited));
-        self.settle();
-        if let Err(failure) = outcome {
-            for change in diff(&self.running, &before) {
-                if let Err(failure) = self.carry_out(&change, marks, inherited) {
-                    error!("can't take a change back: {failure:#}");
-                }
-            }
-            self.settle();
+        let (before, changes) = (self.before(), diff(&self.running, plan));
+        sockets::refuse_beside_passed(&changes)?;
+        if let Err(failure) = self.carry_out_all(&changes, marks, inherited) {
+            self.return_to(before, marks);
             return Err(failure);
         }
+        self.expected = plan.iter().map(|listener| listener.key).collect();
         Ok(changes)
+    }
+
+    /// Undoes changes, as far as possible.
+    pub(super) fn return_to(&mut self, before: Before, marks: &Marks) {
+        for change in diff(&self.running, &before.running) {
+            if let Err(failure) = self.carry_out_all(&[change], marks, &mut Vec::new()) {
+                error!("can't take a change back: {failure:#}");
+            }
+        }
+        self.expected = before.expected;
+    }
+
+    fn carry_out_all(
+        &mut self,
+        changes: &[Change],
+        marks: &Marks,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> anyhow::Result<()> {
+        // Listeners in the way of others are closed first.
+        let opens = changes.iter().position(|change| matches!(change, Change::Open(_))).unwrap_or(0);
+        let (in_the_way, others) = changes.split_at(opens);
+        let outcome = in_the_way.iter().try_for_each(|change| self.carry_out(change, marks, inherited));
+        let outcome = outcome.and_then(|()| {
+            let closed: Vec<_> = in_the_way.iter().map(Change::key).collect();
+            self.free(&closed.iter().map(|key| (key.protocol, key.address)).collect::<Vec<_>>());
+            others.iter().try_for_each(|change| self.carry_out(change, marks, inherited))
+        });
+        self.settle();
+        outcome
     }
 
     /// Offers the kernel's programs again the listeners that they did not take. New listeners are opened before old ones are closed, so now
@@ -142,6 +199,23 @@ impl Engines {
     }
 
     fn open(
+        &mut self,
+        listener: &CheckedListener,
+        marks: &Marks,
+        inherited: &mut Vec<OwnedFd>,
+    ) -> Result<Vec<SocketAddr>, EngineError> {
+        loop {
+            let opened = self.try_open(listener, marks, inherited);
+            let is_taken =
+                matches!(&opened, Err(EngineError::Listen(failed)) if failed.error.errno == Errno::ADDRINUSE);
+            if !is_taken || self.lets_go_until.is_none_or(|until| until < Instant::now()) {
+                return opened;
+            }
+            thread::sleep(TRY);
+        }
+    }
+
+    fn try_open(
         &mut self,
         listener: &CheckedListener,
         marks: &Marks,

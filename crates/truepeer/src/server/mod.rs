@@ -301,10 +301,18 @@ impl<'a> Server<'a> {
         match &reloaded {
             Ok(changes) if changes.is_empty() => info!("reloaded: nothing has changed"),
             Ok(changes) => changes.iter().for_each(|change| info!("reloaded: {change}")),
-            Err(problem) => error!("not reloaded, everything stays as it was: {problem:#}"),
+            Err(problem) => match self.process.missing() {
+                missing if missing.is_empty() => {
+                    error!("not reloaded, everything stays as it was: {problem:#}");
+                }
+                missing => error!("not reloaded, and not undone: {problem:#}; {}", not_open(&missing)),
+            },
         }
         self.on_change();
-        let changes = reloaded?;
+        let changes = reloaded.map_err(|problem| match self.process.missing() {
+            missing if missing.is_empty() => problem,
+            missing => anyhow::anyhow!("{problem:#}; {}", not_open(&missing)),
+        })?;
         Ok(if changes.is_empty() { "nothing has changed".to_owned() } else { changes.join("\n") })
     }
 
@@ -397,6 +405,13 @@ impl<'a> Server<'a> {
         self.view.set_state(State::Draining);
         self.view.update(&self.process);
     }
+}
+
+fn not_open(listeners: &[String]) -> String {
+    format!(
+        "not open any more: {}; expected: the address free, then truepeer reload (systemctl reload truepeer)",
+        listeners.join(", ")
+    )
 }
 
 fn cores() -> usize {

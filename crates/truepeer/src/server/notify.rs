@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
 use tracing::warn;
 
@@ -16,9 +17,20 @@ pub(super) struct Manager {
     /// How often it wants to hear from this process.
     watchdog: Option<Duration>,
     next_ping: Option<Instant>,
-    /// The names of the sockets in its store.
-    stored: Vec<String>,
+    /// What this process has put into its store.
+    stored: Vec<Stored>,
 }
+
+/// The sockets of one listener in the store.
+#[derive(Debug, PartialEq, Eq)]
+struct Stored {
+    name: String,
+    /// A listener that is closed and opened again has other sockets.
+    inodes: Vec<u64>,
+}
+
+/// How long the service manager may take to close sockets of its store.
+const LETTING_GO: Duration = Duration::from_secs(2);
 
 impl Manager {
     pub(super) fn new() -> Self {
@@ -65,34 +77,75 @@ impl Manager {
 
     /// Leaves the listeners' sockets with the service manager, and takes back those of closed ones.
     pub(super) fn store(&mut self, listeners: Vec<(ListenerKey, Vec<OwnedFd>)>) {
-        if std::env::var_os("NOTIFY_SOCKET").is_none() {
+        if !is_there() {
             return;
         }
-        let names: Vec<_> = listeners.iter().map(|(key, _)| name(key)).collect();
-        for gone in self.stored.extract_if(.., |stored| !names.contains(stored)) {
-            tell(&[NotifyState::FdStoreRemove, NotifyState::FdName(&gone)]);
+        let wanted: Vec<_> = listeners.iter().map(|(key, sockets)| Stored::of(key, sockets)).collect();
+        for gone in self.stored.extract_if(.., |stored| !wanted.contains(stored)) {
+            remove(&gone.name);
         }
-        for ((_, sockets), name) in listeners.iter().zip(names) {
-            if self.stored.contains(&name) {
+        for ((_, sockets), wanted) in listeners.iter().zip(wanted) {
+            if self.stored.contains(&wanted) {
                 continue;
             }
             let sockets: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
-            let state = [NotifyState::FdStore, NotifyState::FdName(&name)];
+            let state = [NotifyState::FdStore, NotifyState::FdName(&wanted.name)];
             match sd_notify::notify_with_fds(&state, &sockets) {
-                Ok(()) => self.stored.push(name),
-                Err(error) => warn!("the service manager doesn't keep the sockets of {name}: {error}"),
+                Ok(()) => self.stored.push(wanted),
+                Err(error) => {
+                    warn!("the service manager doesn't keep the sockets of {}: {error}", wanted.name)
+                }
             }
         }
     }
 }
 
-/// FDNAME allows no colon.
-fn name(key: &ListenerKey) -> String {
-    let protocol = match key.protocol {
+impl Stored {
+    fn of(key: &ListenerKey, sockets: &[OwnedFd]) -> Self {
+        let inode = |socket| rustix::fs::fstat(socket).map(|status| status.st_ino).unwrap_or_default();
+        Self { name: name(key.protocol, key.address), inodes: sockets.iter().map(inode).collect() }
+    }
+}
+
+/// Takes sockets back from the store, and waits until the service manager has closed them: until then, nobody can listen on
+/// addresses that conflict with theirs. Returns whether there is a service manager.
+pub(super) fn take_back(sockets: &[(Protocol, SocketAddr)]) -> bool {
+    if sockets.is_empty() || !is_there() {
+        return false;
+    }
+    sockets.iter().for_each(|(protocol, address)| remove(&name(*protocol, *address)));
+    if let Err(error) = wait_for_manager() {
+        warn!("the service manager may still have sockets open: {error}");
+    }
+    true
+}
+
+fn is_there() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
+fn remove(name: &str) {
+    tell(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
+}
+
+/// The service manager closes the pipe when it has carried out all that was sent before (`BARRIER=1`, sd_notify(3)).
+fn wait_for_manager() -> std::io::Result<()> {
+    let (closed, theirs) = std::io::pipe()?;
+    sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()])?;
+    drop(theirs);
+    let until = Timespec::try_from(LETTING_GO).map_err(std::io::Error::other)?;
+    match poll(&mut [PollFd::new(&closed, PollFlags::empty())], Some(&until))? {
+        0 => Err(std::io::ErrorKind::TimedOut.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The name of a listener's sockets in the store. FDNAME allows no colon.
+pub(super) fn name(protocol: Protocol, address: SocketAddr) -> String {
+    let protocol = match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
     };
-    let address: SocketAddr = key.address;
     format!("{protocol}-{}-{}", address.ip().to_string().replace(':', "."), address.port())
 }
 
@@ -108,9 +161,8 @@ mod tests {
 
     #[test]
     fn names_have_no_colon() {
-        let key =
-            |protocol, address: &str| ListenerKey { protocol, address: address.parse().unwrap(), copy: 0 };
-        assert_eq!(name(&key(Protocol::Tcp, "127.0.0.1:8443")), "tcp-127.0.0.1-8443");
-        assert_eq!(name(&key(Protocol::Udp, "[2001:db8::1]:53")), "udp-2001.db8..1-53");
+        let name = |protocol, address: &str| name(protocol, address.parse().unwrap());
+        assert_eq!(name(Protocol::Tcp, "127.0.0.1:8443"), "tcp-127.0.0.1-8443");
+        assert_eq!(name(Protocol::Udp, "[2001:db8::1]:53"), "udp-2001.db8..1-53");
     }
 }

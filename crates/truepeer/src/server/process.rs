@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tracing::{error, warn};
+use tracing::warn;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::{Advise, Journal};
 
@@ -69,13 +69,15 @@ impl Process {
     /// Applies the difference between what runs and `loaded`, and describes it: a line for each change.
     ///
     /// # Errors
-    /// A change that is not possible. Everything is then as it was.
+    /// A change that is not possible. Everything is then as it was, except what [`Engines::missing`] names.
     pub(super) fn apply(
         &mut self,
         loaded: &LoadedConfig,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<String>> {
         let wanted = self.wanted(loaded)?;
+        let stale = sockets::take_stale(inherited, &wanted.listeners);
+        self.engines.free(&stale);
         self.change(&wanted, &loaded.process, inherited)
     }
 
@@ -102,22 +104,20 @@ impl Process {
         config: &ProcessConfig,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<String>> {
-        let (before, before_config) = (self.engines.running().to_vec(), self.config.clone());
+        let (before, before_config) = (self.engines.before(), self.config.clone());
+        let before_listeners = before.running.clone();
         self.set_limits(config, &wanted.listeners);
         let applied = self.engines.apply(&wanted.listeners, &wanted.marks, inherited).and_then(|changes| {
             let attached =
                 self.attachments.apply(&wanted.attachments, config.log.verbosity).inspect_err(|_| {
-                    let back = self.engines.apply(&before, &wanted.marks, &mut Vec::new());
-                    if let Err(failure) = back {
-                        error!("can't take the changes back: {failure:#}");
-                    }
+                    self.engines.return_to(before, &wanted.marks);
                 })?;
             Ok((changes, attached))
         });
         let (changes, attached) = match applied {
             Ok(applied) => applied,
             Err(failure) => {
-                self.set_limits(&before_config, &before);
+                self.set_limits(&before_config, &before_listeners);
                 return Err(failure);
             }
         };
@@ -192,6 +192,11 @@ impl Process {
             is_open: true,
         };
         self.engines.listeners().into_iter().map(view).collect()
+    }
+
+    /// The listeners that should be open and are not.
+    pub(super) fn missing(&self) -> Vec<String> {
+        self.engines.missing().iter().map(ToString::to_string).collect()
     }
 
     /// Begins to move flows to a new process: reads no datagrams from now on.

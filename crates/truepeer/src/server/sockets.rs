@@ -1,17 +1,20 @@
 //! Sockets before they serve: privileges, inherited sockets, and reasons why a socket can't be opened.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use tracing::warn;
+use rustix::net::{SocketType, sockopt};
+use tracing::{info, warn};
 use truepeer_policy::Source;
 use truepeer_session::EngineError;
 use truepeer_sys::socket;
 
-use super::holder;
-use crate::plan::CheckedListener;
+use super::{holder, notify};
+use crate::plan::{Change, CheckedListener, passed};
+use crate::spec::Protocol;
 
 /// Without the privilege every session would fail.
 pub(super) fn check_privilege(listeners: &[Arc<CheckedListener>]) -> anyhow::Result<()> {
@@ -48,6 +51,65 @@ pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow:
         ),
         None => error.into(),
     }
+}
+
+/// Closes sockets that the service manager has kept for listeners which are gone or have another shape: they would be in the way of
+/// others, and clients would wait for an answer. Returns their addresses.
+pub(super) fn take_stale(
+    inherited: &mut Vec<OwnedFd>,
+    listeners: &[Arc<CheckedListener>],
+) -> Vec<(Protocol, SocketAddr)> {
+    let stored = |socket: &OwnedFd| {
+        let address = socket::local_address(socket.as_fd()).ok()?;
+        let protocol = match sockopt::socket_type(socket).ok()? {
+            SocketType::DGRAM => Protocol::Udp,
+            _ => Protocol::Tcp,
+        };
+        let kept = passed::names().get(&notify::name(protocol, address))?;
+        kept.contains(&address).then_some((protocol, address))
+    };
+    let serves =
+        |listener: &CheckedListener, socket: &OwnedFd, (protocol, address): (Protocol, SocketAddr)| {
+            let is_shared = address.is_ipv6() && !sockopt::ipv6_v6only(socket).unwrap_or(true);
+            (listener.key.protocol, listener.key.address) == (protocol, address)
+                && !(listener.v6_only && is_shared)
+        };
+    let mut stale = Vec::new();
+    inherited.retain(|socket| {
+        let Some(kept) = stored(socket) else { return true };
+        if listeners.iter().any(|listener| serves(listener, socket, kept)) {
+            return true;
+        }
+        info!(
+            "the service manager has kept a socket on {}, which no listener here has: it is closed",
+            kept.1
+        );
+        stale.push(kept);
+        false
+    });
+    stale
+}
+
+/// The service manager's own sockets stay open whatever this process does.
+///
+/// # Errors
+/// One of them would be in the way of a listener.
+pub(super) fn refuse_beside_passed(changes: &[Change]) -> anyhow::Result<()> {
+    let closed = changes.iter().take_while(|change| matches!(change, Change::Close(_))).map(Change::key);
+    for old in closed {
+        let is_unit = |(name, sockets): &(&String, &BTreeSet<SocketAddr>)| {
+            sockets.contains(&old.address) && **name != notify::name(old.protocol, old.address)
+        };
+        let Some((unit, _)) = passed::names().iter().find(is_unit) else { continue };
+        let opened = changes.iter().filter(|change| matches!(change, Change::Open(_))).map(Change::key);
+        if let Some(new) = opened.into_iter().find(|new| new.conflicts(&old)) {
+            anyhow::bail!(
+                "can't listen on {new}: the service manager keeps {old} open ({unit}); expected: the new address in ListenStream= of \
+                 the socket unit, then systemctl daemon-reload, and a restart of it and of truepeer"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Warns about inherited sockets without a listener: clients of a socket that the service manager keeps open

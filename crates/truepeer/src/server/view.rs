@@ -24,6 +24,7 @@ pub(super) struct View {
 struct Shown {
     state: State,
     listeners: Vec<ListenerView>,
+    missing: Vec<String>,
     sessions: Vec<Arc<dyn SessionList>>,
     attachments: attachments::Shown,
 }
@@ -33,6 +34,7 @@ impl View {
         let shown = Shown {
             state: State::Starting,
             listeners: Vec::new(),
+            missing: Vec::new(),
             sessions: Vec::new(),
             attachments: process.attachments.shown(),
         };
@@ -58,6 +60,7 @@ impl View {
         }
         shown.listeners.retain(|known| open.iter().all(|listener| listener.id != known.id));
         shown.listeners.extend(open);
+        shown.missing = process.missing();
         shown.sessions = process.engines.sessions();
         shown.attachments = process.attachments.shown();
     }
@@ -74,6 +77,10 @@ impl Running for View {
 
     fn listeners(&self) -> Vec<ListenerView> {
         self.shown().listeners.clone()
+    }
+
+    fn missing(&self) -> Vec<String> {
+        self.shown().missing.clone()
     }
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {

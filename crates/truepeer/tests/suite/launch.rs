@@ -33,6 +33,7 @@ pub(crate) fn tests() -> Vec<Test> {
         passed_sockets_are_checked,
         passed_sockets_are_known_by_name_also_after_an_upgrade,
         a_name_that_was_not_passed_is_refused,
+        a_listener_beside_a_passed_socket_is_refused_and_nothing_changes,
         go_mmproxys_example_works_by_a_link,
         mmproxys_options_work_by_a_link,
         cloudflares_options_work_by_name,
@@ -228,6 +229,21 @@ fn a_name_that_was_not_passed_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let expected = "fd:site: the service manager has passed no socket of this name (passed: the dns, web)";
     ensure!(log.contains(expected), "{log}");
     ensure!(!rules(bed)?, "nothing is set up");
+    Ok(())
+}
+
+/// The service manager keeps its socket whatever happens here.
+fn a_listener_beside_a_passed_socket_is_refused_and_nothing_changes(bed: &Bed) -> anyhow::Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND_V4])?;
+    let truepeer = start_by_names(bed, NAMED)?;
+    truepeer.wait_for_log("admin: listening on")?;
+    bed.write("truepeer.toml", NAMED.replace("fd:web", "0.0.0.0:8443"))?;
+    let reload = Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).start(bed)?;
+    ensure!(!reload.wait_end()?.success(), "{}", reload.log());
+    let said = "can't listen on 0.0.0.0:8443: the service manager keeps 127.0.0.1:8443 open (web)";
+    ensure!(reload.log().contains(said), "{}", reload.log());
+    truepeer.wait_for_log("everything stays as it was")?;
+    ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
     Ok(())
 }
 

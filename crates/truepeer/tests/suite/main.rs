@@ -29,6 +29,7 @@ mod senders;
 mod serve;
 mod spliced;
 mod stand;
+mod stored;
 mod terminal;
 mod top;
 mod upgrade;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         needs::tests(),
         serve::tests(),
         upgrade::tests(),
+        stored::tests(),
         top::tests(),
         metrics::tests(),
         faults::tests(),

@@ -43,6 +43,7 @@ const LEFT_OUT: [(&str, &[&str]); 7] = [
     (
         "started by a program or from a file, not by the command line that gets the options",
         &[
+            "a_listener_beside_a_passed_socket_is_refused_and_nothing_changes",
             "a_name_that_leads_elsewhere_now_is_resolved_again",
             "a_name_that_was_not_passed_is_refused",
             "a_passed_socket_serves_and_survives_truepeer",

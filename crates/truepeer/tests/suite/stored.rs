@@ -1,0 +1,131 @@
+//! Listeners whose sockets a service manager keeps, and that change within their port.
+
+use anyhow::{Context as _, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use truepeer_testbed::datagrams::Backend;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, tests};
+
+use crate::serve::{DNS, TCP, TEXT_LOG, UDP, ask_by_udp, session_at};
+use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER};
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        a_listener_changes_within_its_port_beside_a_service_managers_store,
+        a_restart_opens_a_listener_that_changed_within_its_port,
+        a_change_that_cannot_be_undone_is_said_and_shown,
+    ]
+}
+
+const ADMIN: &str = "workers = 1\ndrain-timeout = \"0s\"\n[admin]\nlisten = [\"./admin.sock\"]\n";
+
+/// `serve` with the listening addresses of TCP and UDP.
+fn write(bed: &Bed, tcp: &str, udp: &str) -> anyhow::Result<()> {
+    let tables = [ADMIN, TEXT_LOG, &TCP.replace("127.0.0.1:8443", tcp), &UDP.replace("127.0.0.1:5300", udp)];
+    bed.write("truepeer.toml", tables.concat())?;
+    Ok(())
+}
+
+fn start(bed: &Bed) -> anyhow::Result<Running> {
+    write(bed, DOOR_V4, "127.0.0.1:5300")?;
+    let manager = bed.write("store.py", include_str!("store.py"))?;
+    let serve = [TRUEPEER, "serve", "-c", "truepeer.toml"];
+    let manager = Program::new("python3").arg(manager).args(serve).start(bed)?;
+    manager.wait_for_log("admin: listening on")?;
+    Ok(manager)
+}
+
+fn reload(bed: &Bed) -> anyhow::Result<String> {
+    Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).run(bed)
+}
+
+fn readiness(bed: &Bed) -> anyhow::Result<String> {
+    let options = ["-s", "-w", " %{http_code}", "--unix-socket", "admin.sock", "http://t/readyz"];
+    Program::new("curl").args(options).run(bed)
+}
+
+fn serves(port: u16) -> anyhow::Result<()> {
+    session_at(DOOR_V4, &format!("203.0.113.7:{port}"))?;
+    ask_by_udp(&format!("203.0.113.7:{port}"), b"question")
+}
+
+fn a_listener_changes_within_its_port_beside_a_service_managers_store(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let _manager = start(bed)?;
+    serves(5000)?;
+    for (port, ip) in (5001..).zip(["0.0.0.0", "[::]", "127.0.0.1"]) {
+        write(bed, &format!("{ip}:8443"), &format!("{ip}:5300"))?;
+        let said = reload(bed)?;
+        ensure!(said.contains(&format!("listener {ip}:8443 was opened")), "{said}");
+        serves(port)?;
+        ensure!(readiness(bed)?.ends_with(" 200"));
+    }
+    Ok(())
+}
+
+fn a_restart_opens_a_listener_that_changed_within_its_port(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let manager = start(bed)?;
+    for (round, ip) in (1..).zip(["0.0.0.0", "[::]", "127.0.0.1"]) {
+        write(bed, &format!("{ip}:8443"), &format!("{ip}:5300"))?;
+        let log = manager.log();
+        let (_, process) = log.rsplit_once("started ").context("a process")?;
+        let process = process.split(' ').next().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+        kill_process(process.context("its number")?, Signal::TERM)?;
+        manager
+            .wait_state("another process", || manager.log().matches("admin: listening on").count() > round)?;
+        let log = manager.log();
+        ensure!(log.contains(&format!("listening on {ip}:8443")), "{log}");
+        ensure!(log.matches(" with 2").count() == round, "a socket is kept for nobody: {log}");
+        serves(5000 + u16::try_from(round)?)?;
+    }
+    Ok(())
+}
+
+/// Has the listening sockets of a process, as one that it hands over to, and keeps them.
+const HOLDER: &str = r#"
+import signal, socket
+old = socket.socket(socket.AF_UNIX)
+old.connect("admin.sock")
+old.sendall(b"POST /upgrade HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: truepeer-handover\r\n\r\n")
+said, sockets = b"", []
+while b"Offer" not in said:
+    more, descriptors, _, _ = socket.recv_fds(old, 4096, 64)
+    said += more
+    sockets += descriptors
+old.close()
+print("holds", len(sockets), flush=True)
+signal.pause()
+"#;
+
+/// Another program has the old address, so that it can be bound neither in the new form nor again in the old one.
+fn a_change_that_cannot_be_undone_is_said_and_shown(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    bed.write("truepeer.toml", [ADMIN, TEXT_LOG, TCP].concat())?;
+    let truepeer = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    truepeer.wait_for_log("admin: listening on")?;
+    session_at(DOOR_V4, CLIENT_V4)?;
+    let holder = Program::new("python3").args(["-c", HOLDER]).start(bed)?;
+    holder.wait_for_log("holds")?;
+    truepeer.wait_for_log("not upgraded, this process goes on")?;
+
+    bed.write("truepeer.toml", [ADMIN, TEXT_LOG, &TCP.replace(DOOR_V4, "0.0.0.0:8443")].concat())?;
+    let failed = Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).start(bed)?;
+    ensure!(!failed.wait_end()?.success(), "{}", failed.log());
+    ensure!(failed.log().contains("not open any more: 127.0.0.1:8443; expected: "), "{}", failed.log());
+    truepeer.wait_for_log("not reloaded, and not undone: can't listen on 0.0.0.0:8443")?;
+    ensure!(!truepeer.log().contains("everything stays as it was"), "{}", truepeer.log());
+    let ready = readiness(bed)?;
+    ensure!(ready == "not open: 127.0.0.1:8443\n 503", "{ready}");
+    let status = Program::new(TRUEPEER).args(["status", "-c", "truepeer.toml"]).run(bed)?;
+    ensure!(status.contains("not open, although it should be: 127.0.0.1:8443"), "{status}");
+
+    drop(holder);
+    bed.write("truepeer.toml", [ADMIN, TEXT_LOG, TCP].concat())?;
+    ensure!(reload(bed)?.contains("listener 127.0.0.1:8443 was opened"));
+    session_at(DOOR_V4, "203.0.113.8:5000")?;
+    let ready = readiness(bed)?;
+    ensure!(ready.ends_with(" 200"), "{ready}");
+    Ok(())
+}
