@@ -1,7 +1,7 @@
 //! Checks the backends: something listens there, and an answer to a client's address is routed back to truepeer.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::listening::{self, Bound};
 use super::probe;
@@ -10,6 +10,10 @@ use super::subject::Subject;
 use crate::routes::item::{IpFamily, IpTransport};
 use crate::routes::place::BackendPlace;
 use crate::routes::plan::Backend;
+use crate::spec::defaults;
+
+/// The routing table that the advice for another host names: truepeer's own by default.
+const REPLIES: u32 = defaults::TABLE;
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
     for backend in &subject.setup.backends {
@@ -45,15 +49,18 @@ fn round_trips(subject: &Subject<'_>, place: BackendPlace, backend: SocketAddr, 
     let plain = format!("connection to {backend}");
     let client = IpFamily::of(backend.ip()).example_client();
     let tried = format!("connection to {backend} as {client}");
-    if let Err(error) = probe::connect(backend, timeout) {
-        report.add(unreachable(plain, backend, &error));
-        report.add(Check::skip("backend_spoofed", tried, "the backend doesn't answer a plain connection"));
-        return;
-    }
+    let own = match probe::connect(backend, timeout) {
+        Ok(own) => own,
+        Err(error) => {
+            report.add(unreachable(plain, backend, &error));
+            let skip = "the backend doesn't answer a plain connection";
+            return report.add(Check::skip("backend_spoofed", tried, skip));
+        }
+    };
     report.add(Check::ok("backend", plain));
     match probe::connect_spoofed(backend, subject.mark, timeout) {
         Ok(()) => report.add(Check::ok("backend_spoofed", tried).found("the answer came back")),
-        Err(error) => lost(place, tried, &error, report),
+        Err(error) => lost((place, backend, own), tried, &error, report),
     }
 }
 
@@ -76,7 +83,12 @@ fn unreachable(tried: String, backend: SocketAddr, error: &io::Error) -> Check {
 }
 
 /// Why nothing came back: what failed before, or else what a firewall may do, or else the backend's own routes.
-fn lost(place: BackendPlace, tried: String, error: &io::Error, report: &mut Report) {
+fn lost(
+    (place, backend, own): (BackendPlace, SocketAddr, IpAddr),
+    tried: String,
+    error: &io::Error,
+    report: &mut Report,
+) {
     let is_silent = error.kind() == io::ErrorKind::TimedOut;
     let found = if is_silent { "no answer came back in time".to_owned() } else { error.to_string() };
     let check = Check::fail("backend_spoofed", tried, found);
@@ -85,12 +97,23 @@ fn lost(place: BackendPlace, tried: String, error: &io::Error, report: &mut Repo
         return report.add(Check { mend, ..check });
     }
     if place == BackendPlace::Elsewhere {
-        // how it reaches the client is decided there
-        return report.add(check.mend("ip route replace default via THIS-HOST (on the backend's host)"));
+        return report.add(check.mend(by_this_host(backend, own)));
     }
     let (suspects, mend) = super::firewall::look();
     report.add(check.mend(mend.unwrap_or_else(|| "tcpdump -ni lo (shows where the answer goes)".to_owned())));
     suspects.into_iter().for_each(|suspect| report.add(suspect));
+}
+
+/// How a backend reaches clients is decided on its host. Only replies of this port go another way there: another default route could
+/// cut off whoever types it.
+fn by_this_host(backend: SocketAddr, own: IpAddr) -> String {
+    let ip = if own.is_ipv4() { "ip" } else { "ip -6" };
+    let (address, port) = (backend.ip(), backend.port());
+    format!(
+        "{ip} route replace default via {own} table {REPLIES} && \
+         {ip} rule add from {address} ipproto tcp sport {port} table {REPLIES} (on the backend's host, {address}: replies of port \
+         {port} alone then go by this host; who connects to that port there past truepeer gets no answer any more)"
+    )
 }
 
 /// Checks which address the backend is bound to, where that matters.

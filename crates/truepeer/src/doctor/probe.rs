@@ -1,7 +1,7 @@
 //! The sockets that the checks open.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -18,9 +18,12 @@ pub(super) fn try_mark(mark: u32) -> io::Result<()> {
     tcp(IpFamily::V4)?.set_mark(mark)
 }
 
-/// Connects to the backend and closes the connection.
-pub(super) fn connect(backend: SocketAddr, timeout: Duration) -> io::Result<()> {
-    tcp(IpFamily::of(backend.ip()))?.connect_timeout(&backend.into(), timeout)
+/// Connects to the backend and closes the connection. Returns this host's address towards the backend.
+pub(super) fn connect(backend: SocketAddr, timeout: Duration) -> io::Result<IpAddr> {
+    let socket = tcp(IpFamily::of(backend.ip()))?;
+    socket.connect_timeout(&backend.into(), timeout)?;
+    let local = socket.local_addr()?.as_socket();
+    local.map(|local| local.ip()).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
 /// Connects from a foreign address. The answer arrives only if it is routed back.

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount};
 use serde_json::Value;
 use truepeer_testbed::{
-    Bed, Behaviour, Program, Running, Test, Truepeer, User, client, device_here, ip_here, tests, wait_for,
+    Bed, Behaviour, Program, Running, Test, Topology, Truepeer, User, client, device_here, ip_here, tests,
+    wait_for,
 };
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         a_backend_on_a_local_address_is_tried_with_its_mark,
         a_source_check_that_breaks_tproxy_is_found,
         a_loopback_interface_that_is_down_is_found,
+        a_backend_on_another_host_is_mended_without_another_default_route,
         a_running_truepeer_tells_how_many_sessions_stay_and_why,
     ];
     all.push(
@@ -200,6 +202,35 @@ fn a_backend_on_a_local_address_is_tried_with_its_mark(bed: &Bed) -> Result<()> 
     type_in(bed, ill.mend()?)?;
     let well = examine(bed, options)?;
     ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+/// The backend's host reaches clients by a router of its own. What the doctor says is typed there, and leaves that route alone.
+fn a_backend_on_another_host_is_mended_without_another_default_route(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["router", "backend", "host"])?;
+    let (host, backend) = (line.host("host"), line.host("backend"));
+    let here = &host.netns;
+    for (v6, option, ip) in [(false, "-4", "ip"), (true, "-6", "ip -6")] {
+        let address = backend.at(v6, 80);
+        let _who = Behaviour::Who.start_program(bed, &[address], |who| who.in_netns(&backend.netns))?;
+        let options = format!("--try {option} {address}");
+        let ask = || ended(&doctor(&options).in_netns(here).start(bed)?);
+        let routes = || {
+            let show = format!("{ip} route");
+            Program::new("sh").args(["-c", &show]).in_netns(&backend.netns).run(bed)
+        };
+        let before = routes()?;
+        let ill = ask()?;
+        ensure!(!ill.healthy, "{}", ill.text);
+        let mend = ill.line(&format!("connection to {address} as"))?;
+        let (_, mend) = mend.split_once("; type: ").context("no command")?;
+        let (command, remark) = mend.split_once(" (on the backend's host, ").context("no remark")?;
+        ensure!(remark.starts_with(&address.ip().to_string()), "{remark}");
+        Program::new("sh").args(["-e", "-c", command]).in_netns(&backend.netns).run(bed)?;
+        ensure!(routes()? == before, "the main table has changed: {}", routes()?);
+        let well = ask()?;
+        ensure!(well.healthy, "{}", well.text);
+    }
     Ok(())
 }
 
