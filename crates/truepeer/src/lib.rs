@@ -212,7 +212,7 @@ fn serve(
     compat: Option<Compat>,
     is_upgrade: bool,
 ) -> anyhow::Result<()> {
-    log::init(loaded.process.log);
+    log::init(loaded.process.log, is_upgrade && plan::passed::is_of_upgrade_command());
     if let Some(compat) = compat {
         tracing::info!("running as {compat}, with its options and defaults");
     }

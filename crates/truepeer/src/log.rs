@@ -45,9 +45,10 @@ static LINES: LazyLock<Lines<Stderr>> = LazyLock::new(|| Lines::new(stderr(), lo
 /// The log target of the counters' line.
 const COUNTERS: &str = "counters";
 
-/// Sets up logging for the whole process; a second call changes nothing.
-pub(crate) fn init(config: LogConfig) {
-    let is_terminal = stderr().is_terminal();
+/// Sets up logging for the whole process; a second call changes nothing. `is_elsewhere_soon`: standard error becomes another process's,
+/// which may be a file.
+pub(crate) fn init(config: LogConfig, is_elsewhere_soon: bool) {
+    let is_terminal = stderr().is_terminal() && !is_elsewhere_soon;
     let format = config.format.unwrap_or(LogFormat::Text);
     let lines = tracing_subscriber::fmt::layer().with_writer(|| &*LINES).log_internal_errors(false);
     let (filter, handle) = reload::Layer::new(filter(config.verbosity));

@@ -13,8 +13,13 @@ use truepeer_sys::inherit::passed_names;
 use super::place::ProblemPlace;
 use super::problem::Problem;
 
-/// The variable with the names for the new process of an upgrade: a line `NAME ADDRESS` for each.
+/// The variable with the names for the new process of `truepeer upgrade`, which always sets it: a line `NAME ADDRESS` for each.
 pub(crate) const HANDED_ON: &str = "TRUEPEER_PASSED";
+
+/// Whether `truepeer upgrade` has started this process, in the background.
+pub(crate) fn is_of_upgrade_command() -> bool {
+    std::env::var_os(HANDED_ON).is_some()
+}
 
 /// The addresses of each name.
 pub(crate) type PassedNames = BTreeMap<String, BTreeSet<SocketAddr>>;

@@ -126,8 +126,9 @@ impl<'a> Server<'a> {
         });
         let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
         // The old process's socket may be root's.
-        let taking =
+        let mut taking =
             if is_upgrade { Some(Taking::begin(&loaded.process, inherited.sockets())?) } else { None };
+        let log = taking.as_mut().map(Taking::take_log).transpose()?.flatten();
         holder::look_ahead(&loaded.process);
         let grows = matches!(source, ConfigSource::File(_));
         let mut plan = confine::Plan::of(&loaded.process, &loaded.files, grows)?;
@@ -179,6 +180,9 @@ impl<'a> Server<'a> {
         server.view.set_state(State::Serving);
         server.watch(loaded);
         server.on_change();
+        if let Some(log) = log {
+            log.keep();
+        }
         Ok(server)
     }
 

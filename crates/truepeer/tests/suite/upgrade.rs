@@ -22,6 +22,7 @@ use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, DOOR_V4, TRUEPEER};
 pub(crate) fn tests() -> Vec<Test> {
     tests![
         an_upgrade_takes_new_connections_and_cuts_none,
+        an_upgrade_goes_on_with_the_old_log_and_lets_the_shell_go,
         a_service_is_upgraded_only_from_inside_its_unit,
         no_datagram_is_lost_by_upgrades,
         an_upgrade_that_fails_leaves_the_old_process_serving,
@@ -99,6 +100,27 @@ fn an_upgrade_takes_new_connections_and_cuts_none(bed: &Bed) -> anyhow::Result<(
     kill_process(new, Signal::TERM)?;
     drop(after);
     bed.wait_for("the new process to remove its rules", || rules(bed).is_ok_and(|there| !there))
+}
+
+/// In a pipeline: it ends, since nothing of the new process keeps the pipe open.
+fn an_upgrade_goes_on_with_the_old_log_and_lets_the_shell_go(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let old = start(bed)?;
+    let pipeline = format!("{TRUEPEER} upgrade -c truepeer.toml 2>&1 | cat");
+    let shell = Program::new("sh").args(["-c", &pipeline]).start(bed)?;
+    ensure!(shell.wait_end()?.success());
+    let said = shell.log();
+    ensure!(said.contains(&format!("serves in place of process {}", old.pid())), "{said}");
+    let new = said.split("process ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    let new = new.and_then(Pid::from_raw).with_context(|| said.clone())?;
+    ensure!(old.wait_end()?.success(), "{}", old.log());
+    // It ends after the old one, whose log it writes.
+    kill_process(new, Signal::TERM)?;
+    bed.wait_for("the new process's last line", || old.log().contains("stopping with 0 sessions open"))?;
+    bed.wait_for("the new process to remove its rules", || rules(bed).is_ok_and(|there| !there))?;
+    ensure!(old.log().contains("upgrade: serves in place of process"), "{}", old.log());
+    ensure!(!said.contains("stopping"), "{said}");
+    Ok(())
 }
 
 /// As systemd names the runs of units.

@@ -157,7 +157,7 @@ fn supervise<S: Serve>(
     close_inherited()?;
     let Some(listener) = receive_descriptor(starter.as_fd())? else { return Ok(()) };
     let_go_of_the_standard_streams()?;
-    log::init(log_config(verbose));
+    log::init(log_config(verbose), false);
     let served = ready(Notifier::new(listener), Relation::beside(program)?)?;
     send(starter, &getpid().as_raw_nonzero().get().to_ne_bytes(), SendFlags::NOSIGNAL)?;
     served.serve()

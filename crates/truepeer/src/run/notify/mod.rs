@@ -113,7 +113,7 @@ enum Started {
 
 fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     feasible::check(program)?;
-    log::init(log_config(verbose));
+    log::init(log_config(verbose), false);
     // Catch signals before the program starts: those that come meanwhile are meant for it.
     let signals = SignalDoor::open(&life::SIGNALS)?;
     let mut passed = PassedSockets::take()?;

@@ -45,7 +45,8 @@ fn exchange(wire: &mut Wire, requests: &Requests, offered: Offered) -> anyhow::R
         let sockets: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
         wire.send(&Message::Sockets, &sockets)?;
     }
-    wire.send(&Message::Offer { pid: std::process::id(), attached: offered.attached }, &[])?;
+    let offer = Message::Offer { pid: std::process::id(), attached: offered.attached };
+    wire.send(&offer, &[std::io::stderr().as_fd()])?;
     match wire.receive().context("the new process has not started")?.0 {
         Message::Ready => {}
         other => bail!(unexpected(other)),

@@ -13,7 +13,7 @@ use truepeer_sys::socket::local_address;
 use super::wire::{FlowRecord, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
 use crate::admin::client::switch_protocol;
-use crate::plan::{CheckedListener, ProcessConfig};
+use crate::plan::{CheckedListener, ProcessConfig, passed};
 use crate::spec::Protocol;
 
 /// An upgrade that this process has begun.
@@ -25,6 +25,30 @@ pub(in crate::server) struct Taking {
     offered: Vec<(SocketAddr, SocketType)>,
     /// The names of its attachments.
     pub(in crate::server) attached: Vec<String>,
+    /// Where it logs. Older versions don't tell.
+    log: Option<OwnedFd>,
+}
+
+/// This process logs where the old one did. Dropping it gives the standard error of the start back: whoever asked for the upgrade
+/// reads there why it has failed.
+pub(in crate::server) struct TakenLog {
+    own: Option<OwnedFd>,
+}
+
+impl TakenLog {
+    /// The upgrade is done: the terminal or pipe that it was asked from is let go.
+    pub(in crate::server) fn keep(mut self) {
+        self.own = None;
+    }
+}
+
+impl Drop for TakenLog {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            // Otherwise the error is in the old process's log.
+            let _ = rustix::stdio::dup2_stderr(own);
+        }
+    }
 }
 
 impl Taking {
@@ -46,10 +70,10 @@ impl Taking {
         switch_protocol(&stream).context("the old process refuses")?;
         let mut wire = Wire::new(stream, START);
         let mut sockets = Vec::new();
-        let (pid, attached) = loop {
+        let (pid, attached, log) = loop {
             match wire.receive().context("the old process")? {
                 (Message::Sockets, more) => sockets.extend(more),
-                (Message::Offer { pid, attached }, _) => break (pid, attached),
+                (Message::Offer { pid, attached }, log) => break (pid, attached, log.into_iter().next()),
                 (other, _) => bail!(unexpected(other)),
             }
         };
@@ -58,7 +82,19 @@ impl Taking {
         };
         let offered = sockets.iter().filter_map(address).collect();
         inherited.extend(sockets);
-        Ok(Self { wire, pid, offered, attached })
+        Ok(Self { wire, pid, offered, attached, log })
+    }
+
+    /// Makes the old process's standard error this one's, if it was started in the background: then its own is that of a shell or of a
+    /// pipeline, which would wait for its end. Processes that are forked afterwards have it, too.
+    ///
+    /// # Errors
+    /// dup(2) fails.
+    pub(in crate::server) fn take_log(&mut self) -> anyhow::Result<Option<TakenLog>> {
+        let Some(log) = self.log.take().filter(|_| passed::is_of_upgrade_command()) else { return Ok(None) };
+        let own = std::io::stderr().as_fd().try_clone_to_owned().context("standard error")?;
+        rustix::stdio::dup2_stderr(&log).context("the old process's standard error")?;
+        Ok(Some(TakenLog { own: Some(own) }))
     }
 
     /// Whether the old process has this listener's sockets.

@@ -35,7 +35,7 @@ const MOST_TRIES: u32 = 1000;
 pub(super) enum Message {
     /// Old to new, repeated: listening sockets. They are recognised by their addresses.
     Sockets,
-    /// Old to new: these were all.
+    /// Old to new: these were all. Its descriptor is the old process's standard error.
     Offer {
         /// The old process.
         pid: u32,
