@@ -450,7 +450,8 @@ fn taken_out(bed: &Bed, ends: impl FnOnce(&Running) -> Result<()>) -> Result<()>
     write(bed, &[OTHER])?;
     reload(bed)?;
     ends(&truepeer)?;
-    truepeer.wait_for_log("0 sessions open may go on")?;
+    // How many there are is open: the connection by which the test found that it serves may not have ended yet.
+    truepeer.wait_for_log("sessions open may go on")?;
     is_answered(&mut open)?;
     ensure!(is_attached(bed)? && truepeer.is_alive(), "{}", truepeer.log());
     drop(open);

@@ -1,7 +1,6 @@
 //! io_uring accepts and connects without a system call for each, so programs must not have it: servers fall back.
 
 use std::io::Write;
-use std::net::TcpStream;
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::client::{self, End};
@@ -59,7 +58,7 @@ fn programs_that_prefer_a_ring_are_covered(bed: &Bed) -> Result<()> {
         let said = client::ask(&mut client::connect(V4)?, b"hello")?;
         plain.stop()?;
         // The kernel ends a ring after its process, and its accept() holds the listener until then.
-        wait_for("the end of the ring", || TcpStream::connect(V4).is_err())?;
+        wait_for("the end of the ring", || client::connect(V4).is_err())?;
         if said.starts_with("call") {
             return skip("no io_uring here");
         }
