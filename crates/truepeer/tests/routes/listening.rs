@@ -8,8 +8,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use anyhow::{Context as _, Result, ensure};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, listen, sendmsg, socket,
-    sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType, listen,
+    sendmsg, socket, sockopt,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use truepeer_sys::socket::local_address;
@@ -58,15 +58,18 @@ fn nobody_listens_beside(bed: &Bed) -> Result<()> {
     let taken = victim.local_addr()?;
     let truepeer = proxy(bed, 8443, BACKENDS)?;
     let line = line_of(&truepeer)?;
+    // Stopped, so that it doesn't read the answers itself.
+    truepeer.signal(Signal::STOP)?;
+    let in_use = format!("\"errno\":{}", Errno::ADDRINUSE.raw_os_error());
     for ip in ["127.0.0.1", "0.0.0.0", "[::]", "[::ffff:127.0.0.1]"] {
-        for (reuse_port, transparent) in [(false, false), (true, false), (true, true)] {
-            let address = format!("{ip}:{}", taken.port());
-            let body = format!(
-                "{{\"listen\":{{\"address\":\"{address}\",\"reuse_port\":{reuse_port},\"transparent\":{transparent}}}}}"
-            );
-            send(&line, &body, &[])?;
+        for options in [[false, false, false], [true, false, false], [true, true, false]] {
+            let answer = answer_to_listen(&line, &format!("{ip}:{}", taken.port()), options)?;
+            ensure!(answer.contains(&in_use), "{ip}, {options:?}: {answer}");
         }
     }
+    let answer = answer_to_listen(&line, "127.0.0.1:8444", [false; 3])?;
+    ensure!(answer.contains("\"done\""), "a free port: {answer}");
+    truepeer.signal(Signal::CONT)?;
     let shared = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     send(&line, &format!("{{\"share\":{{\"address\":\"{taken}\"}}}}"), &[shared.as_fd()])?;
     send(&line, "{\"listen-locally\":{\"backlog\":9}}", &[shared.as_fd()])?;
@@ -76,9 +79,26 @@ fn nobody_listens_beside(bed: &Bed) -> Result<()> {
     ensure!(local_address(shared.as_fd())? == taken, "not shared: {}", truepeer.log());
     ensure!(!sockopt::socket_acceptconn(&shared)?, "the keeper listens on a socket of others");
     ensure!(listen(&shared, 9) == Err(Errno::ADDRINUSE), "a socket that it has shared may listen");
-    let listening = Program::new("ss").args(["-Hltn", &format!("sport = :{}", taken.port())]).run(bed)?;
-    ensure!(listening.lines().count() == 1, "{listening}");
+    ensure!(listeners_at(bed, taken.port())? == 1, "the keeper listens beside another program");
     truepeer.stop().map(drop)
+}
+
+fn listeners_at(bed: &Bed, port: u16) -> Result<usize> {
+    let found = Program::new("ss").args(["-Hltn", &format!("sport = :{port}")]).run(bed)?;
+    Ok(found.lines().count())
+}
+
+/// Asks the keeper for a listening socket, and reads its answer. `options`: `reuse_port`, `transparent`, `v6_only`.
+fn answer_to_listen(line: &OwnedFd, address: &str, options: [bool; 3]) -> Result<String> {
+    let [reuse_port, transparent, v6_only] = options;
+    let body = format!(
+        "{{\"listen\":{{\"address\":\"{address}\",\"reuse_port\":{reuse_port},\
+         \"transparent\":{transparent},\"v6_only\":{v6_only}}}}}"
+    );
+    send(line, &body, &[])?;
+    let mut answer = [0; 1000];
+    let (len, _) = rustix::net::recv(line, &mut answer, RecvFlags::empty())?;
+    Ok(String::from_utf8_lossy(&answer[..len]).into_owned())
 }
 
 fn send(line: &OwnedFd, body: &str, sockets: &[BorrowedFd<'_>]) -> Result<()> {
