@@ -163,16 +163,16 @@ impl RequestHead {
     fn parse_other_version(&mut self, head: &[u8], limits: &HttpLimits) -> Result<(), HeadError> {
         let end = memchr::memchr(b'\r', head).unwrap_or(head.len());
         let mut words = head[..end].split(|&byte| byte == b' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (_, _, Some(b"HTTP/1.2" | b"HTTP/1.3" | b"HTTP/1.4" | b"HTTP/1.5"), None)
-            | (_, _, Some(b"HTTP/1.6" | b"HTTP/1.7" | b"HTTP/1.8" | b"HTTP/1.9"), None) => {
+        let (_, _, Some(version), None) = (words.next(), words.next(), words.next(), words.next()) else {
+            return Err(HeadError::FirstLine);
+        };
+        match version {
+            [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => {
                 let mut head = head.to_vec();
                 head[end - 1] = b'1';
                 self.parse(&head, limits)
             }
-            (_, _, Some([b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9']), None) => {
-                Err(HeadError::Version)
-            }
+            [b'H', b'T', b'T', b'P', b'/', b'0'..=b'9', b'.', b'0'..=b'9'] => Err(HeadError::Version),
             _ => Err(HeadError::FirstLine),
         }
     }
@@ -238,8 +238,10 @@ impl RequestHead {
             return Err(HeadError::Target);
         }
         let target = self.fields.at(self.target);
-        // httparse lets what is not ASCII pass; a fragment never goes to an origin.
-        if !target.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'#') {
+        // RFC 3986 has ASCII only, but clients send UTF-8 as it is, and servers take it. A fragment never goes to an
+        // origin.
+        let is_taken = |byte: &u8| !byte.is_ascii() || byte.is_ascii_graphic() && *byte != b'#';
+        if !target.iter().all(is_taken) || std::str::from_utf8(target).is_err() {
             return Err(HeadError::Target);
         }
         match target {

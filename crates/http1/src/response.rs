@@ -92,9 +92,11 @@ impl ResponseHead {
         let mut space = [const { MaybeUninit::uninit() }; HttpLimits::MOST_FIELDS];
         let mut parsed = httparse::Response::new(&mut []);
         let most = limits.fields.min(HttpLimits::MOST_FIELDS);
-        httparse::ParserConfig::default()
-            .parse_response_with_uninit_headers(&mut parsed, head, &mut space[..most])
-            .map_err(of_httparse)?;
+        let config = httparse::ParserConfig::default();
+        match config.parse_response_with_uninit_headers(&mut parsed, head, &mut space[..most]) {
+            Err(httparse::Error::Version) => return self.parse_other_version(head, is_head, limits),
+            parsed => parsed.map_err(of_httparse)?,
+        };
         let (Some(status), Some(minor)) = (parsed.code, parsed.version) else {
             return Err(HeadError::FirstLine);
         };
@@ -111,6 +113,22 @@ impl ResponseHead {
             self.fields.mark(part(head, field.name.as_bytes()), part(head, field.value));
         }
         self.interpret(minor == 0, is_head)
+    }
+
+    /// RFC 9110 2.5: a higher minor version is read as 1.1, the highest one that is known.
+    #[cold]
+    fn parse_other_version(
+        &mut self,
+        head: &[u8],
+        is_head: bool,
+        limits: &HttpLimits,
+    ) -> Result<(), HeadError> {
+        let [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9', b' ', ..] = head else {
+            return Err(HeadError::Version);
+        };
+        let mut head = head.to_vec();
+        head["HTTP/1.".len()] = b'1';
+        self.parse(&head, is_head, limits)
     }
 
     /// RFC 9112 6.3, in its order.

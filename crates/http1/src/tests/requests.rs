@@ -134,7 +134,7 @@ fn first_lines_that_could_be_read_in_two_ways_are_refused() {
         ("GET / http/1.1", HeadError::FirstLine),
         ("GET /", HeadError::FirstLine),
         ("G(T / HTTP/1.1", HeadError::FirstLine),
-        ("GET /\u{e4} HTTP/1.1", HeadError::Target),
+        ("GET http://\u{e4}/ HTTP/1.1", HeadError::HostInvalid),
         ("GET /# HTTP/1.1", HeadError::Target),
         ("GET http://a/x#y HTTP/1.1", HeadError::Target),
         ("GET http://a#y HTTP/1.1", HeadError::Target),
@@ -204,6 +204,20 @@ fn higher_minor_versions_are_served_as_the_highest_known_one() {
         let (len, head) = read(text.as_bytes()).expect("served").expect("whole");
         assert_eq!((len, head.version, head.target()), (text.len(), HttpVersion::Http11, &b"/x"[..]));
         assert_eq!((head.length, head.keep_alive), (BodyLength::Known(2), true));
+    }
+}
+
+#[test]
+fn a_target_may_be_utf8_and_nothing_else_beyond_ascii() {
+    let text = "GET /\u{e4}?q=\u{1f980} HTTP/1.1\r\nHost: a\r\n\r\n";
+    let (_, head) = read(text.as_bytes()).expect("taken").expect("whole");
+    assert_eq!(head.target(), "/\u{e4}?q=\u{1f980}".as_bytes());
+    for target in [&b"/\xe4"[..], b"/\xc3", b"/\xed\xa0\x80"] {
+        let text = [b"GET ", target, b" HTTP/1.1\r\nHost: a\r\n\r\n"].concat();
+        assert_eq!(read(&text).expect_err("refused"), HeadError::FirstLine, "{target:?}");
+        let mut http2 = RequestHead::default();
+        http2.begin_http2(b"GET", target, b"a");
+        assert_eq!(http2.finish_http2(false), Err(HeadError::Target), "{target:?}");
     }
 }
 

@@ -57,6 +57,16 @@ fn a_reason_is_kept_in_any_encoding() {
 }
 
 #[test]
+fn higher_minor_versions_are_read_as_the_highest_known_one() {
+    for minor in 2..=9 {
+        let text = format!("HTTP/1.{minor} 200 OK\r\nContent-Length: 2\r\n\r\n");
+        let (len, head) = read_response(text.as_bytes(), false).expect("read").expect("whole");
+        assert_eq!((len, head.status, head.reason()), (text.len(), 200, &b"OK"[..]));
+        assert_eq!((head.length, head.keep_alive), (BodyLength::Known(2), true));
+    }
+}
+
+#[test]
 fn responses_are_held_to_the_same() {
     for (text, error) in [
         ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\n", HeadError::ContentLength),
@@ -67,6 +77,8 @@ fn responses_are_held_to_the_same() {
         ("HTTP/1.1 200 OK\r\nA : b\r\n\r\n", HeadError::Field),
         ("HTTP/1.1 200 OK\nA: b\n\n", HeadError::BareLf),
         ("HTTP/2 200 OK\r\n\r\n", HeadError::Version),
+        ("HTTP/1.20 200 OK\r\n\r\n", HeadError::Version),
+        ("HTTP/1.2\t200 OK\r\n\r\n", HeadError::Version),
         ("HTTP/1.1 20 OK\r\n\r\n", HeadError::Status),
         ("HTTP/1.1 099 OK\r\n\r\n", HeadError::Status),
         ("\r\nHTTP/1.1 200 OK\r\n\r\n", HeadError::EmptyLines),
