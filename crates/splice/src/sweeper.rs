@@ -21,9 +21,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Each reset is repeated after so long: if the peer was still receiving, its last acknowledgement tells the right number. Linux delays
 /// acknowledgements by up to 40 ms.
 const AGAIN: Duration = Duration::from_millis(50);
-/// A peer whose device was gone may be reached again later: it is reset each second for so long.
+/// A peer whose device was gone may be reached again later: its reset is repeated each second for this long.
 const RESET_FOR: Duration = Duration::from_secs(60);
-/// So long a question about a way may wait for the peer's link address.
+/// How long a question about a way may wait for the peer's link address (ARP, ND).
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The running thread. Dropping this waits until the resets that it has begun are repeated.
@@ -125,6 +125,8 @@ impl Asked {
             // Policies hold for all bytes from now on, and the programs don't know them.
             splices.lose_all_ways();
         }
+        // Where devices are unknown, so is whether a way is lost.
+        let Some(devices) = devices else { return };
         // Flows of an earlier process may have lost their device while nobody was here.
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         if is_first || !changes.are_none() {
@@ -142,8 +144,8 @@ impl Asked {
                     return true;
                 }
                 Way::Unseen { before } => {
-                    if devices.is_down(before) {
-                        // It may come up again.
+                    if devices.is_down(before) || !repair::is_possible() {
+                        // It may come up again. Without the repair keeper nobody can ask.
                         *since = now;
                         return true;
                     }

@@ -35,7 +35,8 @@ struct Known {
     notices: Option<Notices>,
     rules: Option<Rules>,
     policies: Policies,
-    devices: Devices,
+    /// `None`: they could not be read at the start.
+    devices: Option<Devices>,
     changes: Changes,
 }
 
@@ -75,7 +76,7 @@ impl Ways {
         let notices = Notices::of(Family::Route, LINKS | ADDRESSES | RULES).ok();
         let rules = Rules::read().ok();
         let policies = Policies::open();
-        let (devices, changes) = (Devices::read().unwrap_or_default(), Changes::default());
+        let (devices, changes) = (Devices::read().ok(), Changes::default());
         Self(Mutex::new(Known { notices, rules, policies, devices, changes }))
     }
 
@@ -94,13 +95,14 @@ impl Ways {
     pub(crate) fn may_leave_by(&self, devices: [u32; 2]) -> Result<(), StaysHere> {
         self.with(|known| {
             known.may_leave()?;
-            let is_lost = devices.iter().any(|device| known.devices.are_lost(*device));
+            let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
+            let is_lost = devices.iter().any(|device| known.are_lost(*device));
             if is_lost { Err(StaysHere::Device) } else { Ok(()) }
         })
     }
 
-    /// What has changed since the last call, and the devices as they are now.
-    pub(crate) fn changes(&self) -> (Changes, Devices) {
+    /// What has changed since the last call, and the devices as they are now; `None` if they are unknown.
+    pub(crate) fn changes(&self) -> (Changes, Option<Devices>) {
         self.with(|known| (std::mem::take(&mut known.changes), known.devices.clone()))
     }
 
@@ -113,7 +115,8 @@ impl Ways {
 
 impl Known {
     fn may_leave(&self) -> Result<(), StaysHere> {
-        let rules = self.notices.as_ref().and(self.rules.as_ref()).ok_or(StaysHere::WaysUnknown)?;
+        let is_known = self.notices.is_some() && self.devices.is_some();
+        let rules = self.rules.as_ref().filter(|_| is_known).ok_or(StaysHere::WaysUnknown)?;
         if rules.decide_by_more_than_addresses() {
             return Err(StaysHere::Rules);
         }
@@ -130,11 +133,18 @@ impl Known {
         let mut are_rules_other = false;
         let are_whole = notices.read(|message| match message.kind {
             NEW_RULE | DELETED_RULE => are_rules_other = true,
-            _ => devices.note(message, changes),
+            _ => {
+                if let Some(devices) = devices.as_mut() {
+                    devices.note(message, changes);
+                }
+            }
         });
         if !are_whole {
             // A device may have been deleted and made anew meanwhile: every session is asked.
             changes.is_all = true;
+            if let (Some(devices), Ok(now)) = (devices, Devices::read()) {
+                devices.catch_up(now, changes);
+            }
         }
         if are_rules_other || !are_whole {
             let before = self.rules.take();

@@ -21,15 +21,14 @@ const ADDRESS_LEN: usize = 8;
 const MASTER: u16 = 10;
 const ADDRESSES: [u16; 2] = [1, 2];
 
-/// The devices of a network namespace, by index.
+/// The devices that were there at the start and that packets still pass as they did then, by index. The programs
+/// are on no others: a device that comes back by its old index has lost them, and a confined process can't attach
+/// them again.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Devices {
     present: BTreeSet<u32>,
-    /// Ports of a bridge or bond, and devices of a VRF.
+    /// Ports of a bridge or bond, and devices of a VRF, since the start. One that becomes a port is lost.
     ports: BTreeSet<u32>,
-    /// They have gone, or have become ports. The programs are no longer attached to a device that comes back
-    /// by its old index from another namespace, and a confined process can't attach them again.
-    lost: BTreeSet<u32>,
     down: BTreeSet<u32>,
 }
 
@@ -40,37 +39,36 @@ impl Devices {
     /// If netlink is forbidden or fails.
     pub(super) fn read() -> Result<Self, CallError> {
         list(Family::Route, GET, &[0; LINK_LEN], |devices: &mut Self, message| {
-            devices.note(message, &mut Changes::default());
-            // Those that are ports at the start are none of the programs', unless they belong to a VRF and
-            // stay there.
-            devices.lost.clear();
+            let Some(index) = word(message.body, 4) else { return };
+            devices.present.insert(index);
+            if is_port(message.body) {
+                devices.ports.insert(index);
+            }
+            devices.set_up(index, message.body);
         })
     }
 
     /// Whether the programs don't see packets of this device any more, or packets to it don't arrive.
     pub(crate) fn are_lost(&self, device: u32) -> bool {
-        self.lost.contains(&device) || !self.present.contains(&device)
+        !self.present.contains(&device)
     }
 
     /// Whether nothing can leave by this device at the moment.
     pub(crate) fn is_down(&self, device: u32) -> bool {
-        self.down.contains(&device) && !self.are_lost(device)
+        self.down.contains(&device)
     }
 
     /// Notes what a message says.
     pub(super) fn note(&mut self, message: &RawMessage<'_>, changes: &mut Changes) {
         let body = message.body;
         let (Some(family), Some(index)) = (body.first(), word(body, 4)) else { return };
-        let is_of_bridge = i32::from(*family) == libc::AF_BRIDGE;
         match message.kind {
+            NEW | DELETED if self.are_lost(index) => {}
             // A bridge says so of its port, and the device goes on.
-            DELETED if is_of_bridge => {}
-            DELETED => {
-                self.present.remove(&index);
-                self.lost.insert(index);
-                changes.devices.insert(index);
-            }
-            NEW => self.on_device(index, body, changes),
+            DELETED if i32::from(*family) == libc::AF_BRIDGE => {}
+            DELETED => self.lose(index, changes),
+            NEW if is_port(body) && !self.ports.contains(&index) => self.lose(index, changes),
+            NEW => self.set_up(index, body),
             DELETED_ADDRESS => {
                 changes.devices.insert(index);
                 let attributes = attributes(body.get(ADDRESS_LEN..).unwrap_or_default());
@@ -81,20 +79,33 @@ impl Devices {
         }
     }
 
-    fn on_device(&mut self, index: u32, body: &[u8], changes: &mut Changes) {
-        self.present.insert(index);
-        let is_up = word(body, 8).is_some_and(|flags| flags & libc::IFF_UP.cast_unsigned() != 0);
-        if is_up {
+    /// After messages were lost: takes over what holds `now`.
+    pub(super) fn catch_up(&mut self, now: Self, changes: &mut Changes) {
+        let new_ports = &now.ports - &self.ports;
+        let is_lost = |index: &u32| !now.present.contains(index) || new_ports.contains(index);
+        let lost: Vec<u32> = self.present.iter().copied().filter(is_lost).collect();
+        lost.into_iter().for_each(|index| self.lose(index, changes));
+        self.down = now.down.intersection(&self.present).copied().collect();
+    }
+
+    fn lose(&mut self, index: u32, changes: &mut Changes) {
+        for devices in [&mut self.present, &mut self.ports, &mut self.down] {
+            devices.remove(&index);
+        }
+        changes.devices.insert(index);
+    }
+
+    fn set_up(&mut self, index: u32, body: &[u8]) {
+        if word(body, 8).is_some_and(|flags| flags & libc::IFF_UP.cast_unsigned() != 0) {
             self.down.remove(&index);
         } else {
             self.down.insert(index);
         }
-        let is_port = attributes(body.get(LINK_LEN..).unwrap_or_default()).any(|(kind, _)| kind == MASTER);
-        if is_port && self.ports.insert(index) {
-            self.lost.insert(index);
-            changes.devices.insert(index);
-        }
     }
+}
+
+fn is_port(body: &[u8]) -> bool {
+    attributes(body.get(LINK_LEN..).unwrap_or_default()).any(|(kind, _)| kind == MASTER)
 }
 
 fn ip_of(bytes: &[u8]) -> Option<IpAddr> {

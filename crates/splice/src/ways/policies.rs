@@ -62,14 +62,13 @@ impl Policies {
     /// Notes what has changed. True: there is a new one.
     pub(super) fn hear(&mut self) -> bool {
         let Self::Known(notices, policies) = self else { return false };
-        let before = policies.len();
         let mut is_new = false;
         let are_whole = notices.read(|message| is_new |= note(message, policies));
         if !are_whole {
             *self = Self::Unknown;
             return true;
         }
-        is_new || policies.len() > before
+        is_new
     }
 }
 
