@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,19 +126,21 @@ fn clients_that_stop_reading_at_any_moment_are_ended_when_idle(bed: &Bed) -> Res
     Ok(())
 }
 
-/// Echoes through the door of the bed's host, as fast as it can, until that is no longer heard.
-fn echoes_until_cut_off(number: u16) -> Result<()> {
+/// Echoes through the listener on the bed's host as fast as it can, until no echo comes. Tells `echoed` of each.
+fn echoes_until_cut_off(number: u16, echoed: &Sender<()>) -> Result<()> {
     let mut stream = client::connect("10.78.9.1:8443")?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     stream.set_write_timeout(Some(Duration::from_secs(1)))?;
     let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
     stream.write_all(&client::v2(address, SITE)?)?;
-    while echo(&mut stream, &[7; 20_000]).is_ok() {}
+    while echo(&mut stream, &[7; 20_000]).is_ok() {
+        let _ = echoed.send(());
+    }
     // The kernel's last segments of this connection don't arrive either.
     Ok(())
 }
 
-/// Senders that are cut off so many milliseconds after they have begun.
+/// Senders that are cut off `after` milliseconds from the first echo.
 fn vanish(bed: &Bed, after: u64, options: &[&str]) -> Result<Running> {
     const COUNT: u16 = 32;
     let far = NetNs::create()?;
@@ -152,11 +155,14 @@ fn vanish(bed: &Bed, after: u64, options: &[&str]) -> Result<Running> {
     far.run(|| ip_here(&["addr add 10.78.9.2/24 dev wire", "link set wire up"]))??;
     let always = ["--allow", "10.78.9.0/24", "--listen", "10.78.9.1:8443"];
     let truepeer = spliced(bed, &[&always[..], options].concat()).start(bed)?;
+    truepeer.wait_listening("10.78.9.1:8443")?;
+    let (echoed, first_echo) = channel();
     let client = |number| {
-        let far = far.clone();
-        thread::spawn(move || far.run(move || echoes_until_cut_off(number)))
+        let (far, echoed) = (far.clone(), echoed.clone());
+        thread::spawn(move || far.run(move || echoes_until_cut_off(number, &echoed)))
     };
     let clients: Vec<_> = (0..COUNT).map(client).collect();
+    first_echo.recv_timeout(Duration::from_secs(30)).context("no echo")?;
     thread::sleep(Duration::from_millis(after));
     ip_here(&["link set near down"])?;
     for client in clients {
