@@ -70,6 +70,15 @@ confined
 logged 'confined: capabilities cap_net_raw cap_net_bind_service, files (Landlock' || fail "no line about confinement"
 if logged 'not confined'; then fail "something is missing"; fi
 [ "$(property NFileDescriptorStore)" = 1 ] || fail "systemd keeps $(property NFileDescriptorStore) sockets"
+# The address changes within its port, whose old socket is in the store.
+jobs 843 | sed 's/127.0.0.1:843"/0.0.0.0:843"/' >"$config"
+debian_run systemctl reload truepeer || fail "a reload within the port"
+logged 'listener 0.0.0.0:843 was opened' || fail "not opened within the port"
+jobs 843 >"$config"
+debian_run systemctl restart truepeer || fail "a restart within the port"
+[ "$(property NRestarts) $(property NFileDescriptorStore)" = "0 1" ] || fail "$(property NRestarts) restarts, $(property NFileDescriptorStore) sockets kept"
+say "an address changed within its port, by reload and by restart"
+first=$(property MainPID)
 clients
 say "started: user $(status Uid | cut -f1), capabilities and filters as declared, its socket in systemd's store"
 
