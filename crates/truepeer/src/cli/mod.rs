@@ -144,11 +144,10 @@ pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocati
     match compat::detect(argv)? {
         compat::Role::Truepeer(argv) => parse_as_truepeer(argv),
         compat::Role::Other(compat, argv) => {
-            let spec = compat.parse(argv)?;
+            let spec = compat.parse(argv.clone())?;
             if spec.print.print_config {
-                return Err(UsageError::Options(format!(
-                    "--print-config: {compat} has other defaults than a file; expected the options of truepeer proxy"
-                )));
+                let directory = std::env::current_dir().unwrap_or_default();
+                return Ok(Invocation::Print(compat.print(argv, &directory)?));
             }
             Ok(Invocation::Proxy(Box::new(Config::of_proxy(&spec, &compat.defaults())?), Some(compat)))
         }

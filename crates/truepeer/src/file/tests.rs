@@ -98,6 +98,23 @@ fn a_printed_command_line_means_the_same_as_a_file() {
     }
 }
 
+/// Except that a file's headers may not name this host's own addresses.
+#[test]
+fn a_printed_drop_in_means_the_same_as_a_file() {
+    for line in [
+        "go-mmproxy",
+        "go-mmproxy -l 0.0.0.0:25577 -4 127.0.0.1:25578 -allowed-subnets /etc/subnets -mark 5 -v 1 -listeners=2",
+        "go-mmproxy -l :443 -p udp -close-after 9 -dynamic-destination -listen-transparent",
+        "mmproxy -a /etc/subnets -m 7 -c 30 --ipv6 [::1]:25",
+        "truepeer --compat cloudflare -a /etc/subnets -4 127.0.0.1:1 -6 [::1]:1 -P -q -t 9",
+    ] {
+        let Invocation::Print(file) = invoke(&format!("{line} --print-config")) else { panic!("{line}") };
+        let Invocation::Proxy(mut config, _) = invoke(line) else { panic!("{line}") };
+        config.listeners.iter_mut().for_each(|listener| listener.claims.allow_host = false);
+        assert_eq!(meanings(&file).remove(0), meaning(&EntryConfig::Proxy(config)).unwrap(), "{file}");
+    }
+}
+
 #[test]
 fn the_lines_have_every_key() {
     for entry in super::entry::ENTRIES {

@@ -20,6 +20,19 @@ Headers may claim loopback addresses, and routing is left to you, as there. The 
 is kept if it is free; with -P, a session whose port is in use is refused. SIGTERM ends it at
 once; SIGHUP reads the FILE again.";
 
+/// As `--help` says them.
+pub(super) const OWN_DEFAULTS: [(&str, &str); 9] = [
+    ("listen", "[::]:8080"),
+    ("ipv4", "none: it is needed"),
+    ("ipv6", "none: it is needed"),
+    ("allow", "none: --allowed-networks is needed"),
+    ("allow_claims", "loopback and this host's own"),
+    ("mark", "123"),
+    ("routes", "manual"),
+    ("table", "100"),
+    ("drain_timeout", "0s"),
+];
+
 /// Its names and truepeer's. getopt_long accepts unambiguous prefixes of long options.
 pub(super) fn command(command: Command) -> Command {
     let flag =
@@ -56,6 +69,11 @@ pub(super) fn require(matches: &ArgMatches) -> Result<(), UsageError> {
         }
     }
     Ok(())
+}
+
+/// With `-P`, a session whose port is in use is refused.
+pub(super) fn keeps_port(matches: &ArgMatches) -> bool {
+    matches.get_flag(REAL_PORT)
 }
 
 /// Applies its own options.

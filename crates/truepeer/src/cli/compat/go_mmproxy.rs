@@ -15,6 +15,17 @@ truepeer in the place of go-mmproxy. Its options, with its defaults:
 Everybody may send, headers may claim loopback addresses and lead anywhere, and routing is left
 to you, as there. SIGTERM ends it at once; SIGHUP reads the FILE again.";
 
+/// As `--help` says them.
+pub(super) const OWN_DEFAULTS: [(&str, &str); 7] = [
+    ("ipv4", "127.0.0.1:443"),
+    ("ipv6", "[::1]:443"),
+    ("allow", "any"),
+    ("allow_claims", "loopback and this host's own"),
+    ("dynamic_allow", "any"),
+    ("routes", "manual"),
+    ("drain_timeout", "0s"),
+];
+
 /// Every host may send and claim any client, and a header may lead anywhere. The administrator sets up routing.
 pub(super) fn defaults() -> Defaults {
     Defaults {

@@ -10,10 +10,11 @@ use std::fmt;
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, FromArgMatches as _};
+use clap::{ArgMatches, Command, FromArgMatches as _};
 
 use super::{UsageError, go_style};
-use crate::plan::Defaults;
+use crate::file;
+use crate::plan::{Config, Defaults, RoutesConfig};
 use crate::spec::ProxySpec;
 
 /// A program that truepeer replaces.
@@ -81,17 +82,74 @@ fn take_option(argv: &mut Vec<OsString>) -> Result<Option<Compat>, UsageError> {
 impl Compat {
     /// Parses the command line as that program does.
     pub(super) fn parse(self, argv: Vec<OsString>) -> Result<ProxySpec, UsageError> {
-        let command = self.command();
-        let argv = if self == Self::Cloudflare { argv } else { go_style::rewrite(argv, &command) };
-        let matches = command.try_get_matches_from(argv).map_err(|error| self.explain(error))?;
-        if self == Self::Cloudflare {
-            cloudflare::require(&matches)?;
-        }
+        let matches = self.matches(self.words(argv))?;
         let mut args = ProxySpec::from_arg_matches(&matches)?;
         if self == Self::Cloudflare {
             cloudflare::adapt(&mut args, &matches);
         }
         Ok(args)
+    }
+
+    fn words(self, argv: Vec<OsString>) -> Vec<OsString> {
+        if self == Self::Cloudflare { argv } else { go_style::rewrite(argv, &self.command()) }
+    }
+
+    fn matches(self, words: Vec<OsString>) -> Result<ArgMatches, UsageError> {
+        let matches = self.command().try_get_matches_from(words).map_err(|error| self.explain(error))?;
+        if self == Self::Cloudflare {
+            cloudflare::require(&matches)?;
+        }
+        Ok(matches)
+    }
+
+    /// The command line as a file for `truepeer serve`: that program's defaults, which a file does not have, are written out.
+    pub(super) fn print(self, argv: Vec<OsString>, dir: &Path) -> Result<String, UsageError> {
+        let mut words = self.words(argv);
+        let matches = self.matches(words.clone())?;
+        let spec = ProxySpec::from_arg_matches(&matches)?;
+        let config = Config::of_proxy(&spec, &self.defaults())?;
+        words.extend(self.written_out(&spec, &config).into_iter().map(OsString::from));
+        if self == Self::Cloudflare && cloudflare::keeps_port(&matches) {
+            words.push("--on-conflict=refuse".into());
+        }
+        let text = file::of_command("proxy", &self.matches(words)?, dir)?;
+        let host = "# A header may not name an address of this host, as it could there: allow-claims = [\"ADDRESS\"] permits one.\n";
+        Ok(format!("# {self}'s command line, with its defaults.\n{host}{text}"))
+    }
+
+    /// Its defaults, where the command line says nothing else.
+    fn written_out(self, spec: &ProxySpec, config: &Config) -> Vec<String> {
+        let defaults = self.defaults();
+        let mut words = Vec::new();
+        let mut add = |is_given: bool, option: String| {
+            if !is_given {
+                words.push(option);
+            }
+        };
+        if let Some(first) = config.listeners.first() {
+            add(!spec.listen.is_empty(), format!("--listen={}", first.bind));
+            let backends =
+                [("ipv4", &spec.ipv4, &first.backends.ipv4), ("ipv6", &spec.ipv6, &first.backends.ipv6)];
+            for (option, given, meant) in backends {
+                if let Some(meant) = meant {
+                    add(given.is_some(), format!("--{option}={meant}"));
+                }
+            }
+            add(first.mark == 0 || spec.upstream.mark.is_some(), format!("--mark={}", first.mark));
+        }
+        let names_senders = !spec.senders.allow.is_empty() || !spec.allowed_subnets.is_empty();
+        add(names_senders || defaults.allow.is_empty(), "--allow=any".to_owned());
+        add(!spec.senders.allow_claims.is_empty(), "--allow-claims=loopback".to_owned());
+        let leads_anywhere = spec.dynamic_destination && defaults.dynamic_allow.is_some();
+        add(!leads_anywhere || !spec.dynamic_allow.is_empty(), "--dynamic-allow=any".to_owned());
+        add(spec.routes.routes.is_some(), "--routes=manual".to_owned());
+        let usual = RoutesConfig::default();
+        add(
+            spec.routes.table.is_some() || config.routes.table == usual.table,
+            format!("--table={}", config.routes.table),
+        );
+        add(spec.process.drain_timeout.is_some(), "--drain-timeout=0s".to_owned());
+        words
     }
 
     /// Two programs are called mmproxy: names the other one where an option is its own.
@@ -129,7 +187,22 @@ impl Compat {
                 cloudflare::command(super::proxy::command("mmproxy")).before_help(cloudflare::USAGE)
             }
         };
-        command.args_override_self(true).version(env!("CARGO_PKG_VERSION"))
+        let command = command.args_override_self(true).version(env!("CARGO_PKG_VERSION"));
+        self.own_defaults().iter().fold(command, |command, (id, default)| {
+            command.mut_arg(id, |arg| {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                let what = help.rsplit_once(" [default: ").map_or(&help[..], |(what, _)| what);
+                arg.help(format!("{what} [default: {default}]"))
+            })
+        })
+    }
+
+    /// What `--help` says of options whose defaults are not those of `truepeer proxy`, by their ids.
+    fn own_defaults(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::GoMmproxy | Self::MmproxyRs => &go_mmproxy::OWN_DEFAULTS,
+            Self::Cloudflare => &cloudflare::OWN_DEFAULTS,
+        }
     }
 }
 

@@ -148,3 +148,32 @@ fn what_a_warning_advises_can_be_done() {
         config("go-mmproxy --allow 10.0.0.7 --allow-claims 0.0.0.0 --routes auto").listeners.remove(0);
     assert_eq!(listener.senders.allow.to_string(), "10.0.0.7/32");
 }
+
+/// `--help` under a drop-in name says the defaults that are in force there.
+#[test]
+fn help_says_the_defaults_of_the_drop_in() {
+    for (line, own, others) in [
+        (
+            "go-mmproxy --help",
+            vec!["[default: manual]", "[default: any]", "[default: 0s]"],
+            "[default: auto if permitted]",
+        ),
+        (
+            "truepeer --compat cloudflare --help",
+            vec!["[default: [::]:8080]", "[default: 123]", "[default: 100]"],
+            "[default: 30s]",
+        ),
+    ] {
+        let words = line.split(' ').map(std::ffi::OsString::from);
+        let help = match parse(words) {
+            Err(UsageError::Clap(error)) => {
+                error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+            }
+            other => panic!("{line}: {other:?}"),
+        };
+        for default in own {
+            assert!(help.contains(default), "{line}: no {default} in {help}");
+        }
+        assert!(!help.contains(others), "{line}: {others}");
+    }
+}
