@@ -30,7 +30,9 @@ pub enum Dialect {
 
 /// Text that is not a dialect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected every, first, standalone or spp")]
+#[error(
+    "expected every (dnsdist, udppp), first (frp since 0.67, NGINX), standalone (Cloudflare Spectrum) or spp (Simple Proxy Protocol)"
+)]
 pub struct ParseDialectError;
 
 impl FromStr for Dialect {

@@ -29,7 +29,10 @@ fn dialects_are_called_by_their_names() {
     assert_eq!(Every.default_silence(), Duration::from_secs(60));
     assert_eq!(Standalone.default_silence_sending(), Duration::from_secs(20));
     let error = "each".parse::<Dialect>().expect_err("no dialect");
-    assert_eq!(error.to_string(), "expected every, first, standalone or spp");
+    assert_eq!(
+        error.to_string(),
+        "expected every (dnsdist, udppp), first (frp since 0.67, NGINX), standalone (Cloudflare Spectrum) or spp (Simple Proxy Protocol)"
+    );
 }
 
 #[test]

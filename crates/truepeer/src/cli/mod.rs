@@ -12,6 +12,7 @@ mod connect;
 mod doctor;
 mod dress;
 mod go_style;
+mod guess;
 pub(crate) mod hints;
 mod https;
 pub(crate) mod manual;
@@ -160,6 +161,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             "attach {port}: expected an option; type: truepeer attach --port {port} --allow PREFIX"
         )));
     }
+    guess::refuse(&argv)?;
     let command = command();
     let argv = match argv.get(1).and_then(|word| command.find_subcommand(word)) {
         Some(subcommand) => go_style::rewrite(argv, subcommand),

@@ -233,7 +233,11 @@ fn errors_name_the_option_and_what_was_expected() {
         ("-l nobody.invalid:1", "--listen", "can't resolve the host name"),
         ("-4 localhost", "--ipv4", "expected HOST:PORT"),
         ("-6 ::1:443", "--ipv6", "expected HOST:PORT"),
-        ("--udp-dialect guess", "--udp-dialect", "expected every, first, standalone or spp"),
+        (
+            "--udp-dialect guess",
+            "--udp-dialect",
+            "expected every (dnsdist, udppp), first (frp since 0.67, NGINX), standalone (Cloudflare Spectrum) or spp (Simple Proxy Protocol)",
+        ),
         ("--max-flows 0", "--max-flows", "expected a number from 1"),
         ("-p sctp", "--protocol", "expected tcp, udp or both"),
         ("--listeners 0", "--listeners", "expected a number from 1"),
@@ -268,7 +272,7 @@ fn errors_name_the_option_and_what_was_expected() {
         ("--deny-clients 192.0.2.300", "--deny-clients", "expected loopback, private, any"),
         ("-m 1 -m 2", "--mark", "cannot be used multiple times"),
         ("--no-such-option", "--no-such-option", "unexpected argument"),
-        ("backend:80", "backend:80", "unexpected argument"),
+        ("backend:80", "backend:80", "type: truepeer proxy -l backend:80"),
     ] {
         let said = error(&format!("truepeer proxy {options}"));
         assert!(said.contains(option) && said.contains(expected), "{options}: {said}");

@@ -109,14 +109,16 @@ impl Grammar {
 
     /// By an option's short or other name, or by the nearest spelling.
     fn meant(&self, key: &str) -> Option<&str> {
-        let typed = key.to_lowercase().replace('_', "-");
+        let typed = key.trim_start_matches('-').to_lowercase().replace('_', "-");
         let also = |arg: &&Arg| {
-            let is_short = arg.get_short().is_some_and(|short| key == short.to_string());
+            let is_short =
+                arg.get_short().is_some_and(|short| key.trim_start_matches('-') == short.to_string());
             let is_alias = arg.get_all_aliases().is_some_and(|all| all.contains(&typed.as_str()));
             is_short || is_alias
         };
         let named = self.keys().find(also).and_then(Arg::get_long);
-        named.or_else(|| nearest(&typed, self.keys().filter_map(Arg::get_long)))
+        let exactly = || self.keys().filter_map(Arg::get_long).find(|long| *long == typed);
+        named.or_else(exactly).or_else(|| nearest(&typed, self.keys().filter_map(Arg::get_long)))
     }
 }
 

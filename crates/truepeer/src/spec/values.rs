@@ -138,7 +138,7 @@ impl Default for OnHttp {
     }
 }
 
-/// Prefixes, or a file that lists them.
+/// Prefixes, several with commas, or a file that lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PrefixesOrFile {
     Prefixes(Box<PrefixSet>),
@@ -152,16 +152,19 @@ impl FromStr for PrefixesOrFile {
         if text.starts_with(['/', '.']) {
             return Ok(Self::File(text.into()));
         }
-        text.parse().map(|prefixes| Self::Prefixes(Box::new(prefixes))).map_err(|_| {
-            let expected = "expected loopback, private, any, an address, a prefix such as 10.0.0.0/8, or the path of a file (beginning with / or .)";
-            match text {
-                _ if Path::new(text).is_file() => format!("{expected}; did you mean ./{text}?"),
-                _ if text.contains(',') => {
-                    format!("{expected}; for several repeat the option (in a file: a list, [\"10.0.0.7\", \"10.0.0.8\"])")
-                }
-                _ => expected.to_owned(),
-            }
-        })
+        let mut all = PrefixSet::new();
+        for part in text.split(',').map(str::trim) {
+            let prefixes: PrefixSet = part.parse().map_err(|_| {
+                let of = if part == text { String::new() } else { format!("{part:?}: ") };
+                let hint = if Path::new(part).is_file() { format!("; did you mean ./{part}?") } else { String::new() };
+                format!(
+                    "{of}expected loopback, private, any, an address, a prefix such as 10.0.0.0/8, or the path of a file (beginning \
+                     with / or .){hint}"
+                )
+            })?;
+            all.extend(&prefixes);
+        }
+        Ok(Self::Prefixes(Box::new(all)))
     }
 }
 
