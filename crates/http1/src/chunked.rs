@@ -10,10 +10,10 @@ use crate::fields::{FieldList, FieldName};
 #[derive(Debug, Clone)]
 pub(super) struct Chunked {
     state: State,
-    /// Bytes of extensions so far.
+    /// Bytes of extensions so far: of the body, or of the chunk in a response, whose origin is the operator's own.
     extensions: usize,
     /// Blanks may follow a size: some origins pad it. In a request they could hide one from another parser.
-    may_be_padded: bool,
+    is_response: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ enum State {
     SizeLf {
         size: u64,
     },
-    /// In a chunk, of which so much is left.
+    /// Inside a chunk with `left` bytes to come.
     Data {
         left: u64,
     },
@@ -52,8 +52,8 @@ const SIZE: State = State::Size { size: 0, digits: 0 };
 const MOST_DIGITS: u8 = 16;
 
 impl Chunked {
-    pub(super) fn new(may_be_padded: bool) -> Self {
-        Self { state: SIZE, extensions: 0, may_be_padded }
+    pub(super) fn new(is_response: bool) -> Self {
+        Self { state: SIZE, extensions: 0, is_response }
     }
 
     /// The next piece of `input`, which goes on where the last piece ended. Trailers are added to `trailers`.
@@ -101,7 +101,7 @@ impl Chunked {
             (State::Size { size, digits: 1.. } | State::Padding { size }, b'\r') => State::SizeLf { size },
             (State::Size { size, digits: 1.. } | State::Padding { size }, b';') => State::Extension { size },
             (State::Size { size, digits: 1.. } | State::Padding { size }, b' ' | b'\t')
-                if self.may_be_padded =>
+                if self.is_response =>
             {
                 self.count_extension(limits)?;
                 State::Padding { size }
@@ -117,7 +117,12 @@ impl Chunked {
             (State::SizeLf { size }, b'\n') => State::Data { left: size },
             (State::SizeLf { .. }, _) => return Err(BodyError::ChunkSize),
             (State::DataCr, b'\r') => State::DataLf,
-            (State::DataLf, b'\n') => SIZE,
+            (State::DataLf, b'\n') => {
+                if self.is_response {
+                    self.extensions = 0;
+                }
+                SIZE
+            }
             (State::DataCr | State::DataLf, _) => return Err(BodyError::ChunkEnd),
             (State::Data { .. } | State::Trailers(_) | State::Ended, _) => self.state,
         })

@@ -9,7 +9,7 @@ pub struct HttpLimits {
     pub target_bytes: usize,
     /// Fields of a head, and of a trailer section; the cookies of an HTTP/2 request are one. At most [`HttpLimits::MOST_FIELDS`].
     pub fields: usize,
-    /// Bytes of all chunk extensions of one body.
+    /// Bytes of all chunk extensions of a request's body; of a response, those of one chunk, its padding included.
     pub chunk_extension_bytes: usize,
     /// Bytes of a trailer section.
     pub trailer_bytes: usize,
