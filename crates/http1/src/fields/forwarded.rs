@@ -1,6 +1,6 @@
 //! The fields that name the client: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and `-Host`.
 //!
-//! A sender that is trusted may have said already who is behind it: we add who it is. What anybody else says is replaced.
+//! A trusted sender may already name its client: the sender's own address is appended. What anybody else says is replaced.
 //! There are two families, `Forwarded` and `X-Forwarded-…`. If a trusted sender speaks one, the other is not begun: it
 //! would name the sender as the client, and origins that compare them refuse the request (RFC 7239 section 7.4).
 
@@ -54,8 +54,7 @@ impl Forwarding<'_> {
             let value = self.begin("X-Forwarded-For", FieldName::XForwardedFor, fields, out);
             decimal::push_address(value, self.client);
             out.end();
-            let is_said = self.is_trusted && fields.has(FieldName::XForwardedHost);
-            if !(self.host.is_empty() || is_said) {
+            if !(self.host.is_empty() || self.is_said(FieldName::XForwardedHost, fields)) {
                 write(out, "X-Forwarded-Host", self.host);
             }
         }
@@ -64,9 +63,14 @@ impl Forwarding<'_> {
             write(out, "X-SSL-Client-S-DN", subject.as_bytes());
         }
         // Not a list, as the others: whoever talked with the client knows.
-        if speaks.x_forwarded && !(self.is_trusted && fields.has(FieldName::XForwardedProto)) {
+        if speaks.x_forwarded && !self.is_said(FieldName::XForwardedProto, fields) {
             write(out, "X-Forwarded-Proto", self.proto.as_bytes());
         }
+    }
+
+    /// Whether a trusted sender wrote a value in this field.
+    fn is_said(&self, name: FieldName, fields: &FieldList) -> bool {
+        self.is_trusted && fields.values(name).any(|value| !value.is_empty())
     }
 
     /// Begins a field, in one list with whatever a trusted sender wrote, in one field or several.
@@ -113,7 +117,7 @@ struct Spoken {
 impl Spoken {
     fn by(forwarding: &Forwarding<'_>, fields: &FieldList) -> Self {
         use FieldName::{Forwarded, XForwardedFor, XForwardedHost, XForwardedProto};
-        let says = |name| forwarding.is_trusted && fields.values(name).any(|value| !value.is_empty());
+        let says = |name| forwarding.is_said(name, fields);
         let forwarded = says(Forwarded);
         let x_forwarded = [XForwardedFor, XForwardedHost, XForwardedProto].into_iter().any(says);
         // The sender's own elements may not name the protocol, and none is added where the connection tells the client.
@@ -232,7 +236,11 @@ mod tests {
                      X-Credential-Username X-Userinfo X-ID-Token X-Sucuri-ClientIP CloudFront-Viewer-Address \
                      Ali-CDN-Real-IP Cdn-Src-IP X-Forward-For X-Forward-Proto \
                      X-Webobjects-Remote-User OAM-Remote-User OIDC-Claim-Email Auth-User SM-User SM-Universalid iv-user \
-                     iv-groups X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \
+                     iv-groups iv-remote-address X-Anonymous-Consumer Tailscale-App-Capabilities \
+                     X-MS-Token-AAD-Id-Token SM-UserLoginName SM-ServerSessionID X-Remote-Uid \
+                     X-Amzn-Lattice-Identity WL-Proxy-Client-Cert WL-Proxy-SSL X-SSL-Subject X-SSL-Issuer \
+                     X-Vercel-Proxied-For CF-Pseudo-IPv4 X-Auth-User X-Auth-Username X-Token-User-Email \
+                     X-Envoy-Internal X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \
                      X-Amzn-Mtls-Clientcert X-Forwarded-Client-Cert X-Forwarded-Tls-Client-Cert X-Tls-Client-Subject";
         let ours =
             ["Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https", "X-Forwarded-For: 192.0.2.1"];
@@ -280,6 +288,11 @@ mod tests {
 
     #[test]
     fn a_host_that_a_trusted_sender_names_stands_alone() {
+        let empty = list(&[("X-Forwarded-Host", ""), ("X-Forwarded-Proto", ""), ("X-Forwarded-For", "a")]);
+        let told_of_empty = told(forwarding("192.0.2.1", true), &empty);
+        for ours in ["X-Forwarded-Host: a.example:8443", "X-Forwarded-Proto: https"] {
+            assert!(told_of_empty.iter().any(|line| line == ours), "{told_of_empty:?}");
+        }
         let claims = list(&[("X-Forwarded-Host", "front.example"), ("X-Forwarded-For", "")]);
         assert_eq!(
             told(forwarding("192.0.2.1", true), &claims),

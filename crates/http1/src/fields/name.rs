@@ -125,10 +125,18 @@ fn known(name: &[u8]) -> FieldName {
 }
 
 fn is_client_cert(name: &[u8]) -> bool {
-    const BEGINNINGS: [&str; 5] =
-        ["x-ssl-client-", "ssl-client-", "x-client-cert", "x-tls-client-", "x-amzn-mtls-"];
-    const NAMES: [&str; 4] = ["x-client-verify", "x-arr-clientcert", "x-ssl-cert", "x-client-dn"];
-    matches!(name.first(), Some(b'x' | b'X' | b's' | b'S')) && is_one_of(name, &NAMES, &BEGINNINGS)
+    const BEGINNINGS: [&str; 6] = [
+        "x-ssl-client-",
+        "ssl-client-",
+        "x-client-cert",
+        "x-tls-client-",
+        "x-amzn-mtls-",
+        "wl-proxy-client-cert",
+    ];
+    const NAMES: [&str; 6] =
+        ["x-client-verify", "x-arr-clientcert", "x-ssl-cert", "x-ssl-subject", "x-ssl-issuer", "x-client-dn"];
+    matches!(name.first(), Some(b'x' | b'X' | b's' | b'S' | b'w' | b'W'))
+        && is_one_of(name, &NAMES, &BEGINNINGS)
 }
 
 /// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI, Django and
@@ -138,20 +146,33 @@ fn is_client_cert(name: &[u8]) -> bool {
 fn is_user(name: &[u8]) -> bool {
     // Most names are told by their first letter.
     let (names, beginnings): (&[&str], &[&str]) = match name.first().map(u8::to_ascii_lowercase) {
-        Some(b'x') => (&["x-userinfo", "x-id-token", "x-remote-group", "x-remote-groups"], &X_BEGINNINGS),
+        Some(b'x') => (&X_NAMES, &X_BEGINNINGS),
         Some(b'r') => (&["remote-user", "remote-group", "remote-groups", "remote-email", "remote-name"], &[]),
         Some(b'a') => (&["auth-user"], &[]),
         Some(b'c') => (&[], &["cf-access-"]),
-        Some(b'i') => (&["iv-user", "iv-groups", "iv-creds"], &[]),
+        Some(b'i') => (&[], &["iv-"]),
         Some(b'o') => (&["oam-remote-user"], &["oidc-"]),
-        Some(b's') => (&["sm-user", "sm-userdn", "sm-universalid"], &[]),
-        Some(b't') => (&[], &["tailscale-user-"]),
+        Some(b's') => (&[], &["sm-user", "sm-universalid", "sm-serversession"]),
+        Some(b't') => (&[], &["tailscale-user-", "tailscale-app-"]),
         _ => (&[], &[]),
     };
     is_one_of(name, names, beginnings)
 }
 
-const X_BEGINNINGS: [&str; 15] = [
+const X_NAMES: [&str; 7] = [
+    "x-userinfo",
+    "x-id-token",
+    "x-remote-group",
+    "x-remote-groups",
+    "x-remote-uid",
+    "x-anonymous-consumer",
+    "x-amzn-lattice-identity",
+];
+
+const X_BEGINNINGS: [&str; 18] = [
+    "x-auth-user",
+    "x-token-user-",
+    "x-ms-token-",
     "x-remote-user",
     "x-remote-extra-",
     "x-webobjects-remote-user",
@@ -175,7 +196,7 @@ fn is_one_of(name: &[u8], names: &[&str], beginnings: &[&str]) -> bool {
 }
 
 fn is_client_hint(name: &[u8]) -> bool {
-    const ENDS: [&str; 7] = [
+    const ENDS: [&str; 9] = [
         "-client-ip",
         "-clientip",
         "-real-ip",
@@ -183,6 +204,8 @@ fn is_client_hint(name: &[u8]) -> bool {
         "-connecting-ip",
         "-connecting-ipv6",
         "-viewer-address",
+        "-proxied-for",
+        "-pseudo-ipv4",
     ];
     const BEGINNINGS: [&str; 2] = ["x-forward-", "cloudfront-viewer-"];
     let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
@@ -191,11 +214,11 @@ fn is_client_hint(name: &[u8]) -> bool {
         8 => is("x-scheme"),
         9 => is("client-ip"),
         11 => is("x-remote-ip") || is("remote-addr"),
-        12 => is("x-url-scheme"),
+        12 => is("x-url-scheme") || is("wl-proxy-ssl"),
         13 => is("x-remote-addr"),
         14 => is("x-proxyuser-ip"),
         15 => is("front-end-https") || is("x-original-host"),
-        16 => is("x-originating-ip") || is("x-azure-socketip"),
+        16 => is("x-originating-ip") || is("x-azure-socketip") || is("x-envoy-internal"),
         19 => is("x-appengine-user-ip"),
         24 => is("x-envoy-external-address"),
         25 => is("x-nf-client-connection-ip"),
