@@ -66,7 +66,7 @@ pub(super) fn key(
 #[derive(Debug)]
 pub(super) struct Identities {
     /// For clients without SNI or with an unknown name: the first on the command line, and those that share a name with
-    /// it. These have other types of keys, which such a client may need.
+    /// it or have no host name (but an IP address, say). These have other types of keys, which such a client may need.
     default: Vec<Arc<CertifiedKey>>,
     /// Keys are in lower case. Certificates of the same name have different key types.
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
@@ -85,7 +85,7 @@ impl Identities {
         let mut identities =
             Self { default: vec![Arc::clone(&first.0)], by_name: HashMap::new(), by_parent: HashMap::new() };
         for (number, (identity, names)) in std::iter::once(first).chain(loaded).enumerate() {
-            if number > 0 && names.iter().any(|name| first_names.contains(name)) {
+            if number > 0 && (names.is_empty() || names.iter().any(|name| first_names.contains(name))) {
                 identities.default.push(Arc::clone(&identity));
             }
             for name in names {

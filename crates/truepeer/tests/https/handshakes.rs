@@ -29,6 +29,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let openssl = tests![
         openssl_resumes_again_and_again,
         certificates_are_chosen_by_the_types_of_keys_that_a_client_knows,
+        a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key,
         early_data_for_another_server_is_skipped,
     ];
     all.extend(openssl.into_iter().map(|test| test.needs_program("openssl")));
@@ -291,6 +292,26 @@ fn certificates_are_chosen_by_the_types_of_keys_that_a_client_knows(bed: &Bed) -
 }
 
 /// RFC 8446 4.2.10. A site that has moved here: its clients have the old server's tickets.
+/// Clients of an IP address send no name, and no host name leads to this certificate.
+fn a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key(
+    bed: &Bed,
+) -> anyhow::Result<()> {
+    let stand = Stand::with(bed, "fine", |_| {
+        Program::new("openssl")
+            .args(["req", "-x509", "-nodes", "-days", "2", "-newkey", "rsa:2048", "-subj", "/CN=by-address"])
+            .args(["-keyout", "rsa.key", "-out", "rsa.pem", "-addext", "subjectAltName=IP:127.0.0.1"])
+            .run(bed)?;
+        Ok(["--cert", "rsa.pem", "--key", "rsa.key"].map(str::to_owned).to_vec())
+    })?;
+    let client = Program::new("openssl")
+        .args(["s_client", "-connect", HERE, "-tls1_2", "-noservername", "-sigalgs", "RSA+SHA256"])
+        .input("Q\n")
+        .start(bed)?;
+    client.wait_end()?;
+    ensure!(client.stdout().contains("CN = by-address"), "{}; {}", client.log(), stand.truepeer.log());
+    Ok(())
+}
+
 fn early_data_for_another_server_is_skipped(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, "fine", &[])?;
     let old = stand.authority.certify(bed, "old", &["site.test"])?;
