@@ -44,6 +44,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
         work(Pin::new(&mut *self.0.borrow_mut()))
     }
 
+    pub(crate) fn into_inner(self) -> S {
+        self.0.into_inner()
+    }
+
     /// Ends the sending direction.
     pub(crate) fn shutdown(&self) -> impl Future<Output = io::Result<()>> {
         poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx))

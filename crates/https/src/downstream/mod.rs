@@ -56,6 +56,12 @@ pub struct Downstream {
     pub counted: Option<Counted>,
 }
 
+/// Ends a connection whose client has been sent an alert, so that the client can read it.
+pub(crate) async fn end_refused(stream: &mut TlsStream<TcpStream>) {
+    let reactor = stream.get_ref().reactor().clone();
+    let _ = reactor.timeout(AFTER_ALERT, stream.end_refused()).await;
+}
+
 impl Downstream {
     /// Reads the header, finds the client, counts the connection for it, and completes the TLS handshake.
     ///
@@ -104,7 +110,7 @@ impl Downstream {
         let shaken = shaken.unwrap_or(Err(HandshakeError::TimedOut { waited: limit }));
         if let Err(error) = shaken {
             if matches!(error, HandshakeError::Tls { .. }) {
-                let _ = reactor.timeout(AFTER_ALERT, stream.end_refused()).await;
+                end_refused(&mut stream).await;
             }
             return Err(TlsCloseReason::of_handshake(error));
         }

@@ -204,7 +204,10 @@ struct ResetUnlessFinished<'a, A: Connection, B: Connection> {
 impl<A: Connection, B: Connection> Drop for ResetUnlessFinished<'_, A, B> {
     fn drop(&mut self) {
         if !self.has_finished {
-            self.downstream.reset_when_closed();
+            // A reset could overtake the alert.
+            if !self.downstream.is_broken() {
+                self.downstream.reset_when_closed();
+            }
             self.upstream.reset_when_closed();
         }
     }

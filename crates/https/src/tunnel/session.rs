@@ -16,7 +16,7 @@ use truepeer_session::{Ended, send_proxy};
 use super::tlvs;
 use crate::close::TlsCloseReason;
 use crate::dial::dial;
-use crate::downstream::{Downstream, TlsListener, WorkerState};
+use crate::downstream::{Downstream, TlsListener, WorkerState, end_refused};
 use crate::open::{Listed, OpenConnection};
 use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd, Side};
 use crate::reactor::{TcpStream, refused_late};
@@ -92,7 +92,14 @@ async fn session(
     let idle = shared.listening.settings.idle_timeout;
     let timeouts = IdleTimeouts { both: idle, half: idle };
     let (downstream, upstream) = (SharedStream::new(downstream.stream), SharedStream::new(upstream));
-    Ok(reason(&pump.run(&reactor, timeouts, &downstream, &upstream).await))
+    let end = pump.run(&reactor, timeouts, &downstream, &upstream).await;
+    drop(upstream);
+    if let Stream::Tls(mut stream) = downstream.into_inner()
+        && stream.is_broken()
+    {
+        end_refused(&mut stream).await;
+    }
+    Ok(reason(&end))
 }
 
 fn reason(end: &PumpEnd) -> TlsCloseReason {

@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         lists_are_read_again_where_tls_is_spoken,
         an_end_without_close_notify_reaches_the_backend_as_a_reset,
         the_operator_ends_a_session,
+        an_alert_reaches_a_client_that_goes_on_sending_through_a_tunnel,
     ];
     let openssl = tests![old_versions_and_other_suites_are_refused_with_the_reason];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
@@ -50,6 +51,34 @@ fn old_versions_and_other_suites_are_refused_with_the_reason(bed: &Bed) -> anyho
     })?;
     s_client(&["-ciphersuites", "TLS_AES_128_GCM_SHA256"]).run(bed)?;
     stand.truepeer.wait_for_log("tls=\"TLSv1.3 TLS_AES_128_GCM_SHA256 sni=site.test\"")
+}
+
+/// Alert, FIN, and no reset, although bytes are left unread.
+fn an_alert_reaches_a_client_that_goes_on_sending_through_a_tunnel(bed: &Bed) -> anyhow::Result<()> {
+    const CLIENT: &str = r"
+import socket, ssl, sys
+context = ssl._create_unverified_context()
+plain = socket.create_connection(sys.argv[1].split(':'), 60)
+incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+tls = context.wrap_bio(incoming, outgoing, server_hostname='site.test')
+while True:
+    try:
+        tls.do_handshake()
+        break
+    except ssl.SSLWantReadError:
+        plain.sendall(outgoing.read())
+        incoming.write(plain.recv(65536))
+plain.sendall(outgoing.read() + b'\x17\x03\x03\x00\x20' + bytes(32) + bytes(300_000))
+while piece := plain.recv(65536): incoming.write(piece)
+incoming.write_eof()
+try:
+    while tls.read(65536): pass
+except ssl.SSLError as error: print(error.reason)
+";
+    let stand = Stand::new(bed, Behaviour::Echo, &[])?;
+    let said = Program::new("python3").args(["-c", CLIENT, DOOR_V4]).run(bed)?;
+    ensure!(said.trim() == "SSLV3_ALERT_BAD_RECORD_MAC", "{said}; {}", stand.truepeer.log());
+    Ok(())
 }
 
 fn certificates_are_chosen_by_name(bed: &Bed) -> anyhow::Result<()> {
