@@ -303,7 +303,8 @@ impl<S: Connection> Down<'_, S> {
     ) -> Result<Answered, Failure> {
         outgoing.end(trailers).await?;
         // An origin that refuses an upgrade unread would take the request's body for the next request.
-        let is_read = !request.wants_upgrade || request.length == BodyLength::None;
+        let has_no_body = matches!(request.length, BodyLength::None | BodyLength::Known(0));
+        let is_read = !request.wants_upgrade || has_no_body;
         // Bytes after the response would be taken for the response to the next request.
         let reusable = response.keep_alive && self.state.is_sent.get() && self.buffer.is_empty() && is_read;
         Ok(Answered::Whole { reusable })

@@ -79,9 +79,10 @@ const MOST_COOKIES: usize = 1024;
 /// What a list's size counts for each field besides its text (RFC 7540 6.5.2), and the name of a cookie.
 const FIELD_BYTES: usize = 32 + "cookie".len();
 
-/// The limit for `h2`, which refuses larger lists before they are seen. [`request`] counts again as HTTP/1.1 would.
+/// The limit for `h2`, which refuses larger lists by itself, uncounted. So it is well above that of [`request`], which
+/// counts as HTTP/1.1 does.
 fn most_list_bytes(limits: &HttpLimits) -> usize {
-    limits.head_bytes + FIELD_BYTES * (limits.fields + MOST_COOKIES)
+    4 * (limits.head_bytes + FIELD_BYTES * (limits.fields + MOST_COOKIES))
 }
 
 /// Counts of a connection's streams.
