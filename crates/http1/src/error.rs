@@ -35,7 +35,7 @@ reasons! {
         /// No request line or status line.
         FirstLine("first_line", "the first line is not one of HTTP/1"),
         /// HTTP of another version than 1.0 and 1.1.
-        Version("http_version", "neither HTTP/1.1 nor HTTP/1.0"),
+        Version("http_version", "not HTTP/1.x"),
         /// A field's name or value has characters that it must not have, white space before the colon among them, or a
         /// line is folded.
         Field("invalid_field", "a field has a character that is not allowed, or a folded line"),
@@ -54,7 +54,7 @@ reasons! {
         /// The target names another host than `Host`.
         HostDisagrees("host_disagrees", "the target names another host than Host"),
         /// The target has none of the forms that its method may have.
-        Target("invalid_target", "the request's target is not a path"),
+        Target("invalid_target", "the request's target is no path, or has a character that must be percent-encoded"),
         /// A status below 100.
         Status("invalid_status", "the status is not one of HTTP"),
     }

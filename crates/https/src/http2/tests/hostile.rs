@@ -155,7 +155,8 @@ fn with_path(path: &[u8], way: usize) -> Vec<u8> {
 /// `h2` alone refuses them. However they are coded and cut, the origin gets what was sent.
 #[test]
 fn paths_that_http1_takes_pass_over_http2() {
-    let paths = ["/api/v1/query?query=up>0", "/a<b>c", "/`", "/>", "/?q={\"a\":1}", "/plain"];
+    let paths =
+        ["/api/v1/query?query=up>0", "/a<b>c", "/`", "/>", "/?q={\"a\":1}", "/\u{e4}?q=\u{1f980}", "/plain"];
     let heads = paths.into_iter().flat_map(|path| (0..3).map(move |way| (path, way)));
     for (path, way) in heads {
         let bed = bed(HttpSettings::default());
@@ -205,7 +206,6 @@ fn refused_requests_of_http2_are_counted() {
         (with_path(b"/a b", 0), HEADERS, "invalid_target"),
         (with_path(b"/a b", 1), HEADERS, "invalid_target"),
         (with_path(b"/\xe4", 0), HEADERS, "invalid_target"),
-        (with_path("/\u{e4}".as_bytes(), 1), HEADERS, "invalid_target"),
         (with_path(b"/a\r\nx: y", 0), HEADERS, "invalid_target"),
         (with_path(b"/\x02", 1), RST_STREAM, "http2_malformed"),
         (with_path(b"/x>#", 1), RST_STREAM, "http2_malformed"),
