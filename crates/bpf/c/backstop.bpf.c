@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The last door: what reaches a socket of an attached port must have been judged by a device's program. Packets may come by ways that those
- * do not see: a device that is not attached, DNAT onto the port, a tunnel, a second VLAN tag. The kernel runs this program with the listener for
- * a SYN and for the ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
+/* Drops packets that reach a socket of an attached port although no device's program has judged them. They come by a device that is not
+ * attached, by DNAT onto the port, by a tunnel, or behind a second VLAN tag. The kernel runs this program with the listener for a SYN and for the
+ * ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
 #include "cgroup.h"
 #include "lookup.h"
 #include "maps.h"
@@ -10,19 +10,11 @@
 #include "glance.h"
 #include "udp_backstop.h"
 
-/* A UDP port is attached; set when the program is loaded. */
+/* Whether a UDP port is attached; set when the program is loaded. */
 const volatile __u32 has_udp = 1;
 
 #define TAKE 1
 #define LEAVE 0
-
-/* go_on() in tcp_ingress has marked it. */
-static __always_inline int is_judged(struct __sk_buff *skb)
-{
-	struct settings *settings = settings_here();
-
-	return settings && skb->priority == settings->judged;
-}
 
 /* Whether a request socket waits for its sender's ACK. */
 static __always_inline int is_half_open(struct __sk_buff *skb, const struct segment *segment)
@@ -61,7 +53,8 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 	return bpf_map_lookup_elem(&tp_embryos, &key) || is_half_open(skb, &segment);
 }
 
-/* Before the kernel answers the SYN, so before there is a header. */
+/* Notes in the embryo whether the listener is of the named cgroup. Only this program is given the listener, and it runs before the kernel
+ * answers the SYN: so the answer is there before the header is. */
 static __always_inline void note_listener(struct __sk_buff *skb, struct bpf_sock *sk)
 {
 	struct segment segment = {};

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* A header was optional, and the sender silent, so the server has the connection without one. If the first bytes are a header after all,
- * they name a client that the server can't be told: the connection is refused. AWS NLB sends its header like that by default, with the
- * client's first payload. */
+/* Headers that come too late. Where a header is optional, a silent sender's connection is served without one after --header-wait. The server
+ * has then accepted the sender's address, so a header that comes later can't change it: the connection is refused. AWS NLB causes this by
+ * default, because it sends its header with the client's first payload. */
 #pragma once
 #include "verdicts.h"
 
-/* client.word[1]: how many bytes of a signature have passed, and of which. They are data as long as no more of it comes: held back, they would
- * hold back the rest, too, because a sender may wait for their acknowledgement (Nagle). */
+/* client.word[1] of such a flow: how many bytes of a signature have passed, and whether it is that of version 2. These bytes are delivered as
+ * data. Holding them back could stop the connection: a sender may wait for their acknowledgement before it sends more (Nagle). */
 #define LATE_BYTES 0x0f
 #define LATE_V2 0x10
 
-/* Whether these bytes, behind `passed` ones, go on with the signature. Returns how many of it there are then; 0: they don't. */
+/* Compares fresh bytes with a signature, of which `passed` bytes have come before. Returns how many have come then; 0: they differ. */
 static __always_inline __u32 go_on_with(const struct workbench *bench, __u32 passed, __u32 have, const char *signature, __u32 len)
 {
 	for (__u32 i = 0; i < len; i++)
@@ -19,38 +19,60 @@ static __always_inline __u32 go_on_with(const struct workbench *bench, __u32 pas
 	return passed + have < len ? passed + have : len;
 }
 
-/* 0: the segment goes on. One that comes out of order is judged when it comes again or the bytes before it have come: the kernel gives the
- * server none before the first. */
-GLOBAL int judge_late(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key, struct flow *flow)
+/* The number that the sender's next byte has: those before it have been compared. */
+static __always_inline __u32 next_late(const struct flow *flow)
+{
+	return flow->client.word[0] + (flow->client.word[1] & LATE_BYTES);
+}
+
+/* Whether an open connection has sent what this segment acknowledges: snd_una to snd_nxt. A blind attacker does not know these numbers.
+ * (The kernel also takes older ones. Their sender repeats the segment with a newer one.) */
+static __always_inline int acknowledges_ours(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct bpf_sock *sk = look_up(skb, segment);
+
+	if (!sk)
+		return 0;
+	struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
+	int is = tcp && segment->ack - tcp->snd_una <= tcp->snd_nxt - tcp->snd_una;
+	bpf_sk_release(sk);
+	return is;
+}
+
+/* The reason to drop the segment, or REFUSED_AFTER_WAIT: refuse the connection. 0: it goes on. `is_open`: it has a socket. */
+GLOBAL enum counter judge_late(struct __sk_buff *skb, const struct segment *segment, struct flow *flow, __u32 is_open)
 {
 	struct workbench *bench = workbench();
 
-	if (!segment || !key || !flow || !bench)
+	if (!segment || !flow || !bench)
+		return 0;
+	/* The kernel takes no data from these. */
+	if (segment->flags & (SYN | RST) || !(segment->flags & ACK))
 		return 0;
 	__u32 passed = flow->client.word[1] & LATE_BYTES, is_v2 = flow->client.word[1] & LATE_V2;
-	__u32 known = flow->client.word[0] + passed - segment->seq; /* beyond the payload: nothing new */
-	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment->destination_port);
-	if (known >= segment->payload_len || !port)
+	__u32 known = next_late(flow) - segment->seq;
+	/* Behind a gap. The kernel would keep it, and deliver it with what fills the gap: then nobody would compare it. The sender sends it again. */
+	if ((__s32)known < 0 && segment->payload_len > 0)
+		return EARLY_SEGMENT;
+	if (known >= segment->payload_len)
 		return 0;
+	if (is_open && !acknowledges_ours(skb, segment))
+		return NOT_TAKEN;
 	if (!is_intact(skb, segment))
-		return drop(port, REFUSED_DAMAGED);
+		return REFUSED_DAMAGED;
 	__u32 have = segment->payload_len - known;
 	__u32 last = (have < 12 ? have : 12) - 1;
 	asm volatile("%0 &= 15" : "+r"(last)); /* for the verifier */
 	if (bpf_skb_load_bytes(skb, segment->payload_at + known, bench->fresh, last + 1))
-		return drop(port, FAILED);
+		return FAILED;
 	if (passed == 0)
 		is_v2 = bench->fresh[0] == '\r' ? LATE_V2 : 0;
 	/* PROXY 2.1: "exactly one space" */
 	__u32 len = is_v2 ? 12 : 6;
 	__u32 begun = is_v2 ? go_on_with(bench, passed, last + 1, "\r\n\r\n\0\r\nQUIT\n", 12)
 			    : go_on_with(bench, passed, last + 1, "PROXY ", 6);
-	if (begun == len) {
-		count(port, REFUSED_AFTER_WAIT);
-		tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
-		/* The devices above must not shift it. */
-		return refuse(skb, segment, flow->client.word[0] + passed + flow->delta) == PASS ? go_on(skb) : DROP;
-	}
+	if (begun == len)
+		return REFUSED_AFTER_WAIT;
 	flow->client.word[1] = begun | is_v2;
 	if (!begun) {
 		flow->client.word[0] = flow->client.word[1] = 0;

@@ -76,7 +76,20 @@ static __always_inline struct settings *settings_here(void)
 	return bpf_map_lookup_elem(&tp_settings, &only);
 }
 
-/* Of the attachment that a port belongs to. */
+/* Whether tcp_ingress has judged this packet, on this device or on one below (go_on() in verdicts.h). Devices set the priority of what they
+ * receive to 0. */
+static __always_inline int is_judged(struct __sk_buff *skb)
+{
+	__u64 mark;
+
+	/* As in go_on(): the compiler would add to the context's pointer, which the verifier forbids. */
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(mark) : "r"(skb), "i"(offsetof(struct __sk_buff, priority)));
+	struct settings *settings = mark ? settings_here() : 0;
+
+	return settings && mark == settings->judged;
+}
+
+/* The terms of the attachment that a port belongs to. */
 static __always_inline struct terms *terms_of(const struct port *port)
 {
 	__u32 group = port->group;
@@ -84,7 +97,7 @@ static __always_inline struct terms *terms_of(const struct port *port)
 	return bpf_map_lookup_elem(&tp_terms, &group);
 }
 
-/* Whether a client that a header names, or the sender itself, may be shown; otherwise the reason. 0: it may. */
+/* The reason to refuse a client that a header names (`is_claimed`), or the sender that stands for itself; 0: it may be shown. */
 static __always_inline enum counter judge(const struct address *address, int is_claimed, __u8 group)
 {
 	struct prefix client = host(address);

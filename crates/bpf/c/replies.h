@@ -160,9 +160,10 @@ GLOBAL int say_where(struct __sk_buff *skb, const struct segment *segment, const
 	return bpf_clone_redirect(skb, skb->ifindex, 0);
 }
 
-/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's request socket, which expects `kernel_seq`: the
- * sender may come again from the same port at once. */
-GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq)
+/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's socket, which expects `kernel_seq`: the sender may come
+ * again from the same port at once. tcp_egress will subtract `delta` from what the answer acknowledges, so it is added here; 0 where neither
+ * a flow nor an embryo is left. */
+GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq, __u32 delta)
 {
 	if (!segment)
 		return DROP;
@@ -171,7 +172,7 @@ GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 ke
 		.source = segment->destination_port,
 		.dest = segment->source_port,
 		.seq = segment->flags & ACK ? bpf_htonl(segment->ack) : 0,
-		.ack_seq = bpf_htonl(end),
+		.ack_seq = bpf_htonl(end + delta),
 		.ack = 1,
 		.rst = 1,
 	};

@@ -167,7 +167,7 @@ static __always_inline int on_new_syn(struct __sk_buff *skb, const struct segmen
 	if (port->state == REFUSING) {
 		count(port, REFUSED_DETACHING);
 		tell(key, IPPROTO_TCP, REFUSED_DETACHING, 0);
-		return refuse(skb, segment, segment->seq);
+		return refuse(skb, segment, segment->seq, 0);
 	}
 	/* The sender retries without data: that is the fallback of fast open. */
 	if (segment->payload_len)

@@ -361,11 +361,11 @@ static __always_inline int on_admitted(struct __sk_buff *skb, const struct segme
 	__u32 family = 0;
 
 	if (embryo->flow.header == MAY_COME_LATE) {
-		int fate = judge_late(skb, segment, key, &embryo->flow);
-		if (fate == PASS)
-			bpf_map_delete_elem(&tp_embryos, key);
-		if (fate)
-			return fate;
+		enum counter reason = judge_late(skb, segment, &embryo->flow, 0);
+		if (reason == REFUSED_AFTER_WAIT)
+			return refuse_for(skb, segment, port, key, embryo, reason);
+		if (reason)
+			return drop(port, reason);
 	}
 	enum socket_state state = find_socket(skb, segment, embryo->isn + 1 + embryo->guess, &family);
 	int is_given_up = state == LISTENS && !why_not_again(port, embryo);
@@ -463,7 +463,7 @@ static __always_inline int on_stranger(struct __sk_buff *skb, const struct segme
 			return drop(port, REFUSED_DAMAGED);
 		count(port, REFUSED_STRAY);
 		tell(key, IPPROTO_TCP, REFUSED_STRAY, 0);
-		return refuse(skb, segment, segment->seq);
+		return refuse(skb, segment, segment->seq, 0);
 	case OPEN:
 		return PASS;
 	default:
@@ -518,13 +518,29 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	return DROP;
 }
 
+/* Not inlined: its stack would be added to that of all other paths. The flow stays until its socket has got the RST. So tcp_egress still
+ * translates what goes to the sender, and go_on() keeps the devices above from shifting what goes to the socket. */
+static __noinline int end_late(struct __sk_buff *skb, const struct segment *segment, const struct port *port, const struct flow_key *key,
+			       const struct flow *flow)
+{
+	count(port, REFUSED_AFTER_WAIT);
+	tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
+	return refuse(skb, segment, next_late(flow) + flow->delta, flow->delta) == PASS ? go_on(skb) : DROP;
+}
+
 static __always_inline int on_flow(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
 				   struct flow *flow)
 {
-	if (flow->header == MAY_COME_LATE) {
-		int fate = judge_late(skb, segment, key, flow);
-		if (fate)
-			return fate;
+	struct port *port = 0;
+
+	if (flow->header == MAY_COME_LATE)
+		port = bpf_map_lookup_elem(&tp_ports, &segment->destination_port);
+	if (port) {
+		enum counter reason = judge_late(skb, segment, flow, 1);
+		if (reason == REFUSED_AFTER_WAIT)
+			return end_late(skb, segment, port, key, flow);
+		if (reason)
+			return drop(port, reason);
 	}
 	if (!flow->delta)
 		return PASS;

@@ -5,8 +5,8 @@
 #include "refusals.h"
 #include "replies.h"
 
-/* Passes a judged segment on to a listener. The mark tells the backstop and the devices above: nothing else
- * reads skb->priority of incoming packets. */
+/* Passes a judged segment on to a listener. skb->priority tells the backstop and the programs of devices above that it is judged: nothing else
+ * reads it in incoming packets. */
 static __always_inline int go_on(struct __sk_buff *skb)
 {
 	struct settings *settings = settings_here();
@@ -15,18 +15,6 @@ static __always_inline int go_on(struct __sk_buff *skb)
 		asm volatile("*(u32 *)(%0 + %1) = %2"
 			     : : "r"(skb), "i"(offsetof(struct __sk_buff, priority)), "r"((__u64)settings->judged) : "memory");
 	return PASS;
-}
-
-/* By this program on a device below, too. Devices give 0 to what they receive. */
-static __always_inline int is_judged(struct __sk_buff *skb)
-{
-	__u64 mark;
-
-	/* Here and in go_on(): the compiler would add to the context's pointer, which the verifier forbids. */
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(mark) : "r"(skb), "i"(offsetof(struct __sk_buff, priority)));
-	struct settings *settings = mark ? settings_here() : 0;
-
-	return settings && mark == settings->judged;
 }
 
 static __always_inline int drop(const struct port *port, enum counter reason)
@@ -45,7 +33,7 @@ static __always_inline int refuse_claim_for(struct __sk_buff *skb, const struct 
 	count(port, reason);
 	tell(key, IPPROTO_TCP, reason, claimed);
 	bpf_map_delete_elem(&tp_embryos, key);
-	return refuse(skb, segment, kernel_seq);
+	return refuse(skb, segment, kernel_seq, 0);
 }
 
 static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,

@@ -27,7 +27,7 @@ pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
             }
             is_last_ack(frame, &made.packet, seq, is_echo_blank, &bytes[..len])
         }
-        Fate::Refuse { kernel_seq } => is_refused(frame, made, kernel_seq),
+        Fate::Refuse { kernel_seq, shifted_back } => is_refused(frame, made, kernel_seq, shifted_back),
         Fate::Acknowledge { .. } | Fate::GiveUp { .. } => anyhow::bail!("only of what goes out"),
     }
 }
@@ -142,7 +142,7 @@ fn says_where(frame: &[u8], made: &Made, seq: u32, ack: u32) -> Result<()> {
     Ok(())
 }
 
-fn is_refused(frame: &[u8], made: &Made, kernel_seq: u32) -> Result<()> {
+fn is_refused(frame: &[u8], made: &Made, kernel_seq: u32, shifted_back: u32) -> Result<()> {
     let before = read(frame)?;
     let reset = read(&made.packet)?;
     let expected = Whole { seq: kernel_seq, flags: RST, window: 0, ..Whole::new(before.from, before.to) };
@@ -153,7 +153,8 @@ fn is_refused(frame: &[u8], made: &Made, kernel_seq: u32) -> Result<()> {
     let ends = u32::from(before.flags & FIN != 0) + u32::from(before.flags & SYN != 0);
     let end = before.seq.wrapping_add(u32::try_from(before.payload.len())?).wrapping_add(ends);
     let seq = if before.flags & ACK != 0 { before.ack } else { 0 };
-    let expected = Whole { seq, ack: end, flags: RST | ACK, window: 0, ..Whole::new(before.to, before.from) };
+    let ack = end.wrapping_add(shifted_back);
+    let expected = Whole { seq, ack, flags: RST | ACK, window: 0, ..Whole::new(before.to, before.from) };
     ensure!(!is_in && told == expected, "{told:?}, not {expected:?}");
     ensure!(ip(answer).has_right_sums(), "the sums for the sender are wrong");
     Ok(())

@@ -49,8 +49,10 @@ pub(crate) enum Fate {
         ack: u32,
     },
     /// It becomes a RST for the kernel, and another is sent to the sender.
+    /// `shifted_back`: so much is subtracted from the number that the other acknowledges, on its way out.
     Refuse {
         kernel_seq: u32,
+        shifted_back: u32,
     },
     /// Outgoing: the acknowledgement of a part is shifted by this much, and echoes this timestamp.
     Acknowledge {
@@ -105,7 +107,7 @@ impl Model {
         if let Some(mut flow) = self.flow {
             let is_left_behind = is_syn && matches!(kernel.socket, Socket::None | Socket::Listens);
             if !is_left_behind {
-                let fate = self.judge_late(segment, &mut flow);
+                let fate = self.judge_late(segment, &mut flow, kernel.socket != Socket::None);
                 self.flow = Some(flow);
                 return fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() });
             }
@@ -121,7 +123,7 @@ impl Model {
         }
         match self.ended {
             Some(mut flow) => {
-                let fate = self.judge_late(segment, &mut flow);
+                let fate = self.judge_late(segment, &mut flow, kernel.socket != Socket::None);
                 self.ended = Some(flow);
                 fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
             }
@@ -129,12 +131,22 @@ impl Model {
         }
     }
 
-    /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on.
-    fn judge_late(&mut self, segment: &Segment, flow: &mut Flow) -> Option<Fate> {
+    /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on. A flow that `has_socket` has sent
+    /// what the segment acknowledges.
+    fn judge_late(&mut self, segment: &Segment, flow: &mut Flow, has_socket: bool) -> Option<Fate> {
         let [first, state] = flow.late?;
+        if segment.flags & (SYN | RST | ACK) != ACK {
+            return None;
+        }
         let (passed, was_v2) = (state & 15, state & 16 != 0);
         let known = first.wrapping_add(passed).wrapping_sub(segment.seq);
+        if known.cast_signed() < 0 && !segment.payload.is_empty() {
+            return Some(self.drop("early_segments"));
+        }
         let bytes = segment.payload.get(known as usize..).filter(|bytes| !bytes.is_empty())?;
+        if !has_socket {
+            return Some(self.drop("not_taken"));
+        }
         if !segment.is_intact {
             return Some(self.drop("refused_damaged"));
         }
@@ -152,7 +164,7 @@ impl Model {
         }
         self.count("refused_after_wait");
         let kernel_seq = first.wrapping_add(passed).wrapping_add(flow.delta.cast_unsigned());
-        Some(Fate::Refuse { kernel_seq })
+        Some(Fate::Refuse { kernel_seq, shifted_back: flow.delta.cast_unsigned() })
     }
 
     fn on_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
@@ -264,7 +276,7 @@ impl Model {
             return self.drop("refused_damaged");
         }
         self.count("refused_stray");
-        Fate::Refuse { kernel_seq: segment.seq }
+        Fate::Refuse { kernel_seq: segment.seq, shifted_back: 0 }
     }
 
     /// A segment from this host to the sender. `by` is subtracted from acknowledgements.

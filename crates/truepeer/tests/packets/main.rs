@@ -9,6 +9,7 @@ mod datagrams;
 mod handshake;
 mod holds;
 mod kit;
+mod late;
 mod paths;
 mod stage;
 mod sweeps;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         paths::tests(),
         unjudged::tests(),
         holds::tests(),
+        late::tests(),
         datagrams::tests(),
         beside_plain::tests(),
         udp_beside_plain::tests(),

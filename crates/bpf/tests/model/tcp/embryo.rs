@@ -186,7 +186,13 @@ impl Model {
         answer: SynAnswer,
         mut flow: Flow,
     ) -> Fate {
-        let fate = self.judge_late(segment, &mut flow);
+        let fate = match self.judge_late(segment, &mut flow, true) {
+            Some(Fate::Refuse { .. }) => {
+                let kernel_seq = embryo.isn.wrapping_add(1).wrapping_add(embryo.guess);
+                Some(Fate::Refuse { kernel_seq, shifted_back: 0 })
+            }
+            other => other,
+        };
         embryo.flow = Some(flow);
         let is_refused = matches!(fate, Some(Fate::Refuse { .. }));
         self.embryo = (!is_refused).then(|| embryo.clone());
@@ -278,7 +284,7 @@ impl Model {
     fn refuse(&mut self, embryo: &Embryo, reason: &'static str) -> Fate {
         self.count(reason);
         self.embryo = None;
-        Fate::Refuse { kernel_seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess) }
+        Fate::Refuse { kernel_seq: embryo.isn.wrapping_add(1).wrapping_add(embryo.guess), shifted_back: 0 }
     }
 
     /// RFC 7323: the newest timestamp of segments in order.
