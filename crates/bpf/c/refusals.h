@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Tells whoever listens who was refused, and why: a ring buffer, read by `truepeer attach status --follow`. It never waits and never grows. Of
- * each reason at most REFUSALS_PER_SECOND are told in a second; the next one says how many were not. So a flood costs no more than counting it. */
+/* Writes refusals, with their reasons, into a ring buffer, which `truepeer attach status --follow` reads. Writing never waits, and the buffer
+ * never grows. At most REFUSALS_PER_SECOND of a reason are written in a second; the next one says how many were left out. So a flood costs no
+ * more than counting it. */
 #pragma once
 #include "counters.h"
 
 #define REFUSALS_PER_SECOND 10
+#define STRANGERS_PER_SECOND 1 /* HEADER_UNLISTED: everybody can cause it, not only listed senders */
 
 struct refusal {
 	__u64 time_ns; /* since the boot */
@@ -48,6 +50,7 @@ GLOBAL int tell(const struct flow_key *key, __u32 protocol, __u32 reason, const 
 {
 	struct told *told = bpf_map_lookup_elem(&tp_told, &reason);
 	__u64 now = bpf_ktime_get_ns();
+	__u32 limit = reason == HEADER_UNLISTED ? STRANGERS_PER_SECOND : REFUSALS_PER_SECOND;
 
 	if (!key || !told)
 		return 0;
@@ -58,7 +61,7 @@ GLOBAL int tell(const struct flow_key *key, __u32 protocol, __u32 reason, const 
 	}
 	struct refusal *refusal = 0;
 	/* Counted before it is tried: while nobody reads and the ring is full, trying would take its lock each time. */
-	if (told->count < REFUSALS_PER_SECOND && __sync_fetch_and_add(&told->count, 1) < REFUSALS_PER_SECOND)
+	if (told->count < limit && __sync_fetch_and_add(&told->count, 1) < limit)
 		refusal = bpf_ringbuf_reserve(&tp_refusals, sizeof(*refusal), 0);
 	if (!refusal) {
 		__sync_fetch_and_add(&told->missed, 1);

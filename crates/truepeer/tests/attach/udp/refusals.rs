@@ -1,7 +1,7 @@
 //! Which datagrams are refused, which pass unchanged, and for how long.
 
 use std::net::UdpSocket;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::datagrams::{Backend, send, socket, spp, v2};
@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_client_of_another_family_keeps_the_senders_address,
         datagrams_from_others_than_senders_pass,
         headers_from_addresses_that_are_not_allowed_are_counted_and_told,
+        strangers_do_not_fill_the_ring_of_refusals,
         forwarded_datagrams_pass,
         the_mtu_of_the_page_fits_and_a_byte_more_makes_fragments,
         multicast_is_refused_where_a_route_leads_on,
@@ -164,6 +165,25 @@ fn headers_from_addresses_that_are_not_allowed_are_counted_and_told(bed: &Bed) -
     let follow = status(&["status", "--follow"])?.start(bed)?;
     follow.wait_for_log(&format!("{}:", pair.lb().v4))?;
     follow.wait_for_log("to port 53/udp: a header, not from an allowed sender")
+}
+
+/// Everybody can send a header. Refusals of listed senders must still be told.
+fn strangers_do_not_fill_the_ring_of_refusals(bed: &Bed) -> Result<()> {
+    let pair = Pair::new()?;
+    command(bed, &["--port", "53/udp", "--allow", "10.9.9.9"])?.in_netns(&pair.host().netns).run(bed)?;
+    let _backend = pair.backend(&["0.0.0.0:53".to_owned()])?;
+    let sender = pair.sender(false, 53)?;
+    let me = sender.local_addr()?.to_string();
+    let began = Instant::now();
+    for _ in 0..30 {
+        exchange(&sender, &me, b"", &v2(CLIENTS[0], DESTINATIONS[0])?)?;
+    }
+    let took = began.elapsed().as_secs();
+    let follow = command(bed, &["status", "--follow", "--json"])?.in_netns(&pair.host().netns).start(bed)?;
+    follow.wait_for_log("header_unlisted")?;
+    let told = follow.stdout().matches("header_unlisted").count() as u64;
+    ensure!(told <= took + 2, "{told} lines in {took} s: {}", follow.log());
+    Ok(())
 }
 
 /// WireGuard adds 32 bytes to what fits its MTU. A sender over IPv6 has the least room.
