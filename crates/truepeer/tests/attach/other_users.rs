@@ -50,7 +50,23 @@ fn a_place_that_another_user_made_is_refused_by_name(bed: &Bed) -> Result<()> {
         by_tester(line)?;
         is_refused(why)?;
     }
-    by_tester("rm truepeer")?;
+    // A link elsewhere, and a path that is not absolute.
+    by_tester("rm truepeer; mkdir theirs/pins")?;
+    std::os::unix::fs::symlink(shared.join("theirs/pins"), bed.dir().join("link"))?;
+    for (pins, at) in [(bed.dir().join("link"), bed.dir()), ("theirs/pins".into(), shared.as_path())] {
+        let ended = Program::new(env!("CARGO_BIN_EXE_truepeer"))
+            .args(["attach", "--port", "80", "--allow", "any", "--pins"])
+            .arg(&pins)
+            .launched_by("env", &["-C", &at.display().to_string()])
+            .start(bed)?;
+        ensure!(
+            !ended.wait_end()?.success() && ended.stderr().contains("belongs to user 61000"),
+            "{}: {}",
+            pins.display(),
+            ended.log()
+        );
+    }
+    by_tester("rmdir theirs/pins")?;
     fs::set_permissions(&shared, Permissions::from_mode(0o777))?;
     is_refused("bpf may be written by others (mode 777)")?;
     fs::set_permissions(&shared, Permissions::from_mode(0o1777))?;
