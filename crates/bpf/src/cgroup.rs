@@ -3,6 +3,8 @@
 //! A mount of type cgroup2 is not enough: in a container, or where somebody has mounted a part of the hierarchy, it shows one cgroup and those
 //! below it. Hooks there would miss the sockets of all other processes: headers would be removed, and the server would see the sender.
 
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -59,19 +61,18 @@ pub fn covered_cgroup(place: &Place) -> Option<u64> {
     cgroup_id(&place.hook("backstop")).ok().filter(|number| *number > 0)
 }
 
-/// Which sockets are concerned. Hooks are attached to the first of these. A cgroup has room for 64 of a kind;
-/// those below count on their own.
+/// The cgroups of an attachment. A cgroup has room for 64 hooks of a kind, not counting those of cgroups below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroups {
-    /// The root, or a container's own cgroup. All sockets of the network namespace that serve attached ports must
-    /// be in it, or below.
+    /// Hooks are attached to this one: the root, or a container's own cgroup. All sockets that serve attached ports
+    /// must belong to it, or to one below it.
     pub all: PathBuf,
-    /// The sockets that are shown the client: those of this cgroup, of those below, and of what takes its place
-    /// when it is made anew (`c/cgroup.h`).
+    /// The client is shown to sockets of this cgroup, of those below it, and of a cgroup that is made anew in its
+    /// place (`c/cgroup.h`).
     pub shown: PathBuf,
 }
 
-/// Which sockets are meant, by numbers of cgroups (`c/cgroup.h`).
+/// The named cgroup, as the programs know it: by numbers (`c/cgroup.h`).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Named {
     pub(crate) way: [u64; LEVELS],
@@ -98,11 +99,11 @@ impl Named {
             .filter_map(|path| Some((path.clone(), number(&path).ok()?)))
             .collect();
         let path = all.iter().find(|(_, number)| *number == wanted).map(|(path, _)| path);
-        let way = |path: &PathBuf| -> Vec<u64> {
-            let above = path.ancestors().take_while(|above| *above != root);
-            above.filter_map(|path| number(path).ok()).collect()
+        let way = |path: &PathBuf| -> io::Result<Vec<u64>> {
+            path.ancestors().take_while(|above| *above != root).map(number).collect()
         };
-        let mut way = path.map(way).unwrap_or_default();
+        let way = path.map(way).transpose().map_err(AttachError::file("looking up the cgroup", shown))?;
+        let mut way = way.unwrap_or_default();
         way.reverse();
         if way.is_empty() || way.len() > LEVELS {
             let problem = format!("expected a cgroup at most {LEVELS} levels below {}", root.display());
@@ -110,7 +111,7 @@ impl Named {
         }
         named.way[..way.len()].copy_from_slice(&way);
         named.levels = u32::try_from(way.len()).unwrap_or_default();
-        // A cgroup may be gone while its sockets stay.
+        // A cgroup that has been removed lives on, with its number, while it has sockets.
         let listeners = SockDiag::open().and_then(|mut kernel| kernel.listeners()).unwrap_or_default();
         let of_sockets = listeners.into_iter().filter_map(|listener| listener.cgroup);
         named.youngest = all.iter().map(|(_, number)| *number).chain(of_sockets).max().unwrap_or_default();
@@ -140,13 +141,21 @@ pub fn cgroups_below(cgroup: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Whether the hooks of an attachment have ended with their cgroup. The root never ends.
-pub(crate) fn is_cgroup_gone(place: &Place) -> bool {
-    let Ok(wanted) = cgroup_id(&place.hook("backstop")) else { return false };
-    let Ok(root) = cgroup_root() else { return false };
-    let is_wanted = |path: &PathBuf| number(path).is_ok_and(|number| number == wanted);
-    // Its number stays while it has sockets.
-    !is_wanted(&root) && !cgroups_below(&root).iter().any(is_wanted)
+/// The cgroups that exist. The hierarchy is read at most once.
+#[derive(Debug, Default)]
+pub struct Living(OnceCell<Option<BTreeSet<u64>>>);
+
+impl Living {
+    /// Whether the hooks of an attachment have ended with their cgroup. The link still has the cgroup's number while
+    /// that has sockets, so the number is looked for among those that exist.
+    pub(crate) fn is_cgroup_gone(&self, place: &Place) -> bool {
+        let Ok(wanted) = cgroup_id(&place.hook("backstop")) else { return false };
+        let read = || {
+            let all = cgroups_below(&cgroup_root().ok()?);
+            Some(all.iter().filter_map(|path| number(path).ok()).collect())
+        };
+        self.0.get_or_init(read).as_ref().is_some_and(|all: &BTreeSet<u64>| !all.contains(&wanted))
+    }
 }
 
 /// Whether this is a directory of the cgroup v2 hierarchy.

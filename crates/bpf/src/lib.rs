@@ -55,7 +55,7 @@ mod witness;
 
 pub use again::can_begin_again;
 pub use attach::{Attached, attach};
-pub use cgroup::{Cgroups, cgroup_root, cgroups_below, covered_cgroup, is_cgroup};
+pub use cgroup::{Cgroups, Living as LivingCgroups, cgroup_root, cgroups_below, covered_cgroup, is_cgroup};
 pub use counters::{COUNTERS, Kind, Of, PortCounter};
 pub use detach::{detach_now, drain, finish, still_open};
 pub use device::Device;
@@ -75,4 +75,4 @@ pub use splice::{
     ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, InUse, Question, SPLICE_COUNTERS, Side,
     Splices, Stage, Swept, Unattended, Watched, Way,
 };
-pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status};
+pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status, status_among};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::cgroup::is_cgroup_gone;
+use crate::cgroup::Living;
 use crate::counters::{COUNTERS, Of, PortCounter};
 use crate::error::AttachError;
 use crate::layout::{FlowKey, Port, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
@@ -89,28 +89,40 @@ impl FlowCount {
 
 /// Reads the state of a place. `None` if nothing is attached.
 pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
+    status_among(place, &Living::default())
+}
+
+/// Reads the state of one place of many: the hierarchy of cgroups is read once for all of them.
+pub fn status_among(place: &Place, cgroups: &Living) -> Result<Option<Status>, AttachError> {
     if !place.exists()? {
         return Ok(None);
     }
     let tables = Tables::open(place)?;
     let (flows, embryos) = (tables.flows(), live(tables.embryos()));
     let known = tables.ports()?;
-    let ports = together(known.iter().map(|(number, port)| (*number, *port, *port))).into_values();
-    let ports = ports.map(|(port, _, numbers)| {
+    let ports = together(known.iter().map(|(number, port)| (*number, *port, 0, ()))).into_values();
+    // Ports of a range that drain have the counters of the range: they are shown once.
+    let mut shown = BTreeSet::new();
+    let mut counters =
+        |slot| if shown.insert(slot) { tables.counters(slot) } else { Ok(vec![0; COUNTERS.len()]) };
+    let ports = ports.map(|(port, (), numbers)| {
         Ok(PortStatus {
             port: numbers.first().copied().unwrap_or_default(),
             attachment: port.group,
             draining: port.state != 0,
             refusing: port.state == REFUSING,
             traffic: Traffic::Tcp(count(&numbers, &flows, &embryos)),
-            counters: counters_of(Of::Tcp, tables.counters(port.slot)?),
+            counters: counters_of(Of::Tcp, counters(port.slot)?),
             ports: numbers,
         })
     });
     let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
     ports.sort_by_key(|port| port.port);
     let (udp_flows, gates) = (tables.udp_flows(), tables.gates()?);
-    let gates = together(gates.iter().map(|(number, gate)| (*number, gate.port, *gate)));
+    let gates = together(gates.iter().map(|(number, gate)| {
+        let backend = u16::from_be_bytes(gate.backend_port);
+        (*number, gate.port, if backend == *number { 0 } else { backend }, *gate)
+    }));
     let mut udp = Vec::new();
     for (_, gate, numbers) in gates.into_values() {
         let silence = tables.udp_silence(gate.port.group)?;
@@ -120,7 +132,7 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
             draining: false,
             refusing: false,
             traffic: Traffic::Udp(gate.rule(), count_udp(&numbers, &udp_flows, silence)),
-            counters: counters_of(Of::Udp, tables.counters(gate.port.slot)?),
+            counters: counters_of(Of::Udp, counters(gate.port.slot)?),
             ports: numbers,
         });
     }
@@ -133,31 +145,32 @@ pub fn status(place: &Place) -> Result<Option<Status>, AttachError> {
         refused_unread,
         begins_again: tables.begins_again()?,
         netns: tables.netns()?,
-        is_cgroup_gone: is_cgroup_gone(place),
+        is_cgroup_gone: cgroups.is_cgroup_gone(place),
         memory: memory(place)?,
         max_flows: resize::size_of(place, "tp_flows")?,
         max_udp_flows: resize::size_of(place, "tp_udp_flows")?,
     }))
 }
 
-/// The value of one counter at each UDP port, without reading the flows. Empty if nothing is attached.
+/// The value of one counter of each UDP port, without reading the flows; of a range, by its lowest port. Empty if nothing is attached.
 pub fn counted_at_udp_ports(place: &Place, name: &str) -> Result<Vec<(u16, u64)>, AttachError> {
-    if !place.exists()? {
-        return Ok(Vec::new());
-    }
+    let counter = COUNTERS.iter().position(|counter| counter.name == name);
+    let Some(counter) = counter.filter(|_| place.exists().unwrap_or(true)) else { return Ok(Vec::new()) };
     let tables = Tables::open(place)?;
-    let of = |slot| {
-        let mut all = COUNTERS.iter().zip(tables.counters(slot)?);
-        Ok(all.find(|(counter, _)| counter.name == name).map_or(0, |(_, value)| value))
-    };
-    tables.gates()?.into_iter().map(|(port, gate)| Ok((port, of(gate.port.slot)?))).collect()
+    let mut lowest = BTreeMap::new();
+    for (port, gate) in tables.gates()? {
+        lowest.entry(gate.port.slot).or_insert(port);
+    }
+    lowest.into_iter().map(|(slot, port)| Ok((port, tables.count_of(slot, counter)?))).collect()
 }
 
-/// Ports that are counted together, and treated alike.
-fn together<T>(ports: impl Iterator<Item = (u16, Port, T)>) -> BTreeMap<[u16; 3], (Port, T, BTreeSet<u16>)> {
+/// Ports that are counted together, and treated alike. Of one slot, those that are attached come first.
+fn together<T>(
+    ports: impl Iterator<Item = (u16, Port, u16, T)>,
+) -> BTreeMap<[u16; 4], (Port, T, BTreeSet<u16>)> {
     let mut all = BTreeMap::new();
-    for (number, port, known) in ports {
-        let key = [port.slot, port.state.into(), port.group.into()];
+    for (number, port, mapped_to, known) in ports {
+        let key = [port.slot, port.state.into(), port.group.into(), mapped_to];
         let (_, _, numbers) = all.entry(key).or_insert_with(|| (port, known, BTreeSet::new()));
         numbers.insert(number);
     }

@@ -466,7 +466,7 @@ impl Tables {
         Ok(self.settings()?.begins_again != 0)
     }
 
-    /// The UDP flows, likewise.
+    /// The UDP flows. One that is forgotten during the call may be missing, or returned twice.
     pub(crate) fn udp_flows(&self) -> Vec<(UdpKey, UdpFlow)> {
         self.udp_flows.iter().flatten().collect()
     }
@@ -493,6 +493,11 @@ impl Tables {
     pub(crate) fn counters(&self, slot: u16) -> Result<Vec<u64>, AttachError> {
         let first = u32::from(slot) * COUNTERS_LEN;
         (first..).take(COUNTERS.len()).map(|index| self.counter(index)).collect()
+    }
+
+    /// One of them, by its place in [`COUNTERS`].
+    pub(crate) fn count_of(&self, slot: u16, counter: usize) -> Result<u64, AttachError> {
+        self.counter(u32::from(slot) * COUNTERS_LEN + u32::try_from(counter).unwrap_or(u32::MAX))
     }
 
     fn counter(&self, index: u32) -> Result<u64, AttachError> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use truepeer_bpf::{Place, Status, status};
+use truepeer_bpf::{LivingCgroups, Place, Status, status_among};
 use truepeer_sys::netns::NetNs;
 
 use crate::output::tell;
@@ -26,8 +26,9 @@ pub(super) struct Namespace {
 pub(super) fn find(pins: &Path) -> Result<(Vec<Namespace>, usize)> {
     let processes = processes();
     let (mut all, mut unread) = (Vec::new(), 0);
+    let cgroups = LivingCgroups::default();
     for place in Place::all(pins)? {
-        match status(&place) {
+        match status_among(&place, &cgroups) {
             Ok(Some(status)) => {
                 let process = processes.get(&status.netns).copied();
                 all.push(Namespace { place, status, process });

@@ -104,8 +104,8 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
             "port {}/udp: {state}, {} to {}; {flows} flows",
             name(port),
             gate.dialect.as_str(),
-            // Only single ports can be mapped.
-            if port.ports.len() > 1 {
+            // Ports that lead elsewhere are shown apart, each by itself.
+            if port.ports.len() > 1 && port.ports.contains(&gate.backend_port) {
                 "the same ports".into()
             } else {
                 format!("port {}", gate.backend_port)

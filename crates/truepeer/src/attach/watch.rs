@@ -54,13 +54,14 @@ pub(super) fn watch(
         let Some(handle) = open(process) else { continue };
         let begun = Instant::now();
         let mut is_told = false;
+        let mut unlisted = Unlisted::before(spec, process);
         let woken = loop {
             match put(out).map_err(privileges::explain) {
                 Ok(()) => {
                     out.flush()?;
                     let status = format!("attached to {name} (process {process})");
                     say(&[NotifyState::Ready, NotifyState::Status(&status)]);
-                    let mut unlisted = Unlisted::of(spec, process);
+                    unlisted.place = Unlisted::place(spec, process);
                     break loop {
                         match signals.wait(Some(&handle), Some(LOOK))? {
                             Woken::Time => unlisted.look(&name, Instant::now()),
@@ -100,31 +101,44 @@ struct Unlisted {
 }
 
 impl Unlisted {
-    fn of(spec: &AttachSpec, process: u32) -> Self {
+    /// Something may be attached already, by an earlier watch: what was counted then is no news.
+    fn before(spec: &AttachSpec, process: u32) -> Self {
+        let place = Self::place(spec, process);
+        let counted = place.as_ref().map_or(0, |place| count_in(&ports_of(place)));
+        Self { place, counted, told: None }
+    }
+
+    /// `None`: the container has ended meanwhile, so there is nothing to warn about.
+    fn place(spec: &AttachSpec, process: u32) -> Option<Place> {
         let here = || anyhow::Ok(Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?);
-        // It may have ended meanwhile: then there is nothing to warn about.
-        let place = NetNs::open(Path::new(&format!("/proc/{process}/ns/net")))
-            .ok()
-            .and_then(|netns| netns.run(here).ok()?.ok());
-        Self { place, counted: 0, told: None }
+        NetNs::open(Path::new(&format!("/proc/{process}/ns/net"))).ok()?.run(here).ok()?.ok()
     }
 
     fn look(&mut self, name: &str, now: Instant) {
         let Some(place) = &self.place else { return };
-        let ports = counted_at_udp_ports(place, hints::HEADER_UNLISTED).unwrap_or_default();
-        let count: u64 = ports.iter().map(|(_, count)| count).sum();
+        let ports = ports_of(place);
+        let count = count_in(&ports);
         let is_due = self.told.is_none_or(|told| now.duration_since(told) >= COMPLAINTS);
         let Some((port, _)) = ports.iter().find(|(_, count)| *count > 0) else { return };
         if count > self.counted && is_due {
             tell!(
-                "warning: {name}: {count} datagrams began with a header, but came from an address that --allow does not list: \
+                "warning: {name}: {} datagrams began with a header, but came from an address that --allow does not list: \
                  the server reads the header as data ({}); {}",
+                count - self.counted,
                 hints::HEADER_UNLISTED,
                 hints::unlisted(*port)
             );
             (self.counted, self.told) = (count, Some(now));
         }
     }
+}
+
+fn ports_of(place: &Place) -> Vec<(u16, u64)> {
+    counted_at_udp_ports(place, hints::HEADER_UNLISTED).unwrap_or_default()
+}
+
+fn count_in(ports: &[(u16, u64)]) -> u64 {
+    ports.iter().map(|(_, count)| count).sum()
 }
 
 fn pause_after(begun: Instant) -> Duration {

@@ -2,18 +2,19 @@
 
 use std::io::{ErrorKind, Write};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, sockets};
 
 use crate::kit::{
-    DESTINATION, LISTENER, attach_on, backend_on, counter, counter_on, echo, header, is_answered, start,
-    status,
+    DESTINATION, LISTENER, attach, attach_on, backend_on, counter, counter_on, echo, header, is_answered,
+    session, start, status,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     vec![
         Test::new("a_header_in_parts_is_counted", a_header_in_parts_is_counted),
         Test::new("a_silent_sender_is_counted", a_silent_sender_is_counted),
+        Test::new("a_port_taken_out_of_a_range_is_counted_once", a_port_taken_out_of_a_range_is_counted_once),
         Test::new("a_port_without_listener_is_left_alone", a_port_without_listener_is_left_alone),
         Test::new(
             "a_connection_half_open_before_the_attachment_is_refused",
@@ -44,6 +45,20 @@ fn a_header_in_parts_is_counted(bed: &Bed) -> Result<()> {
     ensure!(counted["header_split"] == 2, "{counted}");
     // The handshake's own ACK.
     ensure!(counted["acks_held"].as_u64().is_some_and(|count| count >= 1), "{counted}");
+    Ok(())
+}
+
+fn a_port_taken_out_of_a_range_is_counted_once(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    attach(bed, &["--port", "75-85"])?;
+    is_answered(&mut session(&header("203.0.113.1:1001")?)?)?;
+    // It drains, and has the counters of its range.
+    attach(bed, &["remove", "--port", "75"])?;
+    let status = status(bed)?;
+    let ports = status["ports"].as_array().context("ports")?;
+    let counted: u64 = ports.iter().filter_map(|port| port["counters"]["connections"].as_u64()).sum();
+    ensure!((ports.len(), counted) == (2, 1), "{status}");
+    ensure!(ports[0]["draining"] == true && ports[1]["counters"]["connections"] == 1, "{status}");
     Ok(())
 }
 
