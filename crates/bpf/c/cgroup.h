@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Which sockets are meant where the command line names a cgroup. A socket belongs to the cgroup that opened its
- * listener. A restart makes a unit's cgroup anew, under its old name and with another number. Programs know
- * numbers only, but those never fall (kernfs_new_node gives them in turn). So where a socket's way from the root
- * leaves the named one, by a cgroup that is younger than the attachment, the named one was made anew there.
+/* Whether a socket belongs to the cgroup that --cgroup or --unit names. A socket belongs to the cgroup that opened its listener.
  *
- * Only the backstop can ask for a listener's cgroup. It meets each SYN, and notes the answer in its embryo. */
+ * `systemctl restart` makes a unit's cgroup anew: same name, new number. Programs see only numbers, but numbers only grow (kernfs_new_node()). So
+ * the path of numbers from the root to the socket's cgroup is compared with the named path. At the first difference, a number above all that
+ * existed at attach time is taken for the named cgroup, made anew; a lower number is another cgroup.
+ *
+ * Only the backstop is given the listener of a SYN. It notes the result in the SYN's embryo. */
 #pragma once
 #include "layout.h"
 
-/* More than any hierarchy of a service manager or container engine has. */
+/* Service managers and container engines use less than half of this. */
 #define CGROUP_LEVELS 32
 
-/* The cgroups from below the root to the named one, and the youngest that there was; set when the program is
- * loaded. No level: the root, which has all sockets. */
+/* The numbers from the first level below the root to the named cgroup, and the highest number at attach time; set when the program is loaded.
+ * named_levels 0: the root is named, to which all sockets belong. */
 const volatile __u64 named_cgroups[CGROUP_LEVELS] = {};
 const volatile __u32 named_levels = 0;
 const volatile __u64 youngest_cgroup = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* One counter beside each decision, by port. The order is that of src/counters.rs. */
+/* What the programs count, for each port. src/counters.rs has the same order. */
 #pragma once
 #include "layout.h"
 
@@ -7,7 +7,7 @@ enum counter {
 	SYN_TRACKED,
 	HEADER_V1,
 	HEADER_V2,
-	HEADER_ABSENT,        /* and optional */
+	HEADER_ABSENT,        /* there was none, and it was optional */
 	DELTA_ZERO,           /* the guess was right: no later packet is altered */
 	DELTA_NONZERO,
 	HEADER_SPLIT,         /* a part of a header, acknowledged */
@@ -16,7 +16,7 @@ enum counter {
 	MPTCP_DECLINED,
 	FASTOPEN_DECLINED,
 	HELD_ACK,             /* kept from accept() until the header is here */
-	EARLY_SEGMENT,        /* came before what precedes it; the sender sends it again */
+	EARLY_SEGMENT,        /* a segment before it is missing: dropped, the sender sends it again */
 	PASSED_NO_LISTENER,   /* nobody here listens: forwarded, translated, or to be answered with RST */
 	PASSED_NOT_A_SENDER,
 	REFUSED_NO_HEADER,
@@ -37,25 +37,25 @@ enum counter {
 	ANSWER_TOO_LONG,      /* no room for its SPP header */
 	ANSWER_AGGREGATED,    /* UDP_SEGMENT: more than can be taken apart for their SPP headers */
 	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
-	REFUSED_FRAGMENT,     /* only the first fragment has a header; likewise what is behind IPv6 extension headers */
+	REFUSED_FRAGMENT,     /* fragments (only the first has ports), and packets with IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
 	REFUSED_FAMILY,       /* SPP: the client is of another family than the datagram */
-	REFUSED_UNJUDGED,     /* it reached the socket by a way that is not judged: another device, DNAT onto the port, a tunnel */
-	REFUSED_DAMAGED,      /* a wrong sum or length: the kernel would drop it, so nothing is learnt from it */
-	ANSWER_REFUSED,       /* too many answers are on their way for more to be told apart */
+	REFUSED_UNJUDGED,     /* no device's program has judged it: another device, DNAT onto the port, a tunnel */
+	REFUSED_DAMAGED,      /* a wrong checksum or length: the kernel would drop it */
+	ANSWER_REFUSED,       /* all seats for answers are taken (udp_seats.h) */
 	NOT_TAKEN,            /* a segment of a handshake that the kernel would refuse: dropped, nothing learnt */
 	REFUSED_DETACHING,    /* detach --refuse-new waits */
 	BEGUN_AGAIN,          /* the kernel had given the handshake up: again.h */
-	HEADER_UNLISTED,      /* UDP: from an address that is on no list: passed as data */
+	HEADER_UNLISTED,      /* UDP: a header from an address that is not listed: passed as data */
 	OUTSIDE_CGROUP,       /* the listener is not of the named cgroup: the sender's address stays */
-	REFUSED_ELSEWHERE,    /* likewise, where no hook would see the connection */
+	REFUSED_ELSEWHERE,    /* the listener is outside the attached container's cgroup, where no hook sees the connection */
 	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
 	COUNTERS,
 };
 
 #define MAX_PORTS 4096
 #define MAX_SLOTS 64 /* the ports of a range are counted together */
-#define SLOT_OF_NO_PORT MAX_SLOTS /* counters of packets whose port can't be told */
+#define SLOT_OF_NO_PORT MAX_SLOTS /* for packets whose port can't be read */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -40,11 +40,11 @@ struct prefix {
 enum state {
 	ATTACHED,  /* judged */
 	DRAINING,  /* detached while old connections go on: new ones pass unjudged, with their header */
-	REFUSING,  /* likewise, but new ones are refused if their sender must send a header */
+	REFUSING,  /* as DRAINING, but new ones are refused if their sender must send a header */
 	PAUSED,    /* tables are being exchanged: SYNs are dropped, and their senders repeat them */
 };
 
-/* Attachments of one network namespace: each has its own ports, lists and times. So many bits of a list's value are theirs, two for each. */
+/* The attachments that a network namespace can have. Each has its own ports, lists and times. A list's value has two bits for each. */
 #define MAX_GROUPS 16
 
 /* An attached port. */
@@ -56,11 +56,11 @@ struct port {
 
 enum dialect { DIALECT_EVERY = 1, DIALECT_SPP = 2 };
 
-enum backend_kind { PLAIN_ANSWERS = 1, SEATED_ANSWERS = 2 /* some, by struct udp_seat */ };
+enum backend_kind { PLAIN_ANSWERS = 1, SEATED_ANSWERS = 2 /* some answers go by struct udp_seat */ };
 
-/* The address that a UDP backend is bound to. */
+/* A UDP backend's port. */
 struct backend {
-	__u16 slot; /* of the counters of a port that leads to it */
+	__u16 slot; /* the counters of a port that leads to it */
 	__u8 kind;  /* enum backend_kind */
 	__u8 group; /* the attachment of the ports that lead to it */
 };
@@ -73,21 +73,21 @@ struct gate {
 	__u8 unused;
 };
 
-/* Of the network namespace. */
+/* The settings of a network namespace. */
 struct settings {
-	__u32 edition;    /* of the rules: another one whenever they are written, after that; never 0 */
-	__u32 judged;     /* random: what the programs of devices have judged carries it in skb->priority to the backstop; never 0 */
+	__u32 edition;    /* of the rules: changes after each change of them; never 0 */
+	__u32 judged;     /* random, never 0: skb->priority of packets that a device's program has judged */
 	__u32 begins_again; /* the kernel makes a connection of a handshake that it has given up: again.h */
 	__u32 unused;
-	__u64 netns;      /* its inode; for people */
+	__u64 netns;      /* the namespace's inode; no program reads it, `status` shows it */
 };
 
-/* Of an attachment. */
+/* The limits of an attachment. */
 struct terms {
 	__u64 header_timeout_ns;
-	__u64 header_wait_ns; /* how long a silent sender is waited for where a header is optional */
+	__u64 header_wait_ns; /* where a header is optional: a sender that is silent this long is served without one */
 	__u32 header_max;     /* bytes */
-	__u32 udp_silence_s;  /* how long a client is answered through its sender after its last datagram from there; 0: for ever */
+	__u32 udp_silence_s;  /* a client is answered through its sender until nothing has come from there for this long; 0: for ever */
 };
 
 /* A connection as packets identify it. */
@@ -98,12 +98,13 @@ struct flow_key {
 	__be16 local_port;
 };
 
-/* NAMES_A_CLIENT: which may not be showable. MAY_COME_LATE: it was optional, and the sender silent (late.h). */
+/* NAMES_A_CLIENT: the client may still not be showable. MAY_COME_LATE: a header was optional, and the sender silent until --header-wait
+ * (late.h). */
 enum flow_header { NAMES_NOBODY, NAMES_A_CLIENT, MAY_COME_LATE };
 
 /* A connection whose header has been removed and which has a socket. */
 struct flow {
-	struct address client; /* MAY_COME_LATE: the number of the sender's first byte, and late.h's */
+	struct address client; /* MAY_COME_LATE: word[0] is the number of the sender's first byte, word[1] is described in late.h */
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
@@ -165,7 +166,7 @@ struct udp_seat {
 /* The longest v1 header, which exceeds the addresses of a v2 header (PROXY 2.1, 2.2). */
 #define HEADER_START 108
 
-/* After so many bytes it is certain whether there is a header (the signature of v2). */
+/* The length of the signature of v2: after this many bytes it is certain whether there is a header. */
 #define OWED 12
 
 enum stage {
@@ -212,7 +213,7 @@ struct embryo {
 	__u32 unused_too;
 };
 
-/* Of the named cgroup (cgroup.h). */
+/* Whether the listener is of the named cgroup (cgroup.h). */
 enum listener { LISTENER_UNSEEN, LISTENER_INSIDE, LISTENER_OUTSIDE };
 
 enum agreed { WINDOW_SCALE = 1, SELECTIVE_ACKS = 2, CONGESTION_MARKS = 4 };

@@ -29,10 +29,10 @@ static __always_inline enum v1_kind v1_kind(const __u8 *start, __u32 have)
 	return V1_WRONG;
 }
 
-/* Whether a byte may stand between the protocol and the CR. */
-static __always_inline int v1_allows(enum v1_kind kind, __u8 byte)
+/* Whether a byte may stand between TCP4 or TCP6 and the CR. */
+static __always_inline int v1_allows(__u8 byte)
 {
-	if (kind == V1_UNKNOWN || byte == ' ' || byte == '.' || (byte >= '0' && byte <= '9'))
+	if (byte == ' ' || byte == '.' || (byte >= '0' && byte <= '9'))
 		return 1;
 	__u8 lower = byte | 0x20;
 	return byte == ':' || (lower >= 'a' && lower <= 'f');
@@ -59,7 +59,7 @@ GLOBAL int v1_line_end(struct workbench *bench, __u32 have, __u32 kind)
 		/* A CR alone, outside of the free text of UNKNOWN. */
 		if (before == '\r' && (kind != V1_UNKNOWN || i == body + 1))
 			return -1;
-		if (kind != V1_UNKNOWN && byte != '\r' && !v1_allows(kind, byte))
+		if (kind != V1_UNKNOWN && byte != '\r' && !v1_allows(byte))
 			return -1;
 		before = byte;
 	}

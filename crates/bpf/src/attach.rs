@@ -126,6 +126,7 @@ struct Prepared {
     sends: Loaded,
     tables: Tables,
     stages: Vec<(Vec<ForKind>, Stage)>,
+    named: Named,
     begins_again: bool,
     kept_max_flows: Option<u32>,
 }
@@ -174,7 +175,8 @@ fn prepare(
     // This creates the tables, of TCP and UDP.
     let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Seats(sizes.seats())], sizes)?;
     let others = Global::other_ports(tcp_ports.iter().copied());
-    let globals = [others, Global::HasHooksInside(Named::of(cgroups)?.has_hooks_inside)];
+    let named = Named::of(cgroups)?;
+    let globals = [others, Global::HasHooksInside(named.has_hooks_inside)];
     let wanted = stages_for(rules, !tcp_ports.is_empty());
     let mut stages = Vec::new();
     let mut function = again::kernel_function();
@@ -187,7 +189,7 @@ fn prepare(
         stages.push((kinds?, stage));
     }
     let tables = Tables::open(place)?;
-    Ok(Prepared { sends, tables, stages, begins_again: function.is_some(), kept_max_flows: None })
+    Ok(Prepared { sends, tables, stages, named, begins_again: function.is_some(), kept_max_flows: None })
 }
 
 /// Some programs have been replaced by those of tables that are given up: they get the old tables again, as the others have them. What has failed
@@ -242,7 +244,7 @@ fn attach_programs(
     if !tcp_ports.is_empty() {
         attach_hooks(place, cgroups, &other_ports)?;
     }
-    attach_backstop(place, cgroups, &other_ports, !all.udp_ports.is_empty())?;
+    attach_backstop(place, cgroups, &prepared.named, &other_ports, !all.udp_ports.is_empty())?;
     if !all.udp_ports.is_empty() {
         attach_send_hooks(place, cgroups, &mut prepared.sends)?;
     }
@@ -366,11 +368,12 @@ fn attach_hooks(place: &Place, cgroups: &Cgroups, others: &Global) -> Result<(),
 fn attach_backstop(
     place: &Place,
     cgroups: &Cgroups,
+    named: &Named,
     others: &Global,
     has_udp: bool,
 ) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
-    let named = Global::Named(Named::of(cgroups)?.into());
+    let named = Global::Named(named.clone().into());
     let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into()), named];
     // Linux 6.15. Where probing fails, `whereabouts` does as well.
     let tells_cookie =

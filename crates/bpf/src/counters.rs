@@ -89,5 +89,5 @@ pub const COUNTERS: [PortCounter; 46] = [
     counter(Of::Udp, Kind::Packets, "header_unlisted", "a header, not from an allowed sender: passed unchanged, the server reads the header as data"),
     counter(Of::Tcp, Kind::Course, "outside_cgroup", "the listener is not of the named cgroup or unit: the sender's address stays"),
     counter(Of::Tcp, Kind::Refusal, "refused_elsewhere", "the listener is not of the container's cgroup that is attached, or that was made anew: attach again"),
-    counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; of AWS NLB, header_placement must be on_first_ack"),
+    counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; with AWS NLB, set header_placement to on_first_ack"),
 ];

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 /// The first port and the last one.
 pub type PortRange = RangeInclusive<u16>;
 
-/// Each of these ports in one range: in one of the given ones, or alone.
+/// Sorts ports into ranges: into the given range that contains it, or else into a range of its own.
 pub(crate) fn ranges_over(ports: &BTreeSet<u16>, ranges: &[PortRange]) -> Vec<PortRange> {
     let given = |port: &u16| ranges.iter().find(|range| range.contains(port)).cloned();
     let mut all: Vec<PortRange> = ports.iter().map(|port| given(port).unwrap_or(*port..=*port)).collect();
@@ -14,7 +14,7 @@ pub(crate) fn ranges_over(ports: &BTreeSet<u16>, ranges: &[PortRange]) -> Vec<Po
     all
 }
 
-/// Joins those that overlap.
+/// Joins ranges that overlap.
 pub fn without_overlaps(mut ranges: Vec<PortRange>) -> Vec<PortRange> {
     ranges.sort_unstable_by_key(|range| (*range.start(), *range.end()));
     let mut joined: Vec<PortRange> = Vec::new();
@@ -29,8 +29,8 @@ pub fn without_overlaps(mut ranges: Vec<PortRange>) -> Vec<PortRange> {
     joined
 }
 
-/// Ports for people: three and more in a row as a range (`80, 443, 40000-41000`). `suffix`, such as `/udp`, stands
-/// behind each.
+/// Writes ports for people: three or more consecutive ones as a range (`80, 443, 40000-41000`), each followed by
+/// `suffix`, such as `/udp`.
 pub fn port_list(ports: impl IntoIterator<Item = u16>, suffix: &str) -> Vec<String> {
     let mut runs: Vec<PortRange> = Vec::new();
     for port in ports.into_iter().collect::<BTreeSet<_>>() {

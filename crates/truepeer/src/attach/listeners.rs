@@ -15,7 +15,8 @@ pub(super) fn of_this_namespace() -> Option<Vec<Listener>> {
     SockDiag::open().and_then(|mut kernel| kernel.listeners()).ok()
 }
 
-/// Connections of a socket that was made elsewhere would lose their header and never be finished: refuses them.
+/// Refuses to attach to a container if a listener of a port was opened outside its cgroup. No hook would see that listener's connections, so
+/// each would lose its header and be refused.
 pub(super) fn check_cgroups(listeners: &[Listener], ports: &BTreeSet<u16>, cgroups: &Cgroups) -> Result<()> {
     let Some((local, place)) = opened_outside(listeners, ports, &cgroups.all)?.into_iter().next() else {
         return Ok(());
@@ -26,12 +27,15 @@ pub(super) fn check_cgroups(listeners: &[Listener], ports: &BTreeSet<u16>, cgrou
     );
 }
 
-/// The same where their connections are served, and keep the sender's address.
+/// Warns of listeners outside the cgroup that --cgroup or --unit names: their connections keep the sender's address.
 pub(super) fn outside(
     listeners: &[Listener],
     ports: &BTreeSet<u16>,
     cgroups: &Cgroups,
 ) -> Result<Option<String>> {
+    if cgroups.shown == cgroups.all {
+        return Ok(None); // none is named, so none is outside
+    }
     let outside = opened_outside(listeners, ports, &cgroups.shown)?;
     let Some((local, place)) = outside.first() else { return Ok(None) };
     let more = if outside.len() > 1 { format!(" (and {} others)", outside.len() - 1) } else { String::new() };
@@ -63,7 +67,7 @@ fn opened_outside(
     Ok(outside.into_iter().map(|(local, cgroup)| (local, place(cgroup))).collect())
 }
 
-/// What the operator probably did not expect of the listeners: one warning of a kind.
+/// Warnings about the listeners of these ports, at most one of each kind.
 pub(super) fn warnings(listeners: &[Listener], ports: &BTreeSet<u16>) -> Vec<String> {
     let of = |port: u16| listeners.iter().filter(move |listener| listener.local.port() == port);
     let unheard: Vec<u16> = ports.iter().copied().filter(|port| of(*port).next().is_none()).collect();
@@ -90,6 +94,16 @@ pub(super) fn warnings(listeners: &[Listener], ports: &BTreeSet<u16>) -> Vec<Str
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_named_cgroup_no_listener_is_outside_it() {
+        // As a socket whose cgroup has been removed.
+        let local = "0.0.0.0:80".parse().unwrap();
+        let listener = Listener { local, is_ipv6_only: false, cgroup: Some(u64::MAX) };
+        let root = std::env::temp_dir();
+        let cgroups = Cgroups { all: root.clone(), shown: root };
+        assert_eq!(outside(&[listener], &[80].into(), &cgroups).unwrap(), None);
+    }
 
     #[test]
     fn ports_are_warned_about_by_what_listens() {

@@ -13,16 +13,13 @@ const RAKNET: [u16; 2] = [19132, 19133];
 
 /// The UDP ports of an attachment, each with its backend's.
 pub(super) fn ports_of(attach: &AttachSpec) -> impl Iterator<Item = (u16, u16)> {
-    let single = attach.port.iter().flat_map(|ports| &ports.0).filter_map(|port| match *port {
+    attach.port.iter().flat_map(|ports| &ports.0).filter_map(|port| match *port {
         Port::Tcp(_) => None,
         Port::Udp { from, backend } => Some((from, backend)),
-    });
-    let ranges = attach.port.iter().flat_map(|ports| &ports.1).filter(|range| range.is_udp);
-    // A range keeps its ports, so only TFTP can be wrong in it.
-    single.chain(ranges.filter(|range| range.ports.contains(&TFTP)).map(|_| (TFTP, TFTP)))
+    })
 }
 
-/// `value`, of this option, names these ports.
+/// Refuses `value`, of this option, if TFTP's port is among the ports that it names.
 pub(super) fn refuse_tftp(option: &'static str, value: &impl Display, ports: &[u16]) -> Result<(), Problem> {
     if !ports.contains(&TFTP) {
         return Ok(());
@@ -36,7 +33,7 @@ pub(super) fn refuse_tftp(option: &'static str, value: &impl Display, ports: &[u
     })
 }
 
-/// A warning where the difference is known to be wrong. `to`: the port to which the sender sends.
+/// A warning if RakNet's port is mapped to another one, which its servers refuse. `to`: the port to which the sender sends.
 pub(super) fn warn_of_raknet(to: u16, backend: u16) -> Option<String> {
     let is_raknet = RAKNET.contains(&to) || RAKNET.contains(&backend);
     (to != backend && is_raknet).then(|| {
@@ -47,7 +44,7 @@ pub(super) fn warn_of_raknet(to: u16, backend: u16) -> Option<String> {
     })
 }
 
-/// A note where it may be.
+/// A note where another protocol may name the port in its data.
 pub(super) fn note_of_ports(to: u16, backend: u16) -> Option<String> {
     (to != backend && warn_of_raknet(to, backend).is_none()).then(|| {
         format!(
