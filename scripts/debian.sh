@@ -13,7 +13,8 @@ debian_root() { # directory [release]
   mv "$1.new" "$1"
 }
 
-# Starts systemd. Its cgroup is a child of this one: a cgroup2 without controllers is enough.
+# Starts systemd. Its cgroup is a child of this one: a cgroup2 without controllers is enough. `truepeer attach` needs the root of the
+# hierarchy, which is mounted on /run/cgroup-of-host.
 debian_boot() { # directory
   local root=$1 cgroups cgroup
   cgroups=$(findmnt -nt cgroup2 -o TARGET | head -1)
@@ -31,6 +32,8 @@ debian_boot() { # directory
       mount -t sysfs sysfs sys
       mount -t cgroup2 cgroup2 sys/fs/cgroup
       mount -t tmpfs -o mode=755 tmpfs run
+      mkdir run/cgroup-of-host
+      mount --bind "$2" run/cgroup-of-host
       mount -t tmpfs tmpfs tmp
       mount -t tmpfs -o mode=755 tmpfs dev
       for node in null zero full random urandom tty; do touch dev/$node; mount --bind /dev/$node dev/$node; done
@@ -42,7 +45,7 @@ debian_boot() { # directory
       pivot_root . mnt
       umount -l /mnt
       exec env -i container=truepeer PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --log-target=console --show-status=no
-    ' bash "$root"
+    ' bash "$root" "$cgroups"
   ) >"$target/logs/debian.log" 2>&1 </dev/null &
   debian_unshare=$!
   for _ in $(seq 300); do

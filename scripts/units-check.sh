@@ -1,13 +1,14 @@
 #!/bin/bash
-# Units of Debian's own packages, as they are, with nothing but `truepeer run` before ExecStart (two also need the lines that truepeer names), and a static
-# server with Type=notify: started, and restarted under load. Each client must be named, and no server may see a header. Under a real systemd, in namespaces of
-# its own. Arguments: the units to check (all by default). TRUEPEER_UNITS_WAYS="run attach" adds a column. Needs root; minutes, and more the first time.
+# Units of Debian's own packages, and a static server with Type=notify: started, and restarted under load. Once with nothing but `truepeer run` before
+# ExecStart (two also need the lines that truepeer names), once as they are, with `truepeer attach --unit`. Each client must be named, and no server may see a
+# header. Under a real systemd, in namespaces of its own. Arguments: the units to check (all by default). TRUEPEER_UNITS_WAYS=attach leaves `run` out. Needs
+# root; minutes, and more the first time.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 . scripts/debian.sh
 release=trixie
 truepeer=${TRUEPEER:-$target/debug/truepeer}
-ways=${TRUEPEER_UNITS_WAYS:-run}
+ways=${TRUEPEER_UNITS_WAYS:-run attach}
 say() { echo "units-check: $*"; }
 [ "$(id -u)" = 0 ] || { echo "SKIP units-check: needs root"; exit 77; }
 command -v debootstrap >/dev/null || apt_install debootstrap >/dev/null || { echo "SKIP units-check: needs debootstrap"; exit 77; }
@@ -208,14 +209,18 @@ while read -r unit port kind log before; do
   for way in $ways; do
     case $way in
       run) drop_in "$unit" ;;
-      attach) debian_run systemd-run -q --unit=attach truepeer attach --unit "$unit.service" --port "$port" ;;
+      attach)
+        # It is attached to the unit as it runs, and follows its restarts.
+        debian_run systemctl start "$unit" </dev/null || true
+        debian_run truepeer attach --unit "$unit.service" --port "$port" </dev/null || fail "it is not attached"
+        ;;
     esac
     debian_run systemctl daemon-reload
     check </dev/null
     debian_run systemctl stop "$unit"
     case $way in
       run) rm -r "$root/etc/systemd/system/$unit.service.d" ;;
-      attach) debian_run systemctl stop attach ;;
+      attach) debian_run truepeer attach detach --now </dev/null || fail "it is not detached" ;;
     esac
   done
 done <<<"$table"

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use truepeer_bpf::{Cgroups, cgroup_root, cgroups_below, is_cgroup};
 use truepeer_sys::netns::in_cgroup_namespace_of;
 
-/// Finds what `--cgroup` or `--unit` names, or the cgroup of a container's process; else the root. With a warning, if there is one.
+/// Finds the cgroup that `--cgroup` or `--unit` names, or that of a container's process; otherwise the root. May return a warning.
 pub(super) fn find(
     path: Option<&Path>,
     unit: Option<&str>,
@@ -28,7 +28,7 @@ pub(super) fn find(
         (Some(path), _, None) => (path.to_owned(), None),
         (None, Some(unit), None) => of_unit(&root, unit)?,
         (None, _, None) => (root.clone(), None),
-        // Its sockets are all that matters, so all hooks are there.
+        // Only the container's sockets can serve its ports, so all hooks are on its cgroup.
         (path, _, Some(process)) => {
             let mut all = of_container(&root, process, path)?;
             if path.is_none() {
@@ -40,8 +40,8 @@ pub(super) fn find(
     Ok((Cgroups { all: root, shown }, warning))
 }
 
-/// Another container of the same network namespace may be attached already, as in a pod: then a cgroup above both, because hooks that move away from
-/// its sockets would leave them with connections without header and client.
+/// In a pod, another container of the same network namespace may be attached already. Returns a cgroup above both then: if the hooks moved to this
+/// container's cgroup, the other one's connections would have lost their header and would show the sender.
 fn with_covered(root: &Path, own: PathBuf, covered: Option<u64>) -> PathBuf {
     let number = |path: &Path| fs::metadata(path).ok().map(|found| found.ino());
     let Some(covered) = covered.filter(|covered| number(&own) != Some(*covered)) else { return own };
@@ -63,12 +63,15 @@ fn of_unit(root: &Path, unit: &str) -> Result<(PathBuf, Option<String>)> {
         !group.is_empty(),
         "--unit {unit}: the unit has no cgroup because it is not running; start it first"
     );
+    // The service manager names it from its own root, which is always mounted here. In a container that is not the root of all.
+    let own = Path::new("/sys/fs/cgroup").join(group);
+    let path = if is_cgroup(&own) { own } else { root.join(group) };
     // A socket belongs to the cgroup that created it. With socket activation that is systemd's own cgroup.
     let sockets = value("TriggeredBy").unwrap_or_default().split(' ').find(|unit| unit.ends_with(".socket"));
     let warning = sockets.map(|socket| {
         format!("{socket} listens for {unit}: its connections belong to systemd's cgroup and would keep the sender's address; leave --unit out")
     });
-    Ok((root.join(group), warning))
+    Ok((path, warning))
 }
 
 /// The cgroup given, if the process is in it; else the container's.
