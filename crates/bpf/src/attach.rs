@@ -223,6 +223,7 @@ fn install(
         Others::Stay { .. } => links::leave_stages(place, &stages)?,
         Others::AreNamed | Others::Leave => links::leave_others(place, devices, &stages)?,
     }
+    witness::leave_gone(place)?;
     witness::leave_if_attested(place, devices)?;
     if all.udp_ports.is_empty() {
         SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;

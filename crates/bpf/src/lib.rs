@@ -62,6 +62,7 @@ pub use device::Device;
 pub use error::AttachError;
 pub use full::{Begun, FULL_COUNTERS, Full, Served, Unspoken};
 pub use leftovers::{gone, left_behind, sweep};
+pub use links::covered_devices;
 pub use memory::Memory;
 pub use pins::{DEFAULT_PINS, find_pins, make_pins};
 pub use place::Place;

@@ -20,6 +20,7 @@ use aya::util::KernelVersion;
 
 use crate::device::Device;
 use crate::error::{AttachError, Cause};
+use crate::pinned_link::{Holds, holds};
 use crate::place::{Place, entries, unlink};
 
 const HANDLE: TcHandle = TcHandle::new(0, 1);
@@ -138,6 +139,20 @@ pub(crate) fn leave_stages(place: &Place, wanted: &[Stage]) -> Result<(), Attach
     };
     let pins = entries(&place.links())?;
     unlink(pins.into_iter().filter(|pin| device_of_pin(pin).is_some() && !is_wanted(pin)))
+}
+
+/// The numbers of the devices whose packets are judged; `None` where devices have no links.
+pub fn covered_devices(place: &Place) -> Result<Option<BTreeSet<u32>>, AttachError> {
+    if !has_tcx() {
+        return Ok(None);
+    }
+    let pins = entries(&place.links())?.into_iter().filter(|pin| !is_empty(pin));
+    Ok(Some(pins.filter_map(|pin| device_of_pin(&pin)).collect()))
+}
+
+/// Whether the device of this pin's link is gone.
+pub(crate) fn is_empty(pin: &Path) -> bool {
+    holds(pin).is_ok_and(|state| state == Holds::Nothing)
 }
 
 /// Removes the filters from all devices, where devices have no links.

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
 use crate::device::Device;
 use crate::error::{AttachError, Cause};
-use crate::links::{device_of_pin, has_tcx};
+use crate::links::{device_of_pin, has_tcx, is_empty};
 use crate::load::{Loaded, load};
 use crate::pinned_link::{Holds, holds};
 use crate::place::{Place, entries, unlink};
@@ -62,6 +62,12 @@ pub(crate) fn is_gone(pins: &[PathBuf]) -> bool {
 /// Whether this pin's link ends exactly when its network namespace does.
 pub(crate) fn is_witness(pin: &Path) -> bool {
     pin.file_name().is_some_and(|name| name == PIN) || device_of_pin(pin) == Some(LOOPBACK)
+}
+
+/// Removes the links of devices that are gone, except those that are witnesses.
+pub(crate) fn leave_gone(place: &Place) -> Result<(), AttachError> {
+    let pins = entries(&place.links())?.into_iter();
+    unlink(pins.filter(|pin| device_of_pin(pin).is_some() && !is_witness(pin) && is_empty(pin)))
 }
 
 fn has_link_on_loopback(links: &Path) -> Result<bool, AttachError> {

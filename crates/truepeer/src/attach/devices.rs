@@ -10,32 +10,80 @@ use truepeer_bpf::Device;
 
 use crate::routes::netlink::Netlink;
 
-/// Returns the devices with these names. `all` selects every device that is up and has an address, because
-/// packets for this host end there. It leaves out the ports of a bridge or bond, even with an address of their own (fe80::…): the programs
-/// would see their packets twice.
-pub(crate) fn find(names: &[String]) -> Result<Vec<Device>> {
-    let mut netlink = Netlink::open()?;
-    let with_address: BTreeSet<u32> =
-        netlink.addresses()?.iter().map(|address| address.header.index).collect();
-    let links = netlink.links()?;
-    let is_all = |link: &LinkMessage| {
-        link.header.flags.contains(LinkFlags::Up)
-            && with_address.contains(&link.header.index)
-            && !is_port(link)
-    };
-    let mut devices = BTreeSet::new();
-    for name in names {
-        let is_meant =
-            |link: &&LinkMessage| if name == "all" { is_all(link) } else { name_of(link) == Some(name) };
-        let before = devices.len();
-        devices.extend(links.iter().filter(is_meant).filter_map(device));
+/// The devices with these names. `all` are all that carry IP packets, also those that are down or have no address yet. It leaves out the ports of
+/// a bridge or bond, even with an address of their own (fe80::…): their packets come in by the bridge or bond, too.
+pub(super) fn find(names: &[String]) -> Result<Vec<Device>> {
+    let found = existing(names)?;
+    for name in names.iter().filter(|name| *name != "all") {
         ensure!(
-            devices.len() > before || name == "all",
+            found.iter().any(|device| device.name == *name),
             "--dev {name}: no such device in this network namespace (ip link lists them)"
         );
     }
-    ensure!(!devices.is_empty(), "no device here has an address; name one with --dev");
-    Ok(devices.into_iter().collect())
+    Ok(found)
+}
+
+/// Those that exist by now.
+pub(super) fn existing(names: &[String]) -> Result<Vec<Device>> {
+    Ok(numbered(names)?.into_iter().map(|(_, device)| device).collect())
+}
+
+/// With their numbers: a device that is made anew has another one.
+pub(super) fn numbered(names: &[String]) -> Result<Vec<(u32, Device)>> {
+    let links = Links::read()?;
+    let is_meant = |link: &&LinkMessage| {
+        names.iter().any(|name| {
+            if name == "all" { links.carries_ip(link) && !is_port(link) } else { name_of(link) == Some(name) }
+        })
+    };
+    let found = links.all.iter().filter(is_meant);
+    let mut found: Vec<_> = found.filter_map(|link| Some((link.header.index, device(link)?))).collect();
+    found.sort_by(|one, other| one.1.cmp(&other.1));
+    Ok(found)
+}
+
+/// Those that are up and have an address, except the ports of a bridge or bond.
+pub(crate) fn in_use() -> Result<Vec<Device>> {
+    Ok(Links::read()?.in_use().filter_map(device).collect())
+}
+
+/// The names of devices in use whose numbers are not among these.
+pub(super) fn in_use_beside(covered: &BTreeSet<u32>) -> Result<Vec<String>> {
+    let links = Links::read()?;
+    let beside = links.in_use().filter(|link| !covered.contains(&link.header.index));
+    Ok(beside.filter_map(name_of).cloned().collect())
+}
+
+struct Links {
+    all: Vec<LinkMessage>,
+    with_address: BTreeSet<u32>,
+}
+
+impl Links {
+    fn read() -> Result<Self> {
+        let mut netlink = Netlink::open()?;
+        let with_address = netlink.addresses()?.iter().map(|address| address.header.index).collect();
+        Ok(Self { all: netlink.links()?, with_address })
+    }
+
+    fn in_use(&self) -> impl Iterator<Item = &LinkMessage> {
+        let has_address = |link: &&LinkMessage| self.with_address.contains(&link.header.index);
+        let is_up = |link: &&LinkMessage| link.header.flags.contains(LinkFlags::Up);
+        self.all.iter().filter(has_address).filter(is_up).filter(|link| !is_port(link))
+    }
+
+    /// By its kind, if it has no address yet: others (CAN, monitors of netlink and radio) have none ever.
+    fn carries_ip(&self, link: &LinkMessage) -> bool {
+        use LinkLayerType::{
+            Ether, Infiniband, Ip6gre, Ipgre, Loopback, None, Ppp, Rawip, Sit, Tunnel, Tunnel6,
+        };
+        let kind = link.header.link_layer_type;
+        let is_known = matches!(
+            kind,
+            Ether | Infiniband | Ip6gre | Ipgre | Loopback | None | Ppp | Rawip | Sit | Tunnel | Tunnel6
+        );
+        is_known || self.with_address.contains(&link.header.index)
+    }
 }
 
 /// Whether a bridge, bond or team receives what comes in here. A VRF does not: its devices keep their packets.

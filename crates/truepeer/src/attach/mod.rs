@@ -9,6 +9,7 @@ mod entry;
 mod follow;
 mod hints;
 mod listeners;
+mod network;
 mod oci_hook;
 mod privileges;
 mod report;
@@ -20,8 +21,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use truepeer_bpf::{
-    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, covered_cgroup, detach_now,
-    find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
+    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, covered_cgroup, covered_devices,
+    detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
 use crate::output::tell;
@@ -30,7 +31,7 @@ use crate::routes::netlink::Netlink;
 use crate::routes::options::local_addresses;
 use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 
-pub(crate) use devices::find as find_devices;
+pub(crate) use devices::in_use as devices_in_use;
 pub(crate) use entry::{leave, put, status_of};
 pub(crate) use oci_hook::run as run_as_hook;
 pub(crate) use privileges::missing as missing_capabilities;
@@ -43,18 +44,18 @@ pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()>
         Some(_) => None,
     };
     match spec.filter(|spec| spec.watch) {
-        Some(spec) => watch::watch(spec, &mut |out| run_once(args, out), out),
-        None => run_once(args, out),
+        Some(spec) => watch::watch(spec, &mut |is_again, out| run_once(args, is_again, out), out),
+        None => run_once(args, false, out),
     }
 }
 
-fn run_once(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
+/// `is_again`: a watch attaches the same once more.
+fn run_once(args: &AttachArgs, is_again: bool, out: &mut (dyn Write + Send)) -> Result<()> {
     let place = match &args.action {
         None => &args.spec.place,
-        Some(AttachAction::Add { spec }) => &spec.place,
+        Some(AttachAction::Add { spec } | AttachAction::Remove { spec, .. }) => &spec.place,
         Some(
-            AttachAction::Remove { place, .. }
-            | AttachAction::Status { place, .. }
+            AttachAction::Status { place, .. }
             | AttachAction::Sweep { place }
             | AttachAction::Detach { place, .. },
         ) => place,
@@ -70,7 +71,7 @@ fn run_once(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
         }
         _ => target::find(&place.target())
             .and_then(|found| found.expect(place.netns_inode))
-            .and_then(|found| found.run(|process| act(args, place, process, out))),
+            .and_then(|found| found.run(|process| act(args, is_again, place, process, out))),
     }
     .map_err(privileges::explain)
 }
@@ -106,6 +107,7 @@ fn status_of_all(place: &PlaceArgs, json: bool, out: &mut (dyn Write + Send)) ->
 
 fn act(
     args: &AttachArgs,
+    is_again: bool,
     place: &PlaceArgs,
     process: Option<u32>,
     out: &mut (dyn Write + Send),
@@ -119,14 +121,18 @@ fn act(
     let place = Place::here(&pins)?;
     match args.action {
         None => {
-            let others = if args.spec.replace { Others::Leave } else { Others::AreNamed };
-            put_in_place(&args.spec, others, &place, process, out)
+            let others = match args.spec.replace {
+                _ if is_again => Others::Stay { may_be_taken: true },
+                true => Others::Leave,
+                false => Others::AreNamed,
+            };
+            put_in_place(&args.spec, others, is_again, &place, process, out)
         }
         Some(AttachAction::Add { ref spec }) => {
-            let others = Others::Stay { may_be_taken: spec.replace };
-            put_in_place(spec, others, &place, process, out)
+            let others = Others::Stay { may_be_taken: spec.replace || is_again };
+            put_in_place(spec, others, is_again, &place, process, out)
         }
-        Some(AttachAction::Remove { ref port, .. }) => remove_ports(&place, port, out),
+        Some(AttachAction::Remove { ref spec, now }) => remove_ports(&place, &spec.port, now, out),
         Some(AttachAction::Sweep { .. }) => {
             tidy_up(&place, out)?;
             // Tables of sessions that have left user space.
@@ -138,11 +144,23 @@ fn act(
         }
         Some(AttachAction::Status { json, .. }) => {
             let (status, left_behind) = (status(&place)?, left_behind(&place)?.len());
+            let uncovered = match &status {
+                Some(_) => covered_devices(&place)?.map(|covered| devices::in_use_beside(&covered)),
+                None => None,
+            };
+            let uncovered = uncovered.transpose()?.unwrap_or_default();
             if json {
-                report::write_json(&place, status.as_ref(), left_behind, out)
-            } else {
-                report::write(status.as_ref(), left_behind, out)
+                return report::write_json(&place, status.as_ref(), left_behind, uncovered, out);
             }
+            report::write(status.as_ref(), left_behind, out)?;
+            if !uncovered.is_empty() {
+                writeln!(
+                    out,
+                    "not covered: {}; connections that come in there are refused (refused_unjudged): attach again, or with --watch",
+                    uncovered.join(", ")
+                )?;
+            }
+            Ok(())
         }
         Some(AttachAction::Detach { now, refuse_new, .. }) => {
             let new = fate(refuse_new);
@@ -179,8 +197,8 @@ fn names_of_devices(args: &AttachSpec) -> Vec<String> {
     if args.dev.is_empty() { vec!["all".to_owned()] } else { args.dev.clone() }
 }
 
-/// If nothing is left, the rest goes, too.
-fn remove_ports(place: &Place, ports: &[AttachPorts], out: &mut (dyn Write + Send)) -> Result<()> {
+/// If nothing is left, the rest goes, too; `now`: without waiting for open connections.
+fn remove_ports(place: &Place, ports: &[AttachPorts], now: bool, out: &mut (dyn Write + Send)) -> Result<()> {
     let all = || ports.iter().flat_map(|ports| &ports.0);
     let tcp = all().filter_map(|port| if let Port::Tcp(port) = *port { Some(port) } else { None });
     let udp = all().filter_map(|port| if let Port::Udp { from, .. } = *port { Some(from) } else { None });
@@ -191,22 +209,31 @@ fn remove_ports(place: &Place, ports: &[AttachPorts], out: &mut (dyn Write + Sen
     if is_any_left {
         return Ok(());
     }
-    detach::drain_and_detach(place, NewConnections::Pass, detach::AFTER_REMOVE, out)?;
+    if now {
+        detach_now(place, NewConnections::Pass)?;
+    } else {
+        detach::drain_and_detach(place, NewConnections::Pass, detach::AFTER_REMOVE, out)?;
+    }
     tidy_up(place, out)
 }
 
 fn put_in_place(
     args: &AttachSpec,
     others: Others,
+    is_again: bool,
     place: &Place,
     process: Option<u32>,
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
     let (rules, warnings) = attach_rules(args)?;
-    for warning in &warnings {
-        tell!("warning: {warning}");
-    }
-    put_rules(args, rules, others, place, process, &mut |warning| tell!("warning: {warning}"), out)
+    // A watch warns once.
+    let mut warn = |warning: &str| {
+        if !is_again {
+            tell!("warning: {warning}");
+        }
+    };
+    warnings.iter().for_each(|warning| warn(warning));
+    put_rules(args, rules, others, place, process, &mut warn, out)
 }
 
 fn put_rules(
@@ -219,7 +246,8 @@ fn put_rules(
     out: &mut (dyn Write + Send),
 ) -> Result<()> {
     rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
-    let devices = devices::find(&names_of_devices(args))?;
+    let named = names_of_devices(args);
+    let devices = if args.watch { devices::existing(&named)? } else { devices::find(&named)? };
     let (cgroups, warning) =
         cgroup::find(args.cgroup.as_deref(), args.unit.as_deref(), process, covered_cgroup(place))?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
@@ -238,6 +266,12 @@ fn put_rules(
     let attached = attach(place, &rules, others, &devices, &cgroups).map_err(with_advice)?;
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
+    if !args.watch && named.iter().any(|name| name == "all") {
+        writeln!(
+            out,
+            "interfaces that appear later are not covered: attach again then, or now with --watch"
+        )?;
+    }
     if attached.taken_over > 0 {
         writeln!(out, "{} open connections continue", attached.taken_over)?;
     }

@@ -147,6 +147,8 @@ struct JsonOne {
     #[serde(flatten)]
     state: Json,
     left_behind: usize,
+    /// Devices that are up, have an address, and no programs.
+    uncovered: Vec<String>,
 }
 
 /// The state of all.
@@ -202,9 +204,10 @@ pub(crate) fn write_json(
     place: &Place,
     status: Option<&Status>,
     left_behind: usize,
+    uncovered: Vec<String>,
     out: &mut dyn Write,
 ) -> Result<()> {
-    print(&JsonOne { state: json(place, status), left_behind }, out)
+    print(&JsonOne { state: json(place, status), left_behind, uncovered }, out)
 }
 
 /// The same of all network namespaces.

@@ -1,7 +1,8 @@
-//! `attach --container NAME --watch`: attaches again whenever the container is started again, which gives it another network namespace.
+//! `attach --watch`: attaches again whenever the devices or addresses of the network namespace change; with `--container NAME`, also when the
+//! container is started again, which gives it another network namespace.
 //!
-//! While the container runs, this process sleeps until the container's first process ends. While it doesn't, the engine is asked, less often as
-//! time goes by. What is attached stays when the watch ends: a restart of the watch cuts nothing off.
+//! It sleeps until the kernel tells of a change (`network.rs`), or the container's first process ends. While the container doesn't run, the engine is
+//! asked, less often as time goes by. What is attached stays when the watch ends: a restart of the watch cuts nothing off.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,20 +10,21 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
-use truepeer_bpf::{Place, counted_at_udp_ports};
+use truepeer_bpf::{Place, Traffic, counted_at_udp_ports, status};
 use truepeer_sys::netns::NetNs;
 
 use super::engine::{self, State};
+use super::network::Network;
 use super::{hints, privileges};
 use crate::output::tell;
-use crate::spec::{AttachSpec, AttachTarget, Engine};
+use crate::spec::{AttachSpec, AttachTarget, Engine, Port};
 
 /// How often the engine is asked for a container that doesn't run: often at first, because a restart is quick.
 const PAUSES: [(Duration, Duration); 3] = [
@@ -35,14 +37,27 @@ const PAUSES: [(Duration, Duration); 3] = [
 const LOOK: Duration = Duration::from_secs(5);
 const COMPLAINTS: Duration = Duration::from_secs(60);
 
-/// `put` attaches to the container as it is then.
-pub(super) fn watch(
-    spec: &AttachSpec,
-    put: &mut dyn FnMut(&mut (dyn Write + Send)) -> Result<()>,
-    out: &mut (dyn Write + Send),
-) -> Result<()> {
+/// Attaches; `true`: once more, to what has changed.
+type Put<'a> = &'a mut dyn FnMut(bool, &mut (dyn Write + Send)) -> Result<()>;
+
+/// `put` attaches to the network namespace, or to the container, as it is then.
+pub(super) fn watch(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send)) -> Result<()> {
     let AttachTarget::Container { name, engine } = spec.place.target() else {
-        bail!("--watch: expected --container NAME, which its engine can find again");
+        let signals = Signals::catch()?;
+        let mut network = Network::of(&spec.place.target(), super::names_of_devices(spec))?;
+        put(false, out)?;
+        out.flush()?;
+        say(&[NotifyState::Ready, NotifyState::Status("attached")]);
+        loop {
+            match signals.wait(None, Some(&network), None)? {
+                Woken::Network if !follow(spec, &mut network, put, out)? => {
+                    writeln!(out, "detached by another command; the watch ends")?;
+                    return Ok(());
+                }
+                Woken::Signal => return Ok(()),
+                _ => {}
+            }
+        }
     };
     let signals = Signals::catch()?;
     let mut must_work = matches!(engine::look_for(&name, engine)?, State::Running(_));
@@ -55,16 +70,24 @@ pub(super) fn watch(
         let begun = Instant::now();
         let mut is_told = false;
         let mut unlisted = Unlisted::before(spec, process);
+        let in_it = AttachTarget::Process(process);
+        let mut network = Network::of(&in_it, super::names_of_devices(spec)).ok();
         let woken = loop {
-            match put(out).map_err(privileges::explain) {
+            match put(false, out).map_err(privileges::explain) {
                 Ok(()) => {
                     out.flush()?;
                     let status = format!("attached to {name} (process {process})");
                     say(&[NotifyState::Ready, NotifyState::Status(&status)]);
                     unlisted.place = Unlisted::place(spec, process);
                     break loop {
-                        match signals.wait(Some(&handle), Some(LOOK))? {
+                        match signals.wait(Some(&handle), network.as_ref(), Some(LOOK))? {
                             Woken::Time => unlisted.look(&name, Instant::now()),
+                            Woken::Network => {
+                                let Some(network) = &mut network else { continue };
+                                if let Err(error) = follow(spec, network, put, out) {
+                                    tell!("error: {error:#}");
+                                }
+                            }
                             other => break other,
                         }
                     };
@@ -77,8 +100,8 @@ pub(super) fn watch(
                 }
                 Err(_) => {}
             }
-            match signals.wait(Some(&handle), Some(pause_after(begun)))? {
-                Woken::Time => {}
+            match signals.wait(Some(&handle), None, Some(pause_after(begun)))? {
+                Woken::Time | Woken::Network => {}
                 other => break other,
             }
         };
@@ -90,6 +113,42 @@ pub(super) fn watch(
         writeln!(out, "{name} has ended; waiting for its start")?;
         out.flush()?;
     }
+}
+
+/// Attaches to what has changed. `false`: none of the ports is attached any more, so another command has taken them out.
+fn follow(
+    spec: &AttachSpec,
+    network: &mut Network,
+    put: Put<'_>,
+    out: &mut (dyn Write + Send),
+) -> Result<bool> {
+    // It may be a container's that is ending.
+    if !network.has_changed()? {
+        return Ok(true);
+    }
+    if !network.run(|| is_attached(spec))? {
+        return Ok(false);
+    }
+    // A device may be gone again, and then there is another notice.
+    match put(true, out) {
+        Ok(()) => out.flush()?,
+        Err(error) => tell!("error: {error:#}; what was attached stays"),
+    }
+    Ok(true)
+}
+
+fn is_attached(spec: &AttachSpec) -> Result<bool> {
+    let place = Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?;
+    let all = || spec.port.iter().flat_map(|ports| &ports.0);
+    Ok(status(&place)?.is_some_and(|status| {
+        status.ports.iter().filter(|port| !port.draining).any(|port| {
+            all().any(|own| match (*own, port.traffic) {
+                (Port::Tcp(own), Traffic::Tcp(_)) => port.ports.contains(&own),
+                (Port::Udp { from, .. }, Traffic::Udp(..)) => port.ports.contains(&from),
+                _ => false,
+            })
+        })
+    }))
 }
 
 /// Warns about headers that come from addresses that are not allowed: their senders' addresses changed when the
@@ -171,7 +230,7 @@ fn wait_for_start(
             out.flush()?;
             is_told = true;
         }
-        if let Woken::Signal = signals.wait(None, Some(pause_after(begun)))? {
+        if let Woken::Signal = signals.wait(None, None, Some(pause_after(begun)))? {
             return Ok(None);
         }
     }
@@ -201,11 +260,19 @@ impl Signals {
         Ok(Self(read))
     }
 
-    /// For one of them, the end of the process, or the time.
-    fn wait(&self, end: Option<&OwnedFd>, time: Option<Duration>) -> Result<Woken> {
+    /// For one of them, the end of the process, a change of the network, or the time.
+    fn wait(
+        &self,
+        end: Option<&OwnedFd>,
+        network: Option<&Network>,
+        time: Option<Duration>,
+    ) -> Result<Woken> {
         let time = time.and_then(|time| Timespec::try_from(time).ok());
         let mut descriptors = vec![PollFd::new(&self.0, PollFlags::IN)];
+        let of_signals = descriptors.len();
         descriptors.extend(end.map(|end| PollFd::from_borrowed_fd(end.as_fd(), PollFlags::IN)));
+        let of_network = descriptors.len();
+        descriptors.extend(network.map(|network| PollFd::from_borrowed_fd(network.as_fd(), PollFlags::IN)));
         let ready = loop {
             match poll(&mut descriptors, time.as_ref()) {
                 Ok(ready) => break ready,
@@ -217,12 +284,18 @@ impl Signals {
             say(&[NotifyState::Stopping]);
             return Ok(Woken::Signal);
         }
-        Ok(if ready == 0 { Woken::Time } else { Woken::End })
+        let is_ended = descriptors[of_signals..of_network].iter().any(|end| !end.revents().is_empty());
+        Ok(match ready {
+            0 => Woken::Time,
+            _ if is_ended => Woken::End,
+            _ => Woken::Network,
+        })
     }
 }
 
 enum Woken {
     Signal,
     End,
+    Network,
     Time,
 }

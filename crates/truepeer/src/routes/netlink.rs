@@ -1,6 +1,7 @@
 //! One rtnetlink socket, used synchronously: ask, read until the end, name the request in the error.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
@@ -37,6 +38,35 @@ fn in_its_words(reason: Option<&str>) -> String {
 
 /// How often a list is read that changes meanwhile.
 const ATTEMPTS: u32 = 10;
+
+/// A socket that is told when a device or an address of the network namespace of the thread that opened it changes.
+pub(crate) struct Notices(Socket);
+
+impl Notices {
+    pub(crate) fn open() -> io::Result<Self> {
+        // RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR (linux/rtnetlink.h).
+        const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind(&SocketAddr::new(0, GROUPS))?;
+        socket.set_non_blocking(true)?;
+        Ok(Self(socket))
+    }
+
+    /// Drops what has been told so far. Whoever is told reads the whole state again, so lost notices (ENOBUFS) don't matter.
+    pub(crate) fn forget(&self) {
+        let mut buffer = Vec::with_capacity(8192);
+        while !matches!(self.0.recv(&mut buffer, 0), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        {
+            buffer.clear();
+        }
+    }
+}
+
+impl AsFd for Notices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 /// A connection to rtnetlink in the network namespace of the thread that opened it.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use truepeer_bpf::{AttachError, Device, Splices};
 use truepeer_relay::Ways;
 
 use super::full::FullListeners;
-use crate::attach::find_devices;
+use crate::attach::devices_in_use;
 use crate::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 use crate::spec::defaults::SPLICE_PINS as PINS;
 
@@ -121,7 +121,7 @@ fn left_behind() -> Option<Arc<Splices>> {
 
 fn attach(is_upgrade: bool) -> anyhow::Result<(Arc<Splices>, Vec<Device>)> {
     ensure!(truepeer_bpf::are_built_in(), "this truepeer was built without the kernel's programs");
-    let mut devices = find_devices(&["all".to_owned()])?;
+    let mut devices = devices_in_use()?;
     devices.retain(|device| device.has_ethernet);
     let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
     let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };

@@ -152,10 +152,11 @@ pub(crate) enum AttachAction {
     /// Take ports out: their new connections pass unchecked, with their header (fail-open), and open ones continue. The last
     /// port detaches
     Remove {
-        #[arg(long, required = true)]
-        port: Vec<AttachPorts>,
+        /// The words that attached may be given again: only the ports and the place count
         #[command(flatten)]
-        place: PlaceArgs,
+        spec: Box<AttachSpec>,
+        #[arg(long)]
+        now: bool,
     },
     /// Show connections, and refusals by reason, for each port
     Status {

@@ -9,6 +9,7 @@ mod cut;
 mod entries;
 mod everywhere;
 mod flows;
+mod following;
 mod full_cgroup;
 mod hidden;
 mod io_uring;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     }
     let all = [
         flows::tests(),
+        following::tests(),
         refusals::tests(),
         rules::tests(),
         changes::tests(),

@@ -94,7 +94,7 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
     second.end()?;
     ensure!(heard()?.contains("STATUS=web has ended"));
 
-    // It has no address at first.
+    // Not even its lo is up, and a device comes later.
     let netns = NetNs::create()?;
     let cgroup = Cgroup::make("third")?;
     let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
@@ -104,9 +104,9 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
         .in_netns(&netns)
         .start(bed)?;
     says(third.pid())?;
-    watch.wait_for_log("trying again while web runs")?;
-    netns.run(|| ip_here(&["link set lo up"]))??;
     ensure!(heard()?.contains("READY=1"));
+    netns.run(|| ip_here(&["link", "add", "plug0", "type", "dummy"]))??;
+    watch.wait_for_log("plug0")?;
     watch.signal(Signal::TERM)?;
     ensure!(watch.wait_end()?.success(), "{}", watch.log());
     // It stays.

@@ -1,0 +1,181 @@
+//! `--watch` without a container: devices and addresses that come later. And the units of systemd, each with its own ports.
+
+use std::net::SocketAddr;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use truepeer_testbed::{Bed, Behaviour, NetNs, Running, Test, Topology, client, ip_here, tests};
+
+use crate::kit::{attach_on, backend_on, command, header, who};
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![
+        attach_before_the_network_follows_devices_and_addresses,
+        a_device_that_is_not_covered_is_named,
+        a_watch_does_not_attach_again_what_was_taken_out,
+        each_unit_has_its_own_ports,
+    ];
+    all.into_iter().map(|test| test.of_group("following")).collect()
+}
+
+/// A host without a network yet, as at boot, and a sender.
+struct Boot {
+    host: NetNs,
+    sender: NetNs,
+    server: Running,
+}
+
+impl Boot {
+    fn begin(bed: &Bed) -> Result<Self> {
+        let (host, sender) = (NetNs::create()?, NetNs::create()?);
+        let server =
+            Behaviour::Who.start_program(bed, &["[::]:80", "[::]:81"], |program| program.in_netns(&host))?;
+        Ok(Self { host, sender, server })
+    }
+
+    /// A new device of the host with this address, and the sender at its other end.
+    fn plug(&self, name: &str, net: &str) -> Result<()> {
+        let host = self.server.pid().to_string();
+        self.sender.run(|| -> Result<()> {
+            ip_here(&["link", "add", "far", "type", "veth", "peer", "name", name, "netns", &host])?;
+            ip_here(&["addr", "add", &format!("{net}.1/24"), "dev", "far"])?;
+            ip_here(&["link", "set", "far", "up"])
+        })??;
+        self.host.run(|| -> Result<()> {
+            ip_here(&["addr", "add", &format!("{net}.2/24"), "dev", name])?;
+            ip_here(&["link", "set", name, "up"])
+        })?
+    }
+
+    fn unplug(&self) -> Result<()> {
+        self.sender.run(|| ip_here(&["link", "del", "far"]))?
+    }
+
+    fn names_the_client(&self, net: &str) -> Result<()> {
+        let to: SocketAddr = format!("{net}.2:80").parse()?;
+        let header = header("203.0.113.1:1001")?;
+        let seen = self.sender.run(|| client::ask(&mut client::connect(to)?, &header))??;
+        ensure!(seen.trim() == "203.0.113.1:1001", "{seen}");
+        Ok(())
+    }
+}
+
+fn attach_before_the_network_follows_devices_and_addresses(bed: &Bed) -> Result<()> {
+    let boot = Boot::begin(bed)?;
+    let manager = UnixDatagram::bind(bed.dir().join("notify"))?;
+    manager.set_read_timeout(Some(Duration::from_secs(20)))?;
+    // Not even lo is up.
+    let watch = command(bed, &["--port", "80", "--allow", "any", "--watch"])?
+        .env("NOTIFY_SOCKET", bed.dir().join("notify"))
+        .in_netns(&boot.host)
+        .start(bed)?;
+    let mut buffer = [0; 1000];
+    let len = manager.recv(&mut buffer).context("READY=1")?;
+    ensure!(String::from_utf8_lossy(&buffer[..len]).contains("READY=1"));
+    let covers = |device: &str, times: usize| {
+        bed.wait_for(&format!("{device} to be covered"), || watch.stdout().matches(device).count() >= times)
+            .with_context(|| watch.log())
+    };
+    boot.plug("plug0", "10.1.0")?;
+    covers("plug0", 1)?;
+    boot.names_the_client("10.1.0")?;
+    // Renamed: the programs stay.
+    boot.host.run(|| -> Result<()> {
+        ip_here(&["link", "set", "plug0", "down"])?;
+        ip_here(&["link", "set", "plug0", "name", "wan0"])?;
+        ip_here(&["link", "set", "wan0", "up"])
+    })??;
+    covers("wan0", 1)?;
+    boot.names_the_client("10.1.0")?;
+    // Made anew.
+    boot.unplug()?;
+    boot.plug("again0", "10.2.0")?;
+    covers("again0", 1)?;
+    boot.names_the_client("10.2.0")?;
+    // This host's new address is nobody's claim.
+    let before = watch.stdout().matches("again0").count();
+    boot.host.run(|| ip_here(&["addr", "add", "10.2.0.77/24", "dev", "again0"]))??;
+    covers("again0", before + 1)?;
+    boot.sender.run(|| -> Result<()> {
+        let mut stream = client::connect("10.2.0.2:80")?;
+        let asked = client::ask(&mut stream, &header("10.2.0.77:1001")?);
+        ensure!(asked.is_err(), "a claim of this host's new address: {asked:?}");
+        Ok(())
+    })??;
+    let status = command(bed, &["status"])?.in_netns(&boot.host).run(bed)?;
+    ensure!(status.contains("(refused_claim)") && !status.contains("not covered"), "{status}");
+    watch.signal(Signal::TERM)?;
+    ensure!(watch.wait_end()?.success(), "{}", watch.log());
+    boot.names_the_client("10.2.0")
+}
+
+fn a_device_that_is_not_covered_is_named(bed: &Bed) -> Result<()> {
+    let boot = Boot::begin(bed)?;
+    let attach = ["--port", "80", "--allow", "any"];
+    let said = command(bed, &attach)?.in_netns(&boot.host).run(bed)?;
+    ensure!(said.contains("interfaces that appear later are not covered"), "{said}");
+    boot.plug("plug0", "10.1.0")?;
+    let status = |more: &[&str]| command(bed, &[&["status"], more].concat())?.in_netns(&boot.host).run(bed);
+    let said = status(&[])?;
+    ensure!(said.contains("not covered: plug0"), "{said}");
+    let json: serde_json::Value = serde_json::from_str(&status(&["--json"])?)?;
+    ensure!(json["uncovered"][0] == "plug0", "{json}");
+    command(bed, &attach)?.in_netns(&boot.host).run(bed)?;
+    ensure!(!status(&[])?.contains("not covered"));
+    boot.names_the_client("10.1.0")
+}
+
+fn a_watch_does_not_attach_again_what_was_taken_out(bed: &Bed) -> Result<()> {
+    let boot = Boot::begin(bed)?;
+    let watch =
+        command(bed, &["--port", "80", "--allow", "any", "--watch"])?.in_netns(&boot.host).start(bed)?;
+    watch.wait_for_log("attached to")?;
+    command(bed, &["detach", "--now"])?.in_netns(&boot.host).run(bed)?;
+    boot.plug("plug0", "10.1.0")?;
+    ensure!(watch.wait_end()?.success(), "{}", watch.log());
+    let status = command(bed, &["status"])?.in_netns(&boot.host).run(bed)?;
+    ensure!(status.contains("not attached"), "{status}");
+    Ok(())
+}
+
+/// The unit's own lines, for the words of two files.
+fn each_unit_has_its_own_ports(bed: &Bed) -> Result<()> {
+    let unit = include_str!("../../../../deploy/systemd/truepeer-attach@.service");
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80", "0.0.0.0:81"])?;
+    let of_unit = |key: &str, words: &str| {
+        let prefix = format!("{key}=/usr/bin/truepeer attach ");
+        let found = unit.lines().find_map(|line| line.strip_prefix(&prefix)).context(prefix)?;
+        let words: Vec<String> =
+            found.replace("$ATTACH", words).split_whitespace().map(str::to_owned).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        anyhow::Ok(command(bed, &words)?.in_netns(&host.netns))
+    };
+    let (one, two) = ("--port 80 --allow any", "--port 81 --allow any --header optional");
+    let first = of_unit("ExecStart", one)?.start(bed)?;
+    first.wait_for_log("attached to")?;
+    let second = of_unit("ExecStart", two)?.start(bed)?;
+    second.wait_for_log("attached to")?;
+    let names = |port: u16| -> Result<()> {
+        let seen = who(lb, host.at(false, port), &header("203.0.113.1:1001")?)?;
+        ensure!(seen == "203.0.113.1:1001", "{seen}");
+        Ok(())
+    };
+    names(80)?;
+    names(81)?;
+    of_unit("ExecReload", one)?.run(bed)?;
+    of_unit("ExecStop", two)?.run(bed)?;
+    names(80)?;
+    let status = command(bed, &["status"])?.in_netns(&host.netns).run(bed)?;
+    ensure!(
+        status.contains("port 80/tcp: attached") && !status.contains("port 81/tcp: attached"),
+        "{status}"
+    );
+    // Beside other words, `remove` takes the ports only.
+    attach_on(bed, host, &["add", "--port", "81"])?;
+    of_unit("ExecStop", one)?.run(bed)?;
+    names(81)
+}
