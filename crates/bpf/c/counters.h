@@ -39,7 +39,7 @@ enum counter {
 	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
 	REFUSED_FRAGMENT,     /* fragments (only the first has ports), and packets with IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
-	REFUSED_FAMILY,       /* SPP: the client is of another family than the datagram */
+	REFUSED_FAMILY,       /* the client is of another family than the socket or the datagram (SPP, --unshowable refuse) */
 	REFUSED_UNJUDGED,     /* no device's program has judged it: another device, DNAT onto the port, a tunnel */
 	REFUSED_DAMAGED,      /* a wrong checksum or length: the kernel would drop it */
 	ANSWER_REFUSED,       /* all seats for answers are taken (udp_seats.h) */

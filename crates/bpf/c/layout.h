@@ -88,6 +88,8 @@ struct terms {
 	__u64 header_wait_ns; /* where a header is optional: a sender that is silent this long is served without one */
 	__u32 header_max;     /* bytes */
 	__u32 udp_silence_s;  /* a client is answered through its sender until nothing has come from there for this long; 0: for ever */
+	__u32 refuse_unshowable; /* a client whose family the server's socket can't show is refused; otherwise the sender is shown */
+	__u32 unused;
 };
 
 /* A connection as packets identify it. */
@@ -226,7 +228,7 @@ _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct gate) == 8, "src/layout.rs");
 _Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct settings) == 24, "src/layout.rs");
-_Static_assert(sizeof(struct terms) == 24, "src/layout.rs");
+_Static_assert(sizeof(struct terms) == 32, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
 _Static_assert(sizeof(struct udp_seat) == 80, "src/layout.rs");

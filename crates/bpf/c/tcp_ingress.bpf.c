@@ -219,9 +219,25 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, const str
 		return REFUSED_REDIRECTED;
 	if (is_beyond_hooks(embryo))
 		return REFUSED_ELSEWHERE;
-	/* Programs fail on an address of another family than their socket's. */
-	if (embryo->listener == LISTENER_OUTSIDE || (flow->client_version == 6 && family == AF_INET))
+	if (embryo->listener == LISTENER_OUTSIDE) {
 		flow->client_version = 0;
+	} else if (flow->client_version == 6 && family == AF_INET) {
+		/* Programs fail on an address of another family than their socket's. */
+		struct terms *terms = terms_of(port);
+
+		if (terms && terms->refuse_unshowable)
+			return REFUSED_FAMILY;
+		flow->client_version = 0;
+	}
+	return 0;
+}
+
+/* The server takes the sender for the client, and may ban it. `flow` still has the client's address. */
+static __noinline int tell_unshown(const struct flow_key *key, const struct embryo *embryo, struct flow *flow)
+{
+	flow->client_version = 6;
+	tell(key, IPPROTO_TCP, embryo->listener == LISTENER_OUTSIDE ? OUTSIDE_CGROUP : CLIENT_NOT_SHOWABLE, flow);
+	flow->client_version = 0;
 	return 0;
 }
 
@@ -258,6 +274,8 @@ static __always_inline int on_whole(struct __sk_buff *skb, const struct segment 
 	if (refusal)
 		return refuse_claim_for(skb, segment, port, key, embryo, refusal, &flow);
 	count_header(port, header, verdict, &flow, embryo);
+	if (verdict == ADDRESSES && !flow.client_version)
+		tell_unshown(key, embryo, &flow);
 	int is_enough = state == HALF_OPEN && may_end_handshake(segment, embryo, behind);
 	admit(port, embryo, header->len, &flow);
 	if (is_enough) {

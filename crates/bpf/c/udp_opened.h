@@ -123,7 +123,9 @@ static __always_inline int judge_client(const struct datagram *datagram, const s
 	if (is_ipv4(&opened->client) == (datagram->ip.version == 4))
 		return 0;
 	/* A datagram has one family. Its answers must carry their header back, which names the client. */
-	if (opened->is_spp)
+	struct terms *terms = terms_of(&gate->port);
+
+	if (opened->is_spp || (terms && terms->refuse_unshowable))
 		return REFUSED_FAMILY;
 	count(&gate->port, CLIENT_NOT_SHOWABLE);
 	opened->client = datagram->ip.source;

@@ -79,7 +79,7 @@ pub const COUNTERS: [PortCounter; 46] = [
     counter(Of::Udp, Kind::Course, "split_up", "aggregated datagrams (GRO, UDP_SEGMENT) split into single ones"),
     counter(Of::Both, Kind::Refusal, "refused_fragment", "fragments, and packets with IPv6 extension headers"),
     counter(Of::Udp, Kind::Refusal, "refused_aggregated", "aggregated datagrams (GRO, UDP_SEGMENT) that can't be split: ethtool -K DEV gro off"),
-    counter(Of::Udp, Kind::Refusal, "refused_family", "SPP: the client's address family differs from the datagram's"),
+    counter(Of::Both, Kind::Refusal, "refused_family", "the client's address family differs from the socket's, or from the datagram's (SPP)"),
     counter(Of::Both, Kind::Refusal, "refused_unjudged", "came by a path without checks: a device that is not attached, DNAT onto the port, a tunnel"),
     counter(Of::Both, Kind::Refusal, "refused_damaged", "wrong checksum or length"),
     counter(Of::Udp, Kind::Refusal, "answers_refused", "answers while 65,535 others were on their way"),

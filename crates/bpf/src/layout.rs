@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 10;
+pub(crate) const LAYOUT: u32 = 11;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 4096;
@@ -98,6 +98,8 @@ pub(crate) struct Terms {
     pub(crate) header_wait_ns: u64,
     pub(crate) header_max: u32,
     pub(crate) udp_silence_s: u32,
+    pub(crate) refuse_unshowable: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.
@@ -159,7 +161,7 @@ const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 96);
 const _: () = assert!(size_of::<Settings>() == 24);
-const _: () = assert!(size_of::<Terms>() == 24);
+const _: () = assert!(size_of::<Terms>() == 32);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<RawFlow>() == 24);
 const _: () = assert!(size_of::<RawEmbryo>() == 176);

@@ -64,7 +64,7 @@ pub use full::{Begun, FULL_COUNTERS, Full, Served, Unspoken};
 pub use leftovers::{gone, left_behind, sweep};
 pub use links::covered_devices;
 pub use memory::Memory;
-pub use pins::{DEFAULT_PINS, find_pins, make_pins};
+pub use pins::{DEFAULT_PINS, can_look, find_pins, make_pins};
 pub use place::Place;
 pub use ports::{PortRange, port_list, without_overlaps};
 pub use programs::are_built_in;

@@ -140,6 +140,8 @@ impl Tables {
             header_wait_ns: u64::try_from(rules.header_wait.as_nanos()).unwrap_or(u64::MAX),
             header_max: u32::try_from(rules.header_max).unwrap_or(u32::MAX),
             udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
+            refuse_unshowable: rules.refuse_unshowable.into(),
+            unused: 0,
         };
         self.terms.set(group.into(), terms, 0).map_err(AttachError::map("writing", "tp_terms"))?;
         let claims = trie::claims(&rules.claims, &rules.own_addresses);

@@ -29,8 +29,8 @@ const STICKY: u32 = 0o1000;
 /// [`AttachError::Untrusted`] names the level.
 pub(crate) fn check(path: &Path) -> Result<(), AttachError> {
     let path = absolute(path).map_err(AttachError::file("looking up", path))?;
-    let real = without_links(&path).map_err(AttachError::file("looking up", &path))?;
     check_levels(&path)?;
+    let real = without_links(&path).map_err(AttachError::file("looking up", &path))?;
     if real == path { Ok(()) } else { check_levels(&real) }
 }
 

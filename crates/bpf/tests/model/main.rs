@@ -139,6 +139,7 @@ impl Stand {
             header_timeout: TIMEOUT,
             header_wait: WAIT,
             header_max: HEADER_MAX,
+            refuse_unshowable: false,
             udp_silence: Duration::from_secs(60),
             own_addresses: Default::default(),
             max_flows: MANY,

@@ -129,6 +129,7 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
         header_timeout: Duration::from_secs(5),
         header_wait: Duration::from_secs(1),
         header_max: 16 << 10,
+        refuse_unshowable: false,
         udp_silence: Duration::from_secs(60),
         max_flows: MAX_FLOWS,
         max_udp_flows: MAX_UDP_FLOWS,

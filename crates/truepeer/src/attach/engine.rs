@@ -34,9 +34,9 @@ pub(super) fn process_of(name: &str, engine: Option<Engine>) -> Result<u32> {
 pub(super) fn look_for(name: &str, engine: Option<Engine>) -> Result<State> {
     let asked: &[Engine] = engine.as_ref().map_or(&Engine::ALL, std::slice::from_ref);
     let mut installed = Vec::new();
-    let mut found = Vec::new();
+    let (mut found, mut silent) = (Vec::new(), Vec::new());
     for engine in asked {
-        let Some(answer) = ask(*engine, name)? else { continue };
+        let Some(answer) = ask(*engine, name, &mut silent)? else { continue };
         installed.push(engine.as_str());
         found.extend(answer.map(|process| (*engine, process)));
     }
@@ -46,6 +46,7 @@ pub(super) fn look_for(name: &str, engine: Option<Engine>) -> Result<State> {
         names(asked).join(", ")
     );
     match found[..] {
+        [] if !silent.is_empty() => bail!("--container {name}: {}", silent.join("; ")),
         [] => bail!("--container {name}: {} has no container of that name", installed.join(", ")),
         [(engine, 0)] => Ok(State::Stopped(engine)),
         [(_, process)] => Ok(State::Running(process)),
@@ -69,15 +70,23 @@ fn program(engine: Engine) -> &'static str {
     }
 }
 
-/// `None`: the engine is not installed. `Some(None)`: it has no such container. Process 0: the container is not running.
-fn ask(engine: Engine, name: &str) -> Result<Option<Option<u32>>> {
+/// `None`: the engine is not installed. `Some(None)`: it has no such container. Process 0: the container is not running. An engine that can't be
+/// reached is added to `silent`, with its own words.
+fn ask(engine: Engine, name: &str, silent: &mut Vec<String>) -> Result<Option<Option<u32>>> {
     match engine {
         Engine::Docker | Engine::Podman => {
             let args = ["container", "inspect", "--format", "{{.State.Pid}}", "--", name];
-            let output = run(engine, &args)?;
-            Ok(output.map(|output| text(&output).trim().parse().ok().filter(|_| output.status.success())))
+            let Some(output) = run(engine, &args)? else { return Ok(None) };
+            if output.status.success() {
+                return Ok(Some(text(&output).trim().parse().ok()));
+            }
+            // "No such container: web", "no such container web".
+            if !String::from_utf8_lossy(&output.stderr).to_lowercase().contains("no such") {
+                silent.push(failure(engine, &output));
+            }
+            Ok(Some(None))
         }
-        Engine::Containerd => ask_containerd(name),
+        Engine::Containerd => ask_containerd(name, silent),
     }
 }
 
@@ -85,10 +94,13 @@ fn ask(engine: Engine, name: &str) -> Result<Option<Option<u32>>> {
 const CONNECT_TIMEOUT: &str = "--connect-timeout=1s";
 
 /// Containerd keeps its containers in namespaces of names (`k8s.io`, `moby`, `default`).
-fn ask_containerd(name: &str) -> Result<Option<Option<u32>>> {
+fn ask_containerd(name: &str, silent: &mut Vec<String>) -> Result<Option<Option<u32>>> {
     let Some(spaces) = run(Engine::Containerd, &[CONNECT_TIMEOUT, "namespaces", "list", "--quiet"])? else {
         return Ok(None);
     };
+    if !spaces.status.success() {
+        silent.push(failure(Engine::Containerd, &spaces));
+    }
     for space in text(&spaces).lines() {
         let Some(tasks) = run(Engine::Containerd, &[CONNECT_TIMEOUT, "--namespace", space, "tasks", "list"])?
         else {
@@ -122,6 +134,12 @@ fn run(engine: Engine, args: &[&str]) -> Result<Option<Output>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         output => output.map(Some).with_context(|| format!("{} can't be run", program(engine))),
     }
+}
+
+fn failure(engine: Engine, output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it fails without a word");
+    format!("{} can't answer: {}", program(engine), last.trim())
 }
 
 fn text(output: &Output) -> String {

@@ -68,24 +68,27 @@ fn opened_outside(
 }
 
 /// Warnings about the listeners of these ports, at most one of each kind.
-pub(super) fn warnings(listeners: &[Listener], ports: &BTreeSet<u16>) -> Vec<String> {
+pub(super) fn warnings(listeners: &[Listener], ports: &BTreeSet<u16>, is_refused: bool) -> Vec<String> {
     let of = |port: u16| listeners.iter().filter(move |listener| listener.local.port() == port);
     let unheard: Vec<u16> = ports.iter().copied().filter(|port| of(*port).next().is_none()).collect();
-    let ipv4: Vec<SocketAddr> = ports
-        .iter()
-        .filter(|port| of(**port).all(|listener| listener.local.is_ipv4()))
-        .filter_map(|port| of(*port).next().map(|listener| listener.local))
-        .collect();
+    // Also beside an IPv6 socket: a connection over IPv4 comes to this one, whatever client its header names.
+    let is_concerned =
+        |listener: &&Listener| ports.contains(&listener.local.port()) && listener.local.is_ipv4();
+    let ipv4: BTreeSet<SocketAddr> =
+        listeners.iter().filter(is_concerned).map(|listener| listener.local).collect();
     let nothing = (!unheard.is_empty())
         .then(|| format!("nothing listens on port {} here yet", port_list(unheard, "").join(", ")));
-    let ipv4_only = ipv4.split_first().map(|(first, others)| {
-        let more = match others.len() {
-            0 => String::new(),
-            _ => format!(" and port {}", port_list(others.iter().map(SocketAddr::port), "").join(", ")),
+    let ipv4_only = ipv4.first().map(|first| {
+        let others: Vec<_> = ipv4.iter().skip(1).collect();
+        let more = match others[..] {
+            [] => String::new(),
+            [other] => format!(" and {other}"),
+            _ => format!(" and others of port {}", port_list(others.iter().map(|local| local.port()), "").join(", ")),
         };
         let (verb, port) = (if others.is_empty() { "is" } else { "are" }, first.port());
+        let then = if is_refused { "are refused there (--unshowable refuse)" } else { "are shown as the sender there, which the server then logs and bans; --unshowable refuse refuses them" };
         format!(
-            "{first}{more} {verb} IPv4 only: IPv6 clients keep the sender's address there; listen on [::]:{port} without IPV6_V6ONLY (nginx: listen [::]:{port} ipv6only=off) to see both"
+            "{first}{more} {verb} IPv4 only: IPv6 clients whose header comes over IPv4 {then}; listen on [::]:{port} without IPV6_V6ONLY, and on no IPv4 address (nginx: listen [::]:{port} ipv6only=off), to see both"
         )
     });
     nothing.into_iter().chain(ipv4_only).collect()
@@ -111,15 +114,21 @@ mod tests {
             |text: &str| Listener { local: text.parse().unwrap(), is_ipv6_only: false, cgroup: None };
         let said = |listeners: &[&str]| {
             let listeners: Vec<_> = listeners.iter().map(|text| listener(text)).collect();
-            warnings(&listeners, &[80].into()).join("; ")
+            warnings(&listeners, &[80].into(), false).join("; ")
         };
         assert_eq!(said(&["0.0.0.0:81"]), "nothing listens on port 80 here yet");
-        assert!(said(&["0.0.0.0:80", "127.0.0.1:80"]).starts_with("0.0.0.0:80 is IPv4 only"));
+        assert!(
+            said(&["0.0.0.0:80", "127.0.0.1:80"]).starts_with("0.0.0.0:80 and 127.0.0.1:80 are IPv4 only")
+        );
         assert_eq!(said(&["[::]:80"]), "");
-        assert_eq!(said(&["0.0.0.0:80", "[::]:80"]), "");
-        let lot = warnings(&[], &(40_000..=41_000).collect());
+        // As Postfix and Dovecot listen.
+        assert!(said(&["0.0.0.0:80", "[::]:80"]).starts_with("0.0.0.0:80 is IPv4 only"));
+        let lot = warnings(&[], &(40_000..=41_000).collect(), false);
         assert_eq!(lot, ["nothing listens on port 40000-41000 here yet"]);
         let two = [listener("0.0.0.0:80"), listener("0.0.0.0:81")];
-        assert!(warnings(&two, &[80, 81].into())[0].starts_with("0.0.0.0:80 and port 81 are IPv4 only"));
+        let both = warnings(&two, &[80, 81].into(), true).concat();
+        assert!(
+            both.starts_with("0.0.0.0:80 and 0.0.0.0:81 are IPv4 only") && both.contains("are refused there")
+        );
     }
 }

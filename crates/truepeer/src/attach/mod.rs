@@ -19,10 +19,10 @@ mod watch;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use truepeer_bpf::{
-    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, covered_cgroup, covered_devices,
-    detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
+    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, can_look, covered_cgroup,
+    covered_devices, detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
 use crate::output::tell;
@@ -144,6 +144,11 @@ fn act(
         }
         Some(AttachAction::Status { json, .. }) => {
             let (status, left_behind) = (status(&place)?, left_behind(&place)?.len());
+            ensure!(
+                status.is_some() || pins != find_pins() || can_look(),
+                "can't look for what is attached: no BPF file system is mounted here, and process 1's mounts can't be read; run it as root, \
+                 or outside of this mount namespace with --netns NAME (instead of ip netns exec) or --pid PID"
+            );
             let uncovered = match &status {
                 Some(_) => covered_devices(&place)?.map(|covered| devices::in_use_beside(&covered)),
                 None => None,
@@ -233,7 +238,14 @@ fn put_in_place(
         }
     };
     warnings.iter().for_each(|warning| warn(warning));
-    put_rules(args, rules, others, place, process, &mut warn, out)
+    put_rules(args, rules, others, place, process, &mut warn, out)?;
+    if !args.watch && !args.dry_run && names_of_devices(args).iter().any(|name| name == "all") {
+        writeln!(
+            out,
+            "interfaces that appear later are not covered: attach again then, or now with --watch"
+        )?;
+    }
+    Ok(())
 }
 
 fn put_rules(
@@ -266,16 +278,12 @@ fn put_rules(
     let attached = attach(place, &rules, others, &devices, &cgroups).map_err(with_advice)?;
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
-    if !args.watch && named.iter().any(|name| name == "all") {
-        writeln!(
-            out,
-            "interfaces that appear later are not covered: attach again then, or now with --watch"
-        )?;
-    }
     if attached.taken_over > 0 {
         writeln!(out, "{} open connections continue", attached.taken_over)?;
     }
-    let warnings = listeners.map(|found| listeners::warnings(&found, &rules.tcp_ports)).unwrap_or_default();
+    let warnings = listeners
+        .map(|found| listeners::warnings(&found, &rules.tcp_ports, rules.refuse_unshowable))
+        .unwrap_or_default();
     warnings.iter().chain(&outside).for_each(|warning| warn(warning));
     if !attached.left.is_empty() {
         warn(&format!("no longer served, because they are not named: port {}", attached.left.join(", ")));

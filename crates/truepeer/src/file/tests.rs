@@ -74,7 +74,7 @@ const LINES: &[&str] = &[
     "attach --port 8000-8010 --header-timeout 7 --header-max 300 --allow-claims loopback --deny-clients 192.0.2.1",
     "attach --port 53/udp --close-after 9 --max-flows 5 --max-udp-flows 6 --dev lo --dev eth0",
     "attach --port 443 --cgroup /sys/fs/cgroup/x --netns blue --pins /sys/fs/bpf/y",
-    "attach --port 443 --unit nginx.service --netns /run/netns/blue",
+    "attach --port 443 --unit nginx.service --netns /run/netns/blue --unshowable refuse",
     "attach --port 443 --container web --engine podman",
     "attach --port 443 --pid 4242",
 ];

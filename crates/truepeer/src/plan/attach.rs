@@ -10,7 +10,7 @@ use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders;
 use super::senders::{ClaimsConfig, SendersConfig};
-use crate::spec::{AttachSpec, Port, defaults};
+use crate::spec::{AttachSpec, Port, Unshowable, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.
 pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problem> {
@@ -46,6 +46,7 @@ pub(crate) fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Pr
         header_timeout: header.timeout,
         header_wait: header.wait,
         header_max: header.max_bytes,
+        refuse_unshowable: spec.unshowable == Some(Unshowable::Refuse),
         udp_silence: spec.close_after.unwrap_or(defaults::ATTACH_CLOSE_AFTER),
         max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
         max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),

@@ -35,6 +35,8 @@ pub(crate) struct AttachSpec {
     pub(crate) senders: SendersSpec,
     #[command(flatten)]
     pub(crate) wait: WaitSpec,
+    #[arg(long, value_parser = unshowable)]
+    pub(crate) unshowable: Option<Unshowable>,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) close_after: Option<Duration>,
     #[arg(long, value_parser = values::count::<NonZeroU32>)]
@@ -57,6 +59,14 @@ pub(crate) struct AttachSpec {
     pub(crate) print: PrintSpec,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
+}
+
+/// What becomes of a client whose family the server's socket can't show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unshowable {
+    /// The server is shown the sender.
+    ShowSender,
+    Refuse,
 }
 
 /// Attach to a container before its program starts, as a createRuntime hook of podman and CRI-O: reads the container's state on stdin, and its
@@ -191,6 +201,14 @@ pub(crate) enum AttachAction {
 fn engine(text: &str) -> Result<Engine, &'static str> {
     let named = Engine::ALL.into_iter().find(|engine| engine.as_str() == text);
     named.ok_or("expected docker, podman or containerd")
+}
+
+fn unshowable(text: &str) -> Result<Unshowable, &'static str> {
+    match text {
+        "show-sender" => Ok(Unshowable::ShowSender),
+        "refuse" => Ok(Unshowable::Refuse),
+        _ => Err("expected show-sender or refuse"),
+    }
 }
 
 fn udp_dialect(text: &str) -> Result<UdpDialect, &'static str> {

@@ -31,7 +31,9 @@ mod vpp;
 
 pub(crate) use crate::routes::options::RoutesMode;
 pub(crate) use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
-pub(crate) use attach::{AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs};
+pub(crate) use attach::{
+    AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs, Unshowable,
+};
 pub(crate) use confine::{ConfineMode, ConfineSpec, UserName};
 pub(crate) use connect::ConnectArgs;
 pub(crate) use device::VppDevice;

@@ -222,6 +222,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, SENDERS, "header-timeout", "TIME", "TCP: how long a sender may take for its header; a silent one is looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().timeout)),
     row(SERVERS.or(RUN), SENDERS, "header-wait", "TIME", "How long a sender with --header optional may be silent before it is served as itself").is(|| time(HeaderTimes::default().wait)),
     row(ATTACH, SENDERS, "header-wait", "TIME", "TCP: how long a sender with --header optional may be silent before it is served as itself; looked at after 1, 3, 7, 15, 31 and 63 seconds").is(|| time(HeaderTimes::default().wait)),
+    row(ATTACH, SENDERS, "unshowable", "show-sender|refuse", "When the server's socket can't show the client (IPv6 clients at a socket on 0.0.0.0): show-sender shows it the sender's address, which it then logs and bans; refuse ends the connection, or drops the datagram").is(|| "show-sender".to_owned()),
     row(RECEIVERS, SENDERS, "header-max", "SIZE", "The longest header accepted").is(|| kib(d::HEADER_MAX)),
     row(RUN, SENDERS, "versions", "LIST", "Versions of the PROXY protocol accepted: 1, 2 or 1,2").is(|| "1,2".to_owned()),
     row(RECEIVERS, CLIENTS, "allow-claims", "PREFIX", "This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may name nevertheless; repeatable").means("none"),

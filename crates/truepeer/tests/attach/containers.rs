@@ -175,7 +175,7 @@ fn engines_are_asked_for_a_container(bed: &Bed) -> Result<()> {
     };
     let inspect = |known: &str, process: i32| {
         format!(
-            "test \"$*\" = 'container inspect --format {{{{.State.Pid}}}} -- {known}' || {{ echo; exit 1; }}\necho {process}"
+            "test \"$*\" = 'container inspect --format {{{{.State.Pid}}}} -- {known}' || {{ echo 'Error: No such container: web' >&2; exit 1; }}\necho {process}"
         )
     };
     let one = engine("one", "docker", &inspect("other", 1))?;
@@ -187,12 +187,17 @@ fn engines_are_asked_for_a_container(bed: &Bed) -> Result<()> {
         server.pid()
     );
     let third = engine("third", "ctr", &tasks)?;
+    let dead =
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?";
+    let silent = engine("silent", "docker", &format!("echo '{dead}' >&2; exit 1"))?;
     let run = |path: &Path, args: &[&str]| -> Result<(bool, String)> {
         let all = [&["--port", "80", "--allow", "any", "--container"], args].concat();
         let path = format!("{}:/nowhere", path.display());
         let attaching = command(bed, &all)?.env("PATH", path).start(bed)?;
         Ok((attaching.wait_end()?.success(), attaching.log()))
     };
+    let (is_attached, said) = run(&silent, &["web"])?;
+    ensure!(!is_attached && said.contains(&format!("docker can't answer: {dead}")), "{said}");
     let works = |path: &Path, args: &[&str]| -> Result<()> {
         let (success, said) = run(path, args)?;
         ensure!(success, "{args:?}: {said}");

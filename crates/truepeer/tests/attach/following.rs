@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, NetNs, Running, Test, Topology, client, ip_here, tests};
 
-use crate::kit::{attach_on, backend_on, command, header, who};
+use crate::kit::{backend_on, command, header, who};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
@@ -30,27 +30,26 @@ struct Boot {
 impl Boot {
     fn begin(bed: &Bed) -> Result<Self> {
         let (host, sender) = (NetNs::create()?, NetNs::create()?);
-        let server =
-            Behaviour::Who.start_program(bed, &["[::]:80", "[::]:81"], |program| program.in_netns(&host))?;
+        let server = Behaviour::Who.start_program(bed, &["0.0.0.0:80"], |program| program.in_netns(&host))?;
         Ok(Self { host, sender, server })
     }
 
     /// A new device of the host with this address, and the sender at its other end.
     fn plug(&self, name: &str, net: &str) -> Result<()> {
         let host = self.server.pid().to_string();
-        self.sender.run(|| -> Result<()> {
-            ip_here(&["link", "add", "far", "type", "veth", "peer", "name", name, "netns", &host])?;
-            ip_here(&["addr", "add", &format!("{net}.1/24"), "dev", "far"])?;
-            ip_here(&["link", "set", "far", "up"])
+        self.sender.run(|| {
+            ip_here(&[
+                &format!("link add far type veth peer name {name} netns {host}"),
+                &format!("addr add {net}.1/24 dev far"),
+                "link set far up",
+            ])
         })??;
-        self.host.run(|| -> Result<()> {
-            ip_here(&["addr", "add", &format!("{net}.2/24"), "dev", name])?;
-            ip_here(&["link", "set", name, "up"])
-        })?
+        self.host
+            .run(|| ip_here(&[&format!("addr add {net}.2/24 dev {name}"), &format!("link set {name} up")]))?
     }
 
     fn unplug(&self) -> Result<()> {
-        self.sender.run(|| ip_here(&["link", "del", "far"]))?
+        self.sender.run(|| ip_here(&["link del far"]))?
     }
 
     fn names_the_client(&self, net: &str) -> Result<()> {
@@ -82,11 +81,8 @@ fn attach_before_the_network_follows_devices_and_addresses(bed: &Bed) -> Result<
     covers("plug0", 1)?;
     boot.names_the_client("10.1.0")?;
     // Renamed: the programs stay.
-    boot.host.run(|| -> Result<()> {
-        ip_here(&["link", "set", "plug0", "down"])?;
-        ip_here(&["link", "set", "plug0", "name", "wan0"])?;
-        ip_here(&["link", "set", "wan0", "up"])
-    })??;
+    let rename = ["link set plug0 down", "link set plug0 name wan0", "link set wan0 up"];
+    boot.host.run(|| ip_here(&rename))??;
     covers("wan0", 1)?;
     boot.names_the_client("10.1.0")?;
     // Made anew.
@@ -96,7 +92,7 @@ fn attach_before_the_network_follows_devices_and_addresses(bed: &Bed) -> Result<
     boot.names_the_client("10.2.0")?;
     // This host's new address is nobody's claim.
     let before = watch.stdout().matches("again0").count();
-    boot.host.run(|| ip_here(&["addr", "add", "10.2.0.77/24", "dev", "again0"]))??;
+    boot.host.run(|| ip_here(&["addr add 10.2.0.77/24 dev again0"]))??;
     covers("again0", before + 1)?;
     boot.sender.run(|| -> Result<()> {
         let mut stream = client::connect("10.2.0.2:80")?;
@@ -154,7 +150,7 @@ fn each_unit_has_its_own_ports(bed: &Bed) -> Result<()> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         anyhow::Ok(command(bed, &words)?.in_netns(&host.netns))
     };
-    let (one, two) = ("--port 80 --allow any", "--port 81 --allow any --header optional");
+    let (one, two) = ("--port 80 --allow any", "--port 81 --allow any --header-timeout 4s");
     let first = of_unit("ExecStart", one)?.start(bed)?;
     first.wait_for_log("attached to")?;
     let second = of_unit("ExecStart", two)?.start(bed)?;
@@ -175,7 +171,7 @@ fn each_unit_has_its_own_ports(bed: &Bed) -> Result<()> {
         "{status}"
     );
     // Beside other words, `remove` takes the ports only.
-    attach_on(bed, host, &["add", "--port", "81"])?;
+    command(bed, &["add", "--port", "81", "--allow", "any"])?.in_netns(&host.netns).run(bed)?;
     of_unit("ExecStop", one)?.run(bed)?;
     names(81)
 }

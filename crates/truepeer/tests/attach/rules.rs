@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use truepeer_testbed::{Bed, Behaviour, Test, Topology, client, tests};
 
 use crate::kit::{
-    BACKEND, DESTINATION, LISTENER, attach, attach_on, counter, echo, header, is_answered, longer_header,
-    session, start, status,
+    BACKEND, DESTINATION, LISTENER, attach, attach_on, command, counter, echo, header, is_answered,
+    longer_header, session, start, status,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_server_that_speaks_first_waits_a_second_for_an_optional_header,
         each_sender_has_its_rule,
         an_ipv6_client_keeps_the_senders_address_on_an_ipv4_socket,
+        a_client_that_cannot_be_shown_is_told_of_or_refused,
         syn_cookies_take_whole_headers_and_refuse_split_ones,
         a_dry_run_changes_nothing,
         forwarded_connections_are_left_alone,
@@ -144,6 +145,38 @@ fn an_ipv6_client_keeps_the_senders_address_on_an_ipv4_socket(bed: &Bed) -> Resu
     let saw = client::ask(&mut stream, &client::v2("[2001:db8::7]:5000", "[2001:db8::1]:443")?)?;
     ensure!(saw.trim() == "127.0.0.9:4000", "{saw:?}");
     ensure!(counter(bed, "client_not_showable")? == 1);
+    Ok(())
+}
+
+/// As Postfix listens: on both families, by two sockets.
+fn a_client_that_cannot_be_shown_is_told_of_or_refused(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &["0.0.0.0:80"])?;
+    let socket = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None)?;
+    socket.set_only_v6(true)?;
+    socket.bind(&"[::]:80".parse::<SocketAddr>()?.into())?;
+    socket.listen(8)?;
+    let attached = command(bed, &["--port", "80"])?.start(bed)?;
+    ensure!(attached.wait_end()?.success(), "{}", attached.log());
+    ensure!(attached.stderr().contains("0.0.0.0:80 is IPv4 only"), "{}", attached.log());
+    let follow = command(bed, &["status", "--follow"])?.start(bed)?;
+    let bytes = client::v2("[2001:db8::7]:5000", "[2001:db8::1]:443")?;
+    let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
+    ensure!(client::ask(&mut stream, &bytes)?.trim() == "127.0.0.9:4000");
+    follow.wait_for_log(
+        "127.0.0.9:4000 to port 80/tcp, claims [2001:db8::7]:5000: IPv6 client on an IPv4 socket",
+    )?;
+    let said = attach(bed, &["status"])?;
+    ensure!(said.contains("hint: the server listens on IPv4"), "{said}");
+    start(bed, &["--unshowable", "refuse"])?;
+    let mut stream = client::connect_from("127.0.0.9:4001", LISTENER)?;
+    let _ = stream.write_all(&bytes);
+    ensure!(client::read_end(&mut stream)? == client::End::Reset);
+    follow.wait_for_log(
+        "127.0.0.9:4001 to port 80/tcp, claims [2001:db8::7]:5000: the client's address family",
+    )?;
+    ensure!(counter(bed, "refused_family")? == 1 && counter(bed, "client_not_showable")? == 1);
+    let seen = client::ask(&mut session(&header("203.0.113.1:1001")?)?, b"")?;
+    ensure!(seen.trim() == "203.0.113.1:1001", "{seen}");
     Ok(())
 }
 

@@ -105,7 +105,7 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
         .start(bed)?;
     says(third.pid())?;
     ensure!(heard()?.contains("READY=1"));
-    netns.run(|| ip_here(&["link", "add", "plug0", "type", "dummy"]))??;
+    netns.run(|| ip_here(&["link add plug0 type veth peer name plug1"]))??;
     watch.wait_for_log("plug0")?;
     watch.signal(Signal::TERM)?;
     ensure!(watch.wait_end()?.success(), "{}", watch.log());

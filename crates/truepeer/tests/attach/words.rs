@@ -4,21 +4,51 @@ use std::io::pipe;
 use std::process::{Command, Stdio};
 
 use anyhow::{Result, ensure};
-use truepeer_testbed::{Bed, Behaviour, Test, User, tests, with_child_signal};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, User, client, tests, with_child_signal};
 
-use crate::kit::{command, start};
+use crate::kit::{BACKEND, attach, command, header, session, start};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         risky_settings_are_warned_about,
         ports_that_are_not_served_are_warned_about,
         status_need_not_be_read_to_its_end,
+        a_sender_that_is_missing_from_the_list_is_hinted_at,
     ];
     all.push(
         Test::new("plain_users_are_told_what_is_missing", plain_users_are_told_what_is_missing)
             .needs_several_users(),
     );
+    all.push(
+        Test::new("status_says_where_it_cannot_look", status_says_where_it_cannot_look).needs_several_users(),
+    );
     all.into_iter().map(|test| test.of_group("words")).collect()
+}
+
+fn a_sender_that_is_missing_from_the_list_is_hinted_at(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &[BACKEND])?;
+    start(bed, &["--allow", "127.0.0.9"])?;
+    let saw = client::ask(&mut session(&header("203.0.113.1:1001")?)?, b"")?;
+    ensure!(saw.starts_with("127.0.0.1:"), "{saw}");
+    let said = attach(bed, &["status"])?;
+    ensure!(said.contains("hint: no connection came from an address that --allow lists"), "{said}");
+    Ok(())
+}
+
+/// As in `ip netns exec` without CAP_SYS_PTRACE: "not attached" would be a guess.
+fn status_says_where_it_cannot_look(bed: &Bed) -> Result<()> {
+    let line = "umount -l /sys/fs/bpf 2>/dev/null; umount -l /run/truepeer-attach 2>/dev/null; exec setpriv --reuid 61000 --clear-groups \"$@\"";
+    let running = Program::new(env!("CARGO_BIN_EXE_truepeer"))
+        .args(["attach", "status"])
+        .launched_by("unshare", &["--mount", "sh", "-c", line, "sh"])
+        .start(bed)?;
+    let ended = running.wait_end()?;
+    ensure!(
+        !ended.success() && running.stderr().contains("can't look for what is attached"),
+        "{}",
+        running.log()
+    );
+    Ok(())
 }
 
 fn plain_users_are_told_what_is_missing(bed: &Bed) -> Result<()> {
@@ -77,7 +107,7 @@ fn ports_that_are_not_served_are_warned_about(bed: &Bed) -> Result<()> {
     };
     let said = warnings(&["--port", "80-82", "--port", "53/udp"])?;
     ensure!(
-        said.contains("127.0.0.1:80 is IPv4 only: IPv6 clients keep the sender's address there"),
+        said.contains("127.0.0.1:80 is IPv4 only: IPv6 clients whose header comes over IPv4 are shown as the sender there"),
         "{said}"
     );
     ensure!(said.contains("nothing listens on port 82 here yet") && !said.contains("81"), "{said}");

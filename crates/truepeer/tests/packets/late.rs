@@ -24,7 +24,10 @@ fn stage(bed: &Bed) -> Result<Stage<'_>> {
     let stage = Stage::without_attach(bed)?;
     let senders = ["--port", "80", "--allow", "10.77.0.0/24", "--allow", "fd77::/64"];
     stage.attach(&[senders.as_slice(), &["--header", "optional", "--header-wait", "100ms"]].concat())?;
-    for_both_families(&stage, 4000, |mut talker| is_served(&stage, &mut talker))?;
+    for_both_families(&stage, 4000, |mut talker| {
+        talker.open()?;
+        is_served(&stage, &mut talker)
+    })?;
     Ok(stage)
 }
 
@@ -57,7 +60,7 @@ fn a_late_header_resets_both_ends_by_the_numbers_that_each_knows(bed: &Bed) -> R
         is_reset(&mut accepted)
     })?;
     let status = stage.status()?;
-    ensure!(status["ports"][0]["counters"]["translated"] == 2, "{status}");
+    ensure!(status["ports"][0]["counters"]["translated"] == 4, "{status}");
     stage.counts("refused_after_wait", 2)
 }
 
