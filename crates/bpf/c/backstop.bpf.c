@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Drops packets that reach a socket of an attached port although no device's program has judged them. They come by a device that is not
- * attached, by DNAT onto the port, by a tunnel, or behind a second VLAN tag. The kernel runs this program with the listener for a SYN and for the
- * ACK that ends a handshake (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
+/* Drops packets that reach a socket of an attached port although no device's program has judged them. They
+ * come by a device that is not attached, by DNAT onto the port, by a tunnel, or behind a second VLAN tag.
+ * The kernel runs this program with the listener for a SYN and for the ACK that ends a handshake
+ * (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
 #include "cgroup.h"
 #include "lookup.h"
 #include "maps.h"
@@ -53,8 +54,8 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 	return bpf_map_lookup_elem(&tp_embryos, &key) || is_half_open(skb, &segment);
 }
 
-/* Notes in the embryo whether the listener is of the named cgroup. Only this program is given the listener, and it runs before the kernel
- * answers the SYN: so the answer is there before the header is. */
+/* Notes in the embryo whether the listener is of the named cgroup. Only this program is given the
+ * listener, and it runs before the kernel answers the SYN: so the answer is there before the header is. */
 static __always_inline void note_listener(struct __sk_buff *skb, struct bpf_sock *sk)
 {
 	struct segment segment = {};

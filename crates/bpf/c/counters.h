@@ -39,7 +39,7 @@ enum counter {
 	SPLIT_UP,             /* datagrams that the kernel or a device had aggregated */
 	REFUSED_FRAGMENT,     /* fragments (only the first has ports), and packets with IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
-	REFUSED_FAMILY,       /* the client is of another family than the socket or the datagram (SPP, --unshowable refuse) */
+	REFUSED_FAMILY,       /* SPP, or --unshowable refuse: the client is of another family */
 	REFUSED_UNJUDGED,     /* no device's program has judged it: another device, DNAT onto the port, a tunnel */
 	REFUSED_DAMAGED,      /* a wrong checksum or length: the kernel would drop it */
 	ANSWER_REFUSED,       /* all seats for answers are taken (udp_seats.h) */
@@ -48,7 +48,7 @@ enum counter {
 	BEGUN_AGAIN,          /* the kernel had given the handshake up: again.h */
 	HEADER_UNLISTED,      /* UDP: a header from an address that is not listed: passed as data */
 	OUTSIDE_CGROUP,       /* the listener is not of the named cgroup: the sender's address stays */
-	REFUSED_ELSEWHERE,    /* the listener is outside the attached container's cgroup, where no hook sees the connection */
+	REFUSED_ELSEWHERE,    /* outside the container's cgroup, where no hook sees the connection */
 	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
 	COUNTERS,
 };

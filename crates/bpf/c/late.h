@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Headers that come too late. Where a header is optional, a silent sender's connection is served without one after --header-wait. The server
- * has then accepted the sender's address, so a header that comes later can't change it: the connection is refused. AWS NLB causes this by
- * default, because it sends its header with the client's first payload. */
+/* Headers that come too late. Where a header is optional, a silent sender's connection is served without
+ * one after --header-wait. The server has then accepted the sender's address, so a header that comes later
+ * can't change it: the connection is refused. AWS NLB causes this by default, because it sends its header
+ * with the client's first payload. */
 #pragma once
 #include "verdicts.h"
 
-/* client.word[1] of such a flow: how many bytes of a signature have passed, and whether it is that of version 2. These bytes are delivered as
- * data. Holding them back could stop the connection: a sender may wait for their acknowledgement before it sends more (Nagle). */
+/* client.word[1] of such a flow: how many bytes of a signature have passed, and whether it is that of
+ * version 2. These bytes are delivered as data. Holding them back could stop the connection: a sender may
+ * wait for their acknowledgement before it sends more (Nagle). */
 #define LATE_BYTES 0x0f
 #define LATE_V2 0x10
 
-/* Compares fresh bytes with a signature, of which `passed` bytes have come before. Returns how many have come then; 0: they differ. */
+/* Compares fresh bytes with a signature, of which `passed` bytes have come before. Returns how many have
+ * come then; 0: they differ. */
 static __always_inline __u32 go_on_with(const struct workbench *bench, __u32 passed, __u32 have, const char *signature, __u32 len)
 {
 	for (__u32 i = 0; i < len; i++)
@@ -25,8 +28,9 @@ static __always_inline __u32 next_late(const struct flow *flow)
 	return flow->client.word[0] + (flow->client.word[1] & LATE_BYTES);
 }
 
-/* Whether an open connection has sent what this segment acknowledges: snd_una to snd_nxt. A blind attacker does not know these numbers.
- * (The kernel also takes older ones. Their sender repeats the segment with a newer one.) */
+/* Whether an open connection has sent what this segment acknowledges: snd_una to snd_nxt. A blind attacker
+ * does not know these numbers. (The kernel also takes older ones. Their sender repeats the segment with a
+ * newer one.) */
 static __always_inline int acknowledges_ours(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct bpf_sock *sk = look_up(skb, segment);
@@ -39,8 +43,10 @@ static __always_inline int acknowledges_ours(struct __sk_buff *skb, const struct
 	return is;
 }
 
-/* The reason to drop the segment, or REFUSED_AFTER_WAIT: refuse the connection. 0: it goes on. `is_open`: it has a socket. */
-GLOBAL enum counter judge_late(struct __sk_buff *skb, const struct segment *segment, struct flow *flow, __u32 is_open)
+/* The reason to drop the segment, or REFUSED_AFTER_WAIT: refuse the connection. 0: it goes on. `is_open`:
+ * it has a socket. */
+GLOBAL enum counter judge_late(struct __sk_buff *skb, const struct segment *segment, struct flow *flow,
+			       __u32 is_open)
 {
 	struct workbench *bench = workbench();
 
@@ -51,7 +57,8 @@ GLOBAL enum counter judge_late(struct __sk_buff *skb, const struct segment *segm
 		return 0;
 	__u32 passed = flow->client.word[1] & LATE_BYTES, is_v2 = flow->client.word[1] & LATE_V2;
 	__u32 known = next_late(flow) - segment->seq;
-	/* Behind a gap. The kernel would keep it, and deliver it with what fills the gap: then nobody would compare it. The sender sends it again. */
+	/* Behind a gap. The kernel would keep it, and deliver it with what fills the gap: then nobody
+	 * would compare it. The sender sends it again. */
 	if ((__s32)known < 0 && segment->payload_len > 0)
 		return EARLY_SEGMENT;
 	if (known >= segment->payload_len)

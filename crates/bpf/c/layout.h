@@ -44,7 +44,8 @@ enum state {
 	PAUSED,    /* tables are being exchanged: SYNs are dropped, and their senders repeat them */
 };
 
-/* The attachments that a network namespace can have. Each has its own ports, lists and times. A list's value has two bits for each. */
+/* The attachments that a network namespace can have. Each has its own ports, lists and times. A list's
+ * value has two bits for each. */
 #define MAX_GROUPS 16
 
 /* An attached port. */
@@ -85,10 +86,10 @@ struct settings {
 /* The limits of an attachment. */
 struct terms {
 	__u64 header_timeout_ns;
-	__u64 header_wait_ns; /* where a header is optional: a sender that is silent this long is served without one */
+	__u64 header_wait_ns; /* a sender that is silent this long is served without an optional header */
 	__u32 header_max;     /* bytes */
-	__u32 udp_silence_s;  /* a client is answered through its sender until nothing has come from there for this long; 0: for ever */
-	__u32 refuse_unshowable; /* a client whose family the server's socket can't show is refused; otherwise the sender is shown */
+	__u32 udp_silence_s;  /* after this silence a client is not answered through its sender any more; 0: never */
+	__u32 refuse_unshowable; /* instead of showing the sender where the socket can't show the client */
 	__u32 unused;
 };
 
@@ -100,13 +101,13 @@ struct flow_key {
 	__be16 local_port;
 };
 
-/* NAMES_A_CLIENT: the client may still not be showable. MAY_COME_LATE: a header was optional, and the sender silent until --header-wait
- * (late.h). */
+/* NAMES_A_CLIENT: the client may still not be showable. MAY_COME_LATE: a header was optional, and the
+ * sender silent until --header-wait (late.h). */
 enum flow_header { NAMES_NOBODY, NAMES_A_CLIENT, MAY_COME_LATE };
 
 /* A connection whose header has been removed and which has a socket. */
 struct flow {
-	struct address client; /* MAY_COME_LATE: word[0] is the number of the sender's first byte, word[1] is described in late.h */
+	struct address client; /* MAY_COME_LATE: word[0]: number of the sender's first byte; word[1]: see late.h */
 	__s32 delta;         /* add to the sender's sequence numbers, subtract from our acknowledgements */
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */

@@ -76,8 +76,8 @@ static __always_inline struct settings *settings_here(void)
 	return bpf_map_lookup_elem(&tp_settings, &only);
 }
 
-/* Whether tcp_ingress has judged this packet, on this device or on one below (go_on() in verdicts.h). Devices set the priority of what they
- * receive to 0. */
+/* Whether tcp_ingress has judged this packet, on this device or on one below (go_on() in verdicts.h).
+ * Devices set the priority of what they receive to 0. */
 static __always_inline int is_judged(struct __sk_buff *skb)
 {
 	__u64 mark;
@@ -97,7 +97,8 @@ static __always_inline struct terms *terms_of(const struct port *port)
 	return bpf_map_lookup_elem(&tp_terms, &group);
 }
 
-/* The reason to refuse a client that a header names (`is_claimed`), or the sender that stands for itself; 0: it may be shown. */
+/* The reason to refuse a client that a header names (`is_claimed`), or the sender that stands for itself;
+ * 0: it may be shown. */
 static __always_inline enum counter judge(const struct address *address, int is_claimed, __u8 group)
 {
 	struct prefix client = host(address);

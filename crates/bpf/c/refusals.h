@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Writes refusals, and connections whose server is shown the sender, with their reasons, into a ring buffer, which `truepeer attach status --follow` reads. Writing never waits, and the buffer
- * never grows. At most REFUSALS_PER_SECOND of a reason are written in a second; the next one says how many were left out. So a flood costs no
- * more than counting it. */
+/* Writes refusals, and connections whose server is shown the sender, with their reasons, into a ring
+ * buffer, which `truepeer attach status --follow` reads. Writing never waits, and the buffer never grows.
+ * At most REFUSALS_PER_SECOND of a reason are written in a second; the next one says how many were left
+ * out. So a flood costs no more than counting it. */
 #pragma once
 #include "counters.h"
 

@@ -160,9 +160,10 @@ GLOBAL int say_where(struct __sk_buff *skb, const struct segment *segment, const
 	return bpf_clone_redirect(skb, skb->ifindex, 0);
 }
 
-/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's socket, which expects `kernel_seq`: the sender may come
- * again from the same port at once. tcp_egress will subtract `delta` from what the answer acknowledges, so it is added here; 0 where neither
- * a flow nor an embryo is left. */
+/* Answers an intact segment with a RST, and makes of it the RST that ends the kernel's socket, which
+ * expects `kernel_seq`: the sender may come again from the same port at once. tcp_egress will subtract
+ * `delta` from what the answer acknowledges, so it is added here; 0 where neither a flow nor an embryo is
+ * left. */
 GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 kernel_seq, __u32 delta)
 {
 	if (!segment)

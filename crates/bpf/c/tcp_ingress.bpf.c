@@ -370,6 +370,22 @@ static __noinline int judge_again(struct __sk_buff *skb, const struct segment *s
 	return bpf_map_update_elem(&tp_embryos, key, &bench->embryo, BPF_EXIST);
 }
 
+/* For a segment that must make the connection itself: a listener with TCP_DEFER_ACCEPT drops the last ACK that we have made. A request socket
+ * refuses the echo of a later packet than its SYN-ACK (TSEcrRejected), such as the acknowledgement of a part of the header. It ignores an echo of
+ * zero. */
+static __noinline int blank_late_echo(struct __sk_buff *skb, const struct segment *segment, const struct embryo *embryo)
+{
+	struct timestamps timestamps = {};
+	struct options *options = read_options(skb, segment);
+
+	if (!embryo->has_timestamps || embryo->is_by_cookie || read_timestamps(options, &timestamps))
+		return 0;
+	__u32 at = options->timestamps + TIMESTAMP_ECHO;
+	if (timestamps.echo - embryo->tsval_first > embryo->tsval_synack - embryo->tsval_first && at <= OPTIONS_END - 4)
+		set_word(skb, segment, sizeof(struct tcphdr) - OPTIONS_AT + at, timestamps.echo, 0);
+	return 0;
+}
+
 /* The header is off, but the socket was not there when we looked: the accept queue was full. The kernel has then dropped the last ACK,
  * and takes any later segment in its place as soon as there is room. But if it keeps no request socket (a cookie, or it has given the handshake
  * up), it takes only a segment that comes right after the SYN; and what is owed comes only with our own ACK. */
@@ -400,6 +416,8 @@ static __always_inline int on_admitted(struct __sk_buff *skb, const struct segme
 		if (!embryo || embryo->stage != ADMITTED)
 			return DROP; /* its socket has just been made; the sender sends this again */
 	}
+	if (state == HALF_OPEN)
+		blank_late_echo(skb, segment, embryo);
 	shift_seq(skb, segment, embryo->flow.delta);
 	return go_on(skb);
 }
@@ -536,10 +554,11 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	return DROP;
 }
 
-/* Not inlined: its stack would be added to that of all other paths. The flow stays until its socket has got the RST. So tcp_egress still
- * translates what goes to the sender, and go_on() keeps the devices above from shifting what goes to the socket. */
-static __noinline int end_late(struct __sk_buff *skb, const struct segment *segment, const struct port *port, const struct flow_key *key,
-			       const struct flow *flow)
+/* Not inlined: its stack would be added to that of all other paths. The flow stays until its socket has
+ * got the RST. So tcp_egress still translates what goes to the sender, and go_on() keeps the devices above
+ * from shifting what goes to the socket. */
+static __noinline int end_late(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+			       const struct flow_key *key, const struct flow *flow)
 {
 	count(port, REFUSED_AFTER_WAIT);
 	tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);

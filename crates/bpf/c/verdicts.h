@@ -5,8 +5,8 @@
 #include "refusals.h"
 #include "replies.h"
 
-/* Passes a judged segment on to a listener. skb->priority tells the backstop and the programs of devices above that it is judged: nothing else
- * reads it in incoming packets. */
+/* Passes a judged segment on to a listener. skb->priority tells the backstop and the programs of devices
+ * above that it is judged: nothing else reads it in incoming packets. */
 static __always_inline int go_on(struct __sk_buff *skb)
 {
 	struct settings *settings = settings_here();

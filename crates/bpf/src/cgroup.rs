@@ -61,14 +61,15 @@ pub fn covered_cgroup(place: &Place) -> Option<u64> {
     cgroup_id(&place.hook("backstop")).ok().filter(|number| *number > 0)
 }
 
-/// The cgroups of an attachment. A cgroup has room for 64 hooks of a kind, not counting those of cgroups below it.
+/// The cgroups of an attachment. A cgroup has room for 64 hooks of a kind, not counting those of cgroups
+/// below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroups {
-    /// Hooks are attached to this one: the root, or a container's own cgroup. All sockets that serve attached ports
-    /// must belong to it, or to one below it.
+    /// Hooks are attached to this one: the root, or a container's own cgroup. All sockets that serve attached
+    /// ports must belong to it, or to one below it.
     pub all: PathBuf,
-    /// The client is shown to sockets of this cgroup, of those below it, and of a cgroup that is made anew in its
-    /// place (`c/cgroup.h`).
+    /// The client is shown to sockets of this cgroup, of those below it, and of a cgroup that is made anew in
+    /// its place (`c/cgroup.h`).
     pub shown: PathBuf,
 }
 
@@ -146,8 +147,8 @@ pub fn cgroups_below(cgroup: &Path) -> Vec<PathBuf> {
 pub struct Living(OnceCell<Option<BTreeSet<u64>>>);
 
 impl Living {
-    /// Whether the hooks of an attachment have ended with their cgroup. The link still has the cgroup's number while
-    /// that has sockets, so the number is looked for among those that exist.
+    /// Whether the hooks of an attachment have ended with their cgroup. The link still has the cgroup's
+    /// number while that has sockets, so the number is looked for among those that exist.
     pub(crate) fn is_cgroup_gone(&self, place: &Place) -> bool {
         let Ok(wanted) = cgroup_id(&place.hook("backstop")) else { return false };
         let read = || {

@@ -33,8 +33,8 @@ pub fn find_pins() -> PathBuf {
     all.into_iter().find(|pins| Place::can_be_at(pins)).unwrap_or(default.to_owned())
 }
 
-/// Whether it is certain that nothing is attached if [`find_pins`] has nothing: a BPF file system was found, or at least looked for
-/// among the mounts of process 1.
+/// Whether it is certain that nothing is attached if [`find_pins`] has nothing: a BPF file system was found,
+/// or at least looked for among the mounts of process 1.
 pub fn can_look() -> bool {
     Place::can_be_at(&find_pins()) || fs::metadata(OF_FIRST).is_ok()
 }

@@ -29,8 +29,8 @@ pub fn without_overlaps(mut ranges: Vec<PortRange>) -> Vec<PortRange> {
     joined
 }
 
-/// Writes ports for people: three or more consecutive ones as a range (`80, 443, 40000-41000`), each followed by
-/// `suffix`, such as `/udp`.
+/// Writes ports for people: three or more consecutive ones as a range (`80, 443, 40000-41000`), each followed
+/// by `suffix`, such as `/udp`.
 pub fn port_list(ports: impl IntoIterator<Item = u16>, suffix: &str) -> Vec<String> {
     let mut runs: Vec<PortRange> = Vec::new();
     for port in ports.into_iter().collect::<BTreeSet<_>>() {

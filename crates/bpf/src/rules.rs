@@ -68,8 +68,8 @@ pub struct Rules {
     pub header_wait: Duration,
     /// The longest header, in bytes.
     pub header_max: usize,
-    /// Whether clients are refused that the server's socket can't show, because they have another family than it.
-    /// Otherwise it is shown the sender.
+    /// Whether clients are refused that the server's socket can't show, because they have another family than
+    /// it. Otherwise it is shown the sender.
     pub refuse_unshowable: bool,
     /// How long after the sender's last datagram a client's answers go to the sender; one second precise. Until
     /// then, a client that itself sends from the same address and port is answered through the sender, too.

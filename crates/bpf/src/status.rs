@@ -152,7 +152,8 @@ pub fn status_among(place: &Place, cgroups: &Living) -> Result<Option<Status>, A
     }))
 }
 
-/// The value of one counter of each UDP port, without reading the flows; of a range, by its lowest port. Empty if nothing is attached.
+/// The value of one counter of each UDP port, without reading the flows; of a range, by its lowest port.
+/// Empty if nothing is attached.
 pub fn counted_at_udp_ports(place: &Place, name: &str) -> Result<Vec<(u16, u64)>, AttachError> {
     let counter = COUNTERS.iter().position(|counter| counter.name == name);
     let Some(counter) = counter.filter(|_| place.exists().unwrap_or(true)) else { return Ok(Vec::new()) };

@@ -1,8 +1,8 @@
-//! Checks that no other user can change what is pinned. A BPF file system may be writable by everybody: a plain
-//! `mount -t bpf` has mode 1777.
+//! Checks that no other user can change what is pinned. A BPF file system may be writable by everybody: a
+//! plain `mount -t bpf` has mode 1777.
 //!
-//! A user who owns a directory of the path, or may write to it, can move pins away or bring others. A user who may
-//! read one can hold its lock (flock) for ever. So truepeer's directories have mode 700.
+//! A user who owns a directory of the path, or may write to it, can move pins away or bring others. A user
+//! who may read one can hold its lock (flock) for ever. So truepeer's directories have mode 700.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::io;
@@ -21,9 +21,9 @@ const OWNER_ONLY: u32 = 0o700;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
-/// Refuses a path on a BPF file system if another user could change what is there. Checks each level of that file
-/// system that exists, of the path as it is written and of the one that its links lead to. The levels above don't
-/// matter: a mounted file system can't be moved.
+/// Refuses a path on a BPF file system if another user could change what is there. Checks each level of that
+/// file system that exists, of the path as it is written and of the one that its links lead to. The levels
+/// above don't matter: a mounted file system can't be moved.
 ///
 /// # Errors
 /// [`AttachError::Untrusted`] names the level.
@@ -107,7 +107,8 @@ mod tests {
 
     use super::*;
 
-    /// On an ordinary file system, so `wrong_with` is called directly: `check` looks at BPF file systems only.
+    /// On an ordinary file system, so `wrong_with` is called directly: `check` looks at BPF file systems
+    /// only.
     #[test]
     fn links_and_what_others_may_write_are_refused() {
         let top = std::env::temp_dir().join(format!("truepeer-trust-{}", std::process::id()));

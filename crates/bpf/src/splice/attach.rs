@@ -104,7 +104,8 @@ fn attach_one(
     devices.iter().try_for_each(|device| links::attach_to_device(place, program, stage, device))
 }
 
-/// Random, so that no other program marks its packets in the same way. Neither it nor its complement, with which splice_in marks, is 0.
+/// Random, so that no other program marks its packets in the same way. Neither it nor its complement, with
+/// which splice_in marks, is 0.
 fn random_mark() -> u32 {
     let random = RandomState::new().hash_one(std::process::id());
     u32::try_from(random >> 32).unwrap_or_default().clamp(1, u32::MAX - 1)

@@ -20,6 +20,7 @@ pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
     match fate {
         Fate::Drop => Ok(()),
         Fate::Pass { by } => is_shifted(frame, &made.packet, 4, by),
+        Fate::PassWithoutEcho { by } => is_shifted_without_echo(frame, &made.packet, by),
         Fate::SayWhere { seq, ack } => says_where(frame, made, seq, ack),
         Fate::LastAck { seq, is_echo_blank, owed: (bytes, len), .. } => {
             if let Some((is_in, copy)) = &made.sent {
@@ -71,6 +72,15 @@ fn is_shifted(frame: &[u8], packet: &[u8], at: usize, by: u32) -> Result<()> {
     expected[tcp + at..tcp + at + 4].copy_from_slice(&after.to_be_bytes());
     expected[tcp + SUM..tcp + SUM + 2].copy_from_slice(&packet[tcp + SUM..tcp + SUM + 2]);
     ensure!(expected == packet, "more was changed: {packet:02x?}, not {expected:02x?}");
+    is_as_damaged(frame, packet)
+}
+
+fn is_shifted_without_echo(frame: &[u8], packet: &[u8], by: u32) -> Result<()> {
+    let (before, after) = (read(frame)?, read(packet)?);
+    let mut expected = Whole { seq: before.seq.wrapping_add(by), ..before };
+    let place = place_of(&expected.options, TIMESTAMPS).context("timestamps")?;
+    expected.options[place + 6..place + 10].fill(0);
+    ensure!(after == expected, "{after:?}, not {expected:?}");
     is_as_damaged(frame, packet)
 }
 

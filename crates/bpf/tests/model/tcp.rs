@@ -36,6 +36,10 @@ pub(crate) enum Fate {
     Pass {
         by: u32,
     },
+    /// The same, and the request socket must ignore the echo of its timestamp.
+    PassWithoutEcho {
+        by: u32,
+    },
     /// It becomes the ACK that ends the handshake, with what is owed (so many bytes), and perhaps a copy of it comes in again.
     LastAck {
         seq: u32,
@@ -131,8 +135,8 @@ impl Model {
         }
     }
 
-    /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on. A flow that `has_socket` has sent
-    /// what the segment acknowledges.
+    /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on. A flow
+    /// that `has_socket` has sent what the segment acknowledges.
     fn judge_late(&mut self, segment: &Segment, flow: &mut Flow, has_socket: bool) -> Option<Fate> {
         let [first, state] = flow.late?;
         if segment.flags & (SYN | RST | ACK) != ACK {

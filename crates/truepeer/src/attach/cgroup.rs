@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 use truepeer_bpf::{Cgroups, cgroup_root, cgroups_below, is_cgroup};
 use truepeer_sys::netns::in_cgroup_namespace_of;
 
-/// Finds the cgroup that `--cgroup` or `--unit` names, or that of a container's process; otherwise the root. May return a warning.
+/// Finds the cgroup that `--cgroup` or `--unit` names, or that of a container's process; otherwise the root.
+/// May return a warning.
 pub(super) fn find(
     path: Option<&Path>,
     unit: Option<&str>,
@@ -40,8 +41,9 @@ pub(super) fn find(
     Ok((Cgroups { all: root, shown }, warning))
 }
 
-/// In a pod, another container of the same network namespace may be attached already. Returns a cgroup above both then: if the hooks moved to this
-/// container's cgroup, the other one's connections would have lost their header and would show the sender.
+/// In a pod, another container of the same network namespace may be attached already. Returns a cgroup above
+/// both then: if the hooks moved to this container's cgroup, the other one's connections would have lost
+/// their header and would show the sender.
 fn with_covered(root: &Path, own: PathBuf, covered: Option<u64>) -> PathBuf {
     let number = |path: &Path| fs::metadata(path).ok().map(|found| found.ino());
     let Some(covered) = covered.filter(|covered| number(&own) != Some(*covered)) else { return own };
@@ -63,7 +65,8 @@ fn of_unit(root: &Path, unit: &str) -> Result<(PathBuf, Option<String>)> {
         !group.is_empty(),
         "--unit {unit}: the unit has no cgroup because it is not running; start it first"
     );
-    // The service manager names it from its own root, which is always mounted here. In a container that is not the root of all.
+    // The service manager names it from its own root, which is always mounted here. In a container that is
+    // not the root of all.
     let own = Path::new("/sys/fs/cgroup").join(group);
     let path = if is_cgroup(&own) { own } else { root.join(group) };
     // A socket belongs to the cgroup that created it. With socket activation that is systemd's own cgroup.

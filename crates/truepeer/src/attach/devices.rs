@@ -10,8 +10,9 @@ use truepeer_bpf::Device;
 
 use crate::routes::netlink::Netlink;
 
-/// The devices with these names. `all` are all that carry IP packets, also those that are down or have no address yet. It leaves out the ports of
-/// a bridge or bond, even with an address of their own (fe80::…): their packets come in by the bridge or bond, too.
+/// The devices with these names. `all` are all that carry IP packets, also those that are down or have no
+/// address yet. It leaves out the ports of a bridge or bond, even with an address of their own (fe80::…):
+/// their packets come in by the bridge or bond, too.
 pub(super) fn find(names: &[String]) -> Result<Vec<Device>> {
     let found = existing(names)?;
     for name in names.iter().filter(|name| *name != "all") {

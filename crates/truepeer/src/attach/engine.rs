@@ -70,8 +70,8 @@ fn program(engine: Engine) -> &'static str {
     }
 }
 
-/// `None`: the engine is not installed. `Some(None)`: it has no such container. Process 0: the container is not running. An engine that can't be
-/// reached is added to `silent`, with its own words.
+/// `None`: the engine is not installed. `Some(None)`: it has no such container. Process 0: the container is
+/// not running. An engine that can't be reached is added to `silent`, with its own words.
 fn ask(engine: Engine, name: &str, silent: &mut Vec<String>) -> Result<Option<Option<u32>>> {
     match engine {
         Engine::Docker | Engine::Podman => {

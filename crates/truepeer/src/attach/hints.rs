@@ -31,8 +31,9 @@ pub(super) fn of(port: &PortStatus) -> Vec<String> {
     missing.into_iter().chain(of_counters).collect()
 }
 
-/// Container engines translate addresses (NAT), and conntrack remembers the translation of a flow as long as it is used. So the entry of a sender
-/// that never pauses outlives the container. It leads through the engine's own proxy, whose address is the bridge's.
+/// Container engines translate addresses (NAT), and conntrack remembers the translation of a flow as long as
+/// it is used. So the entry of a sender that never pauses outlives the container. It leads through the
+/// engine's own proxy, whose address is the bridge's.
 pub(super) fn unlisted(port: u16) -> String {
     format!(
         "attach status --follow names the address; if it is a bridge of this host (172.17.0.1), an old conntrack entry \

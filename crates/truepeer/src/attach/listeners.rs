@@ -15,8 +15,8 @@ pub(super) fn of_this_namespace() -> Option<Vec<Listener>> {
     SockDiag::open().and_then(|mut kernel| kernel.listeners()).ok()
 }
 
-/// Refuses to attach to a container if a listener of a port was opened outside its cgroup. No hook would see that listener's connections, so
-/// each would lose its header and be refused.
+/// Refuses to attach to a container if a listener of a port was opened outside its cgroup. No hook would see
+/// that listener's connections, so each would lose its header and be refused.
 pub(super) fn check_cgroups(listeners: &[Listener], ports: &BTreeSet<u16>, cgroups: &Cgroups) -> Result<()> {
     let Some((local, place)) = opened_outside(listeners, ports, &cgroups.all)?.into_iter().next() else {
         return Ok(());
@@ -27,7 +27,8 @@ pub(super) fn check_cgroups(listeners: &[Listener], ports: &BTreeSet<u16>, cgrou
     );
 }
 
-/// Warns of listeners outside the cgroup that --cgroup or --unit names: their connections keep the sender's address.
+/// Warns of listeners outside the cgroup that --cgroup or --unit names: their connections keep the sender's
+/// address.
 pub(super) fn outside(
     listeners: &[Listener],
     ports: &BTreeSet<u16>,

@@ -1,7 +1,7 @@
 //! Notices that the devices or the addresses of a network namespace have changed, for `attach --watch`.
 //!
-//! A process does this, because the kernel has no place where a program could be attached to devices that don't exist yet. It sleeps until
-//! rtnetlink tells of a change. If it is killed, what is attached stays.
+//! A process does this, because the kernel has no place where a program could be attached to devices that
+//! don't exist yet. It sleeps until rtnetlink tells of a change. If it is killed, what is attached stays.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,7 +18,8 @@ use crate::routes::netlink::{Netlink, Notices};
 use crate::routes::options::local_addresses;
 use crate::spec::AttachTarget;
 
-/// A new device is up, has its address or is a port of a bridge some moments after it was made: one look is enough for all of that.
+/// A new device is up, has its address or is a port of a bridge some moments after it was made: one look is
+/// enough for all of that.
 const SETTLE: Duration = Duration::from_millis(100);
 
 pub(super) struct Network {

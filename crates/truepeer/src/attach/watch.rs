@@ -1,8 +1,9 @@
-//! `attach --watch`: attaches again whenever the devices or addresses of the network namespace change; with `--container NAME`, also when the
-//! container is started again, which gives it another network namespace.
+//! `attach --watch`: attaches again whenever the devices or addresses of the network namespace change; with
+//! `--container NAME`, also when the container is started again, which gives it another network namespace.
 //!
-//! It sleeps until the kernel tells of a change (`network.rs`), or the container's first process ends. While the container doesn't run, the engine is
-//! asked, less often as time goes by. What is attached stays when the watch ends: a restart of the watch cuts nothing off.
+//! It sleeps until the kernel tells of a change (`network.rs`), or the container's first process ends. While
+//! the container doesn't run, the engine is asked, less often as time goes by. What is attached stays when
+//! the watch ends: a restart of the watch cuts nothing off.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -115,7 +116,8 @@ pub(super) fn watch(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send
     }
 }
 
-/// Attaches to what has changed. `false`: none of the ports is attached any more, so another command has taken them out.
+/// Attaches to what has changed. `false`: none of the ports is attached any more, so another command has
+/// taken them out.
 fn follow(
     spec: &AttachSpec,
     network: &mut Network,

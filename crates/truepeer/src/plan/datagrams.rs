@@ -33,7 +33,8 @@ pub(super) fn refuse_tftp(option: &'static str, value: &impl Display, ports: &[u
     })
 }
 
-/// A warning if RakNet's port is mapped to another one, which its servers refuse. `to`: the port to which the sender sends.
+/// A warning if RakNet's port is mapped to another one, which its servers refuse. `to`: the port to which the
+/// sender sends.
 pub(super) fn warn_of_raknet(to: u16, backend: u16) -> Option<String> {
     let is_raknet = RAKNET.contains(&to) || RAKNET.contains(&backend);
     (to != backend && is_raknet).then(|| {

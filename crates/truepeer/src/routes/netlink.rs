@@ -39,7 +39,8 @@ fn in_its_words(reason: Option<&str>) -> String {
 /// How often a list is read that changes meanwhile.
 const ATTEMPTS: u32 = 10;
 
-/// A socket that is told when a device or an address of the network namespace of the thread that opened it changes.
+/// A socket that is told when a device or an address of the network namespace of the thread that opened it
+/// changes.
 pub(crate) struct Notices(Socket);
 
 impl Notices {
@@ -52,7 +53,8 @@ impl Notices {
         Ok(Self(socket))
     }
 
-    /// Drops what has been told so far. Whoever is told reads the whole state again, so lost notices (ENOBUFS) don't matter.
+    /// Drops what has been told so far. Whoever is told reads the whole state again, so lost notices
+    /// (ENOBUFS) don't matter.
     pub(crate) fn forget(&self) {
         let mut buffer = Vec::with_capacity(8192);
         while !matches!(self.0.recv(&mut buffer, 0), Err(error) if error.kind() == io::ErrorKind::WouldBlock)

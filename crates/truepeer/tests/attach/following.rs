@@ -1,4 +1,5 @@
-//! `--watch` without a container: devices and addresses that come later. And the units of systemd, each with its own ports.
+//! `--watch` without a container: devices and addresses that come later. And the units of systemd, each with
+//! its own ports.
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;

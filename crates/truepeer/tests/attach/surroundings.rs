@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use socket2::{Domain, Protocol, Socket, Type};
-use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, wait_for};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, client, sockets, wait_for};
 
 use crate::cgroups::Cgroup;
 use crate::kit::{attach_on, backend_on, command, counter_on, header, python, who};
@@ -22,6 +22,8 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("ipv4_options_do_not_hide_the_header", ipv4_options_do_not_hide_the_header)
             .needs_program("python3"),
         Test::new("fast_open_is_declined", fast_open_is_declined).needs_program("python3"),
+        Test::new("a_header_in_parts_reaches_a_server_that_defers_accept", a_server_that_defers_accept)
+            .needs_program("python3"),
         Test::new("multipath_tcp_is_declined", multipath_tcp_is_declined).needs_program("python3"),
         Test::new("signed_connections_are_refused", signed_connections_are_refused).needs_program("python3"),
         Test::new("connections_signed_by_tcp_ao_are_refused", connections_signed_by_tcp_ao_are_refused)
@@ -127,6 +129,39 @@ fn fast_open_is_declined(bed: &Bed) -> Result<()> {
         ensure!(seen.trim() == client, "{seen}");
     }
     ensure!(counter_on(bed, host, "fastopen_declined")? >= 1);
+    Ok(())
+}
+
+/// As Apache does. The kernel drops an ACK without data, and refuses the echo of a later packet than its SYN-ACK.
+fn a_server_that_defers_accept(bed: &Bed) -> Result<()> {
+    const SERVER: &str = "\
+import socket
+s = socket.socket()
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 30)
+s.bind(('0.0.0.0', 80))
+s.listen(8)
+print('listening', flush=True)
+while True:
+    c, peer = s.accept()
+    c.recv(100)
+    c.sendall(('%s:%d' % peer).encode())
+    c.close()
+";
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let server = Program::new("python3").args(["-c", SERVER]).in_netns(&host.netns).start(bed)?;
+    server.wait_for_log("listening")?;
+    attach_on(bed, host, &["--port", "80"])?;
+    for client in ["203.0.113.1:1001", "203.0.113.1:1002"] {
+        let header = header(client)?;
+        let mut stream = lb.run(|| client::connect(host.at(false, 80)))??;
+        // Later than the SYN-ACK, by the clock of timestamps.
+        std::thread::sleep(Duration::from_millis(20));
+        stream.write_all(&header[..9])?;
+        sockets::wait_until_sent(&stream)?;
+        let seen = client::ask(&mut stream, &[&header[9..], b"data".as_slice()].concat())?;
+        ensure!(seen.trim() == client, "{seen}");
+    }
     Ok(())
 }
 

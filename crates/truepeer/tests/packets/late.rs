@@ -1,4 +1,5 @@
-//! A silent sender is served without a header where one is optional, and then sends bytes: a header that comes late ends the connection.
+//! A silent sender is served without a header where one is optional, and then sends bytes: a header that
+//! comes late ends the connection.
 
 use std::io::{ErrorKind, Read};
 use std::time::Duration;

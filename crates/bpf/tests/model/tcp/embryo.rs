@@ -221,7 +221,15 @@ impl Model {
             self.embryo =
                 Some(Embryo { have: u32::try_from(len).expect("short"), flow: Some(again), ..embryo });
         }
-        Fate::Pass { by: delta.cast_unsigned() }
+        let by = delta.cast_unsigned();
+        let is_late = |(tsvals, (_, echo)): ([u32; 3], (u32, u32))| {
+            echo != 0 && echo.wrapping_sub(tsvals[0]) > tsvals[1].wrapping_sub(tsvals[0])
+        };
+        let has_late_echo = answer.tsvals.zip(segment.timestamps).is_some_and(is_late);
+        if kernel.socket == Socket::HalfOpen && !answer.is_cookie && has_late_echo {
+            return Fate::PassWithoutEcho { by };
+        }
+        Fate::Pass { by }
     }
 
     /// Why a handshake that the kernel has given up does not go on.
