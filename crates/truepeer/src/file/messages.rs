@@ -56,6 +56,7 @@ const WRONG: &[&str] = &[
     "[[https]]\norigin = \"app:80\"\nmethods = \"get\"\nclient-address = \"none\"\ntls-suite = \"RC4\"",
     "[[attach]]\nport = [\"nosuch\", \"90-80\", \"80:8080\", 0]\nudp-dialect = \"first\"",
     // Missing keys, and contradictions.
+    "[[https]]\nlisten = \"127.0.0.1:1\"\ntls-cert = \"Cargo.toml\"\norigin = \"http://127.0.0.1:2\"\n\n[[https]]\nlisten = \"127.0.0.1:1\"\ntls-cert = \"Cargo.toml\"\norigin = \"http://127.0.0.1:3\"",
     "[[https]]",
     "[[https]]\norigin = \"http://127.0.0.1:1\"",
     "[[attach]]\nallow = \"10.0.0.7\"",

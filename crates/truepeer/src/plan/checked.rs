@@ -103,7 +103,11 @@ impl ListenerConfig {
         let key = ListenerKey { protocol, address, copy };
         let shares_port = self.shares_port();
         if copy > 0 && address.port() != 0 {
-            problems.add(Problem::ListenTwice(address));
+            problems.add(if self.http.is_some() {
+                Problem::SitesListenTwice(address)
+            } else {
+                Problem::ListenTwice(address)
+            });
         } else if let Some((other, _)) =
             beside.checked.iter().find(|(other, shares)| key.is_within(other) && !(shares_port && *shares))
         {

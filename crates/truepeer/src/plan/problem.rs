@@ -29,6 +29,10 @@ pub(crate) enum Problem {
     Loop { place: ProblemPlace, backend: BackendAddr, listener: SocketAddr },
     #[error("--listen {0} is given twice; for several sockets on one address use --listeners")]
     ListenTwice(SocketAddr),
+    #[error(
+        "--listen {0} is given twice; sites that share an address stand together: --tls-cert for each, and --origin NAME=URL for each"
+    )]
+    SitesListenTwice(SocketAddr),
     #[error("--listen {0}: --listen {1} has this port of all addresses; leave one of the two out")]
     ListenWithin(SocketAddr, SocketAddr),
     #[error("no listener: expected at least one --listen ADDR")]
@@ -168,9 +172,9 @@ impl Problem {
                 (*place, Some(name.clone()))
             }
             Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
-            Self::ListenTwice(listener) | Self::ListenWithin(listener, _) => {
-                (ProblemPlace::Option("listen"), Some(listener.to_string()))
-            }
+            Self::ListenTwice(listener)
+            | Self::SitesListenTwice(listener)
+            | Self::ListenWithin(listener, _) => (ProblemPlace::Option("listen"), Some(listener.to_string())),
             Self::NoListener => (ProblemPlace::Option("listen"), None),
             Self::Version1OverUdp | Self::SppOverTcp => (ProblemPlace::Option("send-proxy"), None),
             Self::OptionalForMost(_) | Self::TwoRules => (ProblemPlace::Option("header"), None),
