@@ -83,7 +83,7 @@ pub(super) fn example_lines(command: &Command) -> Vec<String> {
 }
 
 /// clap wraps options at the terminal's width or at 100 columns. Do the same.
-fn width() -> usize {
+pub(super) fn width() -> usize {
     let columns = std::io::stdout()
         .is_terminal()
         .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).ok())
@@ -93,7 +93,7 @@ fn width() -> usize {
 }
 
 /// Breaks lines at blanks. The rest of a line that is indented by two is aligned with its second column.
-fn wrapped(text: &str, width: usize) -> String {
+pub(super) fn wrapped(text: &str, width: usize) -> String {
     let mut out = String::new();
     for line in text.lines() {
         let indent = line.len() - line.trim_start().len();

@@ -12,6 +12,7 @@ mod connect;
 mod doctor;
 mod dress;
 mod go_style;
+mod groups;
 mod guess;
 pub(crate) mod hints;
 mod https;
@@ -242,6 +243,10 @@ fn bare_port(argv: &[OsString]) -> Option<&str> {
 }
 
 fn command() -> Command {
+    groups::group(with_commands())
+}
+
+fn with_commands() -> Command {
     Command::new("truepeer")
         .about(ABOUT)
         .version(env!("CARGO_PKG_VERSION"))
