@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 
 use super::answer::HANDOVER;
+use crate::plan::AdminConfig;
 use crate::spec::{AdminAddr, AskSpec};
 
 /// How long the process may be silent.
@@ -140,6 +141,9 @@ fn first_address(file: &Path) -> anyhow::Result<AdminAddr> {
         None => None,
     };
     let Some(first) = first else {
+        if let Some(usual) = AdminConfig::of_file(Vec::new()).listen.pop() {
+            return Ok(usual);
+        }
         bail!("{}: [admin] has no `listen`; {advice}", file.display());
     };
     first.parse().map_err(|error| anyhow::anyhow!("{}: [admin] listen {first:?}: {error}", file.display()))

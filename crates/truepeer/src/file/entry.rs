@@ -39,7 +39,7 @@ impl Shared {
         let log = LogTable::from_arg_matches(&written.log).ok()?;
         Some(Self {
             process,
-            admin: AdminConfig { listen: admin.listen },
+            admin: AdminConfig { listen: admin.listen, is_usual: false },
             log: LogConfig { verbosity: log.level.unwrap_or_default(), format: log.format },
         })
     }

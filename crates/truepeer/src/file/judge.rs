@@ -11,8 +11,8 @@ use super::keys::in_keys;
 use super::table::Words;
 use super::written::Written;
 use crate::plan::{
-    AttachKey, Beside, CheckedAttach, CheckedProcess, ConfineConfig, EntryConfig, Problem, Problems,
-    ProcessConfig,
+    AdminConfig, AttachKey, Beside, CheckedAttach, CheckedProcess, ConfineConfig, EntryConfig, Problem,
+    Problems, ProcessConfig,
 };
 use crate::spec::{ConfineMode, defaults};
 
@@ -128,7 +128,7 @@ impl Written {
             reload_on_change: process.process.reload_on_change,
             // An entry has reported what is wrong with it.
             confine: ConfineConfig::of(&process.process.confine, ConfineMode::default()).unwrap_or_default(),
-            admin,
+            admin: AdminConfig::of_file(admin.listen),
             log,
         };
         Some((config, places))

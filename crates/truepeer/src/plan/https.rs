@@ -42,7 +42,7 @@ impl Config {
             reload_on_change: spec.process.reload_on_change,
             confine,
             routes,
-            admin: AdminConfig { listen: spec.admin.admin.clone() },
+            admin: AdminConfig { listen: spec.admin.admin.clone(), is_usual: false },
             log,
         })
     }

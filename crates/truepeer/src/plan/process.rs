@@ -46,6 +46,8 @@ pub(crate) enum EntryConfig {
 pub(crate) struct AdminConfig {
     #[serde(with = "text::list")]
     pub(crate) listen: Vec<AdminAddr>,
+    /// Nobody has named the socket, so a process serves without it, too.
+    pub(crate) is_usual: bool,
 }
 
 /// The result of [`ProcessConfig::check`]: entries in the same order.
@@ -84,6 +86,15 @@ pub(crate) struct AttachKey {
 }
 
 impl AdminConfig {
+    /// What a file names; otherwise the usual socket, if its directory is there, as the unit makes it.
+    pub(crate) fn of_file(listen: Vec<AdminAddr>) -> Self {
+        let usual = Path::new(defaults::ADMIN_SOCKET);
+        if listen.is_empty() && usual.parent().is_some_and(Path::is_dir) {
+            return Self { listen: vec![AdminAddr::Unix(usual.to_owned())], is_usual: true };
+        }
+        Self { listen, is_usual: false }
+    }
+
     /// The first socket with a path: by TCP a process can only be watched.
     pub(crate) fn socket(&self) -> Option<&Path> {
         self.listen.iter().find_map(|listen| match listen {

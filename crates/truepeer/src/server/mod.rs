@@ -45,6 +45,7 @@ use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::guard::Hands;
 use crate::keeper::{Permitted, RepairKeeper};
 use crate::output;
+use crate::plan::AdminConfig;
 
 /// How long replies to the last datagrams may take when a drain ends.
 const LAST_REPLIES: Duration = Duration::from_millis(300);
@@ -132,7 +133,8 @@ impl<'a> Server<'a> {
         holder::look_ahead(&loaded.process);
         let grows = matches!(source, ConfigSource::File(_));
         let mut plan = confine::Plan::of(&loaded.process, &loaded.files, grows)?;
-        admin::open_ahead(&plan.sockets_ahead(), inherited.sockets())?;
+        admin::open_ahead(&plan.sockets_ahead(), inherited.sockets())
+            .or_else(|failure| without_admin(&loaded.process.admin, failure))?;
         let programs = splice::load(&loaded.process, is_upgrade);
         plan.has_splice_tables(programs.splices.is_some());
         let hands = plan.start_keeper(Permitted::of(loaded)).map_or(Hands::Own, Hands::Keeper);
@@ -187,9 +189,13 @@ impl<'a> Server<'a> {
     }
 
     fn open_admin(&mut self, inherited: &mut Inherited) -> anyhow::Result<()> {
-        let listen = &self.process.config.admin.listen;
-        if !listen.is_empty() {
-            self.admin = Some(admin::start(listen, inherited.sockets(), self.view.clone())?);
+        let config = &self.process.config.admin;
+        if config.listen.is_empty() {
+            return Ok(());
+        }
+        match admin::start(&config.listen, inherited.sockets(), self.view.clone()) {
+            Ok(admin) => self.admin = Some(admin),
+            Err(failure) => without_admin(config, failure)?,
         }
         Ok(())
     }
@@ -409,6 +415,17 @@ impl<'a> Server<'a> {
         self.view.set_state(State::Draining);
         self.view.update(&self.process);
     }
+}
+
+/// A process serves without the usual socket, which another one may have.
+fn without_admin(config: &AdminConfig, failure: anyhow::Error) -> anyhow::Result<()> {
+    if !config.is_usual {
+        return Err(failure);
+    }
+    warn!(
+        "{failure:#}; truepeer status, reload and upgrade don't reach this process: name another path in [admin] listen"
+    );
+    Ok(())
 }
 
 fn not_open(listeners: &[String]) -> String {

@@ -13,6 +13,8 @@ use truepeer_proto::Version;
 
 /// The default of `serve --config`.
 pub(crate) const CONFIG: &str = "/etc/truepeer/truepeer.toml";
+/// The admin socket of a file that names none.
+pub(crate) const ADMIN_SOCKET: &str = "/run/truepeer/admin.sock";
 /// The default of `proxy --listen`.
 pub(crate) const LISTEN: (&str, u16) = ("0.0.0.0", 8443);
 /// The default of `https --listen`: every address.
