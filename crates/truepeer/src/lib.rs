@@ -100,7 +100,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
             entered.and_then(|()| serve(&source, *loaded, compat, is_upgrade))
         }
         Task::Other(Invocation::Check(args)) => {
-            return Ok(file::check(args.file.path(), args.show, &mut output::stdout())?);
+            return Ok(file::check(args.file.path(), args.show, args.as_service, &mut output::stdout())?);
         }
         Task::Other(Invocation::Completion(args)) => {
             cli::completion::write(args.shell, &mut output::stdout()).map_err(Into::into)

@@ -11,6 +11,7 @@
 //!
 //! [`ProcessConfig`]: crate::plan::ProcessConfig
 
+mod as_service;
 mod check;
 mod document;
 mod entry;

@@ -62,6 +62,8 @@ pub(crate) struct CheckArgs {
     pub(crate) file: FileSpec,
     #[arg(long)]
     pub(crate) show: bool,
+    #[arg(long)]
+    pub(crate) as_service: bool,
 }
 
 /// The keys before the first table: settings of the whole process.

@@ -13,6 +13,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_listener_changes_within_its_port_beside_a_service_managers_store,
         a_restart_opens_a_listener_that_changed_within_its_port,
         a_change_that_cannot_be_undone_is_said_and_shown,
+        a_file_without_an_admin_table_has_the_usual_socket,
+        check_as_the_service_names_what_its_user_can_not_read,
     ]
 }
 
@@ -80,6 +82,51 @@ fn a_restart_opens_a_listener_that_changed_within_its_port(bed: &Bed) -> anyhow:
         ensure!(log.matches(" with 2").count() == round, "a socket is kept for nobody: {log}");
         serves(5000 + u16::try_from(round)?)?;
     }
+    Ok(())
+}
+
+/// A /run of the test's own, with the directory that the unit makes. A second process serves without the socket.
+const USUAL: &str = r#"
+mount -t tmpfs tmpfs /run && mkdir /run/truepeer
+"$0" serve -c truepeer.toml & first=$!
+while ! "$0" status -c truepeer.toml 2>/dev/null; do sleep .05; done
+"$0" reload -c truepeer.toml
+sed s/8443/8444/ truepeer.toml >second.toml
+"$0" serve -c second.toml >second.log 2>&1 & second=$!
+while ! grep "listening on 127.0.0.1:8444" second.log; do sleep .05; done
+while ! grep "reach this process" second.log; do sleep .05; done
+kill $second $first
+wait $second; echo "second: $?"; wait $first; echo "first: $?"
+"#;
+
+fn a_file_without_an_admin_table_has_the_usual_socket(bed: &Bed) -> anyhow::Result<()> {
+    bed.write("truepeer.toml", ["drain-timeout = \"0s\"\n", TEXT_LOG, TCP].concat())?;
+    let said = Program::new("unshare").args(["--mount", "sh", "-c", USUAL, TRUEPEER]).run(bed)?;
+    for expected in ["serving", "nothing has changed", "second: 0", "first: 0"] {
+        ensure!(said.contains(expected), "no {expected:?} in {said}");
+    }
+    Ok(())
+}
+
+/// A key that certbot leaves for root alone, and a file that root alone may read.
+fn check_as_the_service_names_what_its_user_can_not_read(bed: &Bed) -> anyhow::Result<()> {
+    let made = rcgen::generate_simple_self_signed(["site.test".to_owned()])?;
+    bed.write("site.pem", made.cert.pem())?;
+    bed.write("site.key", made.signing_key.serialize_pem())?;
+    let https = "[[https]]\nlisten = [\"127.0.0.1:8445\"]\ntls-cert = [\"site.pem\"]\ntls-key = [\"site.key\"]\norigin = \"http://127.0.0.1:1\"\n";
+    bed.write("truepeer.toml", https)?;
+    let options = "chmod 755 . && chmod 644 truepeer.toml site.pem && chmod $1 site.key && shift && exec \"$0\" check -c truepeer.toml \"$@\"";
+    let check = |mode: &str, more: &[&str]| {
+        Program::new("sh").args(["-c", options, TRUEPEER, mode]).args(more).start(bed)
+    };
+    let plain = check("600", &[])?;
+    ensure!(plain.wait_end()?.success(), "root may read it: {}", plain.log());
+    let closed = check("600", &["--as-service"])?;
+    ensure!(closed.wait_end()?.code() == Some(2), "{}", closed.log());
+    let said = "site.key: the user of truepeer.service can't read it";
+    ensure!(closed.log().contains(said) && closed.log().contains("chmod g+r"), "{}", closed.log());
+    let open = check("644", &["--as-service"])?;
+    ensure!(!open.log().contains("site.key: "), "{}", open.log());
     Ok(())
 }
 

@@ -1,0 +1,89 @@
+//! What the packaged service's user can't read, although root can.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::spec::defaults;
+
+const UNIT: &str = "truepeer.service";
+const UNIT_PLACES: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+/// Where systemd puts the credentials of services, for their users.
+const CREDENTIALS: &str = "/run/credentials";
+
+/// Whether `path` is the file of an installed unit, and root asks, who may read everything.
+pub(super) fn concerns(path: &Path) -> bool {
+    rustix::process::geteuid().is_root()
+        && path == Path::new(defaults::CONFIG)
+        && UNIT_PLACES.iter().any(|place| Path::new(place).join(UNIT).exists())
+}
+
+/// A sentence for each file that a user without privileges, in no group but the unit's SupplementaryGroups=, can't read.
+pub(super) fn unreadable(files: &[PathBuf]) -> Vec<String> {
+    let groups = supplementary_groups();
+    files.iter().filter_map(|file| obstacle(file, &groups)).collect()
+}
+
+fn obstacle(file: &Path, groups: &[u32]) -> Option<String> {
+    let real = fs::canonicalize(file).ok().filter(|real| !real.starts_with(CREDENTIALS))?;
+    let mut ways: Vec<&Path> = real.ancestors().collect();
+    ways.reverse();
+    let (closed, mode) = ways.into_iter().find_map(|way| {
+        let status = fs::metadata(way).ok()?;
+        let needed = if status.is_dir() { 0o1 } else { 0o4 };
+        let group = if groups.contains(&status.gid()) { needed << 3 } else { 0 };
+        (status.mode() & (needed | group) == 0).then_some((way, status.mode() & 0o7777))
+    })?;
+    let of = if closed == real { String::new() } else { format!(", since {} is closed", closed.display()) };
+    let rights = if closed == real { "g+r" } else { "g+x" };
+    Some(format!(
+        "{}: the user of {UNIT} can't read it{of} (mode {mode:04o}); expected: a group of the service may; type: groupadd -f truepeer-files \
+         && chgrp truepeer-files {closed} && chmod {rights} {closed}, and put SupplementaryGroups=truepeer-files below [Service] by \
+         systemctl edit truepeer",
+        file.display(),
+        closed = closed.display(),
+    ))
+}
+
+/// The numbers of the groups that the unit gives the service. None if systemd does not answer.
+fn supplementary_groups() -> Vec<u32> {
+    let show = Command::new("systemctl").args(["show", "-P", "SupplementaryGroups", UNIT]).output();
+    let names = show.map(|shown| String::from_utf8_lossy(&shown.stdout).into_owned()).unwrap_or_default();
+    let known = fs::read_to_string("/etc/group").unwrap_or_default();
+    let number = |wanted: &str| {
+        let line = known.lines().find(|line| line.split(':').next() == Some(wanted))?;
+        line.split(':').nth(2)?.parse().ok()
+    };
+    names.split_whitespace().filter_map(|name| name.parse().ok().or_else(|| number(name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_or_directory_that_is_closed_for_others_is_named() {
+        let dir = std::env::temp_dir().join(format!("truepeer-as-service-{}", std::process::id()));
+        let (closed, file) = (dir.join("archive"), dir.join("archive/site.key"));
+        fs::create_dir_all(&closed).unwrap();
+        fs::write(&file, "key").unwrap();
+        let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        set(&dir, 0o755);
+        set(&closed, 0o755);
+        set(&file, 0o644);
+        assert_eq!(obstacle(&file, &[]), None);
+        set(&file, 0o640);
+        let said = obstacle(&file, &[]).unwrap();
+        assert!(said.contains("can't read it (mode 0640)") && said.contains("chmod g+r"), "{said}");
+        assert_eq!(obstacle(&file, &[fs::metadata(&file).unwrap().gid()]), None);
+        set(&closed, 0o700);
+        let said = obstacle(&file, &[]).unwrap();
+        let directory = format!("since {} is closed (mode 0700)", closed.display());
+        assert!(said.contains(&directory) && said.contains("chmod g+x"), "{said}");
+        set(&closed, 0o755);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
