@@ -31,15 +31,20 @@ static __always_inline int set_reserved(struct __sk_buff *skb, const struct segm
 	return bpf_skb_store_bytes(skb, at, &byte, sizeof(byte), 0);
 }
 
-/* Nonzero: the segment is spoilt. */
+/* Nonzero: the segment is spoilt.
+ *
+ * On loopback the copy leaves once more and keeps its route. A redirection to ingress drops the route, and
+ * the kernel takes an address of this host only with one. The socket may remember none: packets that come
+ * while it is in a system call leave none. Without any copy, the session stands still for ever. */
 static __always_inline int copy_to_socket(struct __sk_buff *skb, const struct segment *segment)
 {
 	__u32 mark = skb->mark;
+	__u64 how = skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS;
 
 	if (set_reserved(skb, segment, RESERVED))
 		return -1;
 	skb->mark = copy_mark;
-	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+	if (bpf_clone_redirect(skb, skb->ifindex, how))
 		tally(SPLICE_FAILED);
 	skb->mark = mark;
 	tally(COPIES_TO_SOCKET);

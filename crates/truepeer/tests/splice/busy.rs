@@ -1,8 +1,10 @@
 //! Sessions that have left, or are about to, while bytes are on their way or a peer takes none.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Running, Test, client, ip_here, tests};
 
-use crate::stand::{BACKEND, SITE, Stand, TRUEPEER, echo, open, proxy, spliced};
+use crate::stand::{BACKEND, DOOR, SITE, Stand, TRUEPEER, echo, open, proxy, spliced};
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -21,6 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
         clients_that_stop_reading_at_any_moment_are_ended_when_idle,
         clients_that_vanish_are_looked_at_seldom,
         clients_that_vanish_at_any_moment_are_ended_when_idle,
+        sessions_leave_while_routes_change,
     ]
 }
 
@@ -210,5 +213,68 @@ fn clients_that_vanish_are_looked_at_seldom(bed: &Bed) -> Result<()> {
     let looks = sleeps(&truepeer)? - before;
     // While nothing moves, truepeer looks at each session once a second.
     ensure!(looks < 300, "{looks} wake-ups in 3 s");
+    Ok(())
+}
+
+/// Reads with pauses at first: meanwhile the session leaves, and its sockets have much to deliver.
+fn counts_late(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut bytes = vec![0; 1 << 16];
+    let (mut count, mut pauses) = (0_usize, 0);
+    loop {
+        match stream.read(&mut bytes)? {
+            0 => return stream.write_all(&count.to_be_bytes()),
+            read => count += read,
+        }
+        if count >= pauses * 150_000 && pauses < 6 {
+            pauses += 1;
+            thread::sleep(Duration::from_millis(30));
+        }
+    }
+}
+
+fn is_counted(number: u16) -> Result<()> {
+    const LEN: usize = 2 << 20;
+    let mut stream = client::connect(DOOR)?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
+    stream.write_all(&client::v2(address, SITE)?)?;
+    stream.write_all(&vec![7; LEN])?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut count = [0; size_of::<usize>()];
+    stream.read_exact(&mut count).context("the backend's count")?;
+    ensure!(usize::from_be_bytes(count) == LEN, "{count:?}");
+    Ok(())
+}
+
+/// A change of any route makes all sockets forget theirs. While a session leaves, its sockets still have to
+/// hear what the peers acknowledge.
+fn sessions_leave_while_routes_change(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    ip_here(&["link set lo mtu 1500"])?;
+    let backend = TcpListener::bind(BACKEND)?;
+    thread::spawn(move || {
+        backend.incoming().flatten().for_each(|stream| _ = thread::spawn(|| counts_late(stream)))
+    });
+    let truepeer = spliced(bed, &[]).start(bed)?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let changing = {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || -> Result<()> {
+            while !is_over.load(Ordering::Relaxed) {
+                ip_here(&["route add 10.200.0.0/24 dev lo", "route del 10.200.0.0/24 dev lo"])?;
+            }
+            Ok(())
+        })
+    };
+    let mut broken = Vec::new();
+    // On a fast machine all may end before they have left.
+    while broken.is_empty() && !truepeer.log().contains("has left user space") {
+        let clients: Vec<_> = (0..64).map(|number| thread::spawn(move || is_counted(number))).collect();
+        let outcomes = clients.into_iter().map(|client| client.join().expect("no panic"));
+        broken = outcomes.filter_map(Result::err).collect();
+    }
+    is_over.store(true, Ordering::Relaxed);
+    changing.join().expect("no panic")?;
+    ensure!(broken.is_empty(), "{} of 64 stood still: {:#}", broken.len(), broken[0]);
     Ok(())
 }
