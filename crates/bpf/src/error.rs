@@ -39,7 +39,7 @@ pub enum AttachError {
     Untrusted {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The fault, and the command that mends it.
         wrong: String,
     },
     /// A file system is not mounted and can't be.

@@ -35,7 +35,7 @@ impl Default for HeaderTimes {
     }
 }
 
-/// With so many bytes [`HeaderReader::on_late_bytes`] always decides.
+/// With this many bytes [`HeaderReader::on_late_bytes`] always decides.
 pub const LATE_BYTES: usize = V2_SIGNATURE.len();
 
 /// How to read the first bytes of one connection.

@@ -110,7 +110,7 @@ impl<S: Connection> Incoming for Http1Body<'_, S> {
 /// The progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyStage {
-    /// Nothing of it has left, though its head may be gathered: another response can still be sent.
+    /// No byte was written, though its head may be gathered: another response can still be sent.
     Waiting,
     /// Its head, or a part of it, may have left.
     Begun,

@@ -187,7 +187,7 @@ pub(super) fn path_of_size(count: usize, bytes: usize) -> Option<Vec<u8>> {
         left -= code.1 - shortest;
         writer.write(*code);
     }
-    // What is left is padding.
+    // Fewer than eight bits remain: padding (RFC 7541, 5.2).
     (left < 8).then(|| writer.finish())
 }
 

@@ -169,7 +169,7 @@ impl Blocks {
         }
     }
 
-    /// What must be replaced in the block that has just ended: a part from this byte on.
+    /// The replacement for the rest of the block that has just ended: where it begins, and its bytes.
     pub(super) fn take_replaced(&mut self) -> Option<(usize, Vec<u8>)> {
         self.replaced.take()
     }

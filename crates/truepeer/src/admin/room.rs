@@ -1,7 +1,6 @@
-//! Room for connections: each kind of peer has its own, and where it is full the slowest connection of the peer
-//! with most of them makes way.
-//!
-//! So nobody waits for another: not for an accept, because every connection is accepted, and not for a place.
+//! Places for connections. Each kind of peer has places of its own. If they are all taken, a new connection
+//! is accepted all the same, and one of the peer with most connections is closed: the one with the first
+//! deadline. So nobody waits for a place that another peer has.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
@@ -69,10 +68,11 @@ pub(super) fn makes_way(
         return None;
     }
     let held = |holder| kind.clone().filter(|(_, (other, _))| *other == holder).count();
-    // The deadline is the sooner, the longer nothing has moved.
-    let slowest =
+    // A request has a deadline from its connection on, an answer one that each write renews, and an order a
+    // late one. So a peer that sends its request slowly, or takes no answer, goes first.
+    let first =
         kind.clone().max_by_key(|(_, (holder, deadline))| (held(*holder), std::cmp::Reverse(*deadline)));
-    slowest.map(|(place, _)| place)
+    first.map(|(place, _)| place)
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(choose(Holder::Operator, &open), None);
         assert_eq!(choose(Holder::Host([127, 0, 0, 1].into()), &open), None);
         for newcomer in [Holder::User(1), Holder::User(2), Holder::User(3)] {
-            assert_eq!(choose(newcomer, &open), Some(0), "the slowest of the user who holds 15");
+            assert_eq!(choose(newcomer, &open), Some(0), "the first deadline of the user who holds 15");
         }
         open.push((Holder::Operator, at(100)));
         assert_eq!(choose(Holder::Operator, &open), Some(16));

@@ -25,8 +25,9 @@ const TRANSFER: &[i64] = numbers! {
     SYS_eventfd2 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_futex SYS_clock_gettime
     SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_sched_yield SYS_restart_syscall
 };
-/// Sockets; `socket` itself has a condition. `listen` is the keeper's if there is one: it and the repair keeper put this process's sockets under repair, and
-/// under repair a socket binds and listens beside every other one (SK_FORCE_REUSE).
+/// Sockets; `socket` itself has a condition. `listen` passes only without a keeper. The keepers put sockets
+/// of this process under repair, and such a socket binds and listens beside every other one
+/// (SK_FORCE_REUSE). So with a keeper, only that listens.
 const SOCKETS: &[i64] = numbers! {
     SYS_accept SYS_accept4 SYS_bind SYS_connect SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
     SYS_setsockopt SYS_socketpair SYS_pipe2 SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl

@@ -147,7 +147,7 @@ fn all_have_ended(stand: &Stand) -> Result<()> {
     })
 }
 
-/// From then on no byte goes in clear.
+/// At the next looks of the sweeper, within about two seconds; until then bytes go in clear.
 fn an_ipsec_policy_ends_sessions_that_have_left(bed: &Bed) -> Result<()> {
     let far = far()?;
     let stand = stand(bed, DOOR)?;

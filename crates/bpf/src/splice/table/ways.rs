@@ -7,7 +7,7 @@ use super::Splices;
 use crate::splice::layout::{Face, Stage, WAY, WAY_LOST, addresses_of};
 use crate::splice::watched::{Question, question};
 
-/// What has become of a question about the way to a peer.
+/// The result of a question about the way to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// The flow has ended.
@@ -25,7 +25,7 @@ pub enum Way {
 
 impl Splices {
     /// Questions for the peers whose way may have changed: `is_concerned` gets our address and the device of
-    /// a connection. [`Splices::way`] tells what has become of one.
+    /// a connection. [`Splices::way`] tells the result of each.
     pub fn ways_to_ask(&self, is_concerned: impl Fn(IpAddr, u32) -> bool) -> Vec<Question> {
         let mut questions = Vec::new();
         for place in 0..self.flows.count() {
@@ -43,7 +43,7 @@ impl Splices {
         questions
     }
 
-    /// What has become of this question.
+    /// The result of this question.
     pub fn way(&self, question: &Question) -> Way {
         let Some((stage, face)) = self.asked(question) else { return Way::Over };
         let device = face.device.load(Ordering::Relaxed);

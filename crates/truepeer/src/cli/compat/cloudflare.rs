@@ -47,7 +47,7 @@ pub(super) fn command(command: Command) -> Command {
         .infer_long_args(true)
 }
 
-/// Whether mmproxy-rs lacks this option, or the long one that it begins.
+/// Whether only Cloudflare's mmproxy has this option. A long one may be shortened.
 pub(super) fn has_alone(option: &str) -> bool {
     let long =
         ["--allowed-networks", "--target-v4", "--target-v6", "--force-real-client-port", "--do-not-sandbox"];
