@@ -1,7 +1,7 @@
 //! Socket options and socket making: transparent binding, marks, and what is still unsent.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -32,6 +32,25 @@ pub fn set_transparent(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<()
     } else {
         socket.set_ip_transparent_v6(true).named("setsockopt(IPV6_TRANSPARENT)")
     }
+}
+
+/// Whether this process's descriptor of this number is an IPv6 socket that takes no IPv4 (IPV6_V6ONLY).
+#[must_use]
+pub fn is_v6_only(number: RawFd) -> bool {
+    let mut is_only: libc::c_int = 0;
+    let mut length: libc::socklen_t = 4;
+    // SAFETY: the option is one C int; the kernel writes at most `length` bytes, which is the size of the
+    // local. For a number that is no open descriptor, or none of an IPv6 socket, it fails and writes nothing.
+    let answer = unsafe {
+        libc::getsockopt(
+            number,
+            libc::IPPROTO_IPV6,
+            libc::IPV6_V6ONLY,
+            (&raw mut is_only).cast(),
+            &raw mut length,
+        )
+    };
+    answer == 0 && is_only != 0
 }
 
 /// Puts firewall mark `mark` on everything `socket` sends (SO_MARK).

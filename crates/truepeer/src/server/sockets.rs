@@ -38,14 +38,16 @@ pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow:
     if failed.error.errno != Errno::ADDRINUSE {
         return error.into();
     }
-    let (address, transport) = (failed.address, listener.config.protocol.into());
-    if let Some(own) = holder::own(address, transport) {
+    let address = failed.address;
+    let (transport, v6_only) = (listener.config.protocol.into(), listener.v6_only);
+    let wanted = holder::Wanted { address, transport, v6_only };
+    if let Some(own) = holder::own(wanted) {
         return anyhow::anyhow!(
             "can't listen on {address}: this program has {own} open, which includes it; leave one of the two out. If the service \
              manager passed {own}, it needs BindIPv6Only=ipv6-only in the .socket unit"
         );
     }
-    match holder::of(address, transport) {
+    match holder::of(wanted) {
         Some(holder) => anyhow::anyhow!(
             "can't listen on {address}: {holder} listens there; stop it, or choose another address with --listen"
         ),
