@@ -92,6 +92,7 @@ impl Process {
         taking: &Taking,
     ) -> anyhow::Result<()> {
         let mut wanted = self.wanted(loaded)?;
+        wanted.listeners.iter().try_for_each(|listener| taking.check_families(listener))?;
         wanted.listeners.retain(|listener| !taking.has(listener));
         wanted.attachments.clear();
         self.attachments.begin_take_over(&taking.attached);

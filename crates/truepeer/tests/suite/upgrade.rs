@@ -27,6 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
         no_datagram_is_lost_by_upgrades,
         an_upgrade_that_fails_leaves_the_old_process_serving,
         a_new_process_that_ends_in_the_middle_leaves_the_old_one_serving,
+        an_upgrade_to_listeners_of_other_families_comes_after_a_reload,
         rounds_of_reload_upgrade_and_drain_refuse_and_cut_nothing,
         the_reload_command_prints_changes_or_the_reason,
         the_service_manager_hears_of_each_change,
@@ -203,6 +204,36 @@ fn an_upgrade_that_fails_leaves_the_old_process_serving(bed: &Bed) -> anyhow::Re
     bed.write("truepeer.toml", FILE)?;
     let _new = upgrade(bed)?;
     goes_on(&mut before)
+}
+
+/// The old process has the port for IPv6 alone, and another socket for IPv4, or the other way round.
+fn an_upgrade_to_listeners_of_other_families_comes_after_a_reload(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    let listening = |at: &str| bed.write("truepeer.toml", FILE.replace("[\"127.0.0.1:8443\"]", at));
+    let (apart, together) = ("[\"0.0.0.0:8443\", \"[::]:8443\"]", "[\"[::]:8443\"]");
+    listening(apart)?;
+    let mut serving = serve(bed, &[])?;
+    serving.wait_for_log("admin: listening on")?;
+    for next in [together, apart] {
+        listening(next)?;
+        let new = Program::new(TRUEPEER).args(["upgrade", "-c", "truepeer.toml"]).start(bed)?;
+        ensure!(new.wait_end()?.code() == Some(1), "{}", new.log());
+        ensure!(
+            new.log().contains("listener [::]:8443: the running truepeer has another socket"),
+            "{}",
+            new.log()
+        );
+        serving.wait_for_log("not upgraded, this process goes on")?;
+        session(CLIENT_V4)?;
+        serving.signal(Signal::HUP)?;
+        serving.wait_for_log("reloaded: ")?;
+        let upgraded = upgrade(bed)?;
+        serving.wait_end()?;
+        serving = upgraded;
+        session(CLIENT_V4)?;
+    }
+    Ok(())
 }
 
 /// It has taken everything, and ends before it says that it serves.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use rustix::net::{SocketType, sockopt};
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::ListenerId;
@@ -21,8 +21,8 @@ pub(in crate::server) struct Taking {
     wire: Wire,
     /// The old process.
     pub(in crate::server) pid: u32,
-    /// The addresses of the sockets that it has.
-    offered: Vec<(SocketAddr, SocketType)>,
+    /// The sockets that it has.
+    offered: Vec<Offered>,
     /// The names of its attachments.
     pub(in crate::server) attached: Vec<String>,
     /// Where it logs. Older versions don't tell.
@@ -48,6 +48,23 @@ impl Drop for TakenLog {
             // Otherwise the error is in the old process's log.
             let _ = rustix::stdio::dup2_stderr(own);
         }
+    }
+}
+
+/// A socket of the old process.
+struct Offered {
+    address: SocketAddr,
+    kind: SocketType,
+    /// IPV6_V6ONLY.
+    v6_only: bool,
+}
+
+impl Offered {
+    fn of(socket: &OwnedFd) -> Option<Self> {
+        let address = local_address(socket.as_fd()).ok()?;
+        // An IPv4 socket does not have the option.
+        let v6_only = address.is_ipv6() && sockopt::ipv6_v6only(socket).unwrap_or(false);
+        Some(Self { address, kind: sockopt::socket_type(socket).ok()?, v6_only })
     }
 }
 
@@ -77,10 +94,7 @@ impl Taking {
                 (other, _) => bail!(unexpected(other)),
             }
         };
-        let address = |socket: &OwnedFd| {
-            Some((local_address(socket.as_fd()).ok()?, sockopt::socket_type(socket).ok()?))
-        };
-        let offered = sockets.iter().filter_map(address).collect();
+        let offered = sockets.iter().filter_map(Offered::of).collect();
         inherited.extend(sockets);
         Ok(Self { wire, pid, offered, attached, log })
     }
@@ -99,11 +113,34 @@ impl Taking {
 
     /// Whether the old process has this listener's sockets.
     pub(in crate::server) fn has(&self, listener: &CheckedListener) -> bool {
+        self.find(listener, |offered| offered.address == listener.config.bind).is_some()
+    }
+
+    /// # Errors
+    /// The old process has a listener's port for IPv6 alone, and for IPv4 by a socket that is no listener's
+    /// here; or the other way round. Both processes have the sockets for some time, so this one can't open
+    /// others.
+    pub(in crate::server) fn check_families(&self, listener: &CheckedListener) -> anyhow::Result<()> {
+        let address = listener.config.bind;
+        let Some(offered) = self.find(listener, |offered| offered.address == address) else { return Ok(()) };
+        let has_ipv4 =
+            |offered: &Offered| offered.address.is_ipv4() && offered.address.port() == address.port();
+        let loses_ipv4 = offered.v6_only && !listener.v6_only && self.find(listener, has_ipv4).is_some();
+        let has_it_already = !offered.v6_only && listener.v6_only;
+        ensure!(
+            !loses_ipv4 && !has_it_already,
+            "listener {address}: the running truepeer has another socket for IPv4 connections to this port \
+             than this configuration; reload it first (SIGHUP), then upgrade"
+        );
+        Ok(())
+    }
+
+    fn find(&self, listener: &CheckedListener, is_it: impl Fn(&Offered) -> bool) -> Option<&Offered> {
         let kind = match listener.config.protocol {
             Protocol::Tcp => SocketType::STREAM,
             Protocol::Udp => SocketType::DGRAM,
         };
-        self.offered.contains(&(listener.config.bind, kind))
+        self.offered.iter().find(|offered| offered.kind == kind && is_it(offered))
     }
 
     /// Everything else is open: the old process stops reading datagrams now. Returns its flows. Their listener is
