@@ -105,7 +105,8 @@ impl<S, P> Relaying<S, P> {
             let length = match io.peek(&self.downstream.socket, &mut bytes) {
                 Ok(length) => length,
                 Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => {
+                // After an error no more bytes come.
+                Err(Errno::AGAIN) if !ready.error => {
                     ready.readable = false;
                     break;
                 }
