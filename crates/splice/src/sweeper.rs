@@ -1,6 +1,6 @@
 //! A thread that cleans up after flows: it removes those that have ended, asks silent peers, and resets peers.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -119,6 +119,21 @@ struct Asked {
 }
 
 impl Asked {
+    /// A peer that has not answered yet is asked with the newer numbers, and has no more time for that.
+    fn add(&mut self, questions: Vec<Question>, now: Instant) {
+        let of: HashMap<_, _> =
+            (0..).zip(&self.questions).map(|(place, (asked, _))| (asked.place, place)).collect();
+        for question in questions {
+            match of.get(&question.place).and_then(|place: &usize| self.questions.get_mut(*place)) {
+                Some((asked, _)) if (asked.own, asked.peer) == (question.own, question.peer) => {
+                    *asked = question
+                }
+                Some(of_an_ended_flow) => *of_an_ended_flow = (question, now),
+                None => self.questions.push((question, now)),
+            }
+        }
+    }
+
     fn look(&mut self, splices: &Splices, ways: &Ways, now: Instant) {
         let (changes, devices) = ways.changes();
         if changes.are_encrypted {
@@ -132,7 +147,7 @@ impl Asked {
         if is_first || !changes.are_none() {
             let questions =
                 splices.ways_to_ask(|own, device| changes.concern(own, device) || devices.are_lost(device));
-            self.questions.extend(questions.into_iter().map(|question| (question, now)));
+            self.add(questions, now);
         }
         self.questions.retain_mut(|(question, since)| {
             let is_lost = match splices.way(question) {
@@ -232,5 +247,35 @@ fn reset(forgotten: &Forgotten) {
             // If it fails, a new connection has the addresses already.
             let _ = repair::reset(connection.own, connection.peer, expected);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_whose_way_changes_often_is_asked_once_at_a_time() {
+        let now = Instant::now();
+        let question = |port, place| Question {
+            own: ([192, 0, 2, 1], port).into(),
+            peer: ([192, 0, 2, 2], 80).into(),
+            numbers: [1, 1],
+            timestamp: None,
+            place,
+        };
+        let mut asked = Asked::default();
+        for change in 0..10 {
+            let numbers = [change, change];
+            let both = [question(1000, 14), question(2000, 15)].map(|one| Question { numbers, ..one });
+            asked.add(both.to_vec(), now + Duration::from_secs(change.into()));
+        }
+        assert!(asked.questions.iter().all(|(one, since)| one.numbers == [9, 9] && *since == now));
+        assert_eq!(asked.questions.len(), 2);
+        // Another flow has the place.
+        let later = now + Duration::from_secs(20);
+        asked.add(vec![question(3000, 14)], later);
+        assert_eq!(asked.questions[0], (question(3000, 14), later));
+        assert_eq!(asked.questions.len(), 2);
     }
 }

@@ -1,6 +1,8 @@
-//! Whether translated packets go the way that a socket's packets would. bpf_redirect_neigh() looks the route
-//! up by addresses and device alone, and leaves IPsec out. So sessions stay in user space where more than
-//! that decides; those that have left are told when something under them changes.
+//! Routing rules, IPsec policies and devices: whether translated packets take the route of a socket's.
+//!
+//! bpf_redirect_neigh() looks the route up by addresses and device alone, and bypasses IPsec. So a session
+//! stays in user space where the route depends on anything else. When a device or an address changes, the
+//! peers of sessions that have left are asked; a new IPsec policy ends these sessions.
 
 mod devices;
 mod policies;

@@ -48,7 +48,7 @@ pub struct Question {
     /// The newest timestamp that it was told.
     pub timestamp: Option<u32>,
     /// The flow and its side, as the tables have it.
-    pub(super) place: u32,
+    pub place: u32,
 }
 
 impl Forgotten {

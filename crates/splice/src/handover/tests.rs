@@ -15,6 +15,7 @@ struct MadeUp {
     acknowledged: [Option<u32>; 2],
     received: [u32; 2],
     can_not_repair: bool,
+    has_a_rule: bool,
     has_ended: bool,
     done: Vec<&'static str>,
     held: Option<Mapping>,
@@ -72,6 +73,10 @@ impl Connections for MadeUp {
 
     fn offers_fit(&self) -> bool {
         self.offers_fit
+    }
+
+    fn may_be_cut(&self) -> Result<(), Reason> {
+        if self.has_a_rule { Err(Reason::Rules) } else { Ok(()) }
     }
 
     fn reset_when_closed(&mut self) {
@@ -145,6 +150,15 @@ fn a_window_of_less_than_some_steps_is_waited_for() {
     connections.has_narrow_windows = false;
     assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
     assert!(!handover.waits_for_windows() && handover.progress() == Progress::Held);
+}
+
+#[test]
+fn a_rule_that_comes_before_the_cut_keeps_a_session_here() {
+    let (mut handover, mut connections) = held();
+    (connections.is_grace_over, connections.offers_fit, connections.has_a_rule) = (true, true, true);
+    let turned = turn(&mut handover, &mut connections, &Streams::default());
+    assert_eq!(turned, Turn::StayHere(Reason::Rules));
+    assert_eq!(connections.done, ["hold"]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
         rules_that_ask_for_addresses_hinder_no_session,
         an_ipsec_policy_keeps_sessions_in_user_space,
-        a_rule_that_comes_while_a_session_leaves_keeps_it,
+        a_rule_that_comes_later_keeps_sessions_that_have_not_left,
     ];
     for (kind, rule) in RULES {
         let name = format!("a_session_stays_beside_a_rule_on_{kind}");
@@ -92,7 +92,7 @@ fn rules_that_ask_for_addresses_hinder_no_session(bed: &Bed) -> Result<()> {
     leaves(bed, &far, DOOR)
 }
 
-fn a_rule_that_comes_while_a_session_leaves_keeps_it(bed: &Bed) -> Result<()> {
+fn a_rule_that_comes_later_keeps_sessions_that_have_not_left(bed: &Bed) -> Result<()> {
     let far = far()?;
     let stand = stand(bed, DOOR)?;
     let mut stream = far.run(|| open_at(DOOR, 0))??;
