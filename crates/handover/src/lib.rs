@@ -16,6 +16,7 @@ mod complaints;
 mod datagrams;
 mod flows;
 mod late;
+mod listener;
 mod look;
 mod names;
 mod reminder;
@@ -28,6 +29,7 @@ mod wake;
 pub use complaints::LockFreeComplaints;
 pub use datagrams::{CARRIED_BYTES, Datagrams, Own, Send, SendRequest, now, sends_datagrams};
 pub use late::{Decided, Late};
+pub use listener::{ListenerAddr, NotAListener};
 pub use look::{Look, Refused, look, take};
 pub use names::{
     Census, ConnectionTuple, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag,

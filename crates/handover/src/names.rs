@@ -25,12 +25,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use truepeer_sys::marked::getsockname;
-use truepeer_sys::socket::{bound_device, namespace_cookie};
+use truepeer_sys::socket::bound_device;
 
 pub use diag::SocketDiag;
 use memory::Memory;
 use slot::{FREE, NEVER_USED, Slot, TAKEN};
 
+use crate::listener::namespace_of;
 use crate::wake::WakeUp;
 
 /// The approximate number of open connections that can have a name; 96 bytes each.
@@ -80,10 +81,6 @@ impl ConnectionTuple {
             namespace: namespace_of(socket),
         })
     }
-}
-
-fn namespace_of(socket: BorrowedFd<'_>) -> u32 {
-    namespace_cookie(socket).map_or(0, |cookie| u32::try_from(cookie & u64::from(u32::MAX)).unwrap_or(0))
 }
 
 /// The state of a connection.

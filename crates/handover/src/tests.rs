@@ -114,7 +114,7 @@ fn the_end_decides_what_had_not_begun() {
 #[test]
 fn a_listener_is_rung_and_the_word_recognised() {
     let pair = pair();
-    wake().ring(pair.listener.local_addr().unwrap()).unwrap();
+    wake().ring(ListenerAddr::of(pair.listener.as_fd()).unwrap()).unwrap();
     let (rung, from) = pair.listener.accept().unwrap();
     let strict = rules(|settings| settings.allow = PrefixSet::new());
     let look = |wake: &WakeUp| look(rung.as_fd(), SenderAddr::new(from), &strict, wake);

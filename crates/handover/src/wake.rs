@@ -18,6 +18,8 @@ use truepeer_proto::{Addresses, Command, EncodeError, V2Encoder};
 use truepeer_sys::marked::connect;
 use truepeer_sys::socket::namespace_cookie;
 
+use crate::listener::{ListenerAddr, namespace_of};
+
 /// A TLV type for experiments (PROXY 2.2.8). Any other program that reads it takes it for a health check.
 const TLV: u8 = 0xF6;
 /// Signature, TLV header, word.
@@ -63,16 +65,20 @@ impl WakeUp {
         bytes == self.message
     }
 
-    /// Makes the listener on `local` readable once more. Blocks for at most a fifth of a second, if the queue is
-    /// full.
+    /// Makes the listener readable once more. Blocks for at most a fifth of a second, if the queue is full.
     ///
     /// # Errors
-    /// Those of socket(2) and connect(2); `ETIMEDOUT` if the queue stayed full: try again later.
-    pub fn ring(&self, local: SocketAddr) -> Result<(), Errno> {
-        let to = reachable(local);
+    /// Those of socket(2) and connect(2); `ETIMEDOUT` if the queue stayed full: try again later. `EHOSTUNREACH` for a
+    /// listener of a device or of another network namespace: another listener may answer there.
+    pub fn ring(&self, listener: ListenerAddr) -> Result<(), Errno> {
+        const LOOPBACK: u32 = 1;
+        let to = reachable(listener.local);
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        if listener.device > LOOPBACK || listener.namespace != namespace_of(socket.as_fd()) {
+            return Err(Errno::HOSTUNREACH);
+        }
         // Reset instead of close: it leaves no TIME_WAIT, and the bytes sent can still be read.
         set_socket_linger(&socket, Some(Duration::ZERO))?;
         match connect(socket.as_fd(), to) {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{SocketAddrAny, SocketFlags};
-use truepeer_handover::{Look, look};
+use truepeer_handover::{ListenerAddr, Look, look};
 use truepeer_policy::SenderAddr;
 use truepeer_sys::marked;
 
@@ -84,14 +84,14 @@ fn is_meant(socket: BorrowedFd<'_>, role: &Accepting) -> bool {
     meant.all() || listeners::local(socket).is_some_and(|local| meant.has(local))
 }
 
-/// Takes a late connection of this listener, or of another listener on its address. Those of other addresses are
+/// Takes a late connection of this listener, or of another one of its address, device and namespace. Those of others are
 /// put back and announced again: a process that was woken for them may have searched in vain meanwhile.
-fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(SocketAddr)) -> Option<Entry> {
-    let local = listeners::local(listener)?;
+fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(ListenerAddr)) -> Option<Entry> {
+    let own = ListenerAddr::of(listener).ok()?;
     let mut others = Vec::new();
     let found = loop {
         match role.family.ready.take() {
-            Some(entry) if entry.listener == local => break Some(entry),
+            Some(entry) if entry.listener == own => break Some(entry),
             Some(entry) => others.push(entry),
             None => break None,
         }

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use truepeer_handover::{ELSEWHERE, RunRules, SocketId, is_elsewhere};
+use truepeer_handover::{ELSEWHERE, ListenerAddr, RunRules, SocketId, is_elsewhere};
 use truepeer_sys::marked::{getsockname, listen};
 
 use crate::ours::{self, FdSet};
@@ -60,11 +60,11 @@ pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
     }
 }
 
-/// The known listeners on this address, by descriptor.
-pub(crate) fn at(address: SocketAddr) -> impl Iterator<Item = (i32, SocketId)> {
+/// The known listeners of this address, device and namespace, by descriptor.
+pub(crate) fn at(address: ListenerAddr) -> impl Iterator<Item = (i32, SocketId)> {
     SEEN.members().filter_map(move |number| {
         let id = ours::inspect(number, |fd| {
-            let listens = sockopt::socket_acceptconn(fd) == Ok(true) && local(fd) == Some(address);
+            let listens = sockopt::socket_acceptconn(fd) == Ok(true) && ListenerAddr::of(fd) == Ok(address);
             if listens { SocketId::of(fd).ok() } else { None }
         })?;
         Some((number, id))

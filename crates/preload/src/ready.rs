@@ -14,12 +14,13 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
+use truepeer_handover::ListenerAddr;
 
 use crate::movable::{Movable, is_inode};
 use crate::{alone, ours};
 
-/// Text: two socket addresses of at most 58 characters.
-const MESSAGE_BYTES: usize = 128;
+/// Text: two socket addresses of at most 58 characters, and two numbers.
+const MESSAGE_BYTES: usize = 160;
 
 /// Both ends: each process can add and take.
 #[derive(Debug)]
@@ -32,8 +33,7 @@ pub(crate) struct Ready {
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) socket: OwnedFd,
-    /// The address of its listener.
-    pub(crate) listener: SocketAddr,
+    pub(crate) listener: ListenerAddr,
     /// The address that the program sees.
     pub(crate) peer: SocketAddr,
 }
@@ -80,7 +80,7 @@ impl Ready {
     pub(crate) fn put(
         &self,
         socket: BorrowedFd<'_>,
-        listener: SocketAddr,
+        listener: ListenerAddr,
         peer: SocketAddr,
     ) -> Result<(), Errno> {
         match self.try_put(socket, listener, peer) {
@@ -100,7 +100,7 @@ impl Ready {
         }
     }
 
-    fn try_put(&self, socket: BorrowedFd<'_>, listener: SocketAddr, peer: SocketAddr) -> Result<(), Errno> {
+    fn try_put(&self, socket: BorrowedFd<'_>, listener: ListenerAddr, peer: SocketAddr) -> Result<(), Errno> {
         let message = format!("{listener} {peer}");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -159,7 +159,9 @@ mod tests {
         let ready = Ready::create().unwrap();
         assert!(ready.take().is_none());
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (listener, sender) = ("[fe80::1%3]:80".parse().unwrap(), "192.0.2.1:5".parse().unwrap());
+        let local = "[fe80::1%3]:80".parse().unwrap();
+        let listener = ListenerAddr { local, device: 3, namespace: u32::MAX };
+        let sender = "192.0.2.1:5".parse().unwrap();
         assert!(ready.is_empty());
         ready.put(socket.as_fd(), listener, sender).unwrap();
         assert!(!ready.is_empty());
@@ -174,7 +176,8 @@ mod tests {
         let ready = Ready::create().unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = socket.local_addr().unwrap();
-        let full = (0..100_000).find_map(|_| ready.put(socket.as_fd(), addr, addr).err());
+        let listener = ListenerAddr { local: addr, device: 0, namespace: 0 };
+        let full = (0..100_000).find_map(|_| ready.put(socket.as_fd(), listener, addr).err());
         assert!(matches!(full, Some(Errno::AGAIN | Errno::TOOMANYREFS)), "{full:?}");
     }
 }

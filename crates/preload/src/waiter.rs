@@ -17,7 +17,7 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
-use truepeer_handover::{Decided, Late, Look, Reminded, SocketId, epolls_of, remind};
+use truepeer_handover::{Decided, Late, ListenerAddr, Look, Reminded, SocketId, epolls_of, remind};
 use truepeer_policy::SenderAddr;
 
 use crate::movable::{Movable, NOBODY, STARTING, is_inode};
@@ -57,7 +57,7 @@ pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr
 }
 
 fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Result<(), Errno> {
-    let Some(listener) = listeners::local(listener) else { return Err(Errno::INVAL) };
+    let listener = ListenerAddr::of(listener)?;
     // Low numbers may be reused by the program (dup2). Move the connection before the waiter can decide on it,
     // because the waiter releases it.
     let socket = ours::keep_waiting(socket)?;
@@ -78,7 +78,7 @@ fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Re
 }
 
 /// More connections are ready than the one that the program was woken for.
-pub(crate) fn repeat(listener: SocketAddr) {
+pub(crate) fn repeat(listener: ListenerAddr) {
     if INBOX.number() >= 0 {
         // If it fails, the waiter announces them again in a moment.
         let _ = tell(format_args!("again {listener}"));
@@ -233,7 +233,7 @@ pub(crate) fn on_fork() {
 
 /// The data of a waiting connection.
 struct WatchedListener {
-    local: SocketAddr,
+    address: ListenerAddr,
     /// The address as accept() returned it: its family is the socket's.
     sender: SocketAddr,
 }
@@ -249,29 +249,29 @@ struct Waiter {
     /// How many connections came through the pipe.
     received: usize,
     /// Entries for the shared queue, which was full: connection, listener, and the address that the program sees.
-    again: Vec<(OwnedFd, SocketAddr, SocketAddr)>,
+    again: Vec<(OwnedFd, ListenerAddr, SocketAddr)>,
     /// Ready connections that the program has not accepted yet. They are announced again, less and less often.
     announced: Vec<Announced>,
     /// The last connection to one of the program's listeners failed.
     is_deaf: bool,
     /// By which the program's epolls report a listener (`remind`).
-    reminders: Vec<(SocketAddr, OwnedFd)>,
+    reminders: Vec<(ListenerAddr, OwnedFd)>,
     /// Searching `/proc` takes a tenth of the time at most.
     next_search: Instant,
 }
 
 /// A message in the pipe.
 enum WaiterMessage {
-    /// A connection, where its listener listens, and who has opened it.
-    Wait(OwnedFd, SocketAddr, SocketAddr),
+    /// A connection, its listener, and who has opened it.
+    Wait(OwnedFd, ListenerAddr, SocketAddr),
     /// The program wants this number.
     Move(RawFd),
     /// More connections of this listener are ready.
-    Again(SocketAddr),
+    Again(ListenerAddr),
 }
 
 struct Announced {
-    listener: SocketAddr,
+    listener: ListenerAddr,
     again_at: Instant,
     interval: Duration,
 }
@@ -389,7 +389,7 @@ impl Waiter {
         Ok(true)
     }
 
-    fn add(&mut self, socket: OwnedFd, listener: SocketAddr, sender: SocketAddr, role: &Accepting) {
+    fn add(&mut self, socket: OwnedFd, listener: ListenerAddr, sender: SocketAddr, role: &Accepting) {
         while self.late.len() >= self.most
             && let Some(oldest) = self.late.evict(&role.rules, &role.family.wake)
         {
@@ -403,7 +403,7 @@ impl Waiter {
         let fd = socket.as_raw_fd();
         let now = Instant::now();
         // The address to show depends on the family that accept() returned, so the listener carries it.
-        let listener = WatchedListener { local: listener, sender };
+        let listener = WatchedListener { address: listener, sender };
         if self.late.add(socket, SenderAddr::new(sender), listener, &role.rules, now).is_err() {
             ours::release(fd);
         }
@@ -416,10 +416,10 @@ impl Waiter {
         if look == Look::WakeUp {
             ours::close(socket);
             // Its wake-up word was slow, so repeat the announcement.
-            return self.ring(listener.local, role);
+            return self.ring(listener.address, role);
         }
         match settle(socket.as_fd(), listener.sender, &look, role) {
-            Ok(peer) => self.put(socket, listener.local, peer, role),
+            Ok(peer) => self.put(socket, listener.address, peer, role),
             Err(refused) => {
                 ours::close(socket);
                 say::refusal(&refused);
@@ -427,7 +427,7 @@ impl Waiter {
         }
     }
 
-    fn put(&mut self, socket: OwnedFd, listener: SocketAddr, peer: SocketAddr, role: &Accepting) {
+    fn put(&mut self, socket: OwnedFd, listener: ListenerAddr, peer: SocketAddr, role: &Accepting) {
         match role.family.ready.put(socket.as_fd(), listener, peer) {
             Ok(()) => {
                 // Before the program gets it, and may fork.
@@ -438,14 +438,14 @@ impl Waiter {
         }
     }
 
-    fn ring(&mut self, listener: SocketAddr, role: &Accepting) {
+    fn ring(&mut self, listener: ListenerAddr, role: &Accepting) {
         self.announced.retain(|announced| announced.listener != listener);
         self.announce(listener, AGAIN, role);
     }
 
     /// By a connection, where this host can connect to its own listeners: that reaches every process that has the
     /// listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
-    fn announce(&mut self, listener: SocketAddr, interval: Duration, role: &Accepting) {
+    fn announce(&mut self, listener: ListenerAddr, interval: Duration, role: &Accepting) {
         let is_first = interval == AGAIN;
         let rung = if is_first && self.is_deaf {
             Err(Errno::HOSTUNREACH)
@@ -461,7 +461,8 @@ impl Waiter {
                     "deaf",
                     None,
                     format_args!(
-                        "a connection to {listener} is ready, whose header came late, but the program can't be woken for it: connecting to its listener failed ({error}), and this process has closed it; permit connections of this host to {listener}"
+                        "a connection to {0} is ready, whose header came late, but the program can't be woken for it: connecting to its listener failed ({error}), and this process has closed it; permit connections of this host to {0}",
+                        listener.local
                     ),
                 ),
             }
@@ -470,7 +471,7 @@ impl Waiter {
     }
 
     /// Wakes the threads of this process that wait for this listener. `false` if the process doesn't have it.
-    fn remind(&mut self, listener: SocketAddr, role: &Accepting) -> bool {
+    fn remind(&mut self, listener: ListenerAddr, role: &Accepting) -> bool {
         role.family.names.announce();
         let began = Instant::now();
         let listeners: Vec<_> = ours::with_a_passing_descriptor(|| listeners::at(listener).collect());
@@ -499,7 +500,7 @@ impl Waiter {
     }
 
     /// Withdraws reminders.
-    fn retire(&mut self, whose: impl Fn(SocketAddr) -> bool) {
+    fn retire(&mut self, whose: impl Fn(ListenerAddr) -> bool) {
         let (retired, rest): (Vec<_>, Vec<_>) =
             core::mem::take(&mut self.reminders).into_iter().partition(|(listener, _)| whose(*listener));
         self.reminders = rest;
@@ -528,7 +529,7 @@ impl Waiter {
 }
 
 /// Nothing listens on that address any more: its connections are closed.
-fn forget_listener(listener: SocketAddr, role: &Accepting) {
+fn forget_listener(listener: ListenerAddr, role: &Accepting) {
     let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
     for entry in entries.into_iter().filter(|entry| entry.listener != listener) {
         let _ = role.family.ready.put(entry.socket.as_fd(), entry.listener, entry.peer);

@@ -84,6 +84,7 @@ pub(crate) fn tests() -> Vec<Test> {
         late_headers_without_a_loopback_device,
         late_headers_at_a_node_server_without_ipv6,
         late_headers_at_haproxy_on_one_device,
+        a_late_header_stays_at_the_listener_of_its_device,
     ];
     let nft = tests![
         late_headers_where_the_program_may_not_send_to_itself,
@@ -256,6 +257,55 @@ fn serves_late_headers(bed: &Bed, server: Program, lb: &Host, host: &Host) -> Re
     for _ in 0..3 {
         let parts = || is_served_in_parts(host, address);
         lb.run(parts)?.with_context(|| server.log())?;
+    }
+    Ok(())
+}
+
+/// Two listeners have the same address, on two devices. Each says by which one it was.
+const DEVICES: &str = "\
+import select, socket
+listeners = {}
+epoll = select.epoll()
+for device in ('lan', 'dmz'):
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+    listener.bind(('0.0.0.0', 3000))
+    listener.listen()
+    listener.setblocking(False)
+    listeners[listener.fileno()] = listener, device
+    epoll.register(listener, select.EPOLLIN)
+def serve(listener, device):
+    try:
+        connection, peer = listener.accept()
+    except BlockingIOError:
+        return
+    connection.setblocking(True)
+    connection.recv(100)
+    connection.sendall(b'%s %s %d\\n' % (device.encode(), peer[0].encode(), peer[1]))
+    connection.close()
+while True:
+    for number, events in epoll.poll():
+        # Each event may be late, so any listener may be asked first.
+        for listener in listeners.values():
+            serve(*listener)
+";
+
+fn a_late_header_stays_at_the_listener_of_its_device(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lan", "host", "dmz"])?;
+    let (host, address) = (line.host("host"), line.host("host").at(false, 3000));
+    let python = Program::new(PYTHON).arg("-u").arg(bed.write("devices.py", DEVICES)?);
+    let server = under(python.in_netns(&host.netns), &["--allow", "10.77.0.0/16"]).start(bed)?;
+    server.wait_listening(address)?;
+    let header = header_of(CLIENT)?;
+    for device in ["lan", "dmz", "lan", "dmz"] {
+        let said = line.host(device).run(|| -> Result<String> {
+            let mut stream = client::connect(address)?;
+            stream.write_all(&header[..20])?;
+            wait_until_sent(&stream)?;
+            host.run(|| wait_until_accepted(address.port()))??;
+            Ok(client::ask(&mut stream, &[&header[20..], QUESTION].concat())?)
+        })??;
+        ensure!(said == format!("{device} 203.0.113.7 5000\n"), "by {device}: {said:?}");
     }
     Ok(())
 }

@@ -112,12 +112,12 @@ impl Supervisor {
         socket: BorrowedFd<'_>,
         listener: &Arc<SupervisedListener>,
     ) -> Served {
-        if let Some(connection) = self.ready.take(listener.local) {
+        if let Some(connection) = self.ready.take(listener.address) {
             self.hand_over(call, listener, connection);
             self.clear_wake_ups(socket, listener);
             // A program may accept one connection each time that it is woken.
-            if self.ready.has(listener.local) && self.parked.at(listener.local).is_none() {
-                self.wake(listener.local);
+            if self.ready.has(listener.address) && self.parked.at(listener.address).is_none() {
+                self.wake(listener.address);
             }
             return Served::Answered;
         }
@@ -221,10 +221,10 @@ impl Supervisor {
 
     /// Gives a connection to a call that waits for one, or wakes the program for it.
     pub(super) fn offer(&mut self, listener: &Arc<SupervisedListener>, connection: Connection) {
-        self.ready.push(listener.local, connection);
-        match self.parked.at(listener.local) {
+        self.ready.push(listener.address, connection);
+        match self.parked.at(listener.address) {
             Some(cookie) => self.serve_parked(cookie),
-            None => self.wake(listener.local),
+            None => self.wake(listener.address),
         }
     }
 }

@@ -2,10 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use truepeer_handover::{SocketId, epolls_of, remind};
+use truepeer_handover::{ListenerAddr, SocketId, epolls_of, remind};
 use truepeer_sys::process::descriptor_of;
 
 use super::listener::SupervisedListener;
@@ -26,7 +25,7 @@ pub(super) struct Caller {
 pub(super) struct Callers {
     /// Listeners and threads that were seen.
     seen: HashSet<(u64, i32)>,
-    by_address: HashMap<SocketAddr, HashSet<Caller>>,
+    by_address: HashMap<ListenerAddr, HashSet<Caller>>,
 }
 
 impl Callers {
@@ -40,10 +39,10 @@ impl Callers {
         }
         let Some(process) = process_of(thread) else { return };
         let caller = Caller { process, number, socket: listener.id };
-        self.by_address.entry(listener.local).or_default().insert(caller);
+        self.by_address.entry(listener.address).or_default().insert(caller);
     }
 
-    pub(super) fn at(&self, address: SocketAddr) -> Vec<Caller> {
+    pub(super) fn at(&self, address: ListenerAddr) -> Vec<Caller> {
         self.by_address.get(&address).into_iter().flatten().copied().collect()
     }
 }

@@ -56,7 +56,7 @@ impl Supervisor {
             }
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
                 // As in the kernel's own queue, the connection stays until the program has a free descriptor.
-                self.ready.put_back(listener.local, connection);
+                self.ready.put_back(listener.address, connection);
                 self.answer(call, Answer::Fail(errno));
             }
             Err(_) => self.give_back(listener, connection),
@@ -64,9 +64,9 @@ impl Supervisor {
     }
 
     fn give_back(&mut self, listener: &Arc<SupervisedListener>, connection: Connection) {
-        self.ready.put_back(listener.local, connection);
-        if self.parked.at(listener.local).is_none() {
-            self.wake(listener.local);
+        self.ready.put_back(listener.address, connection);
+        if self.parked.at(listener.address).is_none() {
+            self.wake(listener.address);
         }
     }
 

@@ -1,7 +1,6 @@
 //! The listeners that the supervisor accepts on, and their preparation.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tracing::{debug, warn};
-use truepeer_handover::{ELSEWHERE, SocketId, is_elsewhere};
+use truepeer_handover::{ELSEWHERE, ListenerAddr, SocketId, is_elsewhere};
 use truepeer_sys::socket::{local_address, set_defer_accept};
 
 /// The kernel's IPPROTO_TCP and IPPROTO_MPTCP: Go's listeners are MPTCP sockets.
@@ -28,7 +27,7 @@ pub(super) struct SupervisedListener {
     /// By which the kernel tells sockets apart (SO_COOKIE); never given away again.
     pub(super) cookie: u64,
     pub(super) id: SocketId,
-    pub(super) local: SocketAddr,
+    pub(super) address: ListenerAddr,
     pub(super) is_v6: bool,
 }
 
@@ -55,7 +54,8 @@ impl SupervisedListeners {
         if !is_tcp(socket) || sockopt::socket_acceptconn(socket) != Ok(true) {
             return None; // don't cache it: it may listen later
         }
-        let (local, id) = (local_address(socket).ok()?, SocketId::of(socket).ok()?);
+        let (address, id) = (ListenerAddr::of(socket).ok()?, SocketId::of(socket).ok()?);
+        let local = address.local;
         let listener = self.meant.has(local).then(|| {
             // Inherited, or passed by a service manager: its listen() was never seen.
             self.prepare(socket);
@@ -63,7 +63,7 @@ impl SupervisedListeners {
             if is_elsewhere(socket) {
                 warn!(listener = %local, "{ELSEWHERE}");
             }
-            Arc::new(SupervisedListener { cookie, id, local, is_v6: local.is_ipv6() })
+            Arc::new(SupervisedListener { cookie, id, address, is_v6: local.is_ipv6() })
         });
         if self.known.len() >= MOST_REMEMBERED {
             self.known.clear();

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
+use truepeer_handover::ListenerAddr;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier};
 
 use super::interrupt::{holds_a_signal_back, still_waits};
@@ -92,8 +93,11 @@ impl Parked {
     }
 
     /// Finds a listener on this address with a waiting call.
-    pub(super) fn at(&self, address: std::net::SocketAddr) -> Option<u64> {
-        self.groups.values().find(|group| group.listener.local == address).map(|group| group.listener.cookie)
+    pub(super) fn at(&self, address: ListenerAddr) -> Option<u64> {
+        self.groups
+            .values()
+            .find(|group| group.listener.address == address)
+            .map(|group| group.listener.cookie)
     }
 
     /// Ends the waiting of calls that were killed, timed out, have a signal pending, or keep their thread from

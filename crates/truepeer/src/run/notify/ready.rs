@@ -1,12 +1,13 @@
 //! Connections whose client is known, waiting for the program's next `accept`.
 //!
-//! They are kept by the listener's address, not by the listener: in a SO_REUSEPORT group the kernel chooses which
+//! They are kept by the listener's address, device and namespace, not by the listener: in a SO_REUSEPORT group the kernel chooses which
 //! listener it wakes, so the wake-up may reach another worker than the connection did.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
+use truepeer_handover::ListenerAddr;
 use truepeer_policy::{ClientAddr, SenderAddr};
 
 /// An accepted connection, with its header removed.
@@ -20,7 +21,7 @@ pub(super) struct Connection {
 
 #[derive(Debug, Default)]
 pub(super) struct Ready {
-    by_address: HashMap<SocketAddr, VecDeque<Connection>>,
+    by_address: HashMap<ListenerAddr, VecDeque<Connection>>,
     count: usize,
 }
 
@@ -29,18 +30,18 @@ impl Ready {
         self.count
     }
 
-    pub(super) fn push(&mut self, listener: SocketAddr, connection: Connection) {
+    pub(super) fn push(&mut self, listener: ListenerAddr, connection: Connection) {
         self.by_address.entry(listener).or_default().push_back(connection);
         self.count += 1;
     }
 
     /// Puts back a connection that could not be handed over.
-    pub(super) fn put_back(&mut self, listener: SocketAddr, connection: Connection) {
+    pub(super) fn put_back(&mut self, listener: ListenerAddr, connection: Connection) {
         self.by_address.entry(listener).or_default().push_front(connection);
         self.count += 1;
     }
 
-    pub(super) fn take(&mut self, listener: SocketAddr) -> Option<Connection> {
+    pub(super) fn take(&mut self, listener: ListenerAddr) -> Option<Connection> {
         let queue = self.by_address.get_mut(&listener)?;
         let connection = queue.pop_front()?;
         if queue.is_empty() {
@@ -51,17 +52,17 @@ impl Ready {
     }
 
     /// Whether connections wait for this address.
-    pub(super) fn has(&self, listener: SocketAddr) -> bool {
+    pub(super) fn has(&self, listener: ListenerAddr) -> bool {
         self.by_address.contains_key(&listener)
     }
 
     /// The addresses with waiting connections.
-    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+    pub(super) fn addresses(&self) -> Vec<ListenerAddr> {
         self.by_address.keys().copied().collect()
     }
 
     /// Drops the connections of a listener that was closed, as the kernel drops its queue. Returns how many.
-    pub(super) fn abandon(&mut self, listener: SocketAddr) -> usize {
+    pub(super) fn abandon(&mut self, listener: ListenerAddr) -> usize {
         let abandoned = self.by_address.remove(&listener).map_or(0, |queue| queue.len());
         self.count -= abandoned;
         abandoned

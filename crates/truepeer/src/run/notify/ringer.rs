@@ -5,14 +5,13 @@
 //! reminders, which reach epoll alone.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use truepeer_handover::WakeUp;
+use truepeer_handover::{ListenerAddr, WakeUp};
 
 use super::callers::{Caller, remind_all};
 
@@ -38,8 +37,8 @@ pub(super) enum NotWoken {
 
 #[derive(Debug)]
 pub(super) struct Ringer {
-    orders: Sender<(SocketAddr, Order)>,
-    failures: Receiver<(SocketAddr, NotWoken)>,
+    orders: Sender<(ListenerAddr, Order)>,
+    failures: Receiver<(ListenerAddr, NotWoken)>,
 }
 
 impl Ringer {
@@ -53,13 +52,13 @@ impl Ringer {
     }
 
     /// Makes the listener on this address readable soon.
-    pub(super) fn wake(&self, listener: SocketAddr, callers: Vec<Caller>, is_repeated: bool) {
+    pub(super) fn wake(&self, listener: ListenerAddr, callers: Vec<Caller>, is_repeated: bool) {
         // The thread ends only with this process.
         let _ = self.orders.send((listener, Order { callers, is_repeated }));
     }
 
     /// The addresses for which nobody was woken.
-    pub(super) fn failures(&self) -> impl Iterator<Item = (SocketAddr, NotWoken)> {
+    pub(super) fn failures(&self) -> impl Iterator<Item = (ListenerAddr, NotWoken)> {
         self.failures.try_iter()
     }
 }
@@ -67,10 +66,10 @@ impl Ringer {
 /// One wake-up is enough for everything that is ready, so duplicate orders are carried out once.
 fn ring_all(
     wake: &WakeUp,
-    orders: &Receiver<(SocketAddr, Order)>,
-    failures: &Sender<(SocketAddr, NotWoken)>,
+    orders: &Receiver<(ListenerAddr, Order)>,
+    failures: &Sender<(ListenerAddr, NotWoken)>,
 ) {
-    let mut reminders: HashMap<SocketAddr, Vec<OwnedFd>> = HashMap::new();
+    let mut reminders: HashMap<ListenerAddr, Vec<OwnedFd>> = HashMap::new();
     // The last connection to one of the program's listeners failed.
     let mut is_deaf = false;
     loop {
@@ -82,7 +81,7 @@ fn ring_all(
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
-        let all: HashMap<SocketAddr, Order> = [first].into_iter().chain(orders.try_iter()).collect();
+        let all: HashMap<ListenerAddr, Order> = [first].into_iter().chain(orders.try_iter()).collect();
         for (listener, order) in all {
             let skips = is_deaf && !order.is_repeated;
             let rung = if skips { Err(Errno::HOSTUNREACH) } else { wake.ring(listener) };

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
-use truepeer_handover::{Late, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, WakeUp};
+use truepeer_handover::{
+    Late, ListenerAddr, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, WakeUp,
+};
 use truepeer_policy::HeaderRule;
 use truepeer_session::Advise;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
@@ -219,7 +221,7 @@ impl Supervisor {
                 match failure {
                     NotWoken::Gone => self.journal.on_abandoned(self.ready.abandon(listener)),
                     NotWoken::Deaf(errno) if self.ready.has(listener) => {
-                        self.journal.on_deaf(listener, errno)
+                        self.journal.on_deaf(listener.local, errno)
                     }
                     NotWoken::Deaf(_) => {}
                 }
@@ -231,7 +233,7 @@ impl Supervisor {
     }
 
     /// Wakes the program for a connection that is ready.
-    pub(super) fn wake(&self, listener: std::net::SocketAddr) {
+    pub(super) fn wake(&self, listener: ListenerAddr) {
         self.ringer.wake(listener, self.callers.at(listener), false);
     }
 }
