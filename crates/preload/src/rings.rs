@@ -3,7 +3,7 @@
 
 use rustix::io::Errno;
 use rustix::thread::{SecureComputingMode, secure_computing_mode};
-use truepeer_sys::seccomp::{Filter, SeccompAction, calls};
+use truepeer_sys::seccomp::{Filter, ForeignCalls, SeccompAction, calls};
 
 use crate::abi::by_kernel;
 use crate::role::role;
@@ -11,15 +11,18 @@ use crate::{say, sending_hooks, supervised};
 
 /// Call it once, when the library is loaded.
 pub(crate) fn refuse() {
-    if role().is_none_or(|role| role.accepting.is_none() && role.sending.is_none())
-        || supervised::is_supervised()
-        || is_unavailable()
-    {
+    let foreign = match role() {
+        Some(role) if role.accepting.is_some() => ForeignCalls::ACCEPTING,
+        Some(role) if role.sending.is_some() => ForeignCalls::CONNECTING,
+        _ => return,
+    };
+    if supervised::is_supervised() || is_unavailable() {
         return;
     }
+    let refused = SeccompAction::Fail(Errno::NOSYS);
     let filter = [calls::IO_URING_SETUP, calls::IO_URING_ENTER, calls::IO_URING_REGISTER]
         .into_iter()
-        .fold(Filter::default(), |filter, call| filter.rule(call, SeccompAction::Fail(Errno::NOSYS)));
+        .fold(Filter::with_foreign(foreign, refused), |filter, call| filter.rule(call, refused));
     if let Err(error) = filter.apply() {
         say::complaint(
             "rings",

@@ -13,10 +13,7 @@ use libc::sock_filter;
 /// # Errors
 /// EINVAL where the kernel lacks seccomp filters or refuses the program, EACCES without no_new_privs.
 pub fn confine(program: &[sock_filter]) -> io::Result<()> {
-    let program = libc::sock_fprog {
-        len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
-        filter: program.as_ptr().cast_mut(),
-    };
+    let program = described(program)?;
     // SAFETY: the kernel reads a sock_fprog at this address and the `len` instructions that it points to, copies both
     // before it returns, and writes neither; `program` lives until then.
     let answer = unsafe {
@@ -28,4 +25,10 @@ pub fn confine(program: &[sock_filter]) -> io::Result<()> {
         )
     };
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The program as the kernel takes it: it points to the instructions.
+pub(super) fn described(program: &[sock_filter]) -> io::Result<libc::sock_fprog> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    Ok(libc::sock_fprog { len, filter: program.as_ptr().cast_mut() })
 }

@@ -3,11 +3,14 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-use libc::{BPF_ABS, BPF_JEQ, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+use libc::{
+    BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter,
+};
 use rustix::io::Errno;
 use rustix::thread::SecureComputingMode;
 
-use super::confine::confine;
+use super::calls;
+use super::confine::{confine, described};
 
 /// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,9 +27,8 @@ pub struct Filter {
     program: Vec<sock_filter>,
 }
 
-/// `linux/audit.h`: the machine, 64 bits, little endian. The calls of a 32-bit program have other numbers and
-/// pass.
-const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xC000_00B7 } else { 0xC000_003E };
+/// `linux/audit.h`: the machine, 64 bits, little endian. The calls of a 32-bit program have other numbers.
+pub(super) const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xC000_00B7 } else { 0xC000_003E };
 
 /// The offsets in struct seccomp_data of the call's number, the architecture, and the low half of an argument.
 const NUMBER: u32 = 0;
@@ -51,7 +53,69 @@ impl Default for Filter {
     }
 }
 
+/// The calls of 32-bit programs that a filter treats: i386 on x86-64, ARM on AArch64.
+#[derive(Debug, Clone, Copy)]
+pub struct ForeignCalls {
+    /// The numbers.
+    numbers: &'static [u32],
+    /// Those within socketcall(2), its first argument. Only i386 has it.
+    socketcalls: &'static [u32],
+}
+
+/// i386: socketcall(2), its number.
+const SOCKETCALL: u32 = 102;
+const IS_X86: bool = cfg!(target_arch = "x86_64");
+
+impl ForeignCalls {
+    /// listen, accept, accept4.
+    pub const ACCEPTING: Self = Self {
+        numbers: if IS_X86 { &[363, 364] } else { &[284, 285, 366] },
+        socketcalls: if IS_X86 { &[4, 5, 18] } else { &[] },
+    };
+    /// connect.
+    pub const CONNECTING: Self =
+        Self { numbers: if IS_X86 { &[362] } else { &[283] }, socketcalls: if IS_X86 { &[3] } else { &[] } };
+
+    /// Instructions that end with a verdict: `action` for these calls and io_uring, whose numbers are the same everywhere.
+    fn program(self, action: SeccompAction) -> Vec<sock_filter> {
+        let rings = [calls::IO_URING_SETUP, calls::IO_URING_ENTER, calls::IO_URING_REGISTER].map(number);
+        let rule = |number: u32| [jump(BPF_JEQ, number, 0, 1), give(action.code())];
+        let mut program = vec![load(NUMBER)];
+        program.extend(self.numbers.iter().copied().chain(rings).flat_map(rule));
+        if !self.socketcalls.is_empty() {
+            program.extend([
+                jump(BPF_JEQ, SOCKETCALL, 1, 0),
+                give(libc::SECCOMP_RET_ALLOW),
+                load(argument(0)),
+            ]);
+            program.extend(self.socketcalls.iter().copied().flat_map(rule));
+        }
+        program.push(give(libc::SECCOMP_RET_ALLOW));
+        program
+    }
+}
+
+/// The calls of x32 programs have the numbers of x86-64 with this bit, and the same architecture.
+const X32: u32 = 0x4000_0000;
+
 impl Filter {
+    /// A filter for these calls of programs of another architecture, too: all other calls of theirs pass. x32 programs fail
+    /// (ENOSYS), as on a kernel without x32, which most are.
+    #[must_use]
+    pub fn with_foreign(calls: ForeignCalls, action: SeccompAction) -> Self {
+        let foreign = calls.program(action);
+        let length = u8::try_from(foreign.len()).unwrap_or(u8::MAX);
+        let mut program = vec![load(ARCH), jump(BPF_JEQ, ARCHITECTURE, length, 0)];
+        program.extend(foreign);
+        program.extend([
+            load(NUMBER),
+            jump(BPF_JGE, X32, 0, 1),
+            give(SeccompAction::Fail(Errno::NOSYS).code()),
+            give(libc::SECCOMP_RET_ALLOW),
+        ]);
+        Self { program }
+    }
+
     /// Adds a rule for a call by its number (see [`super::calls`]).
     #[must_use]
     pub fn rule(self, call: i64, verdict: SeccompAction) -> Self {
@@ -123,7 +187,7 @@ impl Filter {
     pub fn rule_for_options(self, level: u32, names: &[u32], verdict: SeccompAction) -> Self {
         let count = u8::try_from(names.len()).unwrap_or(0);
         let mut instructions = vec![
-            jump(BPF_JEQ, number(super::calls::SETSOCKOPT), 0, count + 5),
+            jump(BPF_JEQ, number(calls::SETSOCKOPT), 0, count + 5),
             load(argument(1)),
             jump(BPF_JEQ, level, 0, count + 1),
             load(argument(2)),
@@ -182,10 +246,7 @@ impl Filter {
     }
 
     fn apply_by_prctl(&self) -> io::Result<()> {
-        let program = libc::sock_fprog {
-            len: u16::try_from(self.program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
-            filter: self.program.as_ptr().cast_mut(),
-        };
+        let program = described(&self.program)?;
         // SAFETY: the kernel reads a sock_fprog and the instructions that it points to; both live during the call.
         let answer =
             unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) };
@@ -193,10 +254,7 @@ impl Filter {
     }
 
     fn try_install(&self) -> io::Result<RawFd> {
-        let program = libc::sock_fprog {
-            len: u16::try_from(self.program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
-            filter: self.program.as_ptr().cast_mut(),
-        };
+        let program = described(&self.program)?;
         set_filter(&raw const program)
     }
 }

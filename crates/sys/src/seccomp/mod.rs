@@ -16,5 +16,5 @@ mod notifier;
 
 pub use confine::confine;
 pub(crate) use filter::MARK;
-pub use filter::{Filter, SeccompAction, is_supported};
+pub use filter::{Filter, ForeignCalls, SeccompAction, is_supported};
 pub use notifier::{Answer, Notification, Notifier};

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
+use super::filter::ARCHITECTURE;
+
 /// A call that waits for its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notification {
@@ -14,6 +16,8 @@ pub struct Notification {
     pub thread: i32,
     /// The number of the call.
     pub call: i64,
+    /// It is a number of another architecture.
+    pub is_foreign: bool,
     /// Its arguments as they were in registers: they can't be changed any more.
     pub args: [u64; 6],
 }
@@ -80,6 +84,7 @@ impl Notifier {
                 id: raw.id,
                 thread: raw.pid.cast_signed(),
                 call: raw.data.nr.into(),
+                is_foreign: raw.data.arch != ARCHITECTURE,
                 args: raw.data.args,
             })),
             Err(Errno::NOENT | Errno::INTR) => Ok(None),

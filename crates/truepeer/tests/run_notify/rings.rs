@@ -1,4 +1,5 @@
-//! io_uring accepts and connects without a system call for each, so programs must not have it: servers fall back.
+//! io_uring accepts and connects without a system call for each, so programs must not have it: servers fall back. 32-bit
+//! system calls have other numbers, and are refused.
 
 use std::io::Write;
 
@@ -46,6 +47,7 @@ pub(crate) fn tests() -> Vec<Test> {
         programs_that_prefer_a_ring_are_covered,
         an_inherited_ring_is_of_no_use,
         programs_that_connect_get_no_ring,
+        calls_of_32_bit_programs_are_refused,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
@@ -113,6 +115,54 @@ fn programs_that_connect_get_no_ring(bed: &Bed) -> Result<()> {
         let launch = ["connect", "--via", way, "--from", CLIENT4, "--"];
         let said = program.clone().launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?;
         ensure!(said.lines().any(|line| line == "-1 38"), "{way}: {said:?}");
+    }
+    Ok(())
+}
+
+/// `int 0x80` in a 64-bit program makes the calls of a 32-bit one.
+const INT80: &str = "\
+import ctypes, mmap
+code = bytes.fromhex('5389f889f389d789ca89f94489c6cd805bc3')
+memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory.write(code)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 5)(address)
+libc = ctypes.CDLL(None, use_errno=True)
+";
+
+/// listen, accept4; both and accept by socketcall; io_uring; accept4 of an x32 program. Then: socket by socketcall.
+const ACCEPTING: &str = "
+print([call(number, 4000, 0, 0, 0) for number in (363, 364)],
+      [call(102, sub, 0, 0, 0) for sub in (4, 5, 18)],
+      [call(number, 4000, 0, 0, 0) for number in (425, 426, 427)],
+      [libc.syscall(0x40000000 + 288, 4000, None, None, 0), ctypes.get_errno()],
+      call(102, 1, 0, 0, 0))
+";
+const CONNECTING: &str =
+    "\nprint(call(362, 4000, 0, 0, 0), call(102, 3, 0, 0, 0), call(363, 4000, 0, 0, 0))\n";
+
+fn calls_of_32_bit_programs_are_refused(bed: &Bed) -> Result<()> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return skip("int 0x80 is of x86");
+    }
+    let probe = bed.write("probe.py", format!("{INT80}print(call(20, 0, 0, 0, 0) > 0)"))?;
+    let probe = Program::new(PYTHON).arg(probe).start(bed)?;
+    if !probe.wait_end()?.success() {
+        return skip("no 32-bit programs here (CONFIG_IA32_EMULATION)");
+    }
+    let script = |name: &str, text: &str| bed.write(name, format!("{INT80}{text}"));
+    let (accepting, connecting) = (script("accept.py", ACCEPTING)?, script("connect.py", CONNECTING)?);
+    for way in [via(), "auto"] {
+        let python = Program::new(PYTHON).arg("-u").as_user(User::TESTER);
+        let program = python.clone().arg(&accepting);
+        let said =
+            program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--via", way, "--"]).run(bed)?;
+        let all = "[-38, -38] [-38, -38, -38] [-38, -38, -38] [-1, 38] -14\n";
+        ensure!(said.contains(all), "{way}: {said:?}");
+        let launch = ["connect", "--via", way, "--from", CLIENT4, "--"];
+        let program = python.arg(&connecting);
+        let said = program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?;
+        ensure!(said.contains("-38 -38 -9\n"), "{way}: {said:?}");
     }
     Ok(())
 }

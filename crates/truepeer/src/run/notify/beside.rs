@@ -22,7 +22,7 @@ use truepeer_session::Advise;
 use truepeer_sys::inherit::close_inherited;
 use truepeer_sys::limits;
 use truepeer_sys::process::{Forked, SignalDoor, end_now, fork, receive_descriptor, send_descriptor};
-use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls};
+use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls};
 
 use super::feasible::{Infeasible, permitted};
 use super::relation::{Relation, let_go_of_the_standard_streams};
@@ -89,7 +89,7 @@ pub(in crate::run) fn run(settings: &RunSettings, advise: Advise) -> Result<Resu
 pub(in crate::run) fn connect(sending: &ConnectSettings) -> Result<Result<Beside, Alone>> {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
-    let filter = with_io_uring(SeccompAction::Ask)
+    let filter = with_io_uring(ForeignCalls::CONNECTING, SeccompAction::Ask)
         .rule_unless_marked(calls::CONNECT, 0, SeccompAction::Ask)
         .rule_if_set_unless_marked(calls::SENDTO, 0, (3, MSG_FASTOPEN), not_to_be_had)
         .rule_if_set_unless_marked(calls::SENDMSG, 0, (2, MSG_FASTOPEN), not_to_be_had);

@@ -108,6 +108,13 @@ impl SupervisorLog {
         });
     }
 
+    /// A 32-bit program of the family, or a 64-bit one by `int 0x80`.
+    pub(super) fn on_foreign(&mut self, thread: i32) {
+        self.complain("foreign", None, |held_back| {
+            warn!(held_back, "process {thread} listens, accepts, connects or asks for io_uring by 32-bit system calls and gets ENOSYS: 32-bit programs can't be served; use truepeer attach or truepeer proxy");
+        });
+    }
+
     /// A process of the program's family that can't be looked into.
     pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
         self.complain("unreachable", None, |held_back| {

@@ -57,7 +57,7 @@ use truepeer_session::Advise;
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
 use truepeer_sys::process::{SignalDoor, SpawnCommand};
-use truepeer_sys::seccomp::{Filter, Notifier, SeccompAction, calls};
+use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls};
 
 use super::program::{NotStarted, Program};
 use crate::log;
@@ -148,14 +148,15 @@ fn log_config(verbose: bool) -> LogConfig {
 }
 
 /// Calls through io_uring bypass the supervisor. Without io_uring, programs use epoll.
-fn without_io_uring() -> Filter {
-    with_io_uring(SeccompAction::Fail(Errno::NOSYS))
+fn without_io_uring(foreign: ForeignCalls) -> Filter {
+    with_io_uring(foreign, SeccompAction::Fail(Errno::NOSYS))
 }
 
-/// `setup` is the answer to a program that asks for a ring. An inherited ring can't be used.
-fn with_io_uring(setup: SeccompAction) -> Filter {
+/// `setup` is the answer to a program that asks for a ring. An inherited ring can't be used. The supervisor refuses
+/// `foreign` calls, and says so.
+fn with_io_uring(foreign: ForeignCalls, setup: SeccompAction) -> Filter {
     let inherited = SeccompAction::Fail(Errno::NOSYS);
-    Filter::default()
+    Filter::with_foreign(foreign, SeccompAction::Ask)
         .rule(calls::IO_URING_SETUP, setup)
         .rule(calls::IO_URING_ENTER, inherited)
         .rule(calls::IO_URING_REGISTER, inherited)
@@ -164,7 +165,10 @@ fn with_io_uring(setup: SeccompAction) -> Filter {
 /// `beside` the library: without its marked calls.
 fn accepting_calls(destination: Destination, beside: bool) -> Filter {
     // Beside the library it is a surprise, so the supervisor says so.
-    let start = if beside { with_io_uring(SeccompAction::Ask) } else { without_io_uring() };
+    let start = match beside {
+        true => with_io_uring(ForeignCalls::ACCEPTING, SeccompAction::Ask),
+        false => without_io_uring(ForeignCalls::ACCEPTING),
+    };
     let asked = [calls::ACCEPT4, calls::ACCEPT, calls::GETPEERNAME, calls::LISTEN, calls::GETSOCKNAME];
     let count = if destination == Destination::Header { asked.len() } else { asked.len() - 1 };
     asked[..count].iter().fold(start, |filter, &call| match beside {
@@ -188,7 +192,7 @@ fn connecting_calls(sending: &ConnectSettings) -> Filter {
     // kernel without them does.
     const UDP_CORK_SEGMENT_GRO: [u32; 3] = [1, 103, 104];
     let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
-    let filter = without_io_uring().rule(calls::CONNECT, SeccompAction::Ask);
+    let filter = without_io_uring(ForeignCalls::CONNECTING).rule(calls::CONNECT, SeccompAction::Ask);
     if let Some(dialect) = sending.datagrams {
         let filter = if dialect == Dialect::Spp { with_receiving_calls(filter) } else { filter };
         // A sendmsg() of the notifier itself would notify the supervisor.

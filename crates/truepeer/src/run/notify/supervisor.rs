@@ -141,6 +141,11 @@ impl Supervisor {
 
     fn on_call(&mut self) -> anyhow::Result<()> {
         let Some(call) = self.notifier.receive()? else { return Ok(()) };
+        if call.is_foreign {
+            self.journal.on_foreign(call.thread);
+            self.answer(&call, Answer::Fail(Errno::NOSYS));
+            return Ok(());
+        }
         match call.call {
             calls::ACCEPT | calls::ACCEPT4 => self.on_accept(call),
             calls::GETPEERNAME => self.on_name_asked(call, |name| Some(name.client)),

@@ -119,6 +119,11 @@ impl Telling {
 
     fn on_call(&mut self) -> anyhow::Result<()> {
         let Some(call) = self.notifier.receive()? else { return Ok(()) };
+        if call.is_foreign {
+            self.journal.on_foreign(call.thread);
+            self.answer(&call, Answer::Fail(Errno::NOSYS));
+            return Ok(());
+        }
         match call.call {
             calls::CONNECT => {}
             calls::IO_URING_SETUP => {
