@@ -178,8 +178,9 @@ fn parent_of(pid: i32) -> Option<i32> {
 
 /// The message without the lines that name the main process.
 fn without_main_process(message: &[u8]) -> Vec<u8> {
-    let names_it = |line: &&[u8]| line.starts_with(b"MAINPID=") || line.starts_with(b"MAINPIDFDID=");
-    let kept: Vec<&[u8]> = message.split(|byte| *byte == b'\n').filter(|line| !names_it(line)).collect();
+    let names_it: [&[u8]; 3] = [b"MAINPID=", b"MAINPIDFD=", b"MAINPIDFDID="];
+    let is_kept = |line: &&[u8]| !names_it.iter().any(|name| line.starts_with(name));
+    let kept: Vec<&[u8]> = message.split(|byte| *byte == b'\n').filter(is_kept).collect();
     kept.join(&b'\n')
 }
 
@@ -192,6 +193,7 @@ mod tests {
         let passed = |message: &str| String::from_utf8(without_main_process(message.as_bytes())).unwrap();
         assert_eq!(passed("READY=1\nMAINPID=7\nSTATUS=MAINPID=8"), "READY=1\nSTATUS=MAINPID=8");
         assert_eq!(passed("MAINPID=7\nMAINPIDFDID=8"), "");
+        assert_eq!(passed("MAINPIDFD=1\nREADY=1"), "READY=1");
         assert_eq!(passed("WATCHDOG=1\n"), "WATCHDOG=1\n");
     }
 }
