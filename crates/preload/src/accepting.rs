@@ -46,14 +46,23 @@ pub(crate) fn accept(
             }
             return finish(late, flags);
         }
+        let blocks = bell::blocks(listener);
         is_rung = match &hold {
             Some(hold) => hold.until_readable(listener)?,
-            None => bell::until_readable(listener)?,
+            None => blocks && bell::until_readable(listener)?,
         };
         if is_rung {
             continue;
         }
-        let (socket, peer) = marked::accept(listener, flags)?;
+        let accept = || marked::accept(listener, flags);
+        let taken = if blocks { bell::take_one(listener, accept) } else { accept().map(Some) };
+        let (socket, peer) = match taken {
+            Ok(Some(accepted)) => accepted,
+            // The supervisor sets O_NONBLOCK for a moment while it accepts.
+            Ok(None) => continue,
+            Err(Errno::AGAIN) if bell::blocks(listener) => continue,
+            Err(error) => return Err(error),
+        };
         let Some(sender) = peer.as_ref().and_then(|peer| SocketAddr::try_from(peer.clone()).ok()) else {
             return Ok((socket, Peer::AsItIs(peer)));
         };

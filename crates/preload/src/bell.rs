@@ -1,7 +1,7 @@
 //! Wakes the program's threads that wait in poll(), select() or a blocking `accept()`, without the network: a pipe of
-//! this process, which those calls watch beside the listener while connections wait for their header.
+//! this process, which they watch beside the listener; poll() and select() while connections wait for their header.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
@@ -9,9 +9,10 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, socket_timeout};
+use rustix::net::sockopt::{Timeout, socket_acceptconn, socket_timeout};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use crate::alone::alone;
 use crate::movable::{Movable, NOBODY};
 use crate::ours::{self, FdSet};
 
@@ -30,13 +31,15 @@ pub(crate) const GLANCE: Duration = Duration::from_millis(20);
 /// # Errors
 /// Those of pipe2(2).
 pub(crate) fn open() -> Result<(), Errno> {
-    if INTO.with(|_| OUT.with(|_| Ok(()))).is_ok() {
-        return Ok(());
-    }
-    let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    OUT.hold(ours::keep(out, false)?);
-    INTO.hold(ours::keep(into, false)?);
-    Ok(())
+    alone(|| {
+        if INTO.with(|_| OUT.with(|_| Ok(()))).is_ok() {
+            return Ok(());
+        }
+        let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        OUT.hold(ours::keep(out, false)?);
+        INTO.hold(ours::keep(into, false)?);
+        Ok(())
+    })
 }
 
 /// A connection goes to the waiter.
@@ -61,7 +64,11 @@ pub(crate) fn on_done(received: usize) {
 /// The descriptor that is readable when the bell rings; none while no connection waits.
 pub(crate) fn number() -> Option<RawFd> {
     let waits = GIVEN.load(Ordering::SeqCst) != DONE.load(Ordering::SeqCst);
-    if waits { OUT.with(|out| Ok(out.as_raw_fd())).ok() } else { None }
+    if waits { out() } else { None }
+}
+
+fn out() -> Option<RawFd> {
+    OUT.with(|out| Ok(out.as_raw_fd())).ok()
 }
 
 /// Rings for these listeners.
@@ -95,28 +102,58 @@ fn empty() {
     while OUT.with(|out| rustix::io::read(out, &mut scrap)).is_ok_and(|count| count == scrap.len()) {}
 }
 
-/// Before a blocking `accept()` while connections wait for their header: waits for the listener or the bell. Returns
-/// whether it was the bell; `false` at once in all other cases.
+/// Whether `accept()` on this socket waits for a connection.
+pub(crate) fn blocks(listener: BorrowedFd<'_>) -> bool {
+    fcntl_getfl(listener).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
+        && socket_acceptconn(listener) == Ok(true)
+}
+
+/// One thread at a time takes from the queues of listeners that block.
+static TAKING: AtomicBool = AtomicBool::new(false);
+/// How often to yield to the thread that takes: a signal handler can't wait for the one that it has interrupted.
+const ATTEMPTS: u32 = 1000;
+
+/// Runs `accept` if the listener is still readable: another thread may have taken the connection that poll() has reported
+/// to both. In the kernel's accept() a thread would not hear the bell.
+pub(crate) fn take_one<T>(
+    listener: BorrowedFd<'_>,
+    accept: impl FnOnce() -> Result<T, Errno>,
+) -> Result<Option<T>, Errno> {
+    let mut attempts = 0..ATTEMPTS;
+    while TAKING.swap(true, Ordering::Acquire) && attempts.next().is_some() {
+        std::thread::yield_now();
+    }
+    let mut asked = [PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+    let taken = match poll(&mut asked, Some(&Timespec::default())) {
+        Ok(0) | Err(Errno::INTR) => Ok(None),
+        Ok(_) => accept().map(Some),
+        Err(error) => Err(error),
+    };
+    TAKING.store(false, Ordering::Release);
+    taken
+}
+
+/// Before a blocking `accept()`: waits for the listener or the bell. Returns whether it was the bell.
 ///
 /// # Errors
 /// EAGAIN after the listener's time (SO_RCVTIMEO), EINTR.
 pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if number().is_none() || fcntl_getfl(listener).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-        return Ok(false);
-    }
     let limit = socket_timeout(listener, Timeout::Recv).ok().flatten();
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut is_anothers = false;
     loop {
-        let Some(number) = number() else { return Ok(false) };
+        // It opens before the first connection waits: this thread will hear of those that other threads accept.
+        let number = out().or_else(|| open().ok().and_then(|()| out()));
         // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process lives;
         // if the program has just taken its number, poll() reports another file's state, and the loop looks again.
-        let bell = unsafe { BorrowedFd::borrow_raw(number) };
-        let mut asked = [listener, bell].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let bell = number.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
+        let mut asked =
+            [listener, bell.unwrap_or(listener)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let hears = bell.is_some() && !is_anothers;
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let glance = is_anothers.then_some(GLANCE);
         let wait = [left, glance].into_iter().flatten().min().and_then(|wait| Timespec::try_from(wait).ok());
-        match poll(&mut asked[..2 - usize::from(is_anothers)], wait.as_ref()) {
+        match poll(&mut asked[..1 + usize::from(hears)], wait.as_ref()) {
             Err(Errno::INTR) if are_restarted() => continue,
             result => result?,
         };
@@ -168,6 +205,7 @@ pub(crate) fn on_fork() {
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }
+    TAKING.store(false, Ordering::Release);
     RUNG.drain(drop);
     GIVEN.store(0, Ordering::SeqCst);
     DONE.store(0, Ordering::SeqCst);

@@ -85,6 +85,7 @@ pub(crate) fn tests() -> Vec<Test> {
         late_headers_at_a_node_server_without_ipv6,
         late_headers_at_haproxy_on_one_device,
         a_late_header_stays_at_the_listener_of_its_device,
+        a_late_header_wakes_another_thread_than_the_one_that_accepted,
     ];
     let nft = tests![
         late_headers_where_the_program_may_not_send_to_itself,
@@ -200,8 +201,7 @@ fn wait_until_accepted(port: u16) -> Result<()> {
 fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
-    without_ipv6(bed, host)?;
-    let (server, address) = (server(bed, host, "poll", 8086, "")?, host.at(false, 8086));
+    let (server, address) = (server(bed, host, "poll", 8086, "lb")?, host.at(false, 8086));
     server.wait_listening(address)?;
     let header = header_of(CLIENT)?;
     let late = || -> Result<TcpStream> {
@@ -308,4 +308,55 @@ fn a_late_header_stays_at_the_listener_of_its_device(bed: &Bed) -> Result<()> {
         ensure!(said == format!("{device} 203.0.113.7 5000\n"), "by {device}: {said:?}");
     }
     Ok(())
+}
+
+/// Four threads wait in a blocking accept(). Each says that it has a connection, and waits for a word.
+const THREADS: &str = "\
+import socket, threading
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lb')
+listener.bind(('0.0.0.0', 3000))
+listener.listen()
+def serve():
+    while True:
+        connection, peer = listener.accept()
+        connection.sendall(b'accepted\\n')
+        connection.recv(100)
+        connection.sendall(b'%s %d\\n' % (peer[0].encode(), peer[1]))
+        connection.close()
+for _ in range(4):
+    threading.Thread(target=serve).start()
+";
+
+fn a_late_header_wakes_another_thread_than_the_one_that_accepted(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let address = host.at(false, 3000);
+    let python = Program::new(PYTHON).arg("-u").arg(bed.write("threads.py", THREADS)?);
+    let server = under(python.in_netns(&host.netns), &["--allow", "10.77.0.1"]).start(bed)?;
+    server.wait_listening(address)?;
+    let header = header_of(CLIENT)?;
+    lb.run(|| -> Result<()> {
+        // Whichever thread is left at the end, it has accepted a silent connection, or has waited all the time.
+        for _ in 0..3 {
+            let mut late = client::connect(address)?;
+            late.write_all(&header[..20])?;
+            wait_until_sent(&late)?;
+            host.run(|| wait_until_accepted(address.port()))??;
+            let mut busy = Vec::new();
+            for _ in 0..3 {
+                let mut stream = client::connect(address)?;
+                stream.write_all(&header)?;
+                stream.read_exact(&mut [0; "accepted\n".len()])?;
+                busy.push(stream);
+            }
+            late.write_all(&[&header[20..], QUESTION].concat())?;
+            names_the_client(late)?;
+            for mut stream in busy {
+                stream.write_all(QUESTION)?;
+                names_the_client(stream)?;
+            }
+        }
+        Ok(())
+    })?
 }
