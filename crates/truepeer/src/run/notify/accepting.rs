@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_timeout};
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -15,7 +15,6 @@ use truepeer_sys::seccomp::{Answer, Notification, calls};
 use super::listener::SupervisedListener;
 use super::parked::Waiting;
 use super::ready::Connection;
-use super::siblings::is_readable;
 use super::supervisor::Supervisor;
 
 /// At most this many queued connections are searched for wake-ups that are no longer needed.
@@ -231,19 +230,46 @@ impl Supervisor {
 
 /// Returns the next connection of the kernel's queue, if there is one.
 ///
-/// For a blocking listener, poll before accepting. Only the supervisor takes from this queue, so what poll()
-/// reports stays there. A program outside the supervision that shares the listener can take it and so make
-/// accept() block.
+/// A blocking listener gets O_NONBLOCK for this call. To poll before would not suffice: others may take from this queue,
+/// processes with the library or outside the family. The library tries again if it meets the flag.
 fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, SenderAddr), Errno> {
-    if !is_non_blocking(listener) && !is_readable(listener) {
-        return Err(Errno::AGAIN);
+    let flags = fcntl_getfl(listener)?;
+    let blocks = !flags.contains(OFlags::NONBLOCK);
+    if blocks {
+        fcntl_setfl(listener, flags | OFlags::NONBLOCK)?;
     }
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let (socket, sender) = acceptfrom_with(listener, flags)?;
+    let accepted = acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+    if blocks {
+        fcntl_setfl(listener, flags)?;
+    }
+    let (socket, sender) = accepted?;
     let sender = sender.ok_or(Errno::CONNABORTED)?.try_into().map_err(|_| Errno::CONNABORTED)?;
     Ok((socket, SenderAddr::new(sender)))
 }
 
 fn is_non_blocking(socket: BorrowedFd<'_>) -> bool {
     fcntl_getfl(socket).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn an_empty_queue_never_blocks_and_the_listener_stays_as_it_is() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        for non_blocking in [false, true] {
+            listener.set_nonblocking(non_blocking).expect("O_NONBLOCK");
+            assert_eq!(accept(listener.as_fd()).map(drop), Err(Errno::AGAIN));
+            assert_eq!(is_non_blocking(listener.as_fd()), non_blocking);
+            let client =
+                TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+            truepeer_testbed::wait_for("the connection", || accept(listener.as_fd()).is_ok()).expect("it");
+            assert_eq!(is_non_blocking(listener.as_fd()), non_blocking);
+            drop(client);
+        }
+    }
 }
