@@ -30,7 +30,7 @@ pub use complaints::LockFreeComplaints;
 pub use datagrams::{CARRIED_BYTES, Datagrams, Own, Send, SendRequest, now, sends_datagrams};
 pub use late::{Decided, Late};
 pub use listener::{ListenerAddr, NotAListener};
-pub use look::{Look, Refused, look, take};
+pub use look::{Look, Refused, SILENT, is_silent, look, take};
 pub use names::{
     Census, ConnectionTuple, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag,
     Standing,
@@ -40,7 +40,7 @@ pub use rules::RunRules;
 pub use sending::{ConnectSettings, OutgoingHeader};
 pub use settings::{Destination, Listeners, RunSettings, SettingsError};
 pub use show::{Shown, as_seen_by};
-pub use wake::{ELSEWHERE, WakeUp, is_elsewhere};
+pub use wake::{ELSEWHERE, WakeUp, is_elsewhere, ringing_socket};
 
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -65,35 +65,64 @@ impl WakeUp {
         bytes == self.message
     }
 
-    /// Makes the listener readable once more. Blocks for at most a fifth of a second, if the queue is full.
+    /// Makes the listener readable once more. Blocks for at most a fifth of a second for each address, if the queue is full.
     ///
     /// # Errors
     /// Those of socket(2) and connect(2); `ETIMEDOUT` if the queue stayed full: try again later. `EHOSTUNREACH` for a
     /// listener of a device or of another network namespace: another listener may answer there.
     pub fn ring(&self, listener: ListenerAddr) -> Result<(), Errno> {
+        self.ring_by(listener, ringing_socket, drop)
+    }
+
+    /// The same, by a socket that `open` makes of [`ringing_socket`].
+    ///
+    /// # Errors
+    /// Those of [`Self::ring`] and `open`.
+    pub fn ring_by(
+        &self,
+        listener: ListenerAddr,
+        open: impl Fn(AddressFamily) -> Result<OwnedFd, Errno>,
+        close: impl Fn(OwnedFd),
+    ) -> Result<(), Errno> {
         const LOOPBACK: u32 = 1;
-        let to = reachable(listener.local);
-        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        if listener.device > LOOPBACK || listener.namespace != namespace_of(socket.as_fd()) {
-            return Err(Errno::HOSTUNREACH);
-        }
-        // Reset instead of close: it leaves no TIME_WAIT, and the bytes sent can still be read.
-        set_socket_linger(&socket, Some(Duration::ZERO))?;
-        match connect(socket.as_fd(), to) {
+        let (first, second) = reachable(listener.local);
+        let ring = |to: SocketAddr| {
+            let socket = open(if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+            let is_elsewhere =
+                listener.device > LOOPBACK || listener.namespace != namespace_of(socket.as_fd());
+            let rung = if is_elsewhere { Err(Errno::HOSTUNREACH) } else { self.ring_at(socket.as_fd(), to) };
+            close(socket);
+            rung
+        };
+        ring(first).or_else(|error| second.and_then(|second| ring(second).ok()).ok_or(error))
+    }
+
+    fn ring_at(&self, socket: BorrowedFd<'_>, to: SocketAddr) -> Result<(), Errno> {
+        match connect(socket, to) {
             Ok(()) => {}
             Err(Errno::INPROGRESS) => {
                 let timeout = Timespec { tv_sec: 0, tv_nsec: CONNECT_MS * 1_000_000 };
-                let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
+                let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
                 if poll(&mut fds, Some(&timeout))? == 0 {
                     return Err(Errno::TIMEDOUT);
                 }
             }
             Err(error) => return Err(error),
         }
-        send(&socket, &self.message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
+        send(socket, &self.message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
     }
+}
+
+/// The socket of [`WakeUp::ring`].
+///
+/// # Errors
+/// Those of socket(2).
+pub fn ringing_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    // Reset instead of close: it leaves no TIME_WAIT, and the bytes sent can still be read.
+    set_socket_linger(&socket, Some(Duration::ZERO))?;
+    Ok(socket)
 }
 
 /// The warning for a listener that can't be woken ([`is_elsewhere`]).
@@ -116,12 +145,15 @@ fn encode(message: &mut [u8], word: &[u8]) -> Result<usize, EncodeError> {
     V2Encoder::new(message, Command::Local, &Addresses::Unspecified)?.tlv(TLV, word)?.finish()
 }
 
-/// The address to connect to in order to reach a listener bound to `local`.
-fn reachable(local: SocketAddr) -> SocketAddr {
-    let ip = match local.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        _ => return local,
-    };
-    SocketAddr::new(ip, local.port())
+/// The address to connect to in order to reach a listener bound to `local`, and another one if that fails: a listener on
+/// `::` mostly takes IPv4 connections too, and IPv6 may be switched off.
+fn reachable(local: SocketAddr) -> (SocketAddr, Option<SocketAddr>) {
+    let v4 = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), local.port());
+    match local.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => (v4, None),
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            (SocketAddr::new(Ipv6Addr::LOCALHOST.into(), local.port()), Some(v4))
+        }
+        _ => (local, None),
+    }
 }

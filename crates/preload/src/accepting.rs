@@ -96,7 +96,10 @@ fn is_meant(socket: BorrowedFd<'_>, role: &Accepting) -> bool {
 /// Takes a late connection of this listener, or of another one of its address, device and namespace. Those of others are
 /// put back and announced again: a process that was woken for them may have searched in vain meanwhile.
 fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(ListenerAddr)) -> Option<Entry> {
-    let own = ListenerAddr::of(listener).ok()?;
+    let Ok(own) = ListenerAddr::of(listener) else {
+        role.family.names.announce(); // a unix socket: the announcement is for another listener
+        return None;
+    };
     let mut others = Vec::new();
     let found = loop {
         match role.family.ready.take() {
@@ -106,8 +109,7 @@ fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(Liste
         }
     };
     for other in others {
-        if role.family.ready.put(other.socket.as_fd(), other.listener, other.peer).is_ok() {
-            // If this fails, the next wake-up of any process finds it.
+        if role.family.ready.put_back(&other) {
             announce(other.listener);
         }
     }

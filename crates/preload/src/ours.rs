@@ -9,7 +9,7 @@ use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How often, and how long each time, to wait for a thread that is closing.
-const GLANCES: u32 = 100;
+const GLANCES: u32 = 300;
 const GLANCE: Duration = Duration::from_millis(1);
 
 /// Descriptors up to 65535 are tracked. Higher ones are closed if a program closes everything.
@@ -159,7 +159,8 @@ pub(crate) fn close_on_exec(fd: BorrowedFd<'_>) {
 }
 
 /// Held between releasing a connection and closing it, and while the program forks: otherwise the child gets a
-/// copy that it never closes. It is held for a few instructions, by a thread that no signal interrupts.
+/// copy that it never closes. It is held for a few instructions, or while `/proc` is read, by a thread that no signal
+/// interrupts.
 static CLOSING: AtomicBool = AtomicBool::new(false);
 
 fn hold() {

@@ -7,7 +7,7 @@
 use core::mem::MaybeUninit;
 use core::net::SocketAddr;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -17,7 +17,7 @@ use rustix::net::{
 use truepeer_handover::ListenerAddr;
 
 use crate::movable::{Movable, is_inode};
-use crate::{alone, ours};
+use crate::{alone, ours, say};
 
 /// Text: two socket addresses of at most 58 characters, and two numbers.
 const MESSAGE_BYTES: usize = 160;
@@ -100,6 +100,19 @@ impl Ready {
         }
     }
 
+    /// Puts a connection back for another listener. Returns whether that succeeded: otherwise it is closed.
+    pub(crate) fn put_back(&self, entry: &Entry) -> bool {
+        let put = self.put(entry.socket.as_fd(), entry.listener, entry.peer);
+        if let Err(error) = put {
+            say::complaint(
+                "late_lost",
+                Some(entry.peer.ip()),
+                format_args!("a connection from {} is closed before it was accepted: {error}", entry.peer),
+            );
+        }
+        put.is_ok()
+    }
+
     fn try_put(&self, socket: BorrowedFd<'_>, listener: ListenerAddr, peer: SocketAddr) -> Result<(), Errno> {
         let message = format!("{listener} {peer}");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -150,7 +163,6 @@ fn pair() -> Result<[OwnedFd; 2], Errno> {
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, UdpSocket};
-    use std::os::fd::AsFd;
 
     use super::*;
 

@@ -24,13 +24,10 @@ pub(crate) fn refuse() {
         .into_iter()
         .fold(Filter::with_foreign(foreign, refused), |filter, call| filter.rule(call, refused));
     if let Err(error) = filter.apply() {
-        say::complaint(
-            "rings",
-            None,
-            format_args!(
-                "connections that the program accepts or makes by io_uring can't be seen, and it can't be kept from it ({error}): set kernel.io_uring_disabled=2, or use truepeer attach or truepeer proxy"
-            ),
-        );
+        say::always(format_args!(
+            "can't start: connections that the program accepts or makes by io_uring can't be seen, and io_uring can't be refused here ({error}): set kernel.io_uring_disabled=2, or use truepeer attach or truepeer proxy"
+        ));
+        std::process::abort();
     }
 }
 

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 use std::env;
 
 use rustix::process::{PTracer, Pid, set_ptracer};
+use rustix::thread::{SecureComputingMode, secure_computing_mode};
 use truepeer_sys::marked;
 
 /// The supervisor's process. `truepeer run` and `connect` set it.
@@ -17,7 +18,10 @@ static SUPERVISOR: AtomicI32 = AtomicI32::new(0);
 /// Call it while the library is loaded.
 pub(crate) fn begin() {
     let number = env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
-    if let Some(number) = number {
+    // The variable alone may come from a process of another family (a saved environment): then there is no filter.
+    if let Some(number) = number
+        && secure_computing_mode() == Ok(SecureComputingMode::Filter)
+    {
         marked::begin();
         SUPERVISOR.store(number, Ordering::Relaxed);
         admit();

@@ -17,7 +17,10 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
-use truepeer_handover::{Decided, Late, ListenerAddr, Look, Reminded, SocketId, epolls_of, remind};
+use truepeer_handover::{
+    Decided, Late, ListenerAddr, Look, Reminded, SILENT, SocketId, epolls_of, is_silent, remind,
+    ringing_socket,
+};
 use truepeer_policy::SenderAddr;
 
 use crate::movable::{Movable, NOBODY, STARTING, is_inode};
@@ -418,6 +421,10 @@ impl Waiter {
             // Its wake-up word was slow, so repeat the announcement.
             return self.ring(listener.address, role);
         }
+        let sender = SenderAddr::new(listener.sender);
+        if is_silent(socket.as_fd(), sender, &look, &role.rules) {
+            say::complaint("silent", Some(sender.ip()), format_args!("{sender} {SILENT}"));
+        }
         match settle(socket.as_fd(), listener.sender, &look, role) {
             Ok(peer) => self.put(socket, listener.address, peer, role),
             Err(refused) => {
@@ -447,11 +454,7 @@ impl Waiter {
     /// listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
     fn announce(&mut self, listener: ListenerAddr, interval: Duration, role: &Accepting) {
         let is_first = interval == AGAIN;
-        let rung = if is_first && self.is_deaf {
-            Err(Errno::HOSTUNREACH)
-        } else {
-            ours::with_a_passing_descriptor(|| role.family.wake.ring(listener))
-        };
+        let rung = if is_first && self.is_deaf { Err(Errno::HOSTUNREACH) } else { ring(listener, role) };
         self.is_deaf = rung.is_err();
         if (self.is_deaf || !is_first) && !self.remind(listener, role) {
             match rung {
@@ -466,6 +469,18 @@ impl Waiter {
                     ),
                 ),
             }
+        }
+        if let Err(error) = rung
+            && interval >= LONGEST_INTERVAL
+        {
+            say::complaint(
+                "unanswered",
+                None,
+                format_args!(
+                    "a connection to {0} is ready, whose header came late, and nobody has accepted it for seconds: this process is busy, or waits in a way that truepeer can't end (SIGIO, poll() without the C library), and connecting to its listener failed ({error}); permit connections of this host to {0}",
+                    listener.local
+                ),
+            );
         }
         self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval });
     }
@@ -482,12 +497,16 @@ impl Waiter {
         }
         self.retire(|known| known == listener);
         let ids: Vec<SocketId> = listeners.iter().map(|(_, id)| *id).collect();
-        let reminded: Vec<_> = ours::with_a_passing_descriptor(|| {
-            let programs = epolls_of("self").into_iter().filter(|number| !ours::OURS.has(*number));
-            let reminded =
-                |number| ours::inspect(number, |epoll| Some(remind(epoll, &ids, ours::keep_waiting)));
-            programs.filter_map(reminded).collect()
-        });
+        let programs = ours::with_a_passing_descriptor(|| epolls_of("self"));
+        let reminded: Vec<_> = programs
+            .into_iter()
+            .filter(|number| !ours::OURS.has(*number))
+            .filter_map(|number| {
+                ours::with_a_passing_descriptor(|| {
+                    ours::inspect(number, |epoll| Some(remind(epoll, &ids, ours::keep_waiting)))
+                })
+            })
+            .collect();
         for Reminded { events, is_stale, .. } in reminded {
             if is_stale {
                 events.into_iter().for_each(ours::close);
@@ -528,11 +547,18 @@ impl Waiter {
     }
 }
 
+/// By a socket with a high number: at a low one the program could put a descriptor of its own meanwhile (dup2).
+fn ring(listener: ListenerAddr, role: &Accepting) -> Result<(), Errno> {
+    let open =
+        |family| ours::with_a_passing_descriptor(|| ringing_socket(family).and_then(ours::keep_waiting));
+    role.family.wake.ring_by(listener, open, ours::close)
+}
+
 /// Nothing listens on that address any more: its connections are closed.
 fn forget_listener(listener: ListenerAddr, role: &Accepting) {
     let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
     for entry in entries.into_iter().filter(|entry| entry.listener != listener) {
-        let _ = role.family.ready.put(entry.socket.as_fd(), entry.listener, entry.peer);
-        let _ = ours::with_a_passing_descriptor(|| role.family.wake.ring(entry.listener));
+        role.family.ready.put_back(&entry);
+        let _ = ring(entry.listener, role);
     }
 }

@@ -47,6 +47,7 @@ pub(crate) fn tests() -> Vec<Test> {
         programs_that_prefer_a_ring_are_covered,
         an_inherited_ring_is_of_no_use,
         programs_that_connect_get_no_ring,
+        a_variable_of_another_supervisor_permits_no_ring,
         calls_of_32_bit_programs_are_refused,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
@@ -116,6 +117,15 @@ fn programs_that_connect_get_no_ring(bed: &Bed) -> Result<()> {
         let said = program.clone().launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?;
         ensure!(said.lines().any(|line| line == "-1 38"), "{way}: {said:?}");
     }
+    Ok(())
+}
+
+/// A saved environment names a supervisor that this family does not have.
+fn a_variable_of_another_supervisor_permits_no_ring(bed: &Bed) -> Result<()> {
+    let script = bed.write("ring.py", format!("{RING}print(setup()[0], ctypes.get_errno())\n"))?;
+    let program = Program::new(PYTHON).arg("-u").arg(script).as_user(User::TESTER);
+    let said = under(program.env("TRUEPEER_SUPERVISOR", "1"), &[]).run(bed)?;
+    ensure!(said.lines().any(|line| line == "-1 38"), "{said:?}");
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The results of calls, including error numbers.
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Running, Test, User, client, tests};
@@ -24,6 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_listener_of_another_network_is_served_with_a_warning,
         without_netlink_recent_clients_are_not_forgotten,
         a_multipath_sender_is_served,
+        a_silent_client_without_a_header_is_named_in_the_log,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
@@ -110,6 +111,26 @@ say('a blocking accept with a time limit', libc.accept(number, None, None))
         ensure!(without == with, "without us {without:?}, with us {with:?}");
     }
     ensure!(without.lines().count() == with.lines().count(), "{with}");
+    Ok(())
+}
+
+/// A balancer that lets the server speak first would send its header as data.
+fn a_silent_client_without_a_header_is_named_in_the_log(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import socket
+listener = socket.create_server(('127.0.0.1', 8080))
+while True:
+    connection, peer = listener.accept()
+    connection.sendall(b'hello ' + peer[0].encode())
+    connection.close()
+";
+    let running = start(bed, &python(bed, script, &["--header", "optional"])?, &[V4])?;
+    let mut stream = client::connect(V4)?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    ensure!(said == "hello 127.0.0.1", "{said:?}");
+    running.wait_for_log("127.0.0.1:")?;
+    running.wait_for_log("has sent nothing in time")?;
     Ok(())
 }
 

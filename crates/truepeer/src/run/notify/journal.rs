@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use tracing::{debug, error, info, warn};
-use truepeer_handover::{LockFreeComplaints, Refused};
+use truepeer_handover::{LockFreeComplaints, Refused, SILENT};
 use truepeer_policy::{ClientAddr, SenderAddr};
 use truepeer_session::{Advise, Hint};
 
@@ -75,6 +75,11 @@ impl SupervisorLog {
         self.complain("client_not_showable", Some(sender.ip()), |held_back| {
             warn!(%client, %sender, held_back, "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender; let it listen on [::]");
         });
+    }
+
+    /// A header that comes now is data.
+    pub(super) fn on_silent(&self, sender: SenderAddr) {
+        self.complain("silent", Some(sender.ip()), |held_back| warn!(held_back, "{sender} {SILENT}"));
     }
 
     /// A name that an open connection may have needed still.
