@@ -49,8 +49,9 @@ use truepeer_testbed::{Bed, Program, Test, User};
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
 /// Programs that only a supervisor can serve because they load no library, and the supervisor's own life.
-const NOTIFYS: [&str; 7] = [
+const NOTIFYS: [&str; 8] = [
     "a_supervisor_that_is_stopped",
+    "a_signal_to_all_three",
     "is_not_multiplied",
     "a_go_",
     "a_killed_supervisor",

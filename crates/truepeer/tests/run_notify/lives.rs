@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_crash_of_the_program_is_passed_on,
         signals_reach_the_program,
         a_signal_to_all_processes_is_not_multiplied,
+        a_signal_to_all_three_processes_comes_once,
         a_killed_supervisor_ends_the_program,
         a_program_may_become_another,
         a_program_may_go_to_the_background,
@@ -112,6 +113,26 @@ fn a_signal_to_all_processes_is_not_multiplied(bed: &Bed) -> anyhow::Result<()> 
     running.signal(Signal::USR2)?;
     running.wait_for_log("usr2")?;
     ensure!(!running.log().contains("usr1"), "{}", running.log());
+    Ok(())
+}
+
+/// As systemd does by default (KillMode=control-group).
+fn a_signal_to_all_three_processes_comes_once(bed: &Bed) -> anyhow::Result<()> {
+    let script = "trap 'echo hup' HUP; trap 'echo usr2' USR2; echo ready
+        while :; do sleep 1000 & wait $!; done";
+    let running = shell(script).start(bed)?;
+    running.wait_for_log("ready")?;
+    let [supervisor, program] = supervisor_and_program(&running);
+    for pid in [program, supervisor, running.pid()] {
+        let pid = rustix::process::Pid::from_raw(pid).ok_or_else(|| anyhow::anyhow!("no process"))?;
+        rustix::process::kill_process(pid, Signal::HUP)?;
+        // Two that come at the same time are one.
+        running.wait_for_log("hup")?;
+    }
+    // A later signal on the forwarded path: another HUP would have arrived before it.
+    running.signal(Signal::USR2)?;
+    running.wait_for_log("usr2")?;
+    ensure!(running.log().matches("hup").count() == 1, "{}", running.log());
     Ok(())
 }
 

@@ -9,14 +9,16 @@
 //! parent ends, the kernel kills the program itself, but not the program's children. So whichever of the two
 //! survives kills all of them: orphans become its children (PR_SET_CHILD_SUBREAPER).
 
+use std::collections::VecDeque;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::process::{Forked, SignalDoor, fork};
@@ -27,21 +29,28 @@ use super::service_manager::NotifyRelay;
 /// The supervisor's view of its guard.
 #[derive(Debug)]
 pub(super) struct Guard {
-    pid: Pid,
-    pipe: OwnedFd,
+    /// On which it tells the signals that it got.
+    line: OwnedFd,
 }
 
 impl Guard {
-    /// Whether it has this number.
-    pub(super) fn is(&self, pid: u32) -> bool {
-        i32::try_from(pid) == Ok(self.pid.as_raw_nonzero().get())
+    /// The next signal that it got; an error once it has ended.
+    ///
+    /// # Errors
+    /// EAGAIN if it has told nothing, EPIPE if it has ended.
+    pub(super) fn told(&self) -> Result<i32, Errno> {
+        let mut signal = [0];
+        match recv(&self.line, &mut signal, RecvFlags::DONTWAIT)? {
+            (0, _) => Err(Errno::PIPE),
+            _ => Ok(signal[0].into()),
+        }
     }
 }
 
-/// Hangs up when the guard has ended.
+/// Readable when the guard has told something, or has ended.
 impl AsFd for Guard {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pipe.as_fd()
+        self.line.as_fd()
     }
 }
 
@@ -62,19 +71,20 @@ pub(super) fn stand(
     relay: Option<NotifyRelay>,
 ) -> Result<Side> {
     set_child_subreaper(Some(getpid())).context("can't adopt the program's orphans")?;
-    let guard = getpid();
-    let (supervisors, guards) = pipe_with(PipeFlags::CLOEXEC).context("pipe")?;
+    let (supervisors, guards) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .context("socketpair")?;
     match fork()? {
         Forked::Child => {
             drop((guards, relay));
             set_child_subreaper(Some(getpid())).context("can't adopt the program's orphans")?;
-            Ok(Side::Supervisor(Guard { pid: guard, pipe: supervisors }))
+            Ok(Side::Supervisor(Guard { line: supervisors }))
         }
         Forked::Parent(supervisor) => {
             drop(supervisors);
             drop(core::mem::take(passed));
             let mut relay = relay;
-            let ending = watch(supervisor, signals, relay.as_mut());
+            let ending = watch(supervisor, signals, guards.as_fd(), relay.as_mut());
             end_family();
             if let Some(relay) = relay {
                 relay.remove();
@@ -85,13 +95,24 @@ pub(super) fn stand(
     }
 }
 
+/// How long the guard keeps a signal. If it was for all processes, the supervisor has it by then, and so has the program.
+const FOR_ALL: Duration = Duration::from_millis(100);
+
 /// Waits until the supervisor ends, with the program's ending.
-fn watch(supervisor: Pid, signals: &SignalDoor, mut relay: Option<&mut NotifyRelay>) -> Ending {
+fn watch(
+    supervisor: Pid,
+    signals: &SignalDoor,
+    line: BorrowedFd<'_>,
+    mut relay: Option<&mut NotifyRelay>,
+) -> Ending {
+    let mut kept = VecDeque::new();
     loop {
         let mut sources = vec![PollFd::new(signals, PollFlags::IN)];
         sources.extend(relay.as_ref().map(|relay| PollFd::new(relay, PollFlags::IN)));
         // Read the signals whether or not the wait was interrupted.
-        let _ = poll(&mut sources, None);
+        let next = kept.front().map(|(due, _): &(Instant, u8)| due.saturating_duration_since(Instant::now()));
+        let limit = next.and_then(|next| Timespec::try_from(next).ok());
+        let _ = poll(&mut sources, limit.as_ref());
         // One message, so that a flood of them holds no signal back.
         if let Some(relay) = &mut relay {
             relay.pass_on();
@@ -102,10 +123,14 @@ fn watch(supervisor: Pid, signals: &SignalDoor, mut relay: Option<&mut NotifyRel
                     return ending;
                 }
             } else if !caught.from_kernel
-                && let Some(signal) = Signal::from_named_raw(caught.signal)
+                && let Ok(signal) = u8::try_from(caught.signal)
             {
-                let _ = kill_process(supervisor, signal);
+                kept.push_back((Instant::now() + FOR_ALL, signal));
             }
+        }
+        while let Some((_, signal)) = kept.pop_front_if(|(due, _)| *due <= Instant::now()) {
+            // The supervisor may have ended.
+            let _ = send(line, &[signal], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The program's life: its signals, its end, and its orphans.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::Child;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
@@ -15,6 +17,9 @@ use super::guard::{Guard, children, end_family};
 /// TERM, CHLD, WINCH.
 pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
 
+/// A signal of the guard's is the same as this process's own of so long before.
+const SAME: Duration = Duration::from_secs(1);
+
 /// The program and its orphans. Orphans become this process's children (PR_SET_CHILD_SUBREAPER): it must wait for
 /// them, and where Yama lets a process inspect only its descendants, it still can.
 #[derive(Debug)]
@@ -23,6 +28,8 @@ pub(super) struct Life {
     signals: SignalDoor,
     guard: Guard,
     ending: Option<Ending>,
+    /// Signals that others than the guard sent to this process, and when.
+    own: HashMap<i32, Instant>,
 }
 
 impl AsFd for Life {
@@ -33,18 +40,35 @@ impl AsFd for Life {
 
 impl Life {
     pub(super) fn of(child: &Child, signals: SignalDoor, guard: Guard) -> Self {
-        Self { program: Pid::from_child(child), signals, guard, ending: None }
+        Self { program: Pid::from_child(child), signals, guard, ending: None, own: HashMap::new() }
     }
 
-    /// Hangs up when the guard has ended: call [`Self::on_guard_gone`].
+    /// Readable: call [`Self::on_guard`].
     pub(super) fn guard(&self) -> BorrowedFd<'_> {
         self.guard.as_fd()
     }
 
-    /// Without a guard, nobody would notice this process's own end.
-    pub(super) fn on_guard_gone(&self) -> Ending {
-        end_family();
-        Ending::Killed(Signal::KILL.as_raw())
+    /// Passes the guard's signals on. Returns the ending if the guard has ended: nobody would notice this process's own end.
+    pub(super) fn on_guard(&mut self) -> Option<Ending> {
+        // The same signal may have come for this process, too.
+        if let Some(ending) = self.turn() {
+            return Some(ending);
+        }
+        loop {
+            match self.guard.told() {
+                // A service manager sends a signal to all processes, so the program has it already.
+                Ok(signal) => {
+                    if self.own.remove(&signal).is_none_or(|got| got.elapsed() > SAME) {
+                        self.pass_on(signal);
+                    }
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return None,
+                Err(_) => {
+                    end_family();
+                    return Some(Ending::Killed(Signal::KILL.as_raw()));
+                }
+            }
+        }
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -61,9 +85,11 @@ impl Life {
         while let Some(caught) = self.signals.next() {
             match caught.signal {
                 SIGCHLD => of_children = true,
-                // The guard passes on the signals that it gets. Any other sender addressed the whole process
-                // group (a terminal) or the whole service, so the program has the signal already.
-                signal if self.guard.is(caught.sender) => self.pass_on(signal),
+                // The guard passes on the signals that it gets. Any sender here addressed the whole process group
+                // (a terminal) or the whole service, so the program has the signal already.
+                signal if !caught.from_kernel => {
+                    self.own.insert(signal, Instant::now());
+                }
                 _ => {}
             }
         }

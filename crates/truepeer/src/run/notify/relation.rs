@@ -41,7 +41,7 @@ impl Relation {
         }
     }
 
-    /// Hangs up when the guard has ended.
+    /// Readable when [`Self::on_guard`] is to be called.
     pub(super) fn guard(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Parent(life) => Some(life.guard()),
@@ -60,9 +60,9 @@ impl Relation {
         }
     }
 
-    pub(super) fn on_guard_gone(&self) -> Option<Ending> {
+    pub(super) fn on_guard(&mut self) -> Option<Ending> {
         match self {
-            Self::Parent(life) => Some(life.on_guard_gone()),
+            Self::Parent(life) => life.on_guard(),
             Self::Beside(_) => None,
         }
     }

@@ -131,7 +131,11 @@ impl Supervisor {
                         return Ok(Some(ending));
                     }
                 }
-                WatchedEvent::Guard => return Ok(self.relation.on_guard_gone()),
+                WatchedEvent::Guard => {
+                    if let Some(ending) = self.relation.on_guard() {
+                        return Ok(Some(ending));
+                    }
+                }
                 WatchedEvent::NobodyLeft => return Ok(self.relation.on_nobody_left()),
                 WatchedEvent::Socket(listener) => self.serve_parked(listener),
             }

@@ -97,7 +97,7 @@ impl Telling {
                     }
                     WatchedEvent::Guard | WatchedEvent::NobodyLeft => {
                         let ending = match event {
-                            WatchedEvent::Guard => self.relation.on_guard_gone(),
+                            WatchedEvent::Guard => self.relation.on_guard(),
                             _ => self.relation.on_nobody_left(),
                         };
                         if let Some(ending) = ending {

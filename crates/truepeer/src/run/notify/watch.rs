@@ -16,7 +16,7 @@ pub(super) enum WatchedEvent {
     Call,
     /// A signal arrived, a child ended, or the program beside this process did.
     Life,
-    /// The guard has ended.
+    /// The guard has told something, or has ended.
     Guard,
     /// No process can make calls any more.
     NobodyLeft,
