@@ -7,6 +7,7 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
+use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 use std::thread;
@@ -37,6 +38,9 @@ const STACK_BYTES: usize = 256 << 10;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How often a busy program is woken at most.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
+
+/// So many unreachable listeners are remembered.
+const MOST_UNREACHABLE: usize = 1024;
 
 /// The writing end of the pipe.
 static INBOX: Movable = Movable::nobody();
@@ -178,7 +182,7 @@ fn start() -> Result<RawFd, Errno> {
         received: 0,
         again: Vec::new(),
         announced: Vec::new(),
-        is_deaf: false,
+        unreachable: HashSet::new(),
         reminders: Vec::new(),
         next_search: Instant::now(),
     };
@@ -255,8 +259,8 @@ struct Waiter {
     again: Vec<(OwnedFd, ListenerAddr, SocketAddr)>,
     /// Ready connections that the program has not accepted yet. They are announced again, less and less often.
     announced: Vec<Announced>,
-    /// The last connection to one of the program's listeners failed.
-    is_deaf: bool,
+    /// The listeners to which the last connection failed.
+    unreachable: HashSet<ListenerAddr>,
     /// By which the program's epolls report a listener (`remind`).
     reminders: Vec<(ListenerAddr, OwnedFd)>,
     /// Searching `/proc` takes a tenth of the time at most.
@@ -454,9 +458,17 @@ impl Waiter {
     /// listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
     fn announce(&mut self, listener: ListenerAddr, interval: Duration, role: &Accepting) {
         let is_first = interval == AGAIN;
-        let rung = if is_first && self.is_deaf { Err(Errno::HOSTUNREACH) } else { ring(listener, role) };
-        self.is_deaf = rung.is_err();
-        if (self.is_deaf || !is_first) && !self.remind(listener, role) {
+        let rung = if is_first && self.unreachable.contains(&listener) {
+            Err(Errno::HOSTUNREACH)
+        } else {
+            ring(listener, role)
+        };
+        if rung.is_ok() {
+            self.unreachable.remove(&listener);
+        } else if self.unreachable.len() < MOST_UNREACHABLE {
+            self.unreachable.insert(listener);
+        }
+        if (rung.is_err() || !is_first) && !self.remind(listener, role) {
             match rung {
                 Ok(()) => {}
                 Err(Errno::CONNREFUSED) => return forget_listener(listener, role),

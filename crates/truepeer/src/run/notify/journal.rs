@@ -90,7 +90,10 @@ impl SupervisorLog {
     /// The program's queue of late connections is gone with its listener.
     pub(super) fn on_abandoned(&mut self, count: usize) {
         if count > 0 {
-            debug!(count, "connections whose header came after their listener was closed");
+            warn!(
+                count,
+                "connections whose header came late are closed: no known process listens there any more"
+            );
         }
     }
 
@@ -130,7 +133,7 @@ impl SupervisorLog {
     /// A program that waits in poll() or select() can be woken by a connection alone.
     pub(super) fn on_deaf(&mut self, listener: SocketAddr, errno: Errno) {
         self.complain("deaf", None, |held_back| {
-            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: it waits in poll() or select(), and connecting to its listener failed ({errno}); permit connections of this host to {listener}, or use --via preload");
+            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: it waits in poll() or select(), and connecting to its listener failed ({errno}); permit connections of this host to {listener}");
         });
     }
 

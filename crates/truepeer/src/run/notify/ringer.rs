@@ -4,11 +4,11 @@
 //! By a connection to the listener, where this host can connect to it. Elsewhere, and if nobody has answered, by
 //! reminders, which reach epoll alone.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_handover::{ListenerAddr, WakeUp};
@@ -17,6 +17,9 @@ use super::callers::{Caller, remind_all};
 
 /// How long a reminder stays that nobody renews.
 const REMINDED: Duration = Duration::from_secs(2);
+
+/// So many unreachable listeners are remembered.
+const MOST: usize = 4096;
 
 /// A listener to be made readable.
 #[derive(Debug)]
@@ -70,8 +73,10 @@ fn ring_all(
     failures: &Sender<(ListenerAddr, NotWoken)>,
 ) {
     let mut reminders: HashMap<ListenerAddr, Vec<OwnedFd>> = HashMap::new();
-    // The last connection to one of the program's listeners failed.
-    let mut is_deaf = false;
+    // The listeners to which the last connection failed.
+    let mut unreachable = HashSet::new();
+    // Searching /proc takes a tenth of the time at most.
+    let mut next_search = Instant::now();
     loop {
         let first = match orders.recv_timeout(REMINDED) {
             Ok(first) => first,
@@ -83,14 +88,21 @@ fn ring_all(
         };
         let all: HashMap<ListenerAddr, Order> = [first].into_iter().chain(orders.try_iter()).collect();
         for (listener, order) in all {
-            let skips = is_deaf && !order.is_repeated;
+            let skips = unreachable.contains(&listener) && !order.is_repeated;
             let rung = if skips { Err(Errno::HOSTUNREACH) } else { wake.ring(listener) };
-            is_deaf = rung.is_err();
-            reminders.remove(&listener);
-            if !is_deaf && !order.is_repeated {
+            if rung.is_ok() {
+                unreachable.remove(&listener);
+            } else if unreachable.len() < MOST {
+                unreachable.insert(listener);
+            }
+            let began = Instant::now();
+            let is_reminded = began < next_search && reminders.contains_key(&listener);
+            if rung.is_ok() && !order.is_repeated || is_reminded {
                 continue;
             }
+            reminders.remove(&listener);
             let found = remind_all(&order.callers);
+            next_search = Instant::now() + began.elapsed() * 9;
             reminders.insert(listener, found.reminders);
             let failure = match rung {
                 Err(Errno::CONNREFUSED) if !found.listens => NotWoken::Gone,
