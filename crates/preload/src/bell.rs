@@ -24,7 +24,7 @@ static RUNG: FdSet = FdSet::new();
 static GIVEN: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
 /// How long a thread leaves a bell alone that rings for another thread's listener.
-pub(crate) const GLANCE: Duration = Duration::from_millis(20);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Opens it again if the program has closed it with its own system calls.
 ///
@@ -52,9 +52,9 @@ pub(crate) fn on_not_given() {
     GIVEN.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The waiter has received this many, and none waits.
+/// The waiter has received so many more, and none waits.
 pub(crate) fn on_done(received: usize) {
-    DONE.store(received, Ordering::SeqCst);
+    DONE.fetch_add(received, Ordering::SeqCst);
     if !RUNG.is_empty() {
         RUNG.drain(drop);
         empty();
@@ -151,8 +151,9 @@ pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
             [listener, bell.unwrap_or(listener)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let hears = bell.is_some() && !is_anothers;
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let glance = is_anothers.then_some(GLANCE);
-        let wait = [left, glance].into_iter().flatten().min().and_then(|wait| Timespec::try_from(wait).ok());
+        let interval = is_anothers.then_some(INTERVAL);
+        let wait =
+            [left, interval].into_iter().flatten().min().and_then(|wait| Timespec::try_from(wait).ok());
         match poll(&mut asked[..1 + usize::from(hears)], wait.as_ref()) {
             Err(Errno::INTR) if are_restarted() => continue,
             result => result?,

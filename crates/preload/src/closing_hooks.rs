@@ -19,8 +19,15 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
         }
         return 0;
     }
-    listeners::forget(fd);
+    forget(fd);
     plainly(libc::SYS_close, [word(fd), 0, 0, 0])
+}
+
+/// The program may free the data by which its epoll reports a listener.
+fn forget(fd: c_int) {
+    if listeners::forget(fd) {
+        moving::withdraw_reminders();
+    }
 }
 
 /// # Safety
@@ -94,7 +101,7 @@ pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
     };
     let replaced = answer(work, plainly_replaced);
     if replaced >= 0 {
-        listeners::forget(new);
+        forget(new);
     }
     replaced
 }

@@ -130,7 +130,7 @@ fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result
     }
 }
 
-/// TCP_FASTOPEN_CONNECT, linux/tcp.h, since Linux 4.15.
+/// linux/tcp.h, since Linux 4.15.
 const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
 
 fn connect_and_wait(socket: BorrowedFd<'_>, to: SocketAddr, opening: &OutgoingHeader) -> Result<(), Errno> {

@@ -23,7 +23,7 @@ use crate::{bell, listeners};
 const MOST: usize = 64;
 /// How often pending signals are checked. Also the longest wait of `accept()` if the query was too large to
 /// remember.
-const GLANCE: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a thread asked about one descriptor.
 #[derive(Debug, Clone, Copy)]
@@ -111,7 +111,7 @@ impl Hold {
                 hold.others[hold.count] = other;
                 hold.count += 1;
             }
-            let unknown = (last.count.get() > MOST).then_some(GLANCE);
+            let unknown = (last.count.get() > MOST).then_some(INTERVAL);
             let listeners = socket_timeout(listener, Timeout::Recv).ok().flatten();
             let limit = [last.limit.get(), unknown, listeners].into_iter().flatten().min();
             hold.until = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -142,10 +142,10 @@ impl Hold {
             let place = &mut asked[self.count + 1];
             *place = PollFd::from_borrowed_fd(bell.unwrap_or(listener), PollFlags::IN);
             let asked = &mut asked[..self.count + 1 + usize::from(bell.is_some())];
-            let left = self.until.map_or(GLANCE, |until| until.saturating_duration_since(Instant::now()));
-            let glance = Timespec::try_from(left.min(GLANCE)).unwrap_or_default();
+            let left = self.until.map_or(INTERVAL, |until| until.saturating_duration_since(Instant::now()));
+            let interval = Timespec::try_from(left.min(INTERVAL)).unwrap_or_default();
             // A signal handler may have set a flag that the thread checks around its select().
-            poll(asked, Some(&glance)).map_err(|_| Errno::CONNABORTED)?;
+            poll(asked, Some(&interval)).map_err(|_| Errno::CONNABORTED)?;
             if !asked[0].revents().is_empty() {
                 return Ok(false);
             }

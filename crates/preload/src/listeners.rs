@@ -2,11 +2,13 @@
 //! inherited one.
 
 use core::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use core::time::Duration;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use truepeer_handover::{ELSEWHERE, ListenerAddr, RunRules, SocketId, is_elsewhere};
 use truepeer_sys::marked::{getsockname, listen};
+use truepeer_sys::socket::set_defer_accept;
 
 use crate::ours::{self, FdSet};
 use crate::say;
@@ -20,7 +22,7 @@ static SEEN: FdSet = FdSet::new();
 pub(crate) const BACKLOG: i32 = 65_535;
 /// With TCP_DEFER_ACCEPT the kernel gives a connection to accept() at its first data, or after about this many
 /// seconds.
-const DEFER_SECONDS: libc::c_int = 1;
+const DEFER: Duration = Duration::from_secs(1);
 
 /// Whether a socket is, or will be, one of the listeners that are meant.
 pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &RunRules) -> bool {
@@ -45,7 +47,7 @@ pub(crate) fn local(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
 pub(crate) fn make_ready(socket: BorrowedFd<'_>) {
     SEEN.insert(socket.as_raw_fd());
     // If it fails (another protocol), connections arrive without their header and wait in this library.
-    set_defer_accept(socket);
+    let _ = set_defer_accept(socket, DEFER);
 }
 
 /// A listener that was not seen before: inherited, or passed on by the service manager.
@@ -71,26 +73,14 @@ pub(crate) fn at(address: ListenerAddr) -> impl Iterator<Item = (i32, SocketId)>
     })
 }
 
-/// A descriptor was closed: its number will refer to something else.
-pub(crate) fn forget(fd: i32) {
+/// A descriptor is about to be closed: its number will refer to something else. Returns whether it may be a listener.
+pub(crate) fn forget(fd: i32) -> bool {
+    let known = SEEN.has(fd);
     SEEN.remove(fd);
+    known
 }
 
 /// Whether a descriptor is known to be a listener.
 pub(crate) fn is_seen(fd: i32) -> bool {
     SEEN.has(fd)
-}
-
-fn set_defer_accept(socket: BorrowedFd<'_>) {
-    let seconds = DEFER_SECONDS;
-    // SAFETY: the option reads one c_int; pointer and length describe exactly that local.
-    let _ = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_DEFER_ACCEPT,
-            (&raw const seconds).cast(),
-            4,
-        )
-    };
 }

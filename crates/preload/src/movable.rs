@@ -17,8 +17,8 @@ pub(crate) const NOBODY: RawFd = -1;
 pub(crate) const STARTING: RawFd = -2;
 
 /// How often, and how long each time, to wait for threads that use the old number. None of their calls blocks.
-const GLANCES: u32 = 100;
-const GLANCE: Duration = Duration::from_millis(1);
+const ATTEMPTS: u32 = 100;
+const INTERVAL: Duration = Duration::from_millis(1);
 
 /// The end of a pipe, or a socket: they have an inode of their own, by which they are recognised.
 #[derive(Debug)]
@@ -115,10 +115,10 @@ impl Movable {
     /// Waits until no thread uses the old number. A thread that was interrupted by the signal handler that runs
     /// this can't finish, so the wait is bounded.
     fn settle(&self) -> bool {
-        (0..GLANCES).any(|_| {
+        (0..ATTEMPTS).any(|_| {
             let is_unused = self.users.load(Ordering::SeqCst) == 0;
             if !is_unused {
-                thread::sleep(GLANCE);
+                thread::sleep(INTERVAL);
             }
             is_unused
         })

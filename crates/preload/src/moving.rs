@@ -26,6 +26,15 @@ fn own_process() -> i32 {
     getpid().as_raw_nonzero().get()
 }
 
+/// Withdraws the reminders in the program's epolls: it is about to close a listener, and may free the data by which its epoll
+/// reports it. Waits for the waiter, for at most a second.
+pub(crate) fn withdraw_reminders() {
+    if waiter::reminds() && PROCESS.load(Ordering::Relaxed) == own_process() {
+        // Without an answer, the program may be told once more of a listener that it has closed.
+        let _ = alone::alone(waiter::withdraw_reminders);
+    }
+}
+
 /// Releases `taken`, a number of the library's, to the program. It stays open until the caller replaces it.
 ///
 /// # Errors

@@ -9,8 +9,8 @@ use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How often, and how long each time, to wait for a thread that is closing.
-const GLANCES: u32 = 300;
-const GLANCE: Duration = Duration::from_millis(1);
+const ATTEMPTS: u32 = 300;
+const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Descriptors up to 65535 are tracked. Higher ones are closed if a program closes everything.
 const WORDS: usize = 1024;
@@ -191,11 +191,11 @@ pub(crate) fn with_a_passing_descriptor<T>(work: impl FnOnce() -> T) -> T {
 /// number, and [`close`] would close that. A signal handler can't wait for the forking thread that it has
 /// interrupted, so the wait is bounded.
 pub(crate) fn wait_until_closed() {
-    for _ in 0..GLANCES {
+    for _ in 0..ATTEMPTS {
         if !CLOSING.load(Ordering::Acquire) {
             return;
         }
-        std::thread::sleep(GLANCE);
+        std::thread::sleep(INTERVAL);
     }
 }
 

@@ -5,9 +5,10 @@
 
 use core::fmt;
 use core::net::SocketAddr;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use core::time::Duration;
 use std::collections::HashSet;
+use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 use std::thread;
@@ -48,9 +49,13 @@ static INBOX: Movable = Movable::nobody();
 static WANTED: AtomicI32 = AtomicI32::new(NOBODY);
 const DONE: i32 = -1;
 const UNKNOWN: i32 = -2;
+/// Instead of a number: withdraw all reminders.
+const WITHDRAW: i32 = i32::MIN;
+/// The waiter has reminders in the program's epolls.
+static REMINDS: AtomicBool = AtomicBool::new(false);
 /// How often, and how long each time, to wait for the answer.
-const GLANCES: u32 = 1000;
-const GLANCE: Duration = Duration::from_millis(1);
+const ATTEMPTS: u32 = 1000;
+const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Passes a connection to the waiter until its header comes.
 pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) {
@@ -94,12 +99,9 @@ pub(crate) fn repeat(listener: ListenerAddr) {
 
 /// Sends the waiter a message. If the program has closed the pipe with its own system calls, creates a new one.
 fn tell(line: fmt::Arguments<'_>) -> Result<(), Errno> {
-    let line = line.to_string();
     let mut message = [b' '; MESSAGE_BYTES];
-    // Two addresses and a number always fit.
-    if let Some(start) = message.get_mut(..line.len()) {
-        start.copy_from_slice(line.as_bytes());
-    }
+    // Two addresses and a number always fit. Nothing is allocated: a signal handler may close a listener.
+    let _ = message.as_mut_slice().write_fmt(line);
     for _ in 0..2 {
         let inbox = inbox()?;
         match INBOX
@@ -153,14 +155,27 @@ pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
     }
     WANTED.store(taken, Ordering::SeqCst);
     tell(format_args!("move {taken}"))?;
-    for _ in 0..GLANCES {
+    for _ in 0..ATTEMPTS {
         match WANTED.load(Ordering::SeqCst) {
             DONE => return Ok(true),
             UNKNOWN => return Ok(false),
-            _ => thread::sleep(GLANCE),
+            _ => thread::sleep(INTERVAL),
         }
     }
     Err(Errno::TIMEDOUT)
+}
+
+/// Whether the program's epolls have reminders.
+pub(crate) fn reminds() -> bool {
+    REMINDS.load(Ordering::Acquire)
+}
+
+/// Withdraws all reminders. They are renewed at the next announcement.
+///
+/// # Errors
+/// ETIMEDOUT if the waiter doesn't answer.
+pub(crate) fn withdraw_reminders() -> Result<(), Errno> {
+    move_from(WITHDRAW).map(drop)
 }
 
 fn start() -> Result<RawFd, Errno> {
@@ -227,6 +242,7 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 /// Call it in a forked child: the waiter and its connections stayed with the parent.
 pub(crate) fn on_fork() {
     bell::on_fork();
+    REMINDS.store(false, Ordering::Release);
     INBOX.on_fork();
     let inbox = INBOX.number();
     if INBOX.change(inbox, NOBODY).is_ok() && inbox >= 0 {
@@ -253,7 +269,7 @@ struct Waiter {
     inode: u64,
     /// At most this many connections may wait: half of the program's descriptors.
     most: usize,
-    /// How many connections came through the pipe.
+    /// How many connections came through the pipe since the bell was told.
     received: usize,
     /// Entries for the shared queue, which was full: connection, listener, and the address that the program sees.
     again: Vec<(OwnedFd, ListenerAddr, SocketAddr)>,
@@ -323,6 +339,9 @@ impl Waiter {
                 WaiterMessage::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
                 WaiterMessage::Again(listener) => self.ring(listener, role),
                 WaiterMessage::Move(taken) => {
+                    if taken == WITHDRAW {
+                        self.retire(|_| true);
+                    }
                     let moved = self.relocate(taken).unwrap_or(false);
                     WANTED.store(if moved { DONE } else { UNKNOWN }, Ordering::SeqCst);
                 }
@@ -334,7 +353,7 @@ impl Waiter {
         self.announce_again(role);
         if self.has_nothing_to_do() {
             self.retire(|_| true);
-            bell::on_done(self.received);
+            bell::on_done(core::mem::take(&mut self.received));
         }
         Ok(())
     }
@@ -473,7 +492,7 @@ impl Waiter {
                 Ok(()) => {}
                 Err(Errno::CONNREFUSED) => return forget_listener(listener, role),
                 Err(error) => say::complaint(
-                    "deaf",
+                    "not_woken",
                     None,
                     format_args!(
                         "a connection to {0} is ready, whose header came late, but the program can't be woken for it: connecting to its listener failed ({error}), and this process has closed it; permit connections of this host to {0}",
@@ -526,6 +545,7 @@ impl Waiter {
                 self.reminders.extend(events.into_iter().map(|event| (listener, event)));
             }
         }
+        REMINDS.store(!self.reminders.is_empty(), Ordering::Release);
         self.next_search = Instant::now() + began.elapsed() * 9;
         !listeners.is_empty()
     }
@@ -535,6 +555,7 @@ impl Waiter {
         let (retired, rest): (Vec<_>, Vec<_>) =
             core::mem::take(&mut self.reminders).into_iter().partition(|(listener, _)| whose(*listener));
         self.reminders = rest;
+        REMINDS.store(!self.reminders.is_empty(), Ordering::Release);
         retired.into_iter().for_each(|(_, event)| ours::close(event));
     }
 

@@ -199,8 +199,8 @@ impl WithBell {
     }
 
     fn next_wait(&self) -> Option<timespec> {
-        let glance = (!self.hears).then_some(bell::GLANCE);
-        let wait = [self.left(), glance].into_iter().flatten().min()?;
+        let interval = (!self.hears).then_some(bell::INTERVAL);
+        let wait = [self.left(), interval].into_iter().flatten().min()?;
         let tv_sec = c_long::try_from(wait.as_secs()).unwrap_or(c_long::MAX);
         Some(timespec { tv_sec, tv_nsec: wait.subsec_nanos().into() })
     }

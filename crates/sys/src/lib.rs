@@ -1,4 +1,4 @@
-//! The one door to the kernel where rustix and socket2 do not reach.
+//! The system calls that rustix and socket2 lack.
 //!
 //! Every function here is small, takes borrowed descriptors, and fails with a [`CallError`] that names the call.
 

@@ -15,7 +15,7 @@ pub use descriptor::{Reach, descriptor_of};
 pub use fork::{Forked, fork};
 pub use memory::{read_memory, write_memory};
 pub use signals::{
-    Caught, SignalDoor, block_child_signal, die_by, end_now, hear_ignored_signals, unblock_signals_in,
+    Caught, SignalFd, block_child_signal, die_by, end_now, hear_ignored_signals, unblock_signals_in,
     with_child_signal,
 };
 pub use spawn::{SpawnCommand, Supervised, receive_descriptor, send_descriptor};

@@ -20,24 +20,24 @@ pub struct Caught {
 }
 
 /// Signals that no longer interrupt this process: they are read here (signalfd(2)).
-pub struct SignalDoor {
+pub struct SignalFd {
     descriptor: OwnedFd,
     before: libc::sigset_t,
 }
 
-impl AsFd for SignalDoor {
+impl AsFd for SignalFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-impl std::fmt::Debug for SignalDoor {
+impl std::fmt::Debug for SignalFd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("SignalDoor").field(&self.descriptor).finish()
+        f.debug_tuple("SignalFd").field(&self.descriptor).finish()
     }
 }
 
-impl SignalDoor {
+impl SignalFd {
     /// Blocks `signals` in the calling thread, and so in the threads that it starts: call it before there are
     /// others.
     ///

@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use super::signals::{SignalDoor, set_mask};
+use super::signals::{SignalFd, set_mask};
 use crate::error::{CallError, Named};
 use crate::seccomp::{Filter, MARK, Notifier};
 
@@ -90,10 +90,10 @@ impl SpawnCommand {
         self
     }
 
-    /// Gives the program the signal mask from before this door.
+    /// Gives the program the signal mask from before it.
     #[must_use]
-    pub fn with_signals_of(self, door: &SignalDoor) -> Self {
-        Self { mask: Some(door.mask_before()), ..self }
+    pub fn with_signals_of(self, signals: &SignalFd) -> Self {
+        Self { mask: Some(signals.mask_before()), ..self }
     }
 
     /// Starts it. Call it on a thread that lives as long as the supervisor: the kernel kills the program when

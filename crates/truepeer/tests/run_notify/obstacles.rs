@@ -143,8 +143,8 @@ fn are_served(bed: &Bed, device: &str, obstruct: impl Fn(&Bed, &Host) -> Result<
     let (lb, host) = (line.host("lb"), line.host("host"));
     obstruct(bed, host)?;
     // A supervisor can't wake poll() and select(), and says so.
-    let deaf = |way: &str| via() == "notify" && ["poll", "select"].contains(&way);
-    let ways = || WAYS.iter().filter(|(way, _)| !deaf(way));
+    let is_not_woken = |way: &str| via() == "notify" && ["poll", "select"].contains(&way);
+    let ways = || WAYS.iter().filter(|(way, _)| !is_not_woken(way));
     let servers: Vec<(&str, SocketAddr, Running)> = ways()
         .map(|(way, port)| Ok((*way, host.at(false, *port), server(bed, host, way, *port, device)?)))
         .collect::<Result<_>>()?;

@@ -398,26 +398,31 @@ fn a_body_through_ssh(bed: &Bed, sshd: &Sshd) -> anyhow::Result<()> {
 
 /// Passes one connection on, with a header before it in one of the ways of [`arrivals`].
 struct LoadBalancer {
-    door: std::net::TcpListener,
+    listener: std::net::TcpListener,
 }
 
 impl LoadBalancer {
     fn start(to: &str, header: &[u8], arrival: usize) -> anyhow::Result<Self> {
-        let door = std::net::TcpListener::bind("127.0.0.1:0")?;
-        let (own, to, header) = (door.try_clone()?, to.to_owned(), header.to_vec());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let (own, to, header) = (listener.try_clone()?, to.to_owned(), header.to_vec());
         // A failure ends the connection, which the login reports. The network namespace is the test's, so the
         // thread's too.
         std::thread::spawn(move || carry_one(&own, &to, &header, arrival));
-        Ok(Self { door })
+        Ok(Self { listener })
     }
 
     fn port(&self) -> u16 {
-        self.door.local_addr().map_or(0, |address| address.port())
+        self.listener.local_addr().map_or(0, |address| address.port())
     }
 }
 
-fn carry_one(door: &std::net::TcpListener, to: &str, header: &[u8], arrival: usize) -> anyhow::Result<()> {
-    let (mut from, _) = door.accept()?;
+fn carry_one(
+    listener: &std::net::TcpListener,
+    to: &str,
+    header: &[u8],
+    arrival: usize,
+) -> anyhow::Result<()> {
+    let (mut from, _) = listener.accept()?;
     let mut banner = [0; 256];
     let count = from.read(&mut banner)?;
     let mut server = client::connect(to)?;

@@ -21,11 +21,11 @@ use truepeer_handover::{ConnectSettings, Names, RunSettings};
 use truepeer_session::Advise;
 use truepeer_sys::inherit::close_inherited;
 use truepeer_sys::limits;
-use truepeer_sys::process::{Forked, SignalDoor, end_now, fork, receive_descriptor, send_descriptor};
+use truepeer_sys::process::{Forked, SignalFd, end_now, fork, receive_descriptor, send_descriptor};
 use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls};
 
 use super::feasible::{Infeasible, permitted};
-use super::relation::{Relation, let_go_of_the_standard_streams};
+use super::relation::{Relation, detach_stdio};
 use super::serve::Serve;
 use super::supervisor::Supervisor;
 use super::telling::Telling;
@@ -151,12 +151,12 @@ fn supervise<S: Serve>(
     ready: impl FnOnce(Notifier, Relation) -> Result<S>,
 ) -> Result<()> {
     // A terminal's and a service manager's signals are for the program. This process ends after it.
-    let _signals = SignalDoor::open(&SIGNALS)?;
+    let _signals = SignalFd::open(&SIGNALS)?;
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
     close_inherited()?;
     let Some(listener) = receive_descriptor(starter.as_fd())? else { return Ok(()) };
-    let_go_of_the_standard_streams()?;
+    detach_stdio()?;
     log::init(log_config(verbose), false);
     let served = ready(Notifier::new(listener), Relation::beside(program)?)?;
     send(starter, &getpid().as_raw_nonzero().get().to_ne_bytes(), SendFlags::NOSIGNAL)?;

@@ -1,4 +1,4 @@
-//! How a program ended, and ending likewise.
+//! How a program ended, and how to end this process the same way.
 
 use std::process::ExitCode;
 

@@ -30,7 +30,7 @@ pub(in crate::run) enum Infeasible {
     #[error(
         "a supervisor needs {0}(2), and a seccomp filter kills whoever calls it here: in the systemd unit add the line {LINE}"
     )]
-    Deadly(&'static str),
+    KilledBySeccomp(&'static str),
     #[error("can't check which calls are permitted: {0}")]
     Unknown(#[from] io::Error),
     #[error("{} is {}, and its system calls have other numbers", file.display(), Kind::OtherMachine)]
@@ -118,7 +118,7 @@ pub(super) fn permitted() -> Result<(), Infeasible> {
             Some(0) => {}
             Some(libc::EINVAL) if name == "seccomp" => return Err(Infeasible::OldKernel),
             Some(errno) => return Err(Infeasible::Forbidden(name, Errno::from_raw_os_error(errno))),
-            None => return Err(unexpected.map_or(Infeasible::Deadly(name), Infeasible::Unknown)),
+            None => return Err(unexpected.map_or(Infeasible::KilledBySeccomp(name), Infeasible::Unknown)),
         }
     }
     Ok(())

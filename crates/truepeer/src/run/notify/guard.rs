@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use truepeer_sys::inherit::PassedSockets;
-use truepeer_sys::process::{Forked, SignalDoor, fork};
+use truepeer_sys::process::{Forked, SignalFd, fork};
 
 use super::ending::{Ending, SIGCHLD};
 use super::service_manager::NotifyRelay;
@@ -66,7 +66,7 @@ pub(super) enum Side {
 /// Forks into guard and supervisor. Call it before the process has a second thread. The supervisor keeps the
 /// sockets that a service manager `passed`, the guard the `relay`.
 pub(super) fn stand(
-    signals: &SignalDoor,
+    signals: &SignalFd,
     passed: &mut PassedSockets,
     relay: Option<NotifyRelay>,
 ) -> Result<Side> {
@@ -101,7 +101,7 @@ const FOR_ALL: Duration = Duration::from_millis(100);
 /// Waits until the supervisor ends, with the program's ending.
 fn watch(
     supervisor: Pid,
-    signals: &SignalDoor,
+    signals: &SignalFd,
     line: BorrowedFd<'_>,
     mut relay: Option<&mut NotifyRelay>,
 ) -> Ending {

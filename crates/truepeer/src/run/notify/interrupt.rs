@@ -1,7 +1,7 @@
 //! Signals for a thread whose `accept` is parked.
 //!
-//! While a call is being answered, only fatal signals interrupt it. It must be so: a descriptor handed to an
-//! interrupted call would be lost. But a blocking `accept` would then ignore Ctrl-C, a SIGTERM handler and
+//! While a call is being answered, only fatal signals interrupt it. Otherwise an interrupted call would lose
+//! the descriptor that was installed for it. But a blocking `accept` would then ignore Ctrl-C, a SIGTERM handler and
 //! SIGSTOP. So the supervisor checks now and then whether a signal is pending for the thread, and lets the call
 //! return if so.
 use std::fs;

@@ -131,8 +131,8 @@ impl SupervisorLog {
     }
 
     /// A program that waits in poll() or select() can be woken by a connection alone.
-    pub(super) fn on_deaf(&mut self, listener: SocketAddr, errno: Errno) {
-        self.complain("deaf", None, |held_back| {
+    pub(super) fn on_not_woken(&mut self, listener: SocketAddr, errno: Errno) {
+        self.complain("not_woken", None, |held_back| {
             warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: it waits in poll() or select(), and connecting to its listener failed ({errno}); permit connections of this host to {listener}");
         });
     }

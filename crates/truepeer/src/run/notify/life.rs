@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use tracing::{info, warn};
-use truepeer_sys::process::SignalDoor;
+use truepeer_sys::process::SignalFd;
 
 use super::ending::{Ending, SIGCHLD};
 use super::guard::{Guard, children, end_family};
@@ -25,7 +25,7 @@ const SAME: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Life {
     program: Pid,
-    signals: SignalDoor,
+    signals: SignalFd,
     guard: Guard,
     ending: Option<Ending>,
     /// Signals that others than the guard sent to this process, and when.
@@ -39,7 +39,7 @@ impl AsFd for Life {
 }
 
 impl Life {
-    pub(super) fn of(child: &Child, signals: SignalDoor, guard: Guard) -> Self {
+    pub(super) fn of(child: &Child, signals: SignalFd, guard: Guard) -> Self {
         Self { program: Pid::from_child(child), signals, guard, ending: None, own: HashMap::new() }
     }
 

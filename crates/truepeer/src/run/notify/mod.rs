@@ -56,7 +56,7 @@ use truepeer_policy::Dialect;
 use truepeer_session::Advise;
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
-use truepeer_sys::process::{SignalDoor, SpawnCommand};
+use truepeer_sys::process::{SignalFd, SpawnCommand};
 use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls};
 
 use super::program::{NotStarted, Program};
@@ -115,7 +115,7 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     feasible::check(program)?;
     log::init(log_config(verbose), false);
     // Catch signals before the program starts: those that come meanwhile are meant for it.
-    let signals = SignalDoor::open(&life::SIGNALS)?;
+    let signals = SignalFd::open(&life::SIGNALS)?;
     let mut passed = PassedSockets::take()?;
     let command = SpawnCommand::new(&program.file, program.words.clone())?.with_signals_of(&signals);
     let mut command = command.with_own_number_in(&NUMBERED);
@@ -183,7 +183,7 @@ fn with_receiving_calls(filter: Filter) -> Filter {
     calls.into_iter().fold(filter, |filter, call| filter.rule(call, SeccompAction::Ask))
 }
 
-/// A program that connects by sending (MSG_FASTOPEN) is told that this is not to be had, and connects first.
+/// MSG_FASTOPEN fails with EOPNOTSUPP: the program then calls connect() first.
 fn connecting_calls(sending: &ConnectSettings) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     const LONGEST_DATAGRAM: u32 = 65_535;

@@ -54,7 +54,7 @@ impl Relation {
         match self {
             Self::Parent(life) => life.turn(),
             Self::Beside(_) => {
-                leave_the_pipe();
+                detach_stderr();
                 None
             }
         }
@@ -83,7 +83,7 @@ impl Relation {
 
 /// The program has gone to the background. If standard error is a pipe, its reader waits until everyone has closed
 /// it, as daemons do. From now on messages go to the system's log, if there is one.
-fn leave_the_pipe() {
+fn detach_stderr() {
     let is_pipe = fstat(stderr()).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
     if !is_pipe {
         return;
@@ -95,7 +95,7 @@ fn leave_the_pipe() {
 }
 
 /// Only for descriptors that no one reads or writes: standard input and output of a process beside the program.
-pub(super) fn let_go_of_the_standard_streams() -> Result<(), Errno> {
+pub(super) fn detach_stdio() -> Result<(), Errno> {
     use rustix::stdio::{dup2_stdin, dup2_stdout};
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
     dup2_stdin(&null)?;

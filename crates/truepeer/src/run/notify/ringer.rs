@@ -1,8 +1,8 @@
 //! Wakes programs that wait in epoll, poll() or select(). It has a thread of its own because connecting to a full queue
 //! blocks, and the supervisor must not.
 //!
-//! By a connection to the listener, where this host can connect to it. Elsewhere, and if nobody has answered, by
-//! reminders, which reach epoll alone.
+//! It connects to the listener. If that fails, or nobody accepts, it adds reminders to epolls. poll() and select() are not
+//! reached.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -35,7 +35,7 @@ pub(super) enum NotWoken {
     /// Nothing listens on that address any more.
     Gone,
     /// The listener can't be connected to, and no epoll watches it.
-    Deaf(Errno),
+    Unreachable(Errno),
 }
 
 #[derive(Debug)]
@@ -106,7 +106,7 @@ fn ring_all(
             reminders.insert(listener, found.reminders);
             let failure = match rung {
                 Err(Errno::CONNREFUSED) if !found.listens => NotWoken::Gone,
-                Err(errno) if !found.watches && !skips => NotWoken::Deaf(errno),
+                Err(errno) if !found.watches && !skips => NotWoken::Unreachable(errno),
                 _ => continue,
             };
             if failures.send((listener, failure)).is_err() {

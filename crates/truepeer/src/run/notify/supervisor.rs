@@ -229,10 +229,10 @@ impl Supervisor {
             for (listener, failure) in self.ringer.failures().collect::<Vec<_>>() {
                 match failure {
                     NotWoken::Gone => self.journal.on_abandoned(self.ready.abandon(listener)),
-                    NotWoken::Deaf(errno) if self.ready.has(listener) => {
-                        self.journal.on_deaf(listener.local, errno)
+                    NotWoken::Unreachable(errno) if self.ready.has(listener) => {
+                        self.journal.on_not_woken(listener.local, errno)
                     }
-                    NotWoken::Deaf(_) => {}
+                    NotWoken::Unreachable(_) => {}
                 }
             }
             for listener in self.ready.addresses() {
