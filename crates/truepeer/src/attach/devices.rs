@@ -43,9 +43,10 @@ pub(super) fn numbered(names: &[String]) -> Result<Vec<(u32, Device)>> {
     Ok(found)
 }
 
-/// Those that are up and have an address, except the ports of a bridge or bond.
+/// Those that are up and have an address, except the ports of a bridge or bond; by name.
 pub(crate) fn in_use() -> Result<Vec<Device>> {
-    Ok(Links::read()?.in_use().filter_map(device).collect())
+    let devices: BTreeSet<_> = Links::read()?.in_use().filter_map(device).collect();
+    Ok(devices.into_iter().collect())
 }
 
 /// The names of devices in use whose numbers are not among these.

@@ -295,7 +295,7 @@ pub(crate) const RUN_OTHERS: Need = Need {
     any_of: &[is(SysPtrace)],
     when: &[Running],
     grade: Helps,
-    why: "reads the memory of another user's process; a program of the same user needs nothing",
+    why: "reads the memory of another user's process, its descriptors and `/proc/PID/fd`; a program of the same user needs nothing",
     until: None,
 };
 

@@ -262,6 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a connection of the test's own")]
     fn an_empty_queue_never_blocks_and_the_listener_stays_as_it_is() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         for non_blocking in [false, true] {

@@ -85,7 +85,7 @@ pub(super) fn run(settings: &RunSettings, program: &Program, advise: Advise) -> 
     // Raise the limits after the start: the program keeps those that were given.
     let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
     let (names, _) = Names::create()?;
-    let relation = Relation::Parent(life);
+    let relation = Relation::Parent(*life);
     Ok(Supervisor::new(settings, notifier, relation, names, open_files, advise)?.run()?.follow())
 }
 
@@ -99,7 +99,7 @@ pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<Ex
         Started::Ended(status) => return Ok(status),
     };
     let _ = limits::raise_open_files();
-    Ok(Telling::new(sending, notifier, Relation::Parent(life))?.run()?.follow())
+    Ok(Telling::new(sending, notifier, Relation::Parent(*life))?.run()?.follow())
 }
 
 /// Variables of a service manager that name this process, and have to name the program.
@@ -107,7 +107,7 @@ const NUMBERED: [&str; 3] = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"];
 
 /// The result of a start: a supervisor or, in the guard's process, the final status.
 enum Started {
-    Supervised(Notifier, Life),
+    Supervised(Notifier, Box<Life>),
     Ended(ExitCode),
 }
 
@@ -134,7 +134,7 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     })?;
     // Close our copies: while the supervisor holds them, too, the program can't close its sockets.
     drop(passed);
-    let life = Life::of(&supervised.child, signals, guard);
+    let life = Box::new(Life::of(&supervised.child, signals, guard));
     feasible::check_reach(life.pid(), program).inspect_err(|_| life.kill())?;
     Ok(Started::Supervised(supervised.notifier, life))
 }
