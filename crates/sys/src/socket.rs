@@ -220,9 +220,12 @@ pub fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Re
 /// # Errors
 /// EINVAL on a socket that is not connected or not TCP.
 pub fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> Result<usize, CallError> {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one c_int through the pointer, which is that of a live local.
-    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    let (mut bytes, mut length): (libc::c_int, u32) = (0, INT_LEN);
+    // VPP's library takes ioctl(2) over and reads one more argument, a pointer to the buffer's length (its ldp.c).
+    // The kernel does not read it.
+    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one c_int through the first pointer, and VPP's library
+    // reads one u32 through the second; both are those of live locals.
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes, &raw mut length) };
     last_result(answer).named("ioctl(SIOCOUTQ)")?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
