@@ -359,9 +359,12 @@ impl<'a> Server<'a> {
     /// Updates the admin socket's view and the service manager.
     fn on_change(&mut self) {
         self.view.update(&self.process);
-        match self.process.engines.sockets() {
-            Ok(sockets) => self.manager.store(sockets),
-            Err(error) => warn!("the service manager gets no sockets: {error}"),
+        // VPP's stack can't duplicate sockets: ask for them only if somebody takes them.
+        if notify::is_there() {
+            match self.process.engines.sockets() {
+                Ok(sockets) => self.manager.store(sockets),
+                Err(error) => warn!("the service manager gets no sockets: {error}"),
+            }
         }
         let listeners = self.process.listeners().len();
         self.manager.ready(&format!("serving {listeners} listeners"));

@@ -77,9 +77,6 @@ impl Manager {
 
     /// Leaves the listeners' sockets with the service manager, and takes back those of closed ones.
     pub(super) fn store(&mut self, listeners: Vec<(ListenerKey, Vec<OwnedFd>)>) {
-        if !is_there() {
-            return;
-        }
         let wanted: Vec<_> = listeners.iter().map(|(key, sockets)| Stored::of(key, sockets)).collect();
         for gone in self.stored.extract_if(.., |stored| !wanted.contains(stored)) {
             remove(&gone.name);
@@ -120,7 +117,7 @@ pub(super) fn take_back(sockets: &[(Protocol, SocketAddr)]) -> bool {
     true
 }
 
-fn is_there() -> bool {
+pub(super) fn is_there() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 

@@ -174,6 +174,8 @@ print(answer.decode(), flush=True)
     }
     let status = truepeer.wait_end()?;
     ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
+    // Nothing is asked of VPP's stack that it can't do.
+    ensure!(!truepeer.log().contains("WARN"), "{}", truepeer.log());
     Ok(())
 }
 
