@@ -123,6 +123,7 @@ fn attach(is_upgrade: bool) -> anyhow::Result<(Arc<Splices>, Vec<Device>)> {
     ensure!(truepeer_bpf::are_built_in(), "this truepeer was built without the kernel's programs");
     let mut devices = devices_in_use()?;
     devices.retain(|device| device.has_ethernet);
+    ensure!(!devices.is_empty(), "no Ethernet or loopback device here is up and has an address");
     let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
     let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
     let splices = attach(Path::new(PINS), &devices, FLOWS).context("can't load the programs")?;
