@@ -87,3 +87,14 @@ GLOBAL enum counter judge_late(struct __sk_buff *skb, const struct segment *segm
 	}
 	return 0;
 }
+
+/* Not inlined: its stack would be added to that of all other paths. The flow stays until its socket has
+ * got the RST. So tcp_egress still translates what goes to the sender, and go_on() keeps the devices above
+ * from shifting what goes to the socket. */
+static __noinline int end_late(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
+			       const struct flow_key *key, const struct flow *flow)
+{
+	count(port, REFUSED_AFTER_WAIT);
+	tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
+	return refuse(skb, segment, next_late(flow) + flow->delta, flow->delta) == PASS ? go_on(skb) : DROP;
+}

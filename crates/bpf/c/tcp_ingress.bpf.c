@@ -554,17 +554,6 @@ static __noinline int on_unreadable(struct __sk_buff *skb)
 	return DROP;
 }
 
-/* Not inlined: its stack would be added to that of all other paths. The flow stays until its socket has
- * got the RST. So tcp_egress still translates what goes to the sender, and go_on() keeps the devices above
- * from shifting what goes to the socket. */
-static __noinline int end_late(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-			       const struct flow_key *key, const struct flow *flow)
-{
-	count(port, REFUSED_AFTER_WAIT);
-	tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
-	return refuse(skb, segment, next_late(flow) + flow->delta, flow->delta) == PASS ? go_on(skb) : DROP;
-}
-
 static __always_inline int on_flow(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
 				   struct flow *flow)
 {
