@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* What the programs count, for each port. src/counters.rs has the same order. */
+/* The counters of each port, in the order of src/counters.rs. */
 #pragma once
 #include "layout.h"
 

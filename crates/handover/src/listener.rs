@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use truepeer_sys::marked::getsockname;
 use truepeer_sys::socket::{bound_device, namespace_cookie};
 
-/// What listeners must have in common to answer for each other's connections, as in a SO_REUSEPORT group. The address is
-/// not enough: listeners on two devices, or in two network namespaces, may have the same one.
+/// Identifies the listeners that may answer for each other's connections, as in a SO_REUSEPORT group. The address alone
+/// is not enough: listeners on two devices, or in two network namespaces, may have the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ListenerAddr {
     /// The address that it is bound to.

@@ -52,7 +52,7 @@ pub(crate) fn on_not_given() {
     GIVEN.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The waiter has received so many more, and none waits.
+/// The waiter has received `received` more connections, and none waits for its header any more.
 pub(crate) fn on_done(received: usize) {
     DONE.fetch_add(received, Ordering::SeqCst);
     if !RUNG.is_empty() {

@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// How often a busy program is woken at most.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
 
-/// So many unreachable listeners are remembered.
+/// The most unreachable listeners that are remembered.
 const MOST_UNREACHABLE: usize = 1024;
 
 /// The writing end of the pipe.

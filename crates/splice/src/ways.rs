@@ -103,7 +103,7 @@ impl Ways {
         })
     }
 
-    /// What has changed since the last call, and the devices as they are now; `None` if they are unknown.
+    /// Returns the changes since the last call, and the present devices (`None`: they are unknown).
     pub(crate) fn changes(&self) -> (Changes, Option<Devices>) {
         self.with(|known| (std::mem::take(&mut known.changes), known.devices.clone()))
     }

@@ -45,8 +45,8 @@ static LINES: LazyLock<Lines<Stderr>> = LazyLock::new(|| Lines::new(stderr(), lo
 /// The log target of the counters' line.
 const COUNTERS: &str = "counters";
 
-/// Sets up logging for the whole process; a second call changes nothing. `is_elsewhere_soon`: standard error becomes another process's,
-/// which may be a file.
+/// Sets up logging for the whole process; a second call changes nothing. `is_elsewhere_soon`: standard error
+/// will be replaced by that of the old process, which may be a file, so no colours are written.
 pub(crate) fn init(config: LogConfig, is_elsewhere_soon: bool) {
     let is_terminal = stderr().is_terminal() && !is_elsewhere_soon;
     let format = config.format.unwrap_or(LogFormat::Text);

@@ -29,7 +29,7 @@ pub(super) struct Network {
     known: State,
 }
 
-/// What an attachment depends on.
+/// The devices and addresses for which an attachment was made.
 #[derive(PartialEq, Eq)]
 struct State {
     devices: Vec<(u32, Device)>,

@@ -25,7 +25,7 @@ const WITH_FILE: [&str; 7] = ["serve", "check", "reload", "upgrade", "status", "
 /// Options for the backend that other programs have.
 const BACKEND: [&str; 6] = ["backend", "target", "to", "upstream", "destination", "forward"];
 
-/// What to type instead, if a word is known from elsewhere.
+/// Refuses words of other programs, and says what to type instead.
 pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
     let words: Vec<&str> = argv.iter().skip(1).map_while(|word| word.to_str()).collect();
     let refused = |typed: &str, expected: &str, instead: &str| {

@@ -1,4 +1,4 @@
-//! What the packaged service's user can't read, although root can.
+//! Names the files that root can read, but the user of the packaged service can't.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -46,7 +46,8 @@ pub(crate) enum EntryConfig {
 pub(crate) struct AdminConfig {
     #[serde(with = "text::list")]
     pub(crate) listen: Vec<AdminAddr>,
-    /// Nobody has named the socket, so a process serves without it, too.
+    /// The socket is the default one, which nobody has named. If it can't be opened, the process serves
+    /// without it.
     pub(crate) is_usual: bool,
 }
 
@@ -86,7 +87,8 @@ pub(crate) struct AttachKey {
 }
 
 impl AdminConfig {
-    /// What a file names; otherwise the usual socket, if its directory is there, as the unit makes it.
+    /// The sockets that a file names. If it names none: the default socket, if its directory exists (the unit
+    /// makes it).
     pub(crate) fn of_file(listen: Vec<AdminAddr>) -> Self {
         let usual = Path::new(defaults::ADMIN_SOCKET);
         if listen.is_empty() && usual.parent().is_some_and(Path::is_dir) {

@@ -17,7 +17,7 @@ use super::guard::{Guard, children, end_family};
 /// TERM, CHLD, WINCH.
 pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
 
-/// A signal of the guard's is the same as this process's own of so long before.
+/// A signal that the guard got is the same one that this process got within this time before.
 const SAME: Duration = Duration::from_secs(1);
 
 /// The program and its orphans. Orphans become this process's children (PR_SET_CHILD_SUBREAPER): it must wait for

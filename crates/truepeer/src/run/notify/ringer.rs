@@ -18,7 +18,7 @@ use super::callers::{Caller, remind_all};
 /// How long a reminder stays that nobody renews.
 const REMINDED: Duration = Duration::from_secs(2);
 
-/// So many unreachable listeners are remembered.
+/// The most unreachable listeners that are remembered.
 const MOST: usize = 4096;
 
 /// A listener to be made readable.
