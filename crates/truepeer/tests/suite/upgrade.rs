@@ -27,6 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
         no_datagram_is_lost_by_upgrades,
         an_upgrade_that_fails_leaves_the_old_process_serving,
         a_new_process_that_ends_in_the_middle_leaves_the_old_one_serving,
+        an_upgrade_takes_a_listener_of_each_family_over,
         an_upgrade_to_listeners_of_other_families_comes_after_a_reload,
         rounds_of_reload_upgrade_and_drain_refuse_and_cut_nothing,
         the_reload_command_prints_changes_or_the_reason,
@@ -204,6 +205,22 @@ fn an_upgrade_that_fails_leaves_the_old_process_serving(bed: &Bed) -> anyhow::Re
     bed.write("truepeer.toml", FILE)?;
     let _new = upgrade(bed)?;
     goes_on(&mut before)
+}
+
+/// Both have the same port, at one address each.
+fn an_upgrade_takes_a_listener_of_each_family_over(bed: &Bed) -> anyhow::Result<()> {
+    const BOTH: &str = "[\"127.0.0.1:8443\", \"[::1]:8443\"]";
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    bed.write("truepeer.toml", FILE.replace("[\"127.0.0.1:8443\"]", BOTH))?;
+    let old = serve(bed, &[])?;
+    old.wait_for_log("admin: listening on")?;
+    let _new = upgrade(bed)?;
+    ensure!(old.wait_end()?.success(), "{}", old.log());
+    for listener in [DOOR_V4, "[::1]:8443"] {
+        session_at(listener, CLIENT_V4)?;
+    }
+    Ok(())
 }
 
 /// The old process has the port for IPv6 alone, and another socket for IPv4, or the other way round.

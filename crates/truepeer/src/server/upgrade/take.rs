@@ -122,7 +122,9 @@ impl Taking {
     /// others.
     pub(in crate::server) fn check_families(&self, listener: &CheckedListener) -> anyhow::Result<()> {
         let address = listener.config.bind;
-        let Some(offered) = self.find(listener, |offered| offered.address == address) else { return Ok(()) };
+        let is_it = |offered: &Offered| offered.address == address && address.ip().is_unspecified();
+        // The kernel sets IPV6_V6ONLY on each socket of one IPv6 address: only `[::]` may take IPv4.
+        let Some(offered) = self.find(listener, is_it) else { return Ok(()) };
         let has_ipv4 =
             |offered: &Offered| offered.address.is_ipv4() && offered.address.port() == address.port();
         let loses_ipv4 = offered.v6_only && !listener.v6_only && self.find(listener, has_ipv4).is_some();
