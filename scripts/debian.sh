@@ -14,15 +14,17 @@ debian_root() { # directory [release]
 }
 
 # Starts systemd. Its cgroup is a child of this one: a cgroup2 without controllers is enough. `truepeer attach` needs the root of the
-# hierarchy, which is mounted on /run/cgroup-of-host.
+# hierarchy, which is mounted on /run/cgroup-of-host. Variables: debian_name, its host name; debian_netns, the path of a network
+# namespace to use instead of a new one, and then with a BPF file system, which systemd mounts on machines only.
 debian_boot() { # directory
-  local root=$1 cgroups cgroup
+  local root=$1 cgroups cgroup name=${debian_name:-debian} network=(--net) enter=()
+  [ -z "${debian_netns-}" ] || network=() enter=(nsenter "--net=$debian_netns")
   cgroups=$(findmnt -nt cgroup2 -o TARGET | head -1)
   cgroup=$cgroups/truepeer-debian-$$
   mkdir "$cgroup"
   (
     echo $BASHPID >"$cgroup/cgroup.procs"
-    exec unshare --mount --pid --fork --kill-child --cgroup --net --uts --ipc bash -c '
+    exec "${enter[@]}" unshare --mount --pid --fork --kill-child --cgroup "${network[@]}" --uts --ipc bash -c '
       set -e
       root=$1
       mount --make-rprivate /
@@ -41,12 +43,13 @@ debian_boot() { # directory
       mount -t devpts -o newinstance,ptmxmode=666 devpts dev/pts
       ln -s pts/ptmx dev/ptmx
       ip link set lo up
-      hostname debian
+      hostname "$3"
+      [ -z "$4" ] || mount -t bpf -o mode=700 bpf sys/fs/bpf
       pivot_root . mnt
       umount -l /mnt
       exec env -i container=truepeer PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --log-target=console --show-status=no
-    ' bash "$root" "$cgroups"
-  ) >"$target/logs/debian.log" 2>&1 </dev/null &
+    ' bash "$root" "$cgroups" "$name" "${debian_netns-}"
+  ) >"$target/logs/$name.log" 2>&1 </dev/null &
   debian_unshare=$!
   for _ in $(seq 300); do
     debian_pid=$(cat "/proc/$debian_unshare/task/$debian_unshare/children" 2>/dev/null | tr -d ' ')
@@ -54,7 +57,7 @@ debian_boot() { # directory
       case $(debian_run systemctl is-system-running 2>/dev/null) in running | degraded) return 0 ;; esac
     sleep .2
   done
-  tail -5 "$target/logs/debian.log"
+  tail -5 "$target/logs/$name.log"
   return 1
 }
 
