@@ -17,7 +17,7 @@ ARROWS = "<!-- scripts/graph.py --write draws these arrows. -->\n```text\n"
 LARGEST = 6000  # shipped lines of one language in a crate
 COLUMNS = 110
 WORDS = r"\b(door|gate|embryo|glance|homeless)\b"
-PURE = ("proto", "policy", "http1")  # no I/O
+PURE = ("proto", "policy", "http")  # no I/O
 IO = r"\b(std::(net::(Tcp|Udp)\w+|fs|process|os::(fd|unix))|rustix|libc)\b"
 ENGINES = {"relay", "https"}  # named together in `truepeer` only
 

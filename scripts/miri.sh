@@ -13,7 +13,7 @@ set -euo pipefail
 export RUSTUP_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 # proptest reads the clock and looks for files of earlier failures.
 export MIRIFLAGS=${MIRIFLAGS--Zmiri-disable-isolation} PROPTEST_CASES=${PROPTEST_CASES:-4}
-read -ra crates <<<"${MIRI_CRATES:-proto policy http1 session handover sys}"
+read -ra crates <<<"${MIRI_CRATES:-proto policy http session handover sys}"
 
 cargo miri --version >/dev/null 2>&1 || rustup component add miri rust-src || {
   echo "miri: rustup toolchain install nightly --component miri,rust-src is needed"; exit 1; }

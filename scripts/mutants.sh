@@ -12,9 +12,9 @@ set -euo pipefail
 export PATH="$PWD/target/tools/bin:$PATH"
 # Without lines for debuggers and with fewer random cases, a mutant takes half the time.
 export CARGO_PROFILE_DEV_DEBUG=0 PROPTEST_CASES=${PROPTEST_CASES:-64}
-read -ra crates <<<"${MUTANTS:-proto policy http1}"
+read -ra crates <<<"${MUTANTS:-proto policy http}"
 read -ra more <<<"${MUTANTS_ARGS:-}"
-# An endless loop ends by the CPU time of its test binary (unchanged ones of policy and http1 take less than 1 s), and a mutant that fills the memory by its
+# An endless loop ends by the CPU time of its test binary (unchanged ones of policy and http take less than 1 s), and a mutant that fills the memory by its
 # address space. --timeout is real time, for mutants that wait: a short one would also end tests that are slow because the machine is busy.
 # --build-timeout ends endless loops in code that the compiler runs (constants).
 host=$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)

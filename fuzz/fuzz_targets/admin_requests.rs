@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::{HeadEnd, HeadError, HttpLimits, RequestHead, query};
+use truepeer_http::{HeadEnd, HeadError, HttpLimits, RequestHead, query};
 
 /// As `admin/connection.rs` has them.
 const LIMITS: HttpLimits = HttpLimits {

@@ -4,9 +4,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::fields::{FieldList, FieldName, auth, hop};
-use truepeer_http1::{is_valid_host, query};
+use truepeer_http::fields::forwarded::Forwarding;
+use truepeer_http::fields::{FieldList, FieldName, auth, hop};
+use truepeer_http::{is_valid_host, query};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&[how, a, b], rest)) = bytes.split_first_chunk() else { return };

@@ -5,8 +5,8 @@
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{BodyDecoder, BodyError, BodyLength, HttpLimits, Piece, write};
+use truepeer_http::fields::FieldList;
+use truepeer_http::{BodyDecoder, BodyError, BodyLength, HttpLimits, Piece, write};
 
 /// The outcome of a body.
 #[derive(Debug, PartialEq, Eq)]

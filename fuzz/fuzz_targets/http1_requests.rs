@@ -6,8 +6,8 @@
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::{BodyLength, HeadEnd, HeadError, HttpLimits, HttpVersion, RequestHead, write};
+use truepeer_http::fields::forwarded::Forwarding;
+use truepeer_http::{BodyLength, HeadEnd, HeadError, HttpLimits, HttpVersion, RequestHead, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let limits = HttpLimits::default();

@@ -5,7 +5,7 @@
 mod plain;
 
 use libfuzzer_sys::fuzz_target;
-use truepeer_http1::{BodyLength, HeadEnd, HeadError, HttpLimits, HttpVersion, ResponseHead, write};
+use truepeer_http::{BodyLength, HeadEnd, HeadError, HttpLimits, HttpVersion, ResponseHead, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let [first, bytes @ ..] = bytes else { return };

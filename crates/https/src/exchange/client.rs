@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::write::{self, ResponseFraming};
-use truepeer_http1::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
+use truepeer_http::fields::FieldList;
+use truepeer_http::write::{self, ResponseFraming};
+use truepeer_http::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
 
 use super::failure::Failure;
 use super::pace::Pace;

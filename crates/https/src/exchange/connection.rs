@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use truepeer_http1::{HeadEnd, RequestHead, ResponseHead};
+use truepeer_http::{HeadEnd, RequestHead, ResponseHead};
 use truepeer_session::registry::SessionStage;
 
 use super::client::{Http1Body, Http1Reply, ReplyStage, linger};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use truepeer_http1::{BodyError, HeadError};
+use truepeer_http::{BodyError, HeadError};
 use truepeer_session::Hint;
 
 use crate::origin::DialError;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{info, warn};
-use truepeer_http1::{HttpVersion, RequestHead};
+use truepeer_http::{HttpVersion, RequestHead};
 use truepeer_policy::BackendAddr;
 use truepeer_session::counters::{Counter, Shard};
 

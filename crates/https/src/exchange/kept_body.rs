@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use bytes::Bytes;
-use truepeer_http1::fields::FieldList;
+use truepeer_http::fields::FieldList;
 
 use super::failure::Failure;
 use super::parties::{Departure, Incoming};

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::future::pending;
 
-use truepeer_http1::ResponseHead;
-use truepeer_http1::fields::FieldList;
+use truepeer_http::ResponseHead;
+use truepeer_http::fields::FieldList;
 
 use super::failure::Failure;
 use super::settings::HttpSettings;

@@ -2,8 +2,8 @@
 
 use std::future::pending;
 
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{RequestHead, ResponseHead};
+use truepeer_http::fields::FieldList;
+use truepeer_http::{RequestHead, ResponseHead};
 use truepeer_policy::BackendAddr;
 use truepeer_session::connect_as::ConnectError;
 

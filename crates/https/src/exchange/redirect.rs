@@ -1,7 +1,7 @@
 //! Requests without TLS that are sent on to https.
 
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{BodyLength, HeadError, RequestHead, ResponseHead};
+use truepeer_http::fields::FieldList;
+use truepeer_http::{BodyLength, HeadError, RequestHead, ResponseHead};
 
 use super::failure::Failure;
 use super::parties::Outgoing;

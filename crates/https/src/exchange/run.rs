@@ -11,8 +11,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{
+use truepeer_http::fields::FieldList;
+use truepeer_http::{
     BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write,
 };
 

@@ -7,10 +7,10 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use truepeer_http1::fields::auth::binds_the_connection;
-use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::fields::{Field, FieldName};
-use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead, write};
+use truepeer_http::fields::auth::binds_the_connection;
+use truepeer_http::fields::forwarded::Forwarding;
+use truepeer_http::fields::{Field, FieldName};
+use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead, write};
 use truepeer_policy::{BackendAddr, ClientAddr};
 use truepeer_session::budget::Budget;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use truepeer_http1::HttpLimits;
+use truepeer_http::HttpLimits;
 use truepeer_policy::PrefixSet;
 
 /// A client that sends on after its response is read at this average rate at least, in bytes a second. Each second of a slow one costs

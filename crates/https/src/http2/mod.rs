@@ -40,7 +40,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use http::Request;
-use truepeer_http1::HttpLimits;
+use truepeer_http::HttpLimits;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::fuzzed::{any_blocks, any_client};

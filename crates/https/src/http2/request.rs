@@ -8,8 +8,8 @@ use bytes::Bytes;
 use h2::RecvStream;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
-use truepeer_http1::fields::{FieldList, FieldName};
-use truepeer_http1::{BodyLength, HeadError, HttpLimits, RequestHead};
+use truepeer_http::fields::{FieldList, FieldName};
+use truepeer_http::{BodyLength, HeadError, HttpLimits, RequestHead};
 
 use super::malformed::Malformed;
 use super::response::Sender;

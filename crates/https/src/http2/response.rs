@@ -8,8 +8,8 @@ use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{Reason, SendStream};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use truepeer_http1::fields::{Field, FieldList, hop};
-use truepeer_http1::{BodyLength, ResponseHead};
+use truepeer_http::fields::{Field, FieldList, hop};
+use truepeer_http::{BodyLength, ResponseHead};
 
 use super::uploads::Upload;
 use super::websocket;

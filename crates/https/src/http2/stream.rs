@@ -7,7 +7,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::Request;
-use truepeer_http1::{BodyLength, RequestHead, ResponseHead};
+use truepeer_http::{BodyLength, RequestHead, ResponseHead};
 
 use super::malformed::Malformed;
 use super::request::{self, Http2Body};

@@ -222,7 +222,7 @@ fn as_many_cookies_pass_as_browsers_keep() {
 #[test]
 fn heads_of_http2_have_the_limits_of_http1() {
     let limits =
-        truepeer_http1::HttpLimits { head_bytes: 4096, fields: 20, ..truepeer_http1::HttpLimits::default() };
+        truepeer_http::HttpLimits { head_bytes: 4096, fields: 20, ..truepeer_http::HttpLimits::default() };
     let bed = bed(HttpSettings { limits, ..HttpSettings::default() });
     let (stream, _origin, reactor) = (connect(&bed), bed.origin.next_connection(), bed.reactor.clone());
     let journal = Rc::clone(&bed.service);

@@ -12,7 +12,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::Method;
 use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use truepeer_http1::RequestHead;
+use truepeer_http::RequestHead;
 
 use crate::stream::Connection;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use h2::Reason;
 
-use truepeer_http1::HeadError;
+use truepeer_http::HeadError;
 use truepeer_session::budget::Permit;
 
 use super::client::{NotBegun, Preface, RequestStream, State};

@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use h2::Reason;
-use truepeer_http1::fields::forwarded::Forwarding;
-use truepeer_http1::{BodyLength, Expectation, RequestHead, ResponseHead};
+use truepeer_http::fields::forwarded::Forwarding;
+use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead};
 
 use super::client::{NotBegun, RequestStream, StreamError};
 use super::connection::Lease;

@@ -2,9 +2,9 @@
 
 use h2::Reason;
 use http::uri::{Authority, PathAndQuery};
-use truepeer_http1::fields::forwarded::{FieldSink, Forwarding};
-use truepeer_http1::fields::hop;
-use truepeer_http1::{BodyLength, Expectation, HeadError, RequestHead};
+use truepeer_http::fields::forwarded::{FieldSink, Forwarding};
+use truepeer_http::fields::hop;
+use truepeer_http::{BodyLength, Expectation, HeadError, RequestHead};
 
 use super::client::{StreamError, begin_field, is_in_value, is_name, write_field, write_indexed, write_text};
 use crate::buffers::OutBuffer;

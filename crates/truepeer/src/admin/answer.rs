@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-use truepeer_http1::fields::FieldName;
-use truepeer_http1::{BodyLength, RequestHead, query};
+use truepeer_http::fields::FieldName;
+use truepeer_http::{BodyLength, RequestHead, query};
 use truepeer_policy::PrefixSet;
 use truepeer_session::{SessionFilter, SessionId};
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use truepeer_http1::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
+use truepeer_http::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
 
 pub(super) use super::answer::Orders;
 use super::answer::{Action, Body, Response, answer};

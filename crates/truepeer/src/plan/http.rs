@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use truepeer_http1::HttpLimits;
+use truepeer_http::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_https::origin::{HealthTable, OriginHealth, OriginProtocol};

@@ -3,7 +3,7 @@
 //!
 //! The order here is the order in `--help`.
 
-use truepeer_http1::HttpLimits;
+use truepeer_http::HttpLimits;
 use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_policy::HeaderTimes;
 

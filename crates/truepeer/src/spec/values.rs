@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use truepeer_http1::HttpLimits;
+use truepeer_http::HttpLimits;
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;

@@ -1,6 +1,6 @@
 //! Parties that leave in the middle, and parties that are very slow.
 
-use truepeer_http1::{HeadEnd, HttpLimits, RequestHead};
+use truepeer_http::{HeadEnd, HttpLimits, RequestHead};
 
 use super::*;
 use crate::downstream::LEAST_IDLE;

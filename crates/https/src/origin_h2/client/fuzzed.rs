@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use h2::Reason;
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{HttpLimits, ResponseHead};
+use truepeer_http::fields::FieldList;
+use truepeer_http::{HttpLimits, ResponseHead};
 
 use super::frames::*;
 use super::state::{MOST_OUT_BYTES, STREAM_WINDOW};

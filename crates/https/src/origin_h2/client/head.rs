@@ -1,8 +1,8 @@
 //! Reads a response's head, or its trailers, as RFC 9113 section 8 demands them.
 
 use http::StatusCode;
-use truepeer_http1::fields::{FieldList, FieldName};
-use truepeer_http1::{HeadError, HttpLimits, ResponseHead};
+use truepeer_http::fields::{FieldList, FieldName};
+use truepeer_http::{HeadError, HttpLimits, ResponseHead};
 
 /// What a field's line has besides its text in HTTP/1.1, whose limits these are.
 const FIELD_BYTES: usize = ": \r\n".len();

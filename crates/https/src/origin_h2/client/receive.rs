@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use h2::Reason;
-use truepeer_http1::{HeadError, ResponseHead};
+use truepeer_http::{HeadError, ResponseHead};
 
 use super::frames::{
     self, ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, FrameHead, GOAWAY, HEAD_BYTES, HEADERS,

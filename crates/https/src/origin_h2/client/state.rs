@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::task::Waker;
 
 use h2::Reason;
-use truepeer_http1::{HeadError, HttpLimits};
+use truepeer_http::{HeadError, HttpLimits};
 
 use super::frames::{
     self, CONTINUATION, END_HEADERS, GOAWAY, HEAD_BYTES, HEADERS, MOST_PAYLOAD, PING, Preface, RST_STREAM,

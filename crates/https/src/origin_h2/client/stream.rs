@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use h2::Reason;
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{HeadError, ResponseHead};
+use truepeer_http::fields::FieldList;
+use truepeer_http::{HeadError, ResponseHead};
 
 use super::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM};
 use super::head::head_bytes;

@@ -7,8 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use h2::Reason;
 use proptest::prelude::*;
-use truepeer_http1::fields::FieldList;
-use truepeer_http1::{HttpLimits, ResponseHead};
+use truepeer_http::fields::FieldList;
+use truepeer_http::{HttpLimits, ResponseHead};
 
 use super::frames::*;
 use super::state::{CONNECTION_WINDOW, MOST_OUT_BYTES, STREAM_WINDOW};
@@ -101,7 +101,7 @@ fn a_request_that_cannot_be_written_leaves_nothing() {
     let state = connection(&[]);
     let failed = RequestStream::begin(&state, true, |block| {
         write_indexed(block, 2);
-        Err(truepeer_http1::HeadError::Field)
+        Err(truepeer_http::HeadError::Field)
     });
     assert!(matches!(failed, Err(NotBegun::Invalid(_))));
     assert!(sent(&state).is_empty());

@@ -351,10 +351,10 @@ fn a_head_beyond_the_limits_is_named_and_not_asked_for_again() {
     let long: Vec<u8> = (0..90).flat_map(|number| field(&format!("a{number}"), &"b".repeat(120))).collect();
     for fields in [many, long] {
         let settings = HttpSettings {
-            limits: truepeer_http1::HttpLimits {
+            limits: truepeer_http::HttpLimits {
                 head_bytes: 10 << 10,
                 fields: 100,
-                ..truepeer_http1::HttpLimits::default()
+                ..truepeer_http::HttpLimits::default()
             },
             ..HttpSettings::default()
         };
