@@ -12,9 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use truepeer_http::fields::FieldList;
-use truepeer_http::{
-    BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write,
-};
+use truepeer_http::{BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write};
 
 use super::both_ways::{Progress, both};
 use super::failure::Failure;
