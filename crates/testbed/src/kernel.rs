@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
 
 use crate::bed::Bed;
@@ -26,9 +27,17 @@ pub struct KernelState {
     pub programs: String,
 }
 
+/// Removes the pin of a link and ends the link. The kernel ends a link whose last reference is a pin later,
+/// by a work queue; one whose last reference is a descriptor ends while that is closed.
+pub fn end_link(pin: &Path) -> anyhow::Result<()> {
+    let link: FdLink = PinnedLink::from_pin(pin)?.unpin()?;
+    drop(link);
+    Ok(())
+}
+
 impl KernelState {
-    /// The state now. `pins` is the test's own directory of pins. Without one it is /sys/fs/bpf, where other programs
-    /// of this machine may pin and unpin meanwhile.
+    /// The state now. `pins` is the test's own directory of pins. Without one it is /sys/fs/bpf, where other
+    /// programs of this machine may pin and unpin meanwhile.
     pub fn now(bed: &Bed, pins: Option<&Path>) -> anyhow::Result<KernelState> {
         Ok(KernelState { routing: routing(bed)?, programs: pinned(pins)? + &attached()? })
     }
@@ -108,7 +117,8 @@ fn walk(path: &Path, found: &mut Vec<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The programs at each device, by name, in their order. A user who may not ask gets the kernel's error instead.
+/// The programs at each device, by name, in their order. A user who may not ask gets the kernel's error
+/// instead.
 fn attached() -> anyhow::Result<String> {
     let mut text = String::new();
     let devices = fs::read_to_string("/proc/thread-self/net/dev")?;

@@ -220,20 +220,27 @@ fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
     let _digest = backend_on(bed, host, Behaviour::Digest, &["0.0.0.0:80"])?;
     let pins = bed.dir().join("bpf/truepeer");
     let state = || host.run(|| KernelState::now(bed, Some(&pins)))?;
+    // The kernel ends a link whose pin was removed a moment later.
+    let becomes = |wanted: &KernelState| host.run(|| wanted.wait_until_again(bed, Some(&pins)))?;
+    let at_devices = || -> Result<String> {
+        Ok(state()?.programs.lines().filter(|line| line.contains("gress: ")).collect())
+    };
+    let none = at_devices()?;
     // Makes the directory of pins.
     attach_on(bed, host, &["--port", "80"])?;
     detach_on(bed, host)?;
+    bed.wait_for("no program", || at_devices().is_ok_and(|programs| programs == none))?;
     let before = state()?;
     attach_on(bed, host, &["--port", "80"])?;
     let attached = state()?;
     ensure!(attached.programs.matches("links/").count() > 5, "{attached:#?}");
     let begun = Instant::now();
     attach_on(bed, host, &["--port", "80"])?;
-    let most = usize::try_from(begun.elapsed().as_millis())?.max(1);
+    let mut most = usize::try_from(begun.elapsed().as_millis())?.max(1);
     let mut chance = Chance::new(SEED);
     let stop = AtomicBool::new(false);
     let (bytes, expected) = (Pattern::bytes(200_000), Digest::of_pattern(200_000));
-    let mut half_way = 0;
+    let mut ended = 0;
     let done = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             lb.run(|| -> Result<usize> {
@@ -249,15 +256,21 @@ fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
             })?
         });
         let kills = (0..times).try_for_each(|number| -> Result<()> {
-            let attaching =
-                command(bed, &["--allow", "any", "--port", "80"])?.in_netns(&host.netns).start(bed)?;
-            // A sleep on purpose: the moment of the kill must vary.
-            std::thread::sleep(Duration::from_millis(chance.below(most) as u64));
-            let _ = attaching.signal(Signal::KILL); // it may have ended already
-            half_way += u32::from(!attaching.wait_end()?.success());
+            loop {
+                let attaching =
+                    command(bed, &["--allow", "any", "--port", "80"])?.in_netns(&host.netns).start(bed)?;
+                // A sleep on purpose: the moment of the kill must vary.
+                std::thread::sleep(Duration::from_millis(chance.below(most) as u64));
+                let _ = attaching.signal(Signal::KILL); // it may have ended already
+                if !attaching.wait_end()?.success() {
+                    break;
+                }
+                // It was faster than the one that was measured.
+                (most, ended) = ((most * 9 / 10).max(1), ended + 1);
+            }
             if number % 5 == 4 {
                 attach_on(bed, host, &["--port", "80"])?;
-                state()?.must_be(&attached).with_context(|| format!("after kill {number}"))?;
+                becomes(&attached).with_context(|| format!("after kill {number}"))?;
             }
             Ok(())
         });
@@ -266,23 +279,20 @@ fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
         let done = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
         last.map(|_| done)
     })?;
-    eprintln!(
-        "seed {SEED}, moments of 0 to {most} ms: {half_way} of {times} killed half way; {done} connections"
-    );
+    eprintln!("seed {SEED}: {times} killed half way, {ended} ended before; {done} connections");
     ensure!(done > 10, "only {done} connections met the kills");
-    ensure!(half_way > times / 4, "only {half_way} of {times} were killed half way");
-    state()?.must_be(&attached).context("after the last one")?;
+    becomes(&attached).context("after the last one")?;
     for number in 0..times {
         let detaching = command(bed, &["detach", "--now"])?.in_netns(&host.netns).start(bed)?;
         std::thread::sleep(Duration::from_millis(chance.below(most) as u64));
         let _ = detaching.signal(Signal::KILL);
         detaching.wait_end()?;
         detach_on(bed, host)?;
-        state()?.must_be(&before).with_context(|| format!("after killed detachment {number}"))?;
+        becomes(&before).with_context(|| format!("after killed detachment {number}"))?;
         attach_on(bed, host, &["--port", "80"])?;
     }
     detach_on(bed, host)?;
-    state()?.must_be(&before)
+    becomes(&before)
 }
 
 fn detach_on(bed: &Bed, host: &Host) -> Result<()> {
