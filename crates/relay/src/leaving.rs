@@ -1,5 +1,5 @@
-//! Sessions that leave user space: their packets are translated in the kernel between their two connections, and both sockets are closed
-//! silently. docs/internals/splice.md tells how.
+//! Sessions that leave user space: their packets are translated in the kernel between their two connections,
+//! and both sockets are closed silently. docs/internals/splice.md tells how.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -12,17 +12,23 @@ use truepeer_splice::{
 };
 use truepeer_sys::{repair, socket};
 
-/// How long a session waits for what a peer has to do before the cut: take what was written to it, or use up an offer.
+/// How long a session waits for what a peer has to do before the cut: take what was written to it, or use up
+/// an offer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// After so many turns in which bytes moved the programs must have heard both peers, unless the session's packets pass other devices.
+/// After so many turns in which bytes moved the programs must have heard both peers, unless the session's
+/// packets pass other devices.
 const TURNS: u32 = 200;
 
 /// How often the kernel may choose a port that a session in the tables uses.
 const PORTS: usize = 16;
 
-/// The waits between two looks at a session that leaves, if no event comes: 4 ms after something has moved, doubled up to a second.
+/// The waits between two looks at a session that leaves, if no event comes: 4 ms after something has moved,
+/// doubled up to a second.
 pub(crate) const CHECKS: u8 = 9;
+
+/// The longest of them while the session keeps a peer waiting: no event tells that the other peer takes more.
+const CHECK_WHILE_PEERS_WAIT: u8 = 1;
 
 /// See [`CHECKS`].
 pub(crate) fn check(number: u8) -> Duration {
@@ -72,7 +78,8 @@ impl Splicing {
         self.splices.release();
     }
 
-    /// Like [`connect_as`], but avoids the tuples of sessions that have left user space, which the kernel doesn't know.
+    /// Like [`connect_as`], but avoids the tuples of sessions that have left user space, which the kernel
+    /// doesn't know.
     ///
     /// # Errors
     /// Those of [`connect_as`].
@@ -177,7 +184,9 @@ impl Leaving {
     /// The number of the next [check](CHECKS), which comes ever later while nothing moves.
     #[must_use]
     pub(crate) fn next_check(&self) -> u8 {
-        u8::try_from(self.quiet_turns / 3).unwrap_or(u8::MAX).min(CHECKS - 1)
+        let peers_wait = self.waits_since.is_some() && !self.is_cut();
+        let longest = if peers_wait { CHECK_WHILE_PEERS_WAIT } else { CHECKS - 1 };
+        u8::try_from(self.quiet_turns / 3).unwrap_or(u8::MAX).min(longest)
     }
 
     /// How long nothing has moved.
@@ -211,7 +220,8 @@ impl Leaving {
         Ok(turn)
     }
 
-    /// A peer that takes nothing leaves bytes unsent in its socket, or an offer unused: the session doesn't wait longer for it.
+    /// A peer that takes nothing leaves bytes unsent in its socket, or an offer unused: the session doesn't
+    /// wait longer for it.
     fn is_impatient(&self, now: Instant) -> bool {
         !self.is_cut()
             && self.waits_since.is_some_and(|since| now.saturating_duration_since(since) > PATIENCE)
@@ -232,11 +242,18 @@ impl Leaving {
         }
     }
 
-    /// The session stays: its sockets are as they were.
+    /// The session stays: its sockets are as they were. While offers were held, a peer may have been told of
+    /// a narrower window than its socket remembers, so the socket would not tell it of the wider one.
     pub(crate) fn give_up(self, sockets: [BorrowedFd<'_>; 2]) {
         for socket in sockets {
             // As before.
             let _ = repair::set_receive_buffer_fixed(socket, false);
+        }
+        let was_held = self.steps.progress() == Progress::Held;
+        drop(self.sockets);
+        if was_held {
+            // If it fails, the peers ask by themselves, only later.
+            let _ = repair::ask_peers(sockets);
         }
     }
 
