@@ -28,7 +28,8 @@ use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};
 pub struct Relay {
     workers: Workers<Postbox<Order>>,
     journal: Arc<Journal>,
-    /// With their sockets; none after a drain: the workers close them, and new connections must be refused then.
+    /// With their sockets; none after a drain: the workers close them, and new connections must be refused
+    /// then.
     listeners: Listeners<Vec<Arc<OwnedFd>>>,
     /// Shared by all flows.
     tuples: Tuples,
@@ -38,8 +39,9 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts `workers` threads that write to `journal`. Listeners are [opened](Engine::open) later. A worker's
-    /// thread calls `on_end` when a worker has ended unexpectedly, or as the last one after a drain.
+    /// Starts `workers` threads that write to `journal`. Listeners are [opened](Engine::open) later. A
+    /// worker's thread calls `on_end` when a worker has ended unexpectedly, or as the last one after a
+    /// drain.
     ///
     /// # Errors
     /// [`EngineError::Worker`] or [`EngineError::Thread`].
@@ -109,6 +111,16 @@ impl Relay {
         Ok(())
     }
 
+    /// Has each session find out whether its backend still has the connection. To be called after rules or
+    /// routes were missing: meanwhile the backends' replies left for the clients' own hosts, which reset
+    /// the connections. A silent backend is probed for three seconds.
+    pub fn probe_backends(&self) {
+        for postbox in self.workers.queues() {
+            // A worker that has ended has no sessions.
+            let _ = postbox.post(Order::ProbeBackends);
+        }
+    }
+
     /// Reads no datagrams until [`Self::resume_flows`]: flows are about to move from or to another process.
     ///
     /// # Errors
@@ -144,8 +156,9 @@ impl Relay {
         self.order_flows(|done| FlowsOrder::Release { id, done })
     }
 
-    /// Adopts the flows of another process. [Pause](Self::pause_flows) before, and open their listeners with that
-    /// process's sockets. Returns how many have been adopted: not those whose listener or gate isn't here.
+    /// Adopts the flows of another process. [Pause](Self::pause_flows) before, and open their listeners with
+    /// that process's sockets. Returns how many have been adopted: not those whose listener or gate isn't
+    /// here.
     ///
     /// # Errors
     /// A worker has ended.
@@ -163,8 +176,8 @@ impl Relay {
         Ok(adopted.into_iter().sum())
     }
 
-    /// Reads no datagrams of senders any more, while replies still pass: whoever has duplicates of the listening
-    /// sockets finds there what comes from now on.
+    /// Reads no datagrams of senders any more, while replies still pass: whoever has duplicates of the
+    /// listening sockets finds there what comes from now on.
     pub fn read_no_more(&self) {
         for postbox in self.workers.queues() {
             // A worker that has ended reads nothing.

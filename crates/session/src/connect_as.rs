@@ -1,7 +1,7 @@
 //! Connects to backends, from the client's address if one is given.
 //!
-//! All system calls go through libc, and options that a network stack in user space doesn't support are skipped.
-//! So such a stack can replace the kernel's.
+//! All system calls go through libc, and options that a network stack in user space doesn't support are
+//! skipped. So such a stack can replace the kernel's.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -15,6 +15,8 @@ use truepeer_sys::{CallError, Named as _, socket};
 /// The delay between attempts to bind the client's own tuple. Its earlier connection may be closing.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 const CONFLICT_RETRIES: u8 = 2;
+/// Two seconds: programs that rewrite rules and routes remove them before they add the new ones.
+const ROUTE_RETRIES: u8 = 100;
 
 /// The parameters of an upstream socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,12 +27,14 @@ pub struct Upstream {
     pub backend: SocketAddr,
     /// The firewall mark of its packets; 0: none.
     pub mark: u32,
-    /// The MTU of the sender's path. Segments of both directions fit through it, because packets of a session that leaves user space pass both paths.
+    /// The MTU of the sender's path. Segments of both directions fit through it, because packets of a
+    /// session that leaves user space pass both paths.
     pub path_mtu: Option<u32>,
 }
 
-/// The smallest path MTU that truepeer believes: IPv6's minimum (RFC 8200, 5). One forged ICMP error makes the kernel believe 552 for ten minutes, and
-/// backends would send tiny segments. A session with a narrower path stays in user space.
+/// The smallest path MTU that truepeer believes: IPv6's minimum (RFC 8200, 5). One forged ICMP error makes
+/// the kernel believe 552 for ten minutes, and backends would send tiny segments. A session with a narrower
+/// path stays in user space.
 pub const LEAST_PATH_MTU: u32 = 1280;
 
 impl Upstream {
@@ -113,7 +117,7 @@ impl ConnectError {
     }
 }
 
-/// What to do when a tuple or port is in use.
+/// What to do when a tuple or port is in use, or no route leads to the backend at this moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterConflict {
     /// Try again after [`CONFLICT_RETRY`].
@@ -125,14 +129,17 @@ pub enum AfterConflict {
 }
 
 impl AfterConflict {
-    /// The next step after `error` and `retries` failed attempts for `route`. `None`: the error is not a
-    /// conflict.
+    /// The next step after `error` and `retries` failed attempts for `route`. `None`: another attempt would
+    /// fail, too.
     #[must_use]
     pub fn of(error: &ConnectError, route: &Route, retries: u8) -> Option<Self> {
         let most = match error {
             // A local sender that is its own client is using this tuple now, so waiting doesn't help.
             ConnectError::TupleInUse if route.origin == Origin::Header => CONFLICT_RETRIES,
             ConnectError::TupleInUse | ConnectError::PortHeld => 0,
+            ConnectError::Call(call) if lacks_route(call) && retries < ROUTE_RETRIES => {
+                return Some(Self::Retry);
+            }
             ConnectError::WithItself | ConnectError::Call(_) => return None,
         };
         if retries < most {
@@ -145,11 +152,16 @@ impl AfterConflict {
     }
 }
 
+/// The kernel has no route, or one that refuses (`unreachable`).
+fn lacks_route(call: &CallError) -> bool {
+    call.call == "connect" && matches!(call.errno, Errno::NETUNREACH | Errno::HOSTUNREACH)
+}
+
 /// Creates a non-blocking socket and starts to connect it. A connection in progress is not an error.
 ///
 /// # Errors
-/// [`ConnectError::TupleInUse`] or [`ConnectError::PortHeld`] if the client's tuple or port is in use, otherwise
-/// the failed system call.
+/// [`ConnectError::TupleInUse`] or [`ConnectError::PortHeld`] if the client's tuple or port is in use,
+/// otherwise the failed system call.
 pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
     let kind = Type::STREAM.nonblocking();
     let socket = Socket::new(Domain::for_address(upstream.backend), kind, None).named("socket")?;
@@ -186,7 +198,8 @@ fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
     }
     match socket.bind(&source.into()).named("bind") {
         Err(CallError { errno: Errno::ADDRINUSE, .. }) if source.port() == 0 => Err(ConnectError::TupleInUse),
-        // Linux's inet_bind_conflict(): a listening socket on a wildcard address conflicts with every address.
+        // Linux's inet_bind_conflict(): a listening socket on a wildcard address conflicts with every
+        // address.
         Err(CallError { errno: Errno::ADDRINUSE, .. }) => {
             socket::bind_beside_listeners(socket.as_fd(), source).map_err(|_| ConnectError::PortHeld)
         }
@@ -195,8 +208,8 @@ fn bind_as(socket: &Socket, source: SocketAddr) -> Result<(), ConnectError> {
 }
 
 /// If the kernel chose the port, it may have chosen the backend's own, if nothing listens there. Such a TCP
-/// socket is connected to itself (a simultaneous open), and a UDP socket receives its own datagrams: the client
-/// would get its own bytes back.
+/// socket is connected to itself (a simultaneous open), and a UDP socket receives its own datagrams: the
+/// client would get its own bytes back.
 ///
 /// # Errors
 /// [`ConnectError::WithItself`]; the socket must be dropped.
@@ -216,8 +229,8 @@ pub fn refuse_itself(socket: BorrowedFd<'_>, upstream: &Upstream) -> Result<(), 
     }
 }
 
-/// Ignores the error of a network stack in user space that doesn't support an option. Other errors (EPERM from
-/// the kernel) are returned.
+/// Ignores the error of a network stack in user space that doesn't support an option. Other errors (EPERM
+/// from the kernel) are returned.
 fn best_effort(set: Result<(), CallError>) -> Result<(), CallError> {
     match set {
         Err(CallError { errno: Errno::OPNOTSUPP | Errno::NOPROTOOPT | Errno::NOSYS, .. }) => Ok(()),

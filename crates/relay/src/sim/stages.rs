@@ -210,6 +210,27 @@ fn a_tuple_in_use_is_tried_again_and_then_replaced_by_another_port() {
 }
 
 #[test]
+fn a_missing_route_is_awaited() {
+    let missing = Dial::Impossible(Errno::NETUNREACH);
+    Case::dialling(&[missing, missing, Dial::Impossible(Errno::HOSTUNREACH), Dial::Later]).play_often(
+        |played| {
+            check_whole(played);
+            assert_eq!(played.after(), 3 * RETRY);
+            let attempts = played.0.io.world.borrow().attempts.clone();
+            assert!(attempts.iter().all(|attempt| attempt.source.expect("the client's").port() == 4000));
+        },
+    );
+    Case::dialling(&[missing]).play_often(|played| {
+        let CloseReason::ConnectFailed { error: ConnectError::Call(call), .. } = &played.closed().reason
+        else {
+            panic!("{:?}", played.closed());
+        };
+        assert_eq!((call.call, call.errno), ("connect", Errno::NETUNREACH));
+        assert_eq!(played.attempts(), 101);
+    });
+}
+
+#[test]
 fn a_conflict_may_be_refused() {
     let mut case = Case::dialling(&[Dial::InUse]);
     case.policy.delivery.on_conflict = OnConflict::Refuse;

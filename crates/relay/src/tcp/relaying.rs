@@ -131,6 +131,11 @@ impl<S, P> Relaying<S, P> {
         (self.up.delivered_bytes(), self.down.delivered_bytes())
     }
 
+    /// The connection to the backend.
+    pub(crate) fn upstream(&self) -> &S {
+        &self.upstream.socket
+    }
+
     /// Notes what an event says.
     pub(crate) fn note(&mut self, side: Side, event: Readiness) {
         self.end(side).ready.merge(event);

@@ -125,6 +125,14 @@ impl<S, P> Session<S, P> {
         self.route().map(|route| route.client)
     }
 
+    /// Its connection to the backend, while it relays.
+    pub(crate) fn upstream(&self) -> Option<&S> {
+        match &self.stage {
+            Stage::Relaying(relaying) => Some(relaying.upstream()),
+            _ => None,
+        }
+    }
+
     fn route(&self) -> Option<&Route> {
         match &self.stage {
             Stage::Connecting(connecting) => Some(connecting.route()),

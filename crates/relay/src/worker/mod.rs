@@ -14,6 +14,7 @@ mod event;
 mod left;
 mod operator;
 mod order;
+mod probe;
 mod team;
 
 use std::os::fd::OwnedFd;
@@ -125,6 +126,8 @@ pub(crate) struct Worker {
     scratch: Box<[u8]>,
     /// Sessions of another process whose listener is not open yet.
     unclaimed: Vec<Watched>,
+    /// Backends are probed until then.
+    probes_until: Option<Instant>,
     /// Another process has the sessions that have left user space.
     lets_go: bool,
     is_draining: bool,
@@ -161,6 +164,7 @@ impl Worker {
             again: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES].into(),
             unclaimed: Vec::new(),
+            probes_until: None,
             lets_go: false,
             is_draining: false,
             is_stopping: false,
@@ -224,7 +228,7 @@ impl Worker {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let of_sessions = self.deadlines.next(&mut self.sessions);
-        let next = [of_sessions, self.flows.next_deadline(), self.doors.paused_until()]
+        let next = [of_sessions, self.flows.next_deadline(), self.doors.paused_until(), self.probes_until]
             .into_iter()
             .flatten()
             .min()?;
@@ -296,6 +300,7 @@ impl Worker {
                     self.let_go(|_| true, now);
                     let _ = done.send(());
                 }
+                Order::ProbeBackends => self.probe_backends(now),
                 Order::Drain => self.drain(now),
                 Order::Stop => self.is_stopping = true,
                 #[cfg(test)]
@@ -520,6 +525,7 @@ impl Worker {
         }
         self.with_flows(now, UdpFlows::expire);
         self.doors.resume(self.kernel.epoll(), &self.journal, now);
+        self.end_probes_if_due(now);
     }
 }
 

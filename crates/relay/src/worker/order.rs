@@ -40,6 +40,8 @@ pub(crate) enum Order {
     Left(Watched),
     /// Leave to another process the sessions that have left user space, also those that do so later.
     LetGo { done: Sender<()> },
+    /// Find out which backends have lost their connections.
+    ProbeBackends,
     /// Take nothing more, and end with the last session.
     Drain,
     /// End.

@@ -23,7 +23,8 @@ pub(crate) enum Hands {
 }
 
 impl Hands {
-    /// Adds what is missing of a plan. `sweeps`: first removes what killed processes have left and nobody needs.
+    /// Adds what is missing of a plan. `sweeps`: first removes what killed processes have left and nobody
+    /// needs.
     fn add(&self, plan: &RoutePlan, sweeps: bool) -> anyhow::Result<ApplyOutcome> {
         match self {
             Self::Own => Ok(change::add(plan, sweeps)?),
@@ -58,8 +59,8 @@ pub(crate) struct RoutesGuard {
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 impl RoutesGuard {
-    /// Adds the rules that replies need, as far as the mode and the privileges allow. Logs each failure with the
-    /// command that fixes it.
+    /// Adds the rules that replies need, as far as the mode and the privileges allow. Logs each failure with
+    /// the command that fixes it.
     ///
     /// # Errors
     /// Only with [`RoutesMode::Auto`]: something that is needed could not be added.
@@ -104,23 +105,30 @@ impl RoutesGuard {
         self.kept.is_some()
     }
 
-    /// Adds again the rules and routes that another program has removed. It never waits for the [`RulesLock`], which any local user can
-    /// hold. If another process holds it, that may be a truepeer that adds the same rules: so this look does nothing, and the next one goes on
-    /// without the lock.
-    pub(crate) fn restore(&mut self, now: Instant) {
-        let Some(plan) = &self.kept else { return };
+    /// Adds again the rules and routes that another program has removed. It never waits for the
+    /// [`RulesLock`], which any local user can hold. If another process holds it, that may be a truepeer
+    /// that adds the same rules: so this look does nothing, and the next one goes on without the lock.
+    /// Returns whether it has added something.
+    pub(crate) fn restore(&mut self, now: Instant) -> bool {
+        let Some(plan) = &self.kept else { return false };
         let looked = Netlink::open().and_then(|mut netlink| apply::is_in_place(&mut netlink, plan));
         if looked.as_ref().is_ok_and(|is_in_place| *is_in_place) {
             self.has_met_lock = false;
-            return;
+            return false;
         }
         let lock = RulesLock::try_acquire();
         if lock.is_none() && !self.has_met_lock {
             self.has_met_lock = true;
-            return;
+            return false;
         }
         let restored = self.hands.add(plan, false);
         drop(lock);
+        let has_added = restored.as_ref().is_ok_and(|outcome| !outcome.added.is_empty());
+        self.warn_of(restored, now);
+        has_added
+    }
+
+    fn warn_of(&mut self, restored: anyhow::Result<ApplyOutcome>, now: Instant) {
         let is_due = self.warned.is_none_or(|warned| now >= warned + WARN_EVERY);
         if !is_due
             || restored.as_ref().is_ok_and(|outcome| outcome.added.is_empty() && outcome.failed.is_empty())
@@ -166,8 +174,8 @@ impl Drop for RoutesGuard {
 
 /// Counts this process as a user of the plan's items, then adds what is missing.
 ///
-/// The order matters if the lock can't be taken: [`release`] removes first and counts again afterwards, so one of two
-/// processes always sees the other.
+/// The order matters if the lock can't be taken: [`release`] removes first and counts again afterwards, so
+/// one of two processes always sees the other.
 fn bring_about(plan: &RoutePlan, hands: &Hands) -> (Option<Owner>, anyhow::Result<ApplyOutcome>) {
     let _lock = RulesLock::acquire();
     let owner = Owner::of(plan.items.iter().map(|item| &item.need));

@@ -102,6 +102,11 @@ impl Engines {
         Before { running: self.running.clone(), expected: self.expected.clone() }
     }
 
+    /// Has the relay's sessions find out whether their backends still have the connections.
+    pub(super) fn probe_backends(&self) {
+        self.relay.iter().for_each(Relay::probe_backends);
+    }
+
     /// The listeners that should be open and are not.
     pub(super) fn missing(&self) -> Vec<ListenerKey> {
         let is_open = |key: &ListenerKey| self.running.iter().any(|listener| listener.key == *key);

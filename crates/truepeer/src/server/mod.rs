@@ -264,7 +264,9 @@ impl<'a> Server<'a> {
         self.process.routes.notice_keeper();
         self.repairs.iter().for_each(RepairKeeper::notice);
         self.process.attachments.notice_keeper();
-        self.process.routes.restore_if_due(now);
+        if self.process.routes.restore_if_due(now) {
+            self.process.engines.probe_backends();
+        }
         self.reload_if_changed(now);
         self.manager.ping(now);
         Ok(self.draining_until.is_none_or(|until| !has_ended && self.has_time(until, now)))

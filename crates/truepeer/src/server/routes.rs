@@ -72,11 +72,10 @@ impl Routes {
         self.watch.as_ref().map(RoutesWatch::next_look)
     }
 
-    /// Adds again the rules and routes that another program has removed.
-    pub(super) fn restore_if_due(&mut self, now: Instant) {
-        if self.watch.as_mut().is_some_and(|watch| watch.is_due(now)) {
-            self.guards.iter_mut().for_each(|(_, guard)| guard.restore(now));
-        }
+    /// Adds again the rules and routes that another program has removed. Returns whether there were such.
+    pub(super) fn restore_if_due(&mut self, now: Instant) -> bool {
+        let is_due = self.watch.as_mut().is_some_and(|watch| watch.is_due(now));
+        is_due && self.guards.iter_mut().fold(false, |restored, (_, guard)| guard.restore(now) | restored)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod commands;
 mod listening;
+mod lost;
 mod owners;
 mod places;
 mod support;
@@ -16,5 +17,6 @@ fn main() -> ExitCode {
     all.extend(commands::tests());
     all.extend(tproxy::tests());
     all.extend(listening::tests());
+    all.extend(lost::tests());
     truepeer_testbed::main(all)
 }
