@@ -19,7 +19,6 @@ mod log;
 mod operate;
 mod output;
 mod plan;
-mod routes;
 mod run;
 mod server;
 mod spec;
@@ -43,8 +42,8 @@ use cli::{Compat, Invocation, UsageError};
 use file::{ConfigSource, LoadedConfig};
 use output::tell;
 use plan::{EntryConfig, ProcessConfig};
-use routes::show::RemoveOptions;
 use spec::{DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
+use truepeer_routes::show::RemoveOptions;
 
 /// The program: reads the command line and carries it out. Errors are on standard error.
 #[must_use]
@@ -142,20 +141,22 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
     match args.action {
         RoutesAction::Show if !args.print => {
             let options = plan::setup_options(&args.routing)?;
-            let complete = routes::show::show(&options, out)?;
+            let complete = truepeer_routes::show::show(&options, out)?;
             anyhow::ensure!(
                 complete,
                 "something is missing: {}",
-                routes::print::apply_command(&options.setup()?)
+                truepeer_routes::print::apply_command(&options.setup()?)
             );
             Ok(())
         }
-        RoutesAction::Show => routes::show::apply(&plan::setup_options(&args.routing)?, true, out),
-        RoutesAction::Apply => routes::show::apply(&plan::setup_options(&args.routing)?, args.print, out),
+        RoutesAction::Show => truepeer_routes::show::apply(&plan::setup_options(&args.routing)?, true, out),
+        RoutesAction::Apply => {
+            truepeer_routes::show::apply(&plan::setup_options(&args.routing)?, args.print, out)
+        }
         RoutesAction::Remove => {
             // Without --table, all tables.
             let options = RemoveOptions { table: args.routing.table, force: args.force, print: args.print };
-            routes::show::remove(&options, out)
+            truepeer_routes::show::remove(&options, out)
         }
     }
 }

@@ -8,7 +8,7 @@ use netlink_packet_route::link::{
 };
 use truepeer_bpf::Device;
 
-use crate::routes::netlink::Netlink;
+use truepeer_routes::netlink::Netlink;
 
 /// The devices with these names. `all` are all that carry IP packets, also those that are down or have no
 /// address yet. It leaves out the ports of a bridge or bond, even with an address of their own (fe80::…):

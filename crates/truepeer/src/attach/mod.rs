@@ -27,9 +27,9 @@ use truepeer_bpf::{
 
 use crate::output::tell;
 use crate::plan::attach_rules;
-use crate::routes::netlink::Netlink;
-use crate::routes::options::local_addresses;
 use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
+use truepeer_routes::netlink::Netlink;
+use truepeer_routes::options::local_addresses;
 
 pub(crate) use devices::in_use as devices_in_use;
 pub(crate) use entry::{leave, put, status_of};

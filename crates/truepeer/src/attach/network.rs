@@ -14,9 +14,9 @@ use truepeer_bpf::Device;
 
 use super::devices;
 use super::target::{self, Found};
-use crate::routes::netlink::{Netlink, Notices};
-use crate::routes::options::local_addresses;
 use crate::spec::AttachTarget;
+use truepeer_routes::netlink::{Netlink, Notices};
+use truepeer_routes::options::local_addresses;
 
 /// A new device is up, has its address or is a port of a bridge some moments after it was made: one look is
 /// enough for all of that.

@@ -12,7 +12,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-use crate::routes::owners;
+use truepeer_routes::owners;
 
 macro_rules! numbers {
     ($($name:ident)*) => { &[$(libc::$name),*] };

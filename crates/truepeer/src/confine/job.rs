@@ -11,9 +11,9 @@ use super::needs::{
     SHARE_PORT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TABLES, TRANSPARENT, kernel,
 };
 use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
-use crate::routes::sysctl;
 use crate::spec::RoutesMode;
 use crate::spec::{AdminAddr, Protocol};
+use truepeer_routes::sysctl;
 
 /// Of sessions that leave user space.
 const SPLICE: [&Need; 4] = [&SPLICE_BPF, &SPLICE_TABLES, &SPLICE_PERFMON, &SPLICE_NET];

@@ -7,10 +7,10 @@ use super::listening::{self, Bound};
 use super::probe;
 use super::report::{Check, Report};
 use super::subject::Subject;
-use crate::routes::item::{IpFamily, IpTransport};
-use crate::routes::place::BackendPlace;
-use crate::routes::plan::Backend;
 use crate::spec::defaults;
+use truepeer_routes::item::{IpFamily, IpTransport};
+use truepeer_routes::place::BackendPlace;
+use truepeer_routes::plan::Backend;
 
 /// The routing table that the advice for another host names: truepeer's own by default.
 const REPLIES: u32 = defaults::TABLE;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::routes::item::IpTransport;
+use truepeer_routes::item::IpTransport;
 
 /// How a backend on this machine is bound, as far as it can be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use rustix::thread::CapabilitySet;
 use super::report::{Check, Report, Verdict};
 use super::subject::Subject;
 use crate::confine::{self, needs};
-use crate::routes::item::{IpFamily, Need, Switch};
-use crate::routes::netlink::Netlink;
-use crate::routes::place::BackendPlace;
-use crate::routes::sysctl;
+use truepeer_routes::item::{IpFamily, Need, Switch};
+use truepeer_routes::netlink::Netlink;
+use truepeer_routes::place::BackendPlace;
+use truepeer_routes::sysctl;
 
 /// The oldest kernel with routing rules that match a protocol and ports.
 const PORT_RULES_SINCE: needs::Version = (4, 17);
@@ -49,7 +49,7 @@ fn policy_routing(subject: &Subject<'_>) -> Check {
     for family in families {
         if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.rules(family)) {
             let why =
-                format!("{family:?}: {} (CONFIG_IP_MULTIPLE_TABLES)", crate::routes::apply::chain(&error));
+                format!("{family:?}: {} (CONFIG_IP_MULTIPLE_TABLES)", truepeer_routes::apply::chain(&error));
             return Check::fail(name, tried, why);
         }
     }

@@ -27,10 +27,10 @@ use anyhow::Result;
 
 use self::subject::Subject;
 use crate::keeper::guard::{Hands, RoutesGuard};
-use crate::routes::netlink::Netlink;
-use crate::routes::options::local_addresses;
-use crate::routes::plan::RoutePlan;
 use crate::spec::RoutesMode;
+use truepeer_routes::netlink::Netlink;
+use truepeer_routes::options::local_addresses;
+use truepeer_routes::plan::RoutePlan;
 
 pub(crate) use report::Report;
 pub(crate) use subject::DoctorOptions;

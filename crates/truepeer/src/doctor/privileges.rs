@@ -7,7 +7,7 @@ use super::probe;
 use super::report::{Check, Report};
 use super::subject::Subject;
 use crate::confine::needs::{self, MARK, NEEDS, Need, ROUTES, TRANSPARENT};
-use crate::routes::item::IpFamily;
+use truepeer_routes::item::IpFamily;
 
 /// The command that grants the capability to this program's file.
 fn grant(need: &Need) -> String {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::routes::item::IpFamily;
+use truepeer_routes::item::IpFamily;
 
 /// Asks for `IP_TRANSPARENT` on a socket that is then closed.
 pub(super) fn try_transparent(family: IpFamily) -> io::Result<()> {

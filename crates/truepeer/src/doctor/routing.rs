@@ -9,16 +9,16 @@ use netlink_packet_route::route::{RouteAttribute, RouteFlags, RouteMessage, Rout
 use super::probe;
 use super::report::{Check, Report, Verdict};
 use super::subject::Subject;
-use crate::routes::apply;
-use crate::routes::found::Tag;
-use crate::routes::item::{IpFamily, IpTransport, Need, Rule, TABLE_MAIN};
-use crate::routes::kernel::KernelRoutes;
-use crate::routes::message;
-use crate::routes::netlink::Netlink;
-use crate::routes::place::BackendPlace;
-use crate::routes::print::apply_command;
-use crate::routes::print::command;
-use crate::routes::sysctl;
+use truepeer_routes::apply;
+use truepeer_routes::found::Tag;
+use truepeer_routes::item::{IpFamily, IpTransport, Need, Rule, TABLE_MAIN};
+use truepeer_routes::kernel::KernelRoutes;
+use truepeer_routes::message;
+use truepeer_routes::netlink::Netlink;
+use truepeer_routes::place::BackendPlace;
+use truepeer_routes::print::apply_command;
+use truepeer_routes::print::command;
+use truepeer_routes::sysctl;
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) -> Result<()> {
     let mut netlink = Netlink::open()?;

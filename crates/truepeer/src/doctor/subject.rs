@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::routes::item::IpFamily;
-use crate::routes::options::SetupOptions;
-use crate::routes::place::BackendPlace;
-use crate::routes::plan::{RoutePlan, Setup};
 use crate::spec::AdminAddr;
+use truepeer_routes::item::IpFamily;
+use truepeer_routes::options::SetupOptions;
+use truepeer_routes::place::BackendPlace;
+use truepeer_routes::plan::{RoutePlan, Setup};
 
 /// What to check, and how.
 #[derive(Debug)]

@@ -22,8 +22,8 @@ use super::permitted::Permitted;
 use super::records::{NeedRecord, of_records};
 use super::service::{Service, serve};
 use super::wire::{self, Answer, MOST_DESCRIPTORS, MOST_NEEDS, Received, Request};
-use crate::routes::apply::ApplyOutcome;
-use crate::routes::plan::RoutePlan;
+use truepeer_routes::apply::ApplyOutcome;
+use truepeer_routes::plan::RoutePlan;
 
 /// How long a change of rules, or the start, may take. It takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -104,7 +104,7 @@ impl Keeper {
         listen_by(Box::new(self.clone()));
     }
 
-    /// See [`crate::routes::change::add`].
+    /// See [`truepeer_routes::change::add`].
     pub(crate) fn add(&self, plan: &RoutePlan, sweeps: bool) -> anyhow::Result<ApplyOutcome> {
         let needs: Vec<_> = plan.items.iter().map(|item| NeedRecord::from(&item.need)).collect();
         if needs.len() > MOST_NEEDS {
@@ -121,7 +121,7 @@ impl Keeper {
         }
     }
 
-    /// See [`crate::routes::change::remove_unused`].
+    /// See [`truepeer_routes::change::remove_unused`].
     pub(crate) fn remove_unused(&self) -> anyhow::Result<usize> {
         match self.0.ask(&Request::RemoveUnused, &[], PATIENCE)? {
             Answer::Removed(count) => Ok(count),

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use super::Keeper;
-use crate::routes::apply::{self, ApplyOutcome, RoutesError, chain};
-use crate::routes::change;
-use crate::routes::item::Item;
-use crate::routes::netlink::Netlink;
-use crate::routes::options::RoutesMode;
-use crate::routes::owners::{Owner, RulesLock};
-use crate::routes::plan::{RoutePlan, Setup};
-use crate::routes::print::apply_command;
+use truepeer_routes::apply::{self, ApplyOutcome, RoutesError, chain};
+use truepeer_routes::change;
+use truepeer_routes::item::Item;
+use truepeer_routes::netlink::Netlink;
+use truepeer_routes::options::RoutesMode;
+use truepeer_routes::owners::{Owner, RulesLock};
+use truepeer_routes::plan::{RoutePlan, Setup};
+use truepeer_routes::print::apply_command;
 
 /// Who changes the kernel's rules.
 #[derive(Debug, Clone, Default)]
@@ -221,7 +221,7 @@ fn log_failure(item: &Item, error: &RoutesError) {
     let hint = error.hint().unwrap_or("truepeer doctor tells more");
     tracing::warn!(
         error = chain(error),
-        wanted = crate::routes::print::command(&item.need),
+        wanted = truepeer_routes::print::command(&item.need),
         "routes: {}; {hint}",
         item.why
     );

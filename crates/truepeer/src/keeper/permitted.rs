@@ -7,8 +7,8 @@ use ipnet::IpNet;
 
 use crate::file::LoadedConfig;
 use crate::plan::{CheckedEntry, setup_of};
-use crate::routes::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE_MAIN};
 use crate::spec::RoutesMode;
+use truepeer_routes::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE_MAIN};
 
 /// The tables, marks and prefixes that the rules of a process may have.
 ///
@@ -134,8 +134,8 @@ pub(super) fn check_client(address: SocketAddr) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::item::Switch;
-    use crate::routes::plan::{RoutePlan, Setup, Tproxy};
+    use truepeer_routes::item::Switch;
+    use truepeer_routes::plan::{RoutePlan, Setup, Tproxy};
 
     fn permitted() -> Permitted {
         Permitted {

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::routes::apply::chain;
-use crate::routes::apply::{ApplyOutcome, RoutesError};
-use crate::routes::found::Tag;
-use crate::routes::item::{IpFamily, IpTransport, Item, LocalRoute, Need, Rule, Switch};
+use truepeer_routes::apply::chain;
+use truepeer_routes::apply::{ApplyOutcome, RoutesError};
+use truepeer_routes::found::Tag;
+use truepeer_routes::item::{IpFamily, IpTransport, Item, LocalRoute, Need, Rule, Switch};
 
 /// The longest description of a failure, and the most of them in one answer.
 const MOST_WORDS: usize = 300;
@@ -198,7 +198,7 @@ pub(super) fn of_records(items: &[Item], records: Vec<OutcomeRecord>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::plan::{RoutePlan, Setup};
+    use truepeer_routes::plan::{RoutePlan, Setup};
 
     #[test]
     fn needs_and_outcomes_survive_the_way() {

@@ -17,12 +17,12 @@ use truepeer_sys::udp::force_buffers;
 use super::permitted::{Permitted, check_client};
 use super::records::{NeedRecord, limited, outcomes};
 use super::wire::{self, Answer, MOST_NEEDS, Received, Request};
-use crate::routes::apply::chain;
-use crate::routes::change;
-use crate::routes::item::{Item, Need};
-use crate::routes::netlink::NetlinkError;
-use crate::routes::owners::RulesLock;
-use crate::routes::plan::RoutePlan;
+use truepeer_routes::apply::chain;
+use truepeer_routes::change;
+use truepeer_routes::item::{Item, Need};
+use truepeer_routes::netlink::NetlinkError;
+use truepeer_routes::owners::RulesLock;
+use truepeer_routes::plan::RoutePlan;
 
 /// The kernel closes the sockets of a killed process one after another: the keeper may notice the end of its own before the tokens are closed.
 const CLOSING: Duration = Duration::from_secs(10);

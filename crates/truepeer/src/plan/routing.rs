@@ -9,8 +9,8 @@ use super::listener::BackendsConfig;
 use super::place::ProblemPlace;
 use super::problem::Problem;
 use super::{Config, resolve};
-use crate::routes::options::SetupOptions;
 use crate::spec::{Family, HostPort, RoutingArgs, defaults};
+use truepeer_routes::options::SetupOptions;
 
 /// Resolves names.
 pub(crate) fn setup_options(spec: &RoutingArgs) -> Result<SetupOptions, Problem> {

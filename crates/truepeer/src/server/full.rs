@@ -11,8 +11,8 @@ use truepeer_bpf::{Device, Full, Served, Splices, Unspoken};
 use truepeer_session::ListenerId;
 
 use crate::plan::CheckedListener;
-use crate::routes::netlink::Netlink;
-use crate::routes::options::local_addresses;
+use truepeer_routes::netlink::Netlink;
+use truepeer_routes::options::local_addresses;
 
 /// The programs, and the listeners that they serve.
 pub(super) struct FullListeners {

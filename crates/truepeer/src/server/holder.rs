@@ -11,7 +11,7 @@ use truepeer_sys::socket::is_v6_only;
 
 use crate::doctor::listening::{self, Socket};
 use crate::plan::{EntryConfig, ProcessConfig};
-use crate::routes::item::IpTransport;
+use truepeer_routes::item::IpTransport;
 
 /// The result of [`look_ahead`].
 static SEEN: OnceLock<Vec<(SocketAddr, IpTransport, String)>> = OnceLock::new();

@@ -6,8 +6,8 @@ use std::time::Instant;
 use crate::keeper::Keeper;
 use crate::keeper::guard::{Hands, RoutesGuard};
 use crate::plan::{Checked, Config, setup_of};
-use crate::routes::plan::Setup;
-use crate::routes::watch::RoutesWatch;
+use truepeer_routes::plan::Setup;
+use truepeer_routes::watch::RoutesWatch;
 
 /// The rules and routes of all plans so far: open sessions may still need those of an earlier one.
 #[derive(Default)]

@@ -27,8 +27,8 @@ pub(crate) const HEADER_MAX: usize = 16 * 1024;
 /// Less than systemd's time-out (90 s), and longer than almost every request takes.
 pub(crate) const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const TLS_TIMEOUT: Duration = Duration::from_secs(10);
-pub(crate) const TABLE: u32 = crate::routes::plan::DEFAULT_TABLE;
-pub(crate) const TPROXY_MARK: u32 = crate::routes::plan::DEFAULT_TPROXY_MARK;
+pub(crate) const TABLE: u32 = truepeer_routes::plan::DEFAULT_TABLE;
+pub(crate) const TPROXY_MARK: u32 = truepeer_routes::plan::DEFAULT_TPROXY_MARK;
 pub(crate) const ORIGIN_KEEPALIVE: usize = 1024;
 pub(crate) const ORIGIN_IDLE: Duration = Duration::from_secs(60);
 /// The pause between two checks of an origin.

@@ -11,7 +11,7 @@ use truepeer_policy::{OnConflict, PrefixSet};
 use super::AdminAddr;
 use super::confine::ConfineSpec;
 use super::values::{self, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Verbosity};
-use crate::routes::options::RoutesMode;
+use truepeer_routes::options::RoutesMode;
 
 /// Which senders are admitted, and which clients they may name.
 #[derive(Debug, Clone, Default, Args)]

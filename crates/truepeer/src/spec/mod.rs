@@ -29,7 +29,6 @@ mod texts;
 pub(crate) mod values;
 mod vpp;
 
-pub(crate) use crate::routes::options::RoutesMode;
 pub(crate) use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
 pub(crate) use attach::{
     AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs, Unshowable,
@@ -52,6 +51,7 @@ pub(crate) use serve::{
 };
 pub(crate) use splice::{SpliceAfter, SpliceLinger, SpliceMode};
 pub(crate) use texts::{CompletionArgs, ManArgs};
+pub(crate) use truepeer_routes::options::RoutesMode;
 pub(crate) use values::{
     Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OnHttp, OriginProtocolConfig,
     PrefixesOrFile, Protocol, SendProxy, SenderRule, Verbosity,

@@ -11,8 +11,8 @@ use truepeer_http::HttpLimits;
 use truepeer_policy::{HeaderRule, PrefixSet};
 
 use super::text::parse_duration;
-use crate::routes::item::IpTransport;
-use crate::routes::options::RoutesMode;
+use truepeer_routes::item::IpTransport;
+use truepeer_routes::options::RoutesMode;
 
 /// The transport of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use super::sysctl;
 
 /// Why an item could not be added.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RoutesError {
+pub enum RoutesError {
     /// The kernel refused.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
@@ -49,7 +49,7 @@ pub(crate) enum RoutesError {
 
 impl RoutesError {
     /// The kernel's error, if it refused.
-    pub(crate) fn answer(&self) -> Option<&io::Error> {
+    pub fn answer(&self) -> Option<&io::Error> {
         match self {
             Self::Netlink(NetlinkError { source, .. }) | Self::Sysctl { source, .. } => Some(source),
             Self::Told { answer, .. } => Some(answer),
@@ -58,12 +58,12 @@ impl RoutesError {
     }
 
     /// Whether the cause is a missing capability.
-    pub(crate) fn is_missing_privilege(&self) -> bool {
+    pub fn is_missing_privilege(&self) -> bool {
         self.answer().is_some_and(|answer| answer.kind() == io::ErrorKind::PermissionDenied)
     }
 
     /// A hint for error numbers that do not show their cause.
-    pub(crate) fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<&'static str> {
         match self.answer()?.kind() {
             io::ErrorKind::NetworkDown => Some("the loopback interface is down: ip link set lo up"),
             io::ErrorKind::ReadOnlyFilesystem => {
@@ -76,15 +76,15 @@ impl RoutesError {
 
 /// What happened to each item of a plan.
 #[derive(Debug, Default)]
-pub(crate) struct ApplyOutcome {
+pub struct ApplyOutcome {
     /// Added now.
-    pub(crate) added: Vec<Item>,
+    pub added: Vec<Item>,
     /// Found there, and who added it.
-    pub(crate) present: Vec<(Item, Tag)>,
+    pub present: Vec<(Item, Tag)>,
     /// Not needed here, and why.
-    pub(crate) skipped: Vec<(Item, &'static str)>,
+    pub skipped: Vec<(Item, &'static str)>,
     /// Needed, but could not be added.
-    pub(crate) failed: Vec<(Item, RoutesError)>,
+    pub failed: Vec<(Item, RoutesError)>,
 }
 
 /// Adds each item that does not exist yet, tagged as `tag`. With [`Tag::Pinned`] it also retags what it finds as
@@ -107,14 +107,14 @@ pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result
 }
 
 /// Whether the plan's rules and routes are all in place. Changes nothing.
-pub(crate) fn is_in_place(netlink: &mut Netlink, plan: &RoutePlan) -> Result<bool, NetlinkError> {
+pub fn is_in_place(netlink: &mut Netlink, plan: &RoutePlan) -> Result<bool, NetlinkError> {
     let kernel = KernelRoutes::read(netlink, table_of(plan))?;
     let is_there = |item: &Item| void(&item.need).is_some() || kernel.satisfied_by(&item.need).is_some();
     Ok(plan.items.iter().all(is_there))
 }
 
 /// The table whose routes the plan is about.
-pub(crate) fn table_of(plan: &RoutePlan) -> u32 {
+pub fn table_of(plan: &RoutePlan) -> u32 {
     let table = |item: &Item| match &item.need {
         Need::LocalRoute(route) => Some(route.table),
         _ => None,
@@ -123,7 +123,7 @@ pub(crate) fn table_of(plan: &RoutePlan) -> u32 {
 }
 
 /// Why an item does not apply here: a host without IPv6 needs no IPv6 routes.
-pub(crate) fn void(need: &Need) -> Option<&'static str> {
+pub fn void(need: &Need) -> Option<&'static str> {
     let is_off = need.family() == super::item::IpFamily::V6
         && sysctl::read_named("net.ipv6.conf.lo.disable_ipv6") != Some(0);
     is_off.then_some("IPv6 is off here")
@@ -303,7 +303,7 @@ fn forgive_absence(result: Result<(), NetlinkError>) -> Result<(), NetlinkError>
 }
 
 /// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
+pub fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {

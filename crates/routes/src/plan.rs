@@ -17,59 +17,59 @@ use super::item::{IpFamily, IpTransport, Item, LocalRoute, Need, Rule, Switch, T
 use super::place::BackendPlace;
 
 /// The table that go-mmproxy's documents use.
-pub(crate) const DEFAULT_TABLE: u32 = 123;
+pub const DEFAULT_TABLE: u32 = 123;
 
 /// The mark that go-mmproxy's TPROXY example puts on redirected packets.
-pub(crate) const DEFAULT_TPROXY_MARK: u32 = 1;
+pub const DEFAULT_TPROXY_MARK: u32 = 1;
 
 /// One place where sessions or flows may end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Backend {
+pub struct Backend {
     /// One address, or a prefix that `--dynamic-allow` opens.
-    pub(crate) net: IpNet,
+    pub net: IpNet,
     /// Its ports.
-    pub(crate) ports: RangeInclusive<u16>,
+    pub ports: RangeInclusive<u16>,
     /// TCP or UDP.
-    pub(crate) transport: IpTransport,
+    pub transport: IpTransport,
     /// Where it is.
-    pub(crate) place: BackendPlace,
+    pub place: BackendPlace,
 }
 
 /// Listening for what netfilter's TPROXY redirects (`--listen-transparent`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Tproxy {
+pub struct Tproxy {
     /// The mark that the redirecting firewall rule sets.
-    pub(crate) mark: u32,
+    pub mark: u32,
     /// The redirected ports; `None` where only the firewall knows them.
-    pub(crate) ports: Option<RangeInclusive<u16>>,
+    pub ports: Option<RangeInclusive<u16>>,
     /// truepeer's listening address.
-    pub(crate) listen: SocketAddr,
+    pub listen: SocketAddr,
 }
 
 /// What truepeer is asked to do, as far as routing is affected.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Setup {
+pub struct Setup {
     /// Every backend of every listener.
-    pub(crate) backends: Vec<Backend>,
+    pub backends: Vec<Backend>,
     /// `--mark`, unless 0.
-    pub(crate) mark: Option<u32>,
+    pub mark: Option<u32>,
     /// `--table`.
-    pub(crate) table: u32,
+    pub table: u32,
     /// Every listener with `--listen-transparent`.
-    pub(crate) tproxy: Vec<Tproxy>,
+    pub tproxy: Vec<Tproxy>,
     /// The machine has `tcp_fwmark_accept=1` already: it matters to TPROXY.
     pub(crate) fwmark_accept: bool,
 }
 
 impl Setup {
     /// An empty setup; `mark` 0 means none, as on the command line.
-    pub(crate) fn new(table: u32, mark: u32) -> Self {
+    pub fn new(table: u32, mark: u32) -> Self {
         let mark = (mark != 0).then_some(mark);
         Self { backends: Vec::new(), mark, table, tproxy: Vec::new(), fwmark_accept: false }
     }
 
     /// Adds one backend; `local` lists the addresses of this network namespace.
-    pub(crate) fn backend(&mut self, address: SocketAddr, transport: IpTransport, local: &[IpAddr]) {
+    pub fn backend(&mut self, address: SocketAddr, transport: IpTransport, local: &[IpAddr]) {
         let ip = address.ip().to_canonical();
         let place = BackendPlace::of(ip, local);
         self.push(Backend { net: ip.into(), ports: address.port()..=address.port(), transport, place });
@@ -79,7 +79,7 @@ impl Setup {
     ///
     /// A prefix that contains local addresses stands for those only. The other addresses need no rules from
     /// truepeer. Rules for them could cut off other programs' traffic, so they are left to the operator.
-    pub(crate) fn dynamic(
+    pub fn dynamic(
         &mut self,
         prefix: IpNet,
         ports: RangeInclusive<u16>,
@@ -118,11 +118,11 @@ impl Setup {
 
 /// What the kernel must have for a [`Setup`] to work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct RoutePlan {
+pub struct RoutePlan {
     /// In the order in which they must be added.
-    pub(crate) items: Vec<Item>,
+    pub items: Vec<Item>,
     /// The mark that truepeer must put on its upstream sockets; `None`: the plan needs none.
-    pub(crate) upstream_mark: Option<u32>,
+    pub upstream_mark: Option<u32>,
 }
 
 const REPLIES_COME_BACK: &str = "whatever is looked up in this table is delivered to this machine";
@@ -142,7 +142,7 @@ const SENDER_REPLIES: &str = "what truepeer answers on a redirected connection l
 
 impl RoutePlan {
     /// The same setup always gives the same plan.
-    pub(crate) fn for_setup(setup: &Setup) -> Self {
+    pub fn for_setup(setup: &Setup) -> Self {
         let mut plan = Self { items: Vec::new(), upstream_mark: setup.needed_mark() };
         for family in IpFamily::ALL {
             plan.add_family(setup, family);

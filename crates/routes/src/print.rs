@@ -9,7 +9,7 @@ use super::place::BackendPlace;
 use super::plan::{DEFAULT_TABLE, RoutePlan, Setup, Tproxy};
 
 /// The command that sets what is needed.
-pub(crate) fn command(need: &Need) -> String {
+pub fn command(need: &Need) -> String {
     match need {
         Need::Rule(rule) => format!("{} rule add {}", ip(rule.family), Selector(rule)),
         Need::LocalRoute(route) => format!("{} route add {}", ip(route.family), Destination(route)),
@@ -178,7 +178,7 @@ fn precise_alternative(setup: &Setup) -> Vec<String> {
 }
 
 /// The command that an operator types to add the routes of a setup.
-pub(crate) fn apply_command(setup: &Setup) -> String {
+pub fn apply_command(setup: &Setup) -> String {
     let mut command = "truepeer routes apply".to_owned();
     for backend in &setup.backends {
         let (ip, port) = (backend.net.addr(), *backend.ports.start());

@@ -8,7 +8,7 @@ use super::sysctl;
 
 /// Everything in the kernel that can matter to a plan.
 #[derive(Debug, Default)]
-pub(crate) struct KernelRoutes {
+pub struct KernelRoutes {
     /// All rules that lead to a table and that truepeer could have written.
     pub(crate) rules: Vec<FoundRule>,
     /// Local default routes: truepeer's in any table, others' in the requested table.
@@ -19,7 +19,7 @@ pub(crate) struct KernelRoutes {
 
 impl KernelRoutes {
     /// Reads this network namespace; `table` is the one whose foreign routes matter.
-    pub(crate) fn read(netlink: &mut Netlink, table: u32) -> Result<Self, NetlinkError> {
+    pub fn read(netlink: &mut Netlink, table: u32) -> Result<Self, NetlinkError> {
         let mut kernel = Self::default();
         for family in IpFamily::ALL {
             kernel.read_rules(netlink, family)?;
@@ -54,7 +54,7 @@ impl KernelRoutes {
     }
 
     /// Who has satisfied a need already. If several have: foreign before pinned before owned.
-    pub(crate) fn satisfied_by(&self, need: &Need) -> Option<Tag> {
+    pub fn satisfied_by(&self, need: &Need) -> Option<Tag> {
         match need {
             Need::Rule(rule) => self.rules.iter().filter(|f| f.rule.is_same_as(rule)).map(|f| f.tag).max(),
             Need::LocalRoute(route) => {

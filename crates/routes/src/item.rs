@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 /// The IP family of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum IpFamily {
+pub enum IpFamily {
     /// IPv4.
     V4,
     /// IPv6.
@@ -16,15 +16,15 @@ pub(crate) enum IpFamily {
 
 impl IpFamily {
     /// Both, in the order in which they are printed.
-    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
-    pub(crate) fn of(address: IpAddr) -> Self {
+    pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
     /// `127.0.0.1` or `::1`.
-    pub(crate) fn loopback(self) -> IpAddr {
+    pub fn loopback(self) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::LOCALHOST.into(),
             Self::V6 => Ipv6Addr::LOCALHOST.into(),
@@ -32,7 +32,7 @@ impl IpFamily {
     }
 
     /// The address that stands for a client in the doctor's probes (documentation: RFC 5737, RFC 3849).
-    pub(crate) fn example_client(self) -> IpAddr {
+    pub fn example_client(self) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
             Self::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
@@ -42,7 +42,7 @@ impl IpFamily {
 
 /// The transport that a rule selects on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum IpTransport {
+pub enum IpTransport {
     /// TCP.
     Tcp,
     /// UDP.
@@ -50,30 +50,30 @@ pub(crate) enum IpTransport {
 }
 
 /// The table of this host's ordinary routes.
-pub(crate) const TABLE_MAIN: u32 = 254;
+pub const TABLE_MAIN: u32 = 254;
 
 /// A policy routing rule. The kernel ignores selectors that are `None` or `false`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub struct Rule {
     /// The family whose rule list holds it.
-    pub(crate) family: IpFamily,
+    pub family: IpFamily,
     /// The packet's source.
-    pub(crate) from: Option<IpNet>,
+    pub from: Option<IpNet>,
     /// Only packets that this machine sends itself (the kernel's meaning of `iif lo` in a rule).
-    pub(crate) sent_here: bool,
+    pub sent_here: bool,
     /// The packet's mark, all 32 bits of it.
-    pub(crate) mark: Option<u32>,
+    pub mark: Option<u32>,
     /// The packet's transport.
-    pub(crate) transport: Option<IpTransport>,
+    pub transport: Option<IpTransport>,
     /// The packet's source ports.
-    pub(crate) source_ports: Option<RangeInclusive<u16>>,
+    pub source_ports: Option<RangeInclusive<u16>>,
     /// The table to look up.
-    pub(crate) table: u32,
+    pub table: u32,
 }
 
 impl Rule {
     /// A rule that selects everything, to be narrowed.
-    pub(crate) fn to_table(family: IpFamily, table: u32) -> Self {
+    pub fn to_table(family: IpFamily, table: u32) -> Self {
         Self { family, from: None, sent_here: false, mark: None, transport: None, source_ports: None, table }
     }
 
@@ -86,18 +86,18 @@ impl Rule {
 
 /// `local default dev lo table T`: the kernel takes every address looked up in this table for its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct LocalRoute {
+pub struct LocalRoute {
     /// Which default.
-    pub(crate) family: IpFamily,
+    pub family: IpFamily,
     /// The table that it stands in.
-    pub(crate) table: u32,
+    pub table: u32,
     /// The source that an unbound UDP socket shall reply from.
-    pub(crate) source: Option<IpAddr>,
+    pub source: Option<IpAddr>,
 }
 
 /// The kernel switches that a plan may need. All are per network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Switch {
+pub enum Switch {
     /// An accepted TCP socket takes the mark of the SYN; serves IPv6, too, whatever its name says.
     TcpFwmarkAccept,
     /// A RST or ICMP reply that belongs to no socket takes the mark of the packet it answers (IPv4).
@@ -108,10 +108,10 @@ pub(crate) enum Switch {
 
 impl Switch {
     /// All of them; the position is what a memo in the kernel's rule list refers to, so only append.
-    pub(crate) const ALL: [Self; 3] = [Self::TcpFwmarkAccept, Self::FwmarkReflect4, Self::FwmarkReflect6];
+    pub const ALL: [Self; 3] = [Self::TcpFwmarkAccept, Self::FwmarkReflect4, Self::FwmarkReflect6];
 
     /// The dotted name that sysctl(8) knows.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::TcpFwmarkAccept => "net.ipv4.tcp_fwmark_accept",
             Self::FwmarkReflect4 => "net.ipv4.fwmark_reflect",
@@ -122,7 +122,7 @@ impl Switch {
 
 /// One setting that the kernel must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// A rule of this meaning, at whatever priority.
     Rule(Rule),
     /// A local default route.
@@ -145,9 +145,9 @@ impl Need {
 
 /// A need and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Item {
+pub struct Item {
     /// What must be so.
-    pub(crate) need: Need,
+    pub need: Need,
     /// The reason, as the operator reads it.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
 }

@@ -153,7 +153,7 @@ pub(crate) fn route(route: &LocalRoute, tag: Tag, metric: Option<u32>) -> RouteM
 }
 
 /// An empty message of a family.
-pub(crate) fn route_query(family: IpFamily) -> RouteMessage {
+pub fn route_query(family: IpFamily) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = address_family(family);
     message

@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use super::*;
-use crate::routes::plan::DEFAULT_TABLE;
+use crate::plan::DEFAULT_TABLE;
 
 fn commands(setup: &Setup) -> Vec<String> {
     RoutePlan::for_setup(setup).items.iter().map(|item| command(&item.need)).collect()

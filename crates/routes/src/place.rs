@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 /// Where a backend is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum BackendPlace {
+pub enum BackendPlace {
     /// On `127.0.0.0/8` or `::1`.
     Loopback,
     /// On another address of this network namespace.

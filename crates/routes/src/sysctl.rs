@@ -6,12 +6,12 @@ use std::io;
 use super::item::Switch;
 
 /// A switch's number; `None` where the kernel has no such switch.
-pub(crate) fn read(switch: Switch) -> Option<i64> {
+pub fn read(switch: Switch) -> Option<i64> {
     read_named(switch.name())
 }
 
 /// Any numeric sysctl by its dotted name; a dot within an interface's name must be written as `/`.
-pub(crate) fn read_named(name: &str) -> Option<i64> {
+pub fn read_named(name: &str) -> Option<i64> {
     fs::read_to_string(path(name)).ok()?.split_ascii_whitespace().next()?.parse().ok()
 }
 

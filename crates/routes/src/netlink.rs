@@ -23,13 +23,13 @@ use super::message;
 /// What the kernel refused.
 #[derive(Debug, Error)]
 #[error("netlink: {request} failed{}", in_its_words(reason.as_deref()))]
-pub(crate) struct NetlinkError {
+pub struct NetlinkError {
     /// The request, in words.
     pub(crate) request: &'static str,
     /// The kernel's own words, where it gives any.
     pub(crate) reason: Option<String>,
     /// The kernel's error number.
-    pub(crate) source: io::Error,
+    pub source: io::Error,
 }
 
 fn in_its_words(reason: Option<&str>) -> String {
@@ -41,10 +41,14 @@ const ATTEMPTS: u32 = 10;
 
 /// A socket that is told when a device or an address of the network namespace of the thread that opened it
 /// changes.
-pub(crate) struct Notices(Socket);
+pub struct Notices(Socket);
 
 impl Notices {
-    pub(crate) fn open() -> io::Result<Self> {
+    /// Joins the groups of devices and addresses.
+    ///
+    /// # Errors
+    /// A failed system call on the netlink socket.
+    pub fn open() -> io::Result<Self> {
         // RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR (linux/rtnetlink.h).
         const GROUPS: u32 = 0x1 | 0x10 | 0x100;
         let mut socket = Socket::new(NETLINK_ROUTE)?;
@@ -55,7 +59,7 @@ impl Notices {
 
     /// Drops what has been told so far. Whoever is told reads the whole state again, so lost notices
     /// (ENOBUFS) don't matter.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         let mut buffer = Vec::with_capacity(8192);
         while !matches!(self.0.recv(&mut buffer, 0), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
         {
@@ -72,14 +76,14 @@ impl AsFd for Notices {
 
 /// A connection to rtnetlink in the network namespace of the thread that opened it.
 #[derive(Debug)]
-pub(crate) struct Netlink {
+pub struct Netlink {
     socket: Socket,
     sequence: u32,
 }
 
 impl Netlink {
     /// Opens a socket; no privilege is needed for reading.
-    pub(crate) fn open() -> Result<Self, NetlinkError> {
+    pub fn open() -> Result<Self, NetlinkError> {
         let open = || {
             let socket = Socket::new(NETLINK_ROUTE)?;
             socket.connect(&SocketAddr::new(0, 0))?;
@@ -99,7 +103,7 @@ impl Netlink {
     ///
     /// The kernel marks a list of devices or addresses that changed while it was written (`NLM_F_DUMP_INTR`), and
     /// it is then read again. It marks no list of rules: one that changes meanwhile can lack a rule.
-    pub(crate) fn rules(&mut self, family: IpFamily) -> Result<Vec<RuleMessage>, NetlinkError> {
+    pub fn rules(&mut self, family: IpFamily) -> Result<Vec<RuleMessage>, NetlinkError> {
         let mut query = RuleMessage::default();
         query.header.family = message::address_family(family);
         let found = match self.dump("listing rules", Message::GetRule(query)) {
@@ -149,7 +153,7 @@ impl Netlink {
     }
 
     /// All addresses of this network namespace.
-    pub(crate) fn addresses(&mut self) -> Result<Vec<AddressMessage>, NetlinkError> {
+    pub fn addresses(&mut self) -> Result<Vec<AddressMessage>, NetlinkError> {
         let found = self.dump("listing addresses", Message::GetAddress(AddressMessage::default()))?;
         Ok(found
             .into_iter()
@@ -158,7 +162,7 @@ impl Netlink {
     }
 
     /// All devices of this network namespace.
-    pub(crate) fn links(&mut self) -> Result<Vec<LinkMessage>, NetlinkError> {
+    pub fn links(&mut self) -> Result<Vec<LinkMessage>, NetlinkError> {
         let found = self.dump("listing devices", Message::GetLink(LinkMessage::default()))?;
         Ok(found
             .into_iter()
@@ -167,7 +171,7 @@ impl Netlink {
     }
 
     /// Which route the kernel would take; an error is its way to say "none" or "martian".
-    pub(crate) fn route_for(&mut self, query: RouteMessage) -> Result<Option<RouteMessage>, NetlinkError> {
+    pub fn route_for(&mut self, query: RouteMessage) -> Result<Option<RouteMessage>, NetlinkError> {
         let answer = self.exchange("asking for a route", Message::GetRoute(query), NLM_F_REQUEST, false)?;
         Ok(answer.into_iter().find_map(|m| if let Message::NewRoute(m) = m { Some(m) } else { None }))
     }

@@ -21,7 +21,7 @@ const GROUPS: [u32; 3] = [1, 8, 19];
 const MOST_MESSAGES: usize = 1000;
 
 /// Tells when to look at rules and routes.
-pub(crate) struct RoutesWatch {
+pub struct RoutesWatch {
     socket: Socket,
     looks: Looks,
 }
@@ -31,7 +31,7 @@ impl RoutesWatch {
     ///
     /// # Errors
     /// A failed system call on the netlink socket.
-    pub(crate) fn begin(now: Instant) -> io::Result<Self> {
+    pub fn begin(now: Instant) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind(&SocketAddr::new(0, 0))?;
         socket.set_non_blocking(true)?;
@@ -40,12 +40,12 @@ impl RoutesWatch {
     }
 
     /// When to call [`Self::is_due`] at the latest; earlier if the socket becomes readable.
-    pub(crate) fn next_look(&self) -> Instant {
+    pub fn next_look(&self) -> Instant {
         self.looks.next
     }
 
     /// Whether to look now. Reads the socket's messages.
-    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+    pub fn is_due(&mut self, now: Instant) -> bool {
         let has_noticed = self.has_noticed();
         self.looks.is_due(has_noticed, now)
     }

@@ -18,7 +18,7 @@ use super::print::{command, script};
 /// Writes what truepeer has added, which processes use it, and whether everything that the setup needs exists.
 ///
 /// Returns whether nothing is missing.
-pub(crate) fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> {
+pub fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> {
     let setup = options.setup()?;
     let plan = RoutePlan::for_setup(&setup);
     let kernel = KernelRoutes::read(&mut Netlink::open()?, apply::table_of(&plan))?;
@@ -80,7 +80,7 @@ fn whose(tag: Tag) -> &'static str {
 ///
 /// # Errors
 /// The first item that could not be added, after all were tried.
-pub(crate) fn apply(options: &SetupOptions, print: bool, out: &mut dyn Write) -> Result<()> {
+pub fn apply(options: &SetupOptions, print: bool, out: &mut dyn Write) -> Result<()> {
     let setup = options.setup()?;
     let plan = RoutePlan::for_setup(&setup);
     if print {
@@ -122,17 +122,17 @@ fn write_outcome(outcome: &ApplyOutcome, out: &mut dyn Write) -> io::Result<()> 
 
 /// The options of `truepeer routes remove`.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct RemoveOptions {
+pub struct RemoveOptions {
     /// Only rules that lead to this table, and routes in it.
-    pub(crate) table: Option<u32>,
+    pub table: Option<u32>,
     /// Even while a running truepeer uses it.
-    pub(crate) force: bool,
+    pub force: bool,
     /// Only write the commands.
-    pub(crate) print: bool,
+    pub print: bool,
 }
 
 /// Removes what truepeer has added. What a running truepeer needs stays until the last such process ends.
-pub(crate) fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()> {
+pub fn remove(options: &RemoveOptions, out: &mut dyn Write) -> Result<()> {
     let mut netlink = Netlink::open()?;
     if options.print {
         return print_removal(&mut netlink, options.table, out);

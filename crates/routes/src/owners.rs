@@ -35,13 +35,13 @@ pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 const LOCK: &str = "truepeer/routes/lock";
 /// The protocol of raw tokens: for experiments, never on a wire (RFC 3692, RFC 4727).
-pub(crate) const PROTOCOL: u8 = 253;
+pub const PROTOCOL: u8 = 253;
 /// Where UDP tokens are connected to. Nothing is ever sent.
 const DISCARD: u16 = 9;
 
 /// The uses of this process. They end when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub struct Owner {
     _tokens: Vec<OwnedFd>,
 }
 
@@ -50,7 +50,7 @@ impl Owner {
     ///
     /// # Errors
     /// The kernel's; nothing is counted then.
-    pub(crate) fn of<'a>(needs: impl IntoIterator<Item = &'a Need>) -> io::Result<Self> {
+    pub fn of<'a>(needs: impl IntoIterator<Item = &'a Need>) -> io::Result<Self> {
         let keys: BTreeSet<Key> = needs.into_iter().map(Key::of).collect();
         let tokens: Result<Vec<OwnedFd>, Errno> = keys.into_iter().map(open_token).collect();
         Ok(Self { _tokens: tokens? })
@@ -216,19 +216,19 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
 /// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_TIMEOUT`], and nothing
 /// else depends on it, see `keeper::guard::release`.
 #[derive(Debug)]
-pub(crate) struct RulesLock {
+pub struct RulesLock {
     _name: Option<UnixDatagram>,
 }
 
 impl RulesLock {
     /// Takes the lock if it is free.
-    pub(crate) fn try_acquire() -> Option<Self> {
+    pub fn try_acquire() -> Option<Self> {
         lock().ok().map(|name| Self { _name: Some(name) })
     }
 
     /// Waits for it at most [`LOCK_TIMEOUT`], then goes on without: every change is idempotent, and an
     /// outage would be worse than two instances that race.
-    pub(crate) fn acquire() -> Self {
+    pub fn acquire() -> Self {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match lock() {
@@ -256,7 +256,7 @@ fn lock() -> io::Result<UnixDatagram> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::routes::item::{LocalRoute, Switch};
+    use crate::item::{LocalRoute, Switch};
 
     fn rule(from: &str) -> Need {
         Need::Rule(Rule { from: Some(from.parse().unwrap()), ..Rule::to_table(IpFamily::V4, 123) })

@@ -10,18 +10,18 @@
 //!                    └──apply──▶ kernel, tagged as truepeer's ──▶ removed by the last owner
 //! ```
 
-pub(crate) mod apply;
-pub(crate) mod change;
-pub(crate) mod found;
-pub(crate) mod item;
-pub(crate) mod kernel;
-pub(crate) mod message;
-pub(crate) mod netlink;
-pub(crate) mod options;
-pub(crate) mod owners;
-pub(crate) mod place;
-pub(crate) mod plan;
-pub(crate) mod print;
-pub(crate) mod show;
-pub(crate) mod sysctl;
-pub(crate) mod watch;
+pub mod apply;
+pub mod change;
+pub mod found;
+pub mod item;
+pub mod kernel;
+pub mod message;
+pub mod netlink;
+pub mod options;
+pub mod owners;
+pub mod place;
+pub mod plan;
+pub mod print;
+pub mod show;
+pub mod sysctl;
+pub mod watch;

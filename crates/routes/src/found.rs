@@ -6,7 +6,7 @@ use super::item::{LocalRoute, Rule, Switch};
 
 /// Who added a rule or a route, by its protocol number (`proto` in `ip rule`, see rt_protos(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Tag {
+pub enum Tag {
     /// Added by a running truepeer. The last one that needs it removes it.
     Owned,
     /// Added by `truepeer routes apply`. Stays until `truepeer routes remove`.
@@ -25,7 +25,7 @@ impl Tag {
     pub(crate) const OURS: [Self; 2] = [Self::Owned, Self::Pinned];
 
     /// Reads a protocol number.
-    pub(crate) fn of(protocol: u8) -> Self {
+    pub fn of(protocol: u8) -> Self {
         match protocol {
             Self::OWNED => Self::Owned,
             Self::PINNED => Self::Pinned,
@@ -34,7 +34,7 @@ impl Tag {
     }
 
     /// The number to write; `Foreign` is never written, so it has the kernel's "unspecified".
-    pub(crate) fn protocol(self) -> u8 {
+    pub fn protocol(self) -> u8 {
         match self {
             Self::Owned => Self::OWNED,
             Self::Pinned => Self::PINNED,

@@ -1,4 +1,4 @@
-//! The changes that a process makes to the kernel's rules when it starts, while it runs, and at its end. The [keeper](crate::keeper) makes them for a
+//! The changes that a process makes to the kernel's rules when it starts, while it runs, and at its end. The keeper makes them for a
 //! confined process, any other process by itself. Both hold the [`RulesLock`](super::owners::RulesLock) meanwhile.
 
 use super::apply::chain;
@@ -10,7 +10,7 @@ use super::owners::Living;
 use super::plan::RoutePlan;
 
 /// Adds what is missing of a plan. `sweeps`: first removes what killed processes have left and nobody needs.
-pub(crate) fn add(plan: &RoutePlan, sweeps: bool) -> Result<ApplyOutcome, NetlinkError> {
+pub fn add(plan: &RoutePlan, sweeps: bool) -> Result<ApplyOutcome, NetlinkError> {
     let mut netlink = Netlink::open()?;
     if sweeps {
         sweep_stale(&mut netlink, plan);
@@ -28,7 +28,7 @@ fn sweep_stale(netlink: &mut Netlink, plan: &RoutePlan) {
 }
 
 /// Removes what no living process needs. Returns how much that was.
-pub(crate) fn remove_unused() -> Result<usize, NetlinkError> {
+pub fn remove_unused() -> Result<usize, NetlinkError> {
     let Ok(living) = Living::read() else { return Ok(0) };
     let mut netlink = Netlink::open()?;
     let removed = apply::sweep(&mut netlink, &[Tag::Owned], |need| living.need(need))?;

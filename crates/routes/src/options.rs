@@ -15,7 +15,7 @@ use super::sysctl;
 /// Whether truepeer sets up rules and routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum RoutesMode {
+pub enum RoutesMode {
     /// Set them up. If that is not permitted, log it and continue.
     #[default]
     AutoIfAllowed,
@@ -27,21 +27,21 @@ pub(crate) enum RoutesMode {
 
 /// What `proxy`, `routes` and `doctor` know about routing from their options.
 #[derive(Debug, Clone)]
-pub(crate) struct SetupOptions {
+pub struct SetupOptions {
     /// `-4` and `-6` of every listener.
-    pub(crate) backends: Vec<(SocketAddr, IpTransport)>,
+    pub backends: Vec<(SocketAddr, IpTransport)>,
     /// `--dynamic-allow`.
-    pub(crate) dynamic: Vec<(IpNet, RangeInclusive<u16>, IpTransport)>,
+    pub dynamic: Vec<(IpNet, RangeInclusive<u16>, IpTransport)>,
     /// `--mark`; 0 is none.
-    pub(crate) mark: u32,
+    pub mark: u32,
     /// `--table`.
-    pub(crate) table: u32,
+    pub table: u32,
     /// The listening addresses with `--listen-transparent`.
-    pub(crate) listen_transparent: Vec<SocketAddr>,
+    pub listen_transparent: Vec<SocketAddr>,
     /// The ports that the firewall redirects, if known.
-    pub(crate) tproxy_ports: Option<RangeInclusive<u16>>,
+    pub tproxy_ports: Option<RangeInclusive<u16>>,
     /// The mark that the firewall sets with the redirection.
-    pub(crate) tproxy_mark: u32,
+    pub tproxy_mark: u32,
 }
 
 impl Default for SetupOptions {
@@ -60,7 +60,7 @@ impl Default for SetupOptions {
 
 impl SetupOptions {
     /// Sorts the backends by where they are, seen from the network namespace of this thread.
-    pub(crate) fn setup(&self) -> Result<Setup, NetlinkError> {
+    pub fn setup(&self) -> Result<Setup, NetlinkError> {
         let local = local_addresses(&mut Netlink::open()?)?;
         let mut setup = Setup::new(self.table, self.mark);
         for (address, transport) in &self.backends {
@@ -79,7 +79,7 @@ impl SetupOptions {
 }
 
 /// Every address of this network namespace.
-pub(crate) fn local_addresses(netlink: &mut Netlink) -> Result<Vec<IpAddr>, NetlinkError> {
+pub fn local_addresses(netlink: &mut Netlink) -> Result<Vec<IpAddr>, NetlinkError> {
     Ok(netlink.addresses()?.iter().filter_map(own_address).collect())
 }
 
