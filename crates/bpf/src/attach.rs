@@ -21,10 +21,10 @@ use crate::programs::{
 use crate::resize::Aside;
 use crate::rules::NewConnections;
 use crate::rules::{Others, Rules};
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, size_of};
 use crate::tables::Tables;
 use crate::whole::{self, Whole};
-use crate::{again, cut, detach, resize, witness};
+use crate::{again, cut, detach, witness};
 
 /// What is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,7 +146,7 @@ fn prepare_with(
     }
     aside.put_tcp_back()?;
     let prepared = prepare(place, whole, devices, cgroups, sizes)?;
-    let kept_max_flows = resize::size_of(place, "tp_flows")?;
+    let kept_max_flows = size_of(place, "tp_flows")?;
     let has_changed = kept_max_flows != whole.rules.max_flows.get();
     Ok(Prepared { kept_max_flows: has_changed.then_some(kept_max_flows), ..prepared })
 }

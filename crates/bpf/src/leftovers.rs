@@ -20,6 +20,21 @@ pub fn gone(pins: &Path) -> Result<Vec<PathBuf>, AttachError> {
     Ok(entries(pins)?.into_iter().filter(|root| is_trusted(root) && is_gone(root)).collect())
 }
 
+impl Place {
+    /// The places of all network namespaces that exist and have something attached by this version, by their
+    /// cookies.
+    pub fn all(pins: &Path) -> Result<Vec<Self>, AttachError> {
+        let gone = gone(pins)?;
+        let is_trusted = |root: &PathBuf| trust::check(root).is_ok();
+        let roots = entries(pins)?.into_iter().filter(|root| !gone.contains(root) && is_trusted(root));
+        let cookies = roots.filter_map(|root| root.file_name()?.to_str()?.parse().ok());
+        let mut cookies: Vec<u64> = cookies.collect();
+        cookies.sort_unstable();
+        let all = cookies.into_iter().map(|cookie| Self::of(pins, cookie));
+        Ok(all.filter(|place| place.exists().unwrap_or(true)).collect())
+    }
+}
+
 /// Removes them and returns how many there were. Several processes may do so at the same time.
 pub fn sweep(place: &Place) -> Result<usize, AttachError> {
     let roots = left_behind(place)?;

@@ -166,6 +166,18 @@ pub(crate) fn leave_clsact() {
     }
 }
 
+/// Detaches the programs that make sessions, and removes their tables. Flows stay. The programs of a process that was
+/// killed would accept connections for the next one's listeners.
+pub(crate) fn leave_full(place: &Place) -> Result<(), AttachError> {
+    let begins = |path: &PathBuf, with: &[&str]| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        with.iter().any(|with| name.starts_with(with))
+    };
+    let links = entries(&place.links())?.into_iter().filter(|pin| begins(pin, &["full_in-", "full_out-"]));
+    let maps = entries(&place.maps())?.into_iter().filter(|pin| begins(pin, &["tf_", "tp_"]));
+    unlink(links.chain(maps))
+}
+
 /// Removes a hook from its cgroup, if there is one.
 pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), AttachError> {
     unlink([place.hook(name)])

@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock, statfs};
 
 use crate::error::AttachError;
 use crate::layout::LAYOUT;
-use crate::{leftovers, trust};
+use crate::trust;
 
 /// `SO_NETNS_COOKIE` (asm-generic/socket.h), Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
@@ -50,18 +50,6 @@ impl Place {
             netns_cookie,
             layout: LAYOUT,
         }
-    }
-
-    /// The places of all network namespaces that exist and have something attached by this version, by their cookies.
-    pub fn all(pins: &Path) -> Result<Vec<Self>, AttachError> {
-        let gone = leftovers::gone(pins)?;
-        let is_trusted = |root: &PathBuf| trust::check(root).is_ok();
-        let roots = entries(pins)?.into_iter().filter(|root| !gone.contains(root) && is_trusted(root));
-        let cookies = roots.filter_map(|root| root.file_name()?.to_str()?.parse().ok());
-        let mut cookies: Vec<u64> = cookies.collect();
-        cookies.sort_unstable();
-        let all = cookies.into_iter().map(|cookie| Self::of(pins, cookie));
-        Ok(all.filter(|place| place.exists().unwrap_or(true)).collect())
     }
 
     /// Whether this path, or its nearest existing parent, is on a BPF file system.

@@ -13,7 +13,7 @@ use aya::maps::{Map, MapData};
 use crate::error::AttachError;
 use crate::layout::{FlowKey, RawEmbryo, RawFlow};
 use crate::place::{Place, entries, unlink};
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, size_of};
 use crate::status;
 
 /// The pins of tables that are about to be replaced. A dot is not allowed there.
@@ -110,12 +110,6 @@ fn move_aside(place: &Place, name: &str, size: u32, aside: &mut Vec<PathBuf>) ->
     fs::rename(&pin, &other).map_err(AttachError::file("rename", &pin))?;
     aside.push(other);
     Ok(())
-}
-
-/// How many entries a table has room for.
-pub(crate) fn size_of(place: &Place, name: &str) -> Result<u32, AttachError> {
-    let info = MapData::from_pin(place.maps().join(name)).and_then(|map| map.info());
-    Ok(info.map_err(AttachError::map("opening", "a table"))?.max_entries())
 }
 
 fn put_back(aside: PathBuf) -> Result<(), AttachError> {

@@ -2,11 +2,11 @@
 
 use std::num::NonZeroU32;
 
+use aya::maps::MapData;
 use aya::util::nr_cpus;
 
 use crate::error::AttachError;
 use crate::place::Place;
-use crate::resize;
 use crate::rules::{Rules, UdpDialect};
 
 /// A handshake is short: there is one for many open connections.
@@ -51,7 +51,7 @@ impl Sizes {
 
     /// Those of the tables that are there.
     pub(crate) fn in_place(place: &Place) -> Result<Self, AttachError> {
-        let of = |name: &'static str| Ok::<_, AttachError>((name, resize::size_of(place, name)?));
+        let of = |name: &'static str| Ok::<_, AttachError>((name, size_of(place, name)?));
         Ok(Self {
             tcp: [of("tp_flows")?, of("tp_embryos")?, of("tp_ended")?, of("tp_guesses")?],
             udp: [of("tp_udp_flows")?, of("tp_udp_seats")?],
@@ -60,7 +60,7 @@ impl Sizes {
 
     /// How many entries a table has; `None`: its protocol is not attached.
     pub(crate) fn in_use(place: &Place, table: &str) -> Result<Option<NonZeroU32>, AttachError> {
-        Ok(NonZeroU32::new(resize::size_of(place, table)?).filter(|size| size.get() != NONE))
+        Ok(NonZeroU32::new(size_of(place, table)?).filter(|size| size.get() != NONE))
     }
 
     pub(crate) fn tcp(&self) -> &[(&'static str, u32)] {
@@ -79,6 +79,12 @@ impl Sizes {
     pub(crate) fn seats(&self) -> u32 {
         self.udp[1].1
     }
+}
+
+/// How many entries a table has room for.
+pub(crate) fn size_of(place: &Place, name: &str) -> Result<u32, AttachError> {
+    let info = MapData::from_pin(place.maps().join(name)).and_then(|map| map.info());
+    Ok(info.map_err(AttachError::map("opening", "a table"))?.max_entries())
 }
 
 /// Only a port that is mapped, and SPP, need seats (`c/udp_seats.h`).

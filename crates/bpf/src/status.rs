@@ -11,8 +11,8 @@ use crate::error::AttachError;
 use crate::layout::{FlowKey, Port, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::memory::{Memory, memory};
 use crate::place::Place;
-use crate::resize;
 use crate::rules::Gate;
+use crate::sizes;
 use crate::tables::{REFUSING, Tables};
 
 /// The longest life of a half-open connection: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
@@ -147,8 +147,8 @@ pub fn status_among(place: &Place, cgroups: &Living) -> Result<Option<Status>, A
         netns: tables.netns()?,
         is_cgroup_gone: cgroups.is_cgroup_gone(place),
         memory: memory(place)?,
-        max_flows: resize::size_of(place, "tp_flows")?,
-        max_udp_flows: resize::size_of(place, "tp_udp_flows")?,
+        max_flows: sizes::size_of(place, "tp_flows")?,
+        max_udp_flows: sizes::size_of(place, "tp_udp_flows")?,
     }))
 }
 

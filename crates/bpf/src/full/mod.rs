@@ -25,7 +25,7 @@ use self::layout::{Endpoint, RawBackend, RawListener, RawPort};
 pub use self::listeners::{Served, Unspoken};
 use self::places::LentPlaces;
 use crate::layout::Address;
-use crate::{AttachError, Device, Splices};
+use crate::{AttachError, Device, Splices, links};
 
 /// The programs and tables. Dropping this detaches the programs: sessions that have begun go on, and truepeer accepts all new connections.
 pub struct Full {
@@ -120,7 +120,7 @@ impl Drop for Full {
         // In every other state the programs and tables there may be another process's.
         if self.lent().state == Lending::Goes {
             // If it fails, the programs stay and do nothing: nobody looks at them any more.
-            let _ = leave(&self.place);
+            let _ = links::leave_full(&self.place);
         }
     }
 }
@@ -134,6 +134,3 @@ impl std::fmt::Debug for Full {
         f.write_str("Full")
     }
 }
-
-/// Removes the programs of a process that was killed: they would accept connections for the next one's listeners.
-pub(crate) use self::programs::leave;

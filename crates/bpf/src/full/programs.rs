@@ -11,9 +11,8 @@ use super::layout::{Endpoint, RawBackend, RawListener, RawPort};
 use super::places::LentPlaces;
 use crate::again::kernel_function;
 use crate::layout::Address;
-use crate::links::{self, FULL_IN as IN, FULL_OUT as OUT};
+use crate::links::{self, FULL_IN as IN, FULL_OUT as OUT, leave_full};
 use crate::load::{Global, load_calling};
-use crate::place::{entries, unlink};
 use crate::programs::{FULL_IN, FULL_OUT};
 use crate::splice::SPLICE_LAYOUT;
 use crate::{AttachError, Device, Place};
@@ -48,7 +47,7 @@ pub(super) fn attach(pins: &Path, devices: &[Device], is_heir: bool) -> Result<(
     let function = kernel_function().ok_or(AttachError::NoAssign)?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
     if !is_heir {
-        leave(&place)?;
+        leave_full(&place)?;
     }
     let secret = secret_at(&place)?.unwrap_or_else(secret);
     let globals = [Global::FullSecret(secret)];
@@ -73,17 +72,6 @@ pub(super) fn attach(pins: &Path, devices: &[Device], is_heir: bool) -> Result<(
         counters: open!(place, PerCpuArray, "tf_counters"),
     };
     Ok((place, maps))
-}
-
-/// Detaches the programs and removes their tables. Flows stay.
-pub(crate) fn leave(place: &Place) -> Result<(), AttachError> {
-    let begins = |path: &std::path::PathBuf, with: &[&str]| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        with.iter().any(|with| name.starts_with(with))
-    };
-    let links = entries(&place.links())?.into_iter().filter(|pin| begins(pin, &["full_in-", "full_out-"]));
-    let maps = entries(&place.maps())?.into_iter().filter(|pin| begins(pin, &["tf_", "tp_"]));
-    unlink(links.chain(maps))
 }
 
 /// The secret of programs that are attached already.

@@ -13,7 +13,7 @@ use super::layout::SPLICE_LAYOUT;
 use crate::links::{self, SPLICE_IN as IN, SPLICE_OUT as OUT, Stage};
 use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
-use crate::{AttachError, Device, Place, full, leftovers};
+use crate::{AttachError, Device, Place, leftovers};
 
 /// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. No flow is armed before the caller has the
 /// tables, so the programs see both directions of each flow from its beginning.
@@ -34,7 +34,7 @@ pub(super) fn attach(
         return Err(AttachError::TablesTaken);
     }
     if is_owner {
-        full::leave(&place)?;
+        links::leave_full(&place)?;
     }
     for (object, stage) in [(SPLICE_OUT, OUT), (SPLICE_IN, IN)] {
         attach_one(&place, object, stage, devices, flows)?;

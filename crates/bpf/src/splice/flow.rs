@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT, WAY};
-use super::table::{Splices, boot_ns};
+use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_SHIFT, WAY, key_of};
+use super::table::{ArmError, Side, Splices, boot_ns};
 use super::watched::Watched;
 
 /// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten: its packets are the kernel's again.
@@ -150,6 +150,32 @@ impl Flow {
     fn advance(&self, from: Stage, to: Stage) -> bool {
         let stage = &self.splices.at(self.place).stage;
         stage.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Splices {
+    /// Begins a flow of the session whose downstream and upstream connections these are.
+    ///
+    /// # Errors
+    /// See [`ArmError`]. Then nothing was begun.
+    pub fn arm(self: &Arc<Self>, sides: [Side<'_>; 2]) -> Result<Flow, ArmError> {
+        // A guest has no free place.
+        let place = self.take_place().ok_or(ArmError::Full)?;
+        let keys = sides.map(|side| key_of(side.peer, side.own));
+        let flow = self.at(place);
+        for ((face, side), key) in flow.faces.iter().zip(&sides).zip(&keys) {
+            face.begin(key, side.peer_scale, side.own_scale, side.has_timestamps);
+        }
+        flow.since_ns.store(boot_ns(Duration::ZERO), Ordering::Relaxed);
+        flow.stage.store(Stage::Armed as u32, Ordering::Release);
+        match self.insert(place, &sides, &keys) {
+            Ok(()) => Ok(Flow::new(Arc::clone(self), place)),
+            Err(error) => {
+                flow.stage.store(Stage::Free as u32, Ordering::Release);
+                self.give_back(place);
+                Err(error)
+            }
+        }
     }
 }
 

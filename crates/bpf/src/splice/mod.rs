@@ -9,6 +9,7 @@ mod flow;
 pub(crate) mod keys;
 mod layout;
 pub(crate) mod mapped;
+mod peers;
 mod table;
 mod watched;
 
@@ -17,6 +18,7 @@ pub use counters::SPLICE_COUNTERS;
 pub use flow::{Ended, Flow};
 pub use layout::{FLOW_BYTES, Stage};
 pub(crate) use layout::{SPLICE_LAYOUT, Spliced, addresses_of, key_of};
+pub use peers::{Question, Unattended};
 pub(crate) use table::boot_ns;
 pub use table::{ArmError, InUse, Side, Splices, Swept, Way};
-pub use watched::{Forgotten, Question, Unattended, Watched};
+pub use watched::{Forgotten, Watched};

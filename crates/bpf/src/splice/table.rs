@@ -20,13 +20,12 @@ use self::sweep::LetGo;
 pub use self::sweep::Swept;
 pub use self::ways::Way;
 use super::attach::{Locks, attach};
-use super::flow::Flow;
 use super::keys::{Keys, NotEntered};
 use super::layout::{SPLICE_LAYOUT, Spliced, Stage, key_of};
 use super::mapped::Mapped;
-use super::watched::{Question, Unattended, Watched};
+use super::peers::{Question, Unattended};
 use crate::layout::FlowKey;
-use crate::{AttachError, Device, Place, SPLICE_COUNTERS, full};
+use crate::{AttachError, Device, Place, SPLICE_COUNTERS, links};
 
 /// One connection of a session.
 #[derive(Debug, Clone, Copy)]
@@ -179,7 +178,7 @@ impl Splices {
         let splices = Self::open(&place, Locks::open(&place)?, Role::Guest)?;
         if splices.locks.own() {
             // An earlier process's programs would accept connections for this one's listeners.
-            full::leave(&place)?;
+            links::leave_full(&place)?;
             splices.adopt();
             // Let another process have the tables and their free places.
             lock(&splices.free).clear();
@@ -264,10 +263,12 @@ impl Splices {
         }
     }
 
-    /// Flows of another process that were adopted since the last call and go on.
-    pub fn adopted(self: &Arc<Self>) -> Vec<Watched> {
-        let places = std::mem::take(&mut *lock(&self.adopted));
-        places.into_iter().map(|place| Watched::new(Arc::clone(self), place)).collect()
+    pub(super) fn take_adopted(&self) -> Vec<u32> {
+        std::mem::take(&mut *lock(&self.adopted))
+    }
+
+    pub(super) fn take_unattended(&self) -> Vec<(u32, [Unattended; 2])> {
+        std::mem::take(&mut *lock(&self.unattended))
     }
 
     /// Whether a spliced connection has these addresses. One that has ended frees them, as it does for an incoming SYN.
@@ -291,31 +292,7 @@ impl Splices {
         false
     }
 
-    /// Begins a flow of the session whose downstream and upstream connections these are.
-    ///
-    /// # Errors
-    /// See [`ArmError`]. Then nothing was begun.
-    pub fn arm(self: &Arc<Self>, sides: [Side<'_>; 2]) -> Result<Flow, ArmError> {
-        // A guest has no free place.
-        let place = self.take_place().ok_or(ArmError::Full)?;
-        let keys = sides.map(|side| key_of(side.peer, side.own));
-        let flow = self.at(place);
-        for ((face, side), key) in flow.faces.iter().zip(&sides).zip(&keys) {
-            face.begin(key, side.peer_scale, side.own_scale, side.has_timestamps);
-        }
-        flow.since_ns.store(boot_ns(Duration::ZERO), Ordering::Relaxed);
-        flow.stage.store(Stage::Armed as u32, Ordering::Release);
-        match self.insert(place, &sides, &keys) {
-            Ok(()) => Ok(Flow::new(Arc::clone(self), place)),
-            Err(error) => {
-                flow.stage.store(Stage::Free as u32, Ordering::Release);
-                self.give_back(place);
-                Err(error)
-            }
-        }
-    }
-
-    fn insert(&self, place: u32, sides: &[Side<'_>; 2], keys: &[FlowKey; 2]) -> Result<(), ArmError> {
+    pub(super) fn insert(&self, place: u32, sides: &[Side<'_>; 2], keys: &[FlowKey; 2]) -> Result<(), ArmError> {
         let value = |side: usize| place << 1 | u32::from(side == 1);
         let key_at = |bits| self.key_at(bits);
         self.keys.enter(&keys[0], value(0), key_at)?;

@@ -1,13 +1,12 @@
 //! A flow whose sockets are closed, as the process that relayed its session watches it.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::layout::{Face, RESET, Stage, WAY_LOST};
+use super::layout::{Face, RESET, Stage};
+use super::peers::{Question, Unattended};
 use super::table::{Splices, age_of};
-use crate::layout::Address;
 
 /// A flow without sockets. Dropped, it goes on: the flow belongs to the machine, and is swept when it has ended.
 pub struct Watched {
@@ -25,35 +24,9 @@ pub struct Forgotten {
     has_lost_its_way: bool,
 }
 
-/// A connection of a flow, as a reset needs it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unattended {
-    /// Our end.
-    pub own: SocketAddr,
-    /// The peer.
-    pub peer: SocketAddr,
-    /// The bounds of the number that the peer expects: what it has acknowledged, and the end of all that was sent to it.
-    pub expected: [u32; 2],
-}
-
-/// A connection of a flow, as a keepalive needs it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Question {
-    /// Our end.
-    pub own: SocketAddr,
-    /// The peer.
-    pub peer: SocketAddr,
-    /// The number that the peer expects, and the one that we expect of it.
-    pub numbers: [u32; 2],
-    /// The newest timestamp that it was told.
-    pub timestamp: Option<u32>,
-    /// The flow and its side, as the tables have it.
-    pub place: u32,
-}
-
 impl Forgotten {
     pub(super) fn new(splices: Arc<Splices>, place: u32, last: Option<[Unattended; 2]>) -> Self {
-        let has_lost_its_way = has_lost_its_way(&splices, place);
+        let has_lost_its_way = splices.at(place).has_lost_its_way();
         Self { splices, place, last, has_lost_its_way }
     }
 
@@ -69,40 +42,12 @@ impl Forgotten {
     pub fn connections(&self) -> Option<[Unattended; 2]> {
         let last = self.last?;
         let is_free = || self.splices.stage(self.place) == Stage::Free;
-        let now = is_free().then(|| connections(&self.splices, self.place));
+        let now = is_free().then(|| self.splices.at(self.place).connections());
         let has_addresses = |now: &[Unattended; 2]| {
             now.iter().zip(&last).all(|(now, last)| (now.own, now.peer) == (last.own, last.peer))
         };
         Some(now.filter(has_addresses).filter(|_| is_free()).unwrap_or(last))
     }
-}
-
-pub(super) fn question(splices: &Splices, place: u32, side: usize) -> Question {
-    let face = &splices.at(place).faces[side];
-    let Unattended { own, peer, expected: [una, _] } = connections(splices, place)[side];
-    let has_timestamps = face.has_timestamps.load(Ordering::Relaxed) != 0;
-    Question {
-        own,
-        peer,
-        numbers: [una, face.ack.load(Ordering::Relaxed)],
-        timestamp: has_timestamps.then(|| face.tsval.load(Ordering::Relaxed)),
-        place: place << 1 | u32::from(side == 1),
-    }
-}
-
-pub(super) fn connections(splices: &Splices, place: u32) -> [Unattended; 2] {
-    splices.at(place).faces.each_ref().map(|face| {
-        let key = face.key();
-        Unattended {
-            own: SocketAddr::new(ip(key.local), u16::from_be_bytes(key.local_port)),
-            peer: SocketAddr::new(ip(key.sender), u16::from_be_bytes(key.sender_port)),
-            expected: [&face.una, &face.nxt].map(|number| number.load(Ordering::Relaxed)),
-        }
-    })
-}
-
-pub(super) fn has_lost_its_way(splices: &Splices, place: u32) -> bool {
-    splices.at(place).faces.iter().any(|face| face.known.load(Ordering::Acquire) & WAY_LOST != 0)
 }
 
 impl std::fmt::Debug for Forgotten {
@@ -131,7 +76,7 @@ impl Watched {
     /// Its connections: downstream, upstream.
     #[must_use]
     pub fn connections(&self) -> [Unattended; 2] {
-        connections(&self.splices, self.place)
+        self.splices.at(self.place).connections()
     }
 
     /// How long ago the session began.
@@ -149,7 +94,7 @@ impl Watched {
     /// The question for the peer of this side.
     #[must_use]
     pub fn question(&self, side: usize) -> Question {
-        question(&self.splices, self.place, side)
+        self.splices.at(self.place).question(self.place, side)
     }
 
     /// The side whose peer has reset the connection, if one has.
@@ -162,7 +107,7 @@ impl Watched {
     /// Whether a peer can't be reached any more ([`Splices::lose_way`]).
     #[must_use]
     pub fn has_lost_its_way(&self) -> bool {
-        has_lost_its_way(&self.splices, self.place)
+        self.splices.at(self.place).has_lost_its_way()
     }
 
     /// Marks the flow as gone and leaves its keys, as a process that is killed while it makes room. For tests.
@@ -179,6 +124,20 @@ impl Watched {
     }
 }
 
+impl Splices {
+    /// Flows of another process that were adopted since the last call and go on.
+    pub fn adopted(self: &Arc<Self>) -> Vec<Watched> {
+        let places = self.take_adopted();
+        places.into_iter().map(|place| Watched::new(Arc::clone(self), place)).collect()
+    }
+
+    /// Flows that were forgotten since the last call although their peers may still wait: the caller resets these.
+    pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
+        let places = self.take_unattended();
+        places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()
+    }
+}
+
 impl Drop for Watched {
     fn drop(&mut self) {
         if !self.is_forgotten {
@@ -192,8 +151,4 @@ impl std::fmt::Debug for Watched {
         let flow = self.splices.at(self.place);
         f.debug_struct("Watched").field("place", &self.place).field("flow", flow).finish_non_exhaustive()
     }
-}
-
-fn ip(address: Address) -> IpAddr {
-    IpAddr::from(Ipv6Addr::from(address.0)).to_canonical()
 }

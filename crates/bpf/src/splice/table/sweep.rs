@@ -1,14 +1,13 @@
 //! Flows without sockets, until they have ended.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Splices, lock};
 use crate::splice::attention::{Attention, Care};
 use crate::splice::layout::Stage;
-use crate::splice::watched::{Forgotten, Question, Unattended, connections, has_lost_its_way, question};
+use crate::splice::peers::{Question, Unattended};
 
 /// While few places are free, ended flows go so much sooner.
 const SOONER: u32 = 10;
@@ -79,11 +78,11 @@ impl Splices {
         entry.is_ending = is_ending(stage);
         match stage {
             Stage::Closing | Stage::Dead => is_quiet,
-            Stage::Spliced if has_lost_its_way(self, entry.place) => true,
+            Stage::Spliced if self.at(entry.place).has_lost_its_way() => true,
             Stage::Spliced => match entry.attention.look(segments, now) {
                 Care::Nothing => false,
                 Care::Ask(side) => {
-                    lock(&self.questions).push(question(self, entry.place, side));
+                    lock(&self.questions).push(self.at(entry.place).question(entry.place, side));
                     false
                 }
                 Care::Gone(_) => true,
@@ -108,12 +107,6 @@ impl Splices {
             Stage::Spliced | Stage::Tail => self.forget_unattended(place),
             Stage::Armed | Stage::Closing | Stage::Dead | Stage::Gone => _ = self.forget(place),
         }
-    }
-
-    /// Flows that were forgotten since the last call although their peers may still wait: the caller resets these.
-    pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
-        let places = std::mem::take(&mut *lock(&self.unattended));
-        places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()
     }
 
     /// Whether flows that nobody watches go on.
@@ -142,7 +135,7 @@ impl Splices {
     /// new connection's keys lead to another place, so they stay.
     pub(in crate::splice) fn forget(&self, place: u32) -> Option<[Unattended; 2]> {
         let was = self.at(place).stage.swap(Stage::Gone as u32, Ordering::AcqRel);
-        let last = (was != Stage::Gone as u32).then(|| connections(self, place));
+        let last = (was != Stage::Gone as u32).then(|| self.at(place).connections());
         self.remove_keys(place);
         self.put_back(place);
         last

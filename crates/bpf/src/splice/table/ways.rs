@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::Splices;
 use crate::splice::layout::{Face, Stage, WAY, WAY_LOST, addresses_of};
-use crate::splice::watched::{Question, question};
+use crate::splice::peers::Question;
 
 /// The result of a question about the way to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Splices {
                 let (_, own) = addresses_of(&face.key());
                 if is_concerned(own.ip(), face.device.load(Ordering::Relaxed)) {
                     face.known.fetch_and(!WAY, Ordering::AcqRel);
-                    questions.push(question(self, place, side));
+                    questions.push(self.at(place).question(place, side));
                 }
             }
         }
@@ -57,7 +57,8 @@ impl Splices {
 
     /// The question once more, with the numbers of now.
     pub fn once_more(&self, asked: &Question) -> Question {
-        question(self, asked.place >> 1, asked.place as usize & 1)
+        let place = asked.place >> 1;
+        self.at(place).question(place, asked.place as usize & 1)
     }
 
     /// The flow has to end: its peer is not reached any more. Whoever watches it resets both peers.
