@@ -3,75 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use truepeer_bpf::{ArmError, Side, Splices};
+use truepeer_bpf::{Side, Splices};
 use truepeer_sys::repair::{Connection, connection};
 use truepeer_sys::{CallError, socket};
 
-use crate::{Grace, Reason, Sockets, Ways};
-
-/// Why a session stays in user space.
-#[derive(Debug, thiserror::Error)]
-pub enum StaysHere {
-    /// One side has ended.
-    #[error("one side has ended")]
-    Ended,
-    /// Addresses of IPv4 and IPv6.
-    #[error("one connection is IPv4 and the other IPv6")]
-    Families,
-    /// On one connection only.
-    #[error("only one connection has timestamps")]
-    Timestamps,
-    /// On one connection only.
-    #[error("only one connection has SACK")]
-    Sack,
-    /// On one connection only.
-    #[error("only one connection has ECN")]
-    Ecn,
-    /// Segments of one side don't fit through the other's path.
-    #[error("segments of one side are too long for the other's path")]
-    SegmentSizes,
-    /// A routing rule.
-    #[error("a routing rule asks for more than addresses")]
-    Rules,
-    /// IPsec.
-    #[error("there are IPsec policies")]
-    Ipsec,
-    /// A device that is gone, was made anew or has become a port of another one.
-    #[error("a device has changed")]
-    Device,
-    /// Netlink is forbidden.
-    #[error("rules and IPsec policies can't be read")]
-    WaysUnknown,
-    /// The table.
-    #[error(transparent)]
-    Table(#[from] ArmError),
-    /// The kernel.
-    #[error(transparent)]
-    Call(#[from] CallError),
-}
-
-impl StaysHere {
-    /// As it is counted.
-    #[must_use]
-    pub fn reason(&self) -> Reason {
-        match self {
-            Self::Ended => Reason::Ended,
-            Self::Families => Reason::Families,
-            Self::Timestamps => Reason::Timestamps,
-            Self::Sack => Reason::Sack,
-            Self::Ecn => Reason::Ecn,
-            Self::SegmentSizes => Reason::SegmentSizes,
-            Self::Rules => Reason::Rules,
-            Self::Ipsec => Reason::Ipsec,
-            Self::Device => Reason::Device,
-            Self::WaysUnknown => Reason::WaysUnknown,
-            Self::Table(ArmError::Full) => Reason::TableFull,
-            Self::Table(ArmError::AddressesInUse) => Reason::AddressesInUse,
-            Self::Table(ArmError::Chained) => Reason::Chained,
-            Self::Table(ArmError::Table { .. }) | Self::Call(_) => Reason::Failed,
-        }
-    }
-}
+use crate::{Grace, Sockets, StaysHere, Ways};
 
 /// Begins to watch a session's connections: downstream, upstream.
 ///

@@ -21,11 +21,11 @@ mod sockets;
 mod sweeper;
 mod ways;
 
-pub use eligible::{StaysHere, arm};
+pub use eligible::arm;
 pub use grace::Grace;
 pub use handover::{Broken, Connections, Handover, Pending, Progress, Streams, Turn};
 pub use mapping::{Mapping, Position};
-pub use reason::Reason;
+pub use reason::{Reason, StaysHere};
 pub use sockets::Sockets;
 pub use sweeper::{Sweeper, ask};
 pub use truepeer_bpf::{Attention, Begun, Care, Forgotten, Full, Question, Splices, Stage, Watched};
