@@ -5,16 +5,12 @@
 //! another worker. So they are taken from the sockets before the workers read, and each goes to the worker that the program chooses.
 
 use std::net::SocketAddr;
-
-use std::os::fd::AsFd as _;
+use std::os::fd::BorrowedFd;
 
 use truepeer_sys::udp::{Arrival, Local, ReceiveBatch};
 
-use super::gate::{BUFFER_BYTES, Gate};
 use super::steering;
 
-/// What a socket can hold: the kernel doubles the size that it is asked for. What follows was steered.
-const MOST_BYTES: usize = 2 * BUFFER_BYTES;
 /// The least that a datagram takes there.
 const LEAST_BYTES: usize = 256;
 
@@ -41,21 +37,28 @@ impl EarlyDatagram {
     }
 }
 
-/// Gives the datagrams that wait in the sockets to the gates that `program` chooses. It is attached already.
-pub(super) fn hand_out(gates: &mut [Gate], program: &[libc::sock_filter]) {
+/// Takes the datagrams that wait in a listener's sockets. Returns them in the order of the sockets that `program`
+/// chooses; it is attached already. `buffer_bytes`: what the kernel was asked for. It doubles that, and what follows
+/// was steered.
+pub(super) fn take(
+    sockets: &[BorrowedFd<'_>],
+    buffer_bytes: usize,
+    program: &[libc::sock_filter],
+) -> Vec<Vec<EarlyDatagram>> {
+    let mut taken: Vec<Vec<EarlyDatagram>> = sockets.iter().map(|_| Vec::new()).collect();
     let mut batch = ReceiveBatch::with_room_for(super::BATCH);
-    for number in 0..gates.len() {
+    for (number, socket) in sockets.iter().enumerate() {
         let mut bytes = 0;
-        while bytes < MOST_BYTES {
-            match batch.receive(gates[number].socket.as_fd()) {
+        while bytes < 2 * buffer_bytes {
+            match batch.receive(*socket) {
                 Ok(0) | Err(_) => break,
                 Ok(_) => {}
             }
             for arrival in batch.arrivals() {
                 for datagram in arrival.datagrams() {
                     bytes += datagram.len().max(LEAST_BYTES);
-                    let chosen = steering::choice(program, datagram).filter(|chosen| *chosen < gates.len());
-                    gates[chosen.unwrap_or(number)].early.push(EarlyDatagram {
+                    let chosen = steering::choice(program, datagram).filter(|chosen| *chosen < sockets.len());
+                    taken[chosen.unwrap_or(number)].push(EarlyDatagram {
                         bytes: datagram.into(),
                         from: arrival.from,
                         local: arrival.local,
@@ -65,40 +68,30 @@ pub(super) fn hand_out(gates: &mut [Gate], program: &[libc::sock_filter]) {
             }
         }
     }
+    taken
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
     use std::net::UdpSocket;
-    use std::os::fd::OwnedFd;
-    use std::sync::Arc;
+    use std::os::fd::{AsFd, OwnedFd};
     use std::time::Duration;
 
     use rustix::net::sockopt;
     use truepeer_policy::Dialect;
     use truepeer_proto::{Addresses, Command, Transport, V2Encoder};
-    use truepeer_session::ListenerId;
     use truepeer_sys::udp::{set_steering, udp_socket};
 
     use super::*;
-    use crate::udp::tuples::Tuples;
 
     const CLIENTS: u16 = 200;
 
-    fn gate(number: usize, at: SocketAddr) -> Gate {
+    fn bound(at: SocketAddr) -> OwnedFd {
         let socket = udp_socket(at).expect("a socket");
         sockopt::set_socket_reuseport(&socket, true).expect("SO_REUSEPORT");
         rustix::net::bind(&socket, &at).expect("bound");
-        Gate {
-            listener: ListenerId::new(0),
-            number,
-            port: at.port(),
-            can_segment: false,
-            socket: Arc::new(socket),
-            tuples: Tuples::default(),
-            early: Vec::new(),
-        }
+        socket
     }
 
     fn datagram(client: u16, v6: bool) -> Vec<u8> {
@@ -135,7 +128,7 @@ mod tests {
         let first = UdpSocket::bind(("127.0.0.1", 0)).expect("a port");
         let at = first.local_addr().expect("its address");
         drop(first);
-        let mut gates = vec![gate(0, at)];
+        let mut sockets = vec![bound(at)];
         let sender = UdpSocket::bind(("127.0.0.1", 0)).expect("a socket");
         let all: Vec<_> = (1..=CLIENTS).map(|client| datagram(client, client.is_multiple_of(3))).collect();
         let send = |datagrams: &[Vec<u8>]| {
@@ -143,28 +136,28 @@ mod tests {
         };
         let (one_socket, three_sockets) = all.split_at(100);
         send(one_socket);
-        gates.extend([gate(1, at), gate(2, at)]);
+        sockets.extend([bound(at), bound(at)]);
         send(three_sockets);
         sender.send_to(b"no header", at).expect("sent");
-        let program = steering::program(Dialect::Every, gates.len()).expect("a program");
-        set_steering(gates[0].socket.as_fd(), &program).expect("attached");
-        hand_out(&mut gates, &program);
-        let early = |gate: &Gate| gate.early.iter().map(|one| one.bytes.to_vec()).collect::<Vec<_>>();
-        let mut by_gate: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
-        for gate in &gates {
-            for bytes in early(gate) {
-                assert_eq!(by_gate.insert(bytes, gate.number), None, "twice");
+        let program = steering::program(Dialect::Every, sockets.len()).expect("a program");
+        set_steering(sockets[0].as_fd(), &program).expect("attached");
+        let descriptors: Vec<_> = sockets.iter().map(OwnedFd::as_fd).collect();
+        let early = take(&descriptors, 1 << 20, &program);
+        let mut by_socket: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
+        for (number, early) in early.iter().enumerate() {
+            for datagram in early {
+                assert_eq!(by_socket.insert(datagram.bytes.to_vec(), number), None, "twice");
             }
         }
-        assert!(by_gate.remove(&b"no header"[..]).is_some(), "it stays where it was");
-        assert_eq!(by_gate.len(), all.len());
-        assert!(gates.iter().all(|gate| gate.early.len() > 20), "{by_gate:?}");
+        assert!(by_socket.remove(&b"no header"[..]).is_some(), "it stays where it was");
+        assert_eq!(by_socket.len(), all.len());
+        assert!(early.iter().all(|early| early.len() > 20), "{by_socket:?}");
         send(&all);
         std::thread::sleep(Duration::from_millis(1));
         let mut later = 0;
-        for gate in &gates {
-            for bytes in waiting(&gate.socket) {
-                assert_eq!(by_gate.get(&bytes), Some(&gate.number));
+        for (number, socket) in sockets.iter().enumerate() {
+            for bytes in waiting(socket) {
+                assert_eq!(by_socket.get(&bytes), Some(&number));
                 later += 1;
             }
         }

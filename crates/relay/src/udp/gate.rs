@@ -83,7 +83,11 @@ pub(crate) fn open(
     }
     if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), gates.first()) {
         set_steering(first.socket.as_fd(), &program).map_err(fail)?;
-        early::hand_out(&mut gates, &program);
+        let sockets: Vec<_> = gates.iter().map(|gate| gate.socket.as_fd()).collect();
+        let early = early::take(&sockets, BUFFER_BYTES, &program);
+        for (gate, early) in gates.iter_mut().zip(early) {
+            gate.early = early;
+        }
     }
     Ok(gates)
 }
