@@ -13,11 +13,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod entrances;
 pub mod io;
 pub mod kernel;
 mod leaving;
 mod listener;
+mod listener_sockets;
 mod made;
 mod relay;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -16,8 +16,8 @@ use truepeer_session::{
 use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named as _};
 
-use crate::entrances;
 use crate::leaving::Splicing;
+use crate::listener_sockets;
 use crate::made::Lookout;
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
@@ -157,8 +157,8 @@ impl Relay {
     }
 
     /// Adopts the flows of another process. [Pause](Self::pause_flows) before, and open their listeners with
-    /// that process's sockets. Returns how many have been adopted: not those whose listener or gate isn't
-    /// here.
+    /// that process's sockets. Returns how many have been adopted: not those whose listener or downstream
+    /// socket isn't here.
     ///
     /// # Errors
     /// A worker has ended.
@@ -167,7 +167,7 @@ impl Relay {
         flows.sort_by_key(|flow| std::cmp::Reverse(flow.state.silent_for));
         let mut by_worker: Vec<Vec<_>> = self.workers.queues().map(|_| Vec::new()).collect();
         for flow in flows {
-            let worker = flow.gate % by_worker.len();
+            let worker = flow.downstream % by_worker.len();
             by_worker[worker].push(flow);
         }
         let adopted = self.workers.order_all(|number, done| {
@@ -223,13 +223,14 @@ impl Engine for Relay {
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError> {
         self.listeners.check_vacant(id)?;
-        let opened = entrances::open(id, &rules.settings, self.workers.count(), inherited, &self.tuples)?;
+        let opened =
+            listener_sockets::open(id, &rules.settings, self.workers.count(), inherited, &self.tuples)?;
         let (addresses, mut by_worker) = (opened.addresses(), opened.by_worker);
         self.listeners.add(id, rules.settings.clone(), addresses.clone(), opened.sockets);
         let rules = Arc::new(rules);
         let opened = self.workers.order_all(|number, done| {
-            let entrances = std::mem::take(&mut by_worker[number]);
-            Order::Open { id, rules: Arc::clone(&rules), entrances, done }
+            let sockets = std::mem::take(&mut by_worker[number]);
+            Order::Open { id, rules: Arc::clone(&rules), sockets, done }
         });
         let opened = opened.and_then(|opened| Ok(opened.into_iter().collect::<Result<(), CallError>>()?));
         if let Err(error) = opened {

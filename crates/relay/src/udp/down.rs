@@ -7,10 +7,10 @@ use truepeer_session::counters::Counter;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, Local};
 
+use super::downstream::DownstreamSocket;
 use super::flow::{Back, SentHeader, open_reply_socket};
-use super::gate::Gate;
 use super::outbox::{Datagram, Sent, Way, send};
-use super::{Entrance, FlowContext, UdpFlows, room};
+use super::{FlowContext, Inbound, UdpFlows, room};
 
 impl UdpFlows {
     /// A flow's backend has answered.
@@ -23,13 +23,15 @@ impl UdpFlows {
             // the socket, and waiting datagrams will be announced again.
             Err(_) => return,
         }
-        let Some(Some(Entrance { gate, .. })) = self.gates.get(flow.back.gate) else { return };
+        let Some(Some(Inbound { downstream, .. })) = self.downstreams.get(flow.back.downstream) else {
+            return;
+        };
         let mut datagrams = Vec::new();
         for arrival in received.arrivals() {
             let payloads = arrival.datagrams().map(|reply| flow.sending.take_header_off(reply));
             datagrams.extend(payloads.map(|payload| Datagram { prefix: &flow.reply_header, payload }));
         }
-        let sent = flow.back.send(gate, &datagrams, &mut flow.merge_down);
+        let sent = flow.back.send(downstream, &datagrams, &mut flow.merge_down);
         flow.down.add(sent);
         let shard = &flow.listener.shard;
         shard.add(Counter::DatagramsDown, sent.datagrams);
@@ -58,18 +60,19 @@ impl SentHeader {
 
 impl Back {
     /// The way back for datagrams that came in by `arrival`.
-    pub(super) fn new(number: usize, gate: &Gate, arrival: &Arrival<'_>) -> Self {
-        let mut back = Self { gate: number, sender: arrival.from, local: None, own_socket: None };
-        back.follow(number, gate, arrival);
+    pub(super) fn new(number: usize, downstream: &DownstreamSocket, arrival: &Arrival<'_>) -> Self {
+        let mut back = Self { downstream: number, sender: arrival.from, local: None, own_socket: None };
+        back.follow(number, downstream, arrival);
         back
     }
 
     /// Replies take the newest way.
-    pub(super) fn follow(&mut self, number: usize, gate: &Gate, arrival: &Arrival<'_>) {
-        self.gate = number;
+    pub(super) fn follow(&mut self, number: usize, downstream: &DownstreamSocket, arrival: &Arrival<'_>) {
+        self.downstream = number;
         self.sender = arrival.from;
         self.local = arrival.local.filter(|local| !local.ip.is_multicast() && !is_broadcast(local));
-        let other_port = gate.destination_of(arrival).filter(|destination| destination.port() != gate.port);
+        let other_port =
+            downstream.destination_of(arrival).filter(|destination| destination.port() != downstream.port);
         if other_port == self.own_socket.as_ref().map(|(local, _)| *local) {
             return;
         }
@@ -77,13 +80,13 @@ impl Back {
         self.own_socket = other_port.and_then(|local| Some((local, open_reply_socket(local).ok()?)));
     }
 
-    fn send(&self, gate: &Gate, datagrams: &[Datagram<'_>], may_merge: &mut bool) -> Sent {
+    fn send(&self, downstream: &DownstreamSocket, datagrams: &[Datagram<'_>], may_merge: &mut bool) -> Sent {
         let way = match &self.own_socket {
             Some((_, socket)) => {
                 let to = SocketAddr::new(self.sender.ip().to_canonical(), self.sender.port());
                 Way { socket: socket.as_fd(), to: Some(to), from: None }
             }
-            None => Way { socket: gate.socket.as_fd(), to: Some(self.sender), from: self.local },
+            None => Way { socket: downstream.socket.as_fd(), to: Some(self.sender), from: self.local },
         };
         send(way, datagrams, may_merge)
     }

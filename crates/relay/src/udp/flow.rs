@@ -54,7 +54,7 @@ pub(crate) struct Flow {
 /// The way back to the sender.
 #[derive(Debug)]
 pub(crate) struct Back {
-    pub(crate) gate: usize,
+    pub(crate) downstream: usize,
     /// The address as the kernel gave it: an IPv4 sender of a dual-stack socket is `::ffff:a.b.c.d` here.
     pub(crate) sender: SocketAddr,
     pub(crate) local: Option<Local>,
@@ -191,7 +191,7 @@ fn connect(route: &Route, source: Option<SocketAddr>, mark: u32) -> Result<(Owne
 }
 
 /// A socket that has the port on every address holds it (udp_lib_lport_inuse), unless it shares the port by
-/// SO_REUSEPORT and belongs to the same user. truepeer's own gates do.
+/// SO_REUSEPORT and belongs to the same user. truepeer's own downstream sockets do.
 fn bind_as(socket: &OwnedFd, source: SocketAddr) -> Result<(), ConnectError> {
     let again = match rustix::net::bind(socket, &source) {
         Err(Errno::ADDRINUSE) if source.port() == 0 => return Err(ConnectError::TupleInUse),

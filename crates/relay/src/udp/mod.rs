@@ -1,7 +1,7 @@
 //! UDP flows: datagrams from senders to a backend that sees the client's address, and its replies back.
 //!
 //! ```text
-//! Gate ── recvmmsg ──▶ header::open ──▶ FlowTable ──▶ by flow ── merged, sendmmsg ──▶ backend
+//! DownstreamSocket ── recvmmsg ──▶ header::open ──▶ FlowTable ──▶ by flow ── merged, sendmmsg ──▶ backend
 //!                          │ header          └ new: Policy::route, upstream socket bound to the client
 //!                          └ refused: counted, logged once a minute
 //! sender ◀── sendmmsg, merged ── [header] ◀── recvmmsg ◀── the flow's upstream socket
@@ -9,9 +9,9 @@
 //! No datagram can end a flow or the process: a flow ends by silence, by eviction, or with its listener.
 
 mod down;
+pub(crate) mod downstream;
 mod early;
 mod flow;
-pub(crate) mod gate;
 mod header;
 pub mod moving;
 mod open;
@@ -38,10 +38,10 @@ use truepeer_session::{Journal, ListenerId, OpenSession, SessionFilter, SessionI
 use truepeer_sys::udp::ReceiveBatch;
 use truepeer_sys::{CallError, Named};
 
+pub use self::downstream::BUFFER_BYTES as MOST_BUFFER_BYTES;
+use self::downstream::DownstreamSocket;
 use self::early::EarlyDatagram;
 use self::flow::Flow;
-pub use self::gate::BUFFER_BYTES as MOST_BUFFER_BYTES;
-use self::gate::Gate;
 use self::refusal::{DroppedDatagram, Forgotten};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
@@ -49,7 +49,7 @@ use crate::listener::Listener;
 
 /// How many receives one batch has: half a page of headers, and enough for runs.
 const BATCH: usize = 64;
-/// How many batches one gate gets before the others.
+/// How many batches one downstream socket gets before the others.
 const BATCHES_PER_TURN: usize = 4;
 
 /// Everything around flows while they work.
@@ -58,32 +58,32 @@ pub(crate) struct FlowContext<'a> {
     pub(crate) budgets: &'a Budgets,
     pub(crate) journal: &'a Journal,
     pub(crate) now: Instant,
-    /// The user data of a gate.
-    pub(crate) gate_token: fn(usize) -> u64,
+    /// The user data of a downstream socket.
+    pub(crate) downstream_token: fn(usize) -> u64,
     /// The user data of a flow's upstream socket.
     pub(crate) flow_token: fn(Key) -> u64,
 }
 
-/// A gate, and the listener for new flows from it.
+/// A downstream socket, and the listener for new flows from it.
 #[derive(Debug, Clone)]
-struct Entrance {
-    gate: Rc<Gate>,
+struct Inbound {
+    downstream: Rc<DownstreamSocket>,
     listener: Rc<Listener>,
 }
 
-/// One worker's gates and flows.
+/// One worker's downstream sockets and flows.
 #[derive(Default)]
 pub(crate) struct UdpFlows {
     /// Each at a place of its own.
-    gates: Vec<Option<Entrance>>,
+    downstreams: Vec<Option<Inbound>>,
     table: FlowTable<Flow>,
     /// Flows of this batch whose buffers another process must grow.
     small: Vec<Key>,
-    /// What came before the gates at these places were complete, while nothing is read.
+    /// What came before the downstream sockets at these places were complete, while nothing is read.
     early: Vec<(usize, Vec<EarlyDatagram>)>,
     forgotten: Forgotten,
     retired: Retired,
-    /// Only a worker with gates has room for datagrams.
+    /// Only a worker with downstream sockets has room for datagrams.
     received: Option<ReceiveBatch>,
     is_draining: bool,
     /// Set while the flows move to another process, or from it: nothing is read, even if an event of the same
@@ -105,50 +105,51 @@ impl UdpFlows {
         self.table.is_empty()
     }
 
-    /// One more gate.
-    pub(crate) fn open_gate(
+    /// One more downstream socket.
+    pub(crate) fn open_downstream(
         &mut self,
         cx: &FlowContext<'_>,
-        mut gate: Gate,
+        mut downstream: DownstreamSocket,
         listener: &Rc<Listener>,
     ) -> Result<(), CallError> {
-        let vacant = self.gates.iter().position(Option::is_none);
+        let vacant = self.downstreams.iter().position(Option::is_none);
         let place = vacant.unwrap_or_else(|| {
-            self.gates.push(None);
-            self.gates.len() - 1
+            self.downstreams.push(None);
+            self.downstreams.len() - 1
         });
         if !self.is_paused {
-            let token = EventData::new_u64((cx.gate_token)(place));
-            epoll::add(cx.epoll, &*gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
+            let token = EventData::new_u64((cx.downstream_token)(place));
+            epoll::add(cx.epoll, &*downstream.socket, token, EventFlags::IN).named("epoll_ctl")?;
         }
-        self.early.push((place, std::mem::take(&mut gate.early)));
-        self.gates[place] = Some(Entrance { gate: Rc::new(gate), listener: Rc::clone(listener) });
+        self.early.push((place, std::mem::take(&mut downstream.early)));
+        self.downstreams[place] =
+            Some(Inbound { downstream: Rc::new(downstream), listener: Rc::clone(listener) });
         self.deliver_early(cx);
         Ok(())
     }
 
-    /// Closes the gates of a listener. Its flows end: replies would have to leave from those sockets.
-    pub(crate) fn close_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
-        self.forget_gates(cx, id);
+    /// Closes the downstream sockets of a listener. Its flows end: replies would have to leave from those sockets.
+    pub(crate) fn close_downstreams(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
+        self.release_downstreams(cx, id);
         while let Some(gone) = self.table.take_of(id) {
             self.forget(cx, gone, Counter::FlowsClosed);
         }
     }
 
-    fn forget_gates(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
-        for (number, place) in self.gates.iter_mut().enumerate() {
-            if let Some(entrance) = place.take_if(|entrance| entrance.listener.id == id) {
+    fn release_downstreams(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
+        for (number, place) in self.downstreams.iter_mut().enumerate() {
+            if let Some(inbound) = place.take_if(|inbound| inbound.listener.id == id) {
                 self.early.retain(|(place, _)| *place != number);
                 // Remove it explicitly: another worker's handle would keep the closed socket in this epoll.
-                let _ = epoll::delete(cx.epoll, &*entrance.gate.socket);
+                let _ = epoll::delete(cx.epoll, &*inbound.downstream.socket);
             }
         }
     }
 
-    /// Applies the listener's new rules to new flows from its gates.
+    /// Applies the listener's new rules to new flows from its downstream sockets.
     pub(crate) fn set_listener(&mut self, listener: &Rc<Listener>) {
-        for entrance in self.gates.iter_mut().flatten().filter(|one| one.listener.id == listener.id) {
-            entrance.listener = Rc::clone(listener);
+        for inbound in self.downstreams.iter_mut().flatten().filter(|one| one.listener.id == listener.id) {
+            inbound.listener = Rc::clone(listener);
         }
     }
 
@@ -187,8 +188,8 @@ impl UdpFlows {
     /// Reads nothing more from senders. Their datagrams stay in the sockets, which another process may have.
     pub(crate) fn read_no_more(&mut self, cx: &FlowContext<'_>) {
         self.is_ending = true;
-        for entrance in self.gates.iter().flatten() {
-            let _ = epoll::delete(cx.epoll, &*entrance.gate.socket); // fails if it was not watched
+        for inbound in self.downstreams.iter().flatten() {
+            let _ = epoll::delete(cx.epoll, &*inbound.downstream.socket); // fails if it was not watched
         }
     }
 

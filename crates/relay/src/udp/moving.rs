@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! old: pause ──▶ describe ───────────────▶ release (or resume, if the new process fails)
-//! new: pause ──▶ open the same gates ──▶ adopt ──▶ resume
+//! new: pause ──▶ open the same downstream sockets ──▶ adopt ──▶ resume
 //! ```
 //! While both are paused, nobody reads: datagrams wait in the sockets' buffers. A socket is never opened again,
 //! because closing one of a SO_REUSEPORT group would lose what is queued on it.
@@ -22,7 +22,7 @@ use truepeer_sys::{CallError, Named};
 
 use super::flow::{Back, Flow, can_merge};
 use super::table::{SenderKey, UdpFlowKey};
-use super::{Entrance, FlowContext, Gate, UdpFlows};
+use super::{DownstreamSocket, FlowContext, Inbound, UdpFlows};
 
 pub use super::flow::SentHeader;
 pub use super::outbox::Sent;
@@ -32,13 +32,13 @@ pub use super::outbox::Sent;
 pub struct MovingFlow {
     /// Its listener.
     pub listener: ListenerId,
-    /// Its gate: the place among the listener's sockets.
-    pub gate: usize,
+    /// Its downstream socket: the place among the listener's sockets.
+    pub downstream: usize,
     /// Everything else, except the sockets.
     pub state: FlowState,
     /// Connected to the backend, with the client's address.
     pub upstream: OwnedFd,
-    /// The socket from which replies leave, if it isn't the gate.
+    /// The socket from which replies leave, if it isn't the downstream socket.
     pub reply_socket: Option<OwnedFd>,
 }
 
@@ -119,8 +119,8 @@ impl UdpFlows {
     /// Reads no datagrams from now on, and forgets no flow.
     pub(crate) fn pause(&mut self, cx: &FlowContext<'_>) {
         self.is_paused = true;
-        for entrance in self.gates.iter().flatten() {
-            let _ = epoll::delete(cx.epoll, &*entrance.gate.socket); // fails if it was not watched
+        for inbound in self.downstreams.iter().flatten() {
+            let _ = epoll::delete(cx.epoll, &*inbound.downstream.socket); // fails if it was not watched
         }
         for key in self.table.keys() {
             if let Some(flow) = self.table.get_mut(key) {
@@ -135,10 +135,11 @@ impl UdpFlows {
         if !std::mem::take(&mut self.is_paused) {
             return Ok(());
         }
-        for (place, entrance) in self.gates.iter().enumerate() {
-            if let Some(entrance) = entrance {
-                let token = EventData::new_u64((cx.gate_token)(place));
-                epoll::add(cx.epoll, &*entrance.gate.socket, token, EventFlags::IN).named("epoll_ctl")?;
+        for (place, inbound) in self.downstreams.iter().enumerate() {
+            if let Some(inbound) = inbound {
+                let token = EventData::new_u64((cx.downstream_token)(place));
+                epoll::add(cx.epoll, &*inbound.downstream.socket, token, EventFlags::IN)
+                    .named("epoll_ctl")?;
             }
         }
         for key in self.table.keys() {
@@ -164,7 +165,7 @@ impl UdpFlows {
     fn describe_one(&mut self, cx: &FlowContext<'_>, key: Key) -> Option<Result<MovingFlow, CallError>> {
         let (identity, sender, silent_for) = self.table.identity(key, cx.now)?;
         let flow = self.table.get_mut(key)?;
-        let gate = self.gates.get(flow.back.gate)?.as_ref()?.gate.number;
+        let downstream = self.downstreams.get(flow.back.downstream)?.as_ref()?.downstream.number;
         let route = &*flow.route;
         let state = FlowState {
             client: identity.client,
@@ -193,33 +194,37 @@ impl UdpFlows {
         });
         Some(sockets.map(|(upstream, reply_socket)| MovingFlow {
             listener: identity.listener,
-            gate,
+            downstream,
             state,
             upstream,
             reply_socket,
         }))
     }
 
-    /// Forgets the gates and flows of a listener, which another process serves now. Nothing is logged: they go on.
+    /// Forgets the downstream sockets and flows of a listener, which another process serves now. Nothing is logged: they go on.
     pub(crate) fn release(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
-        self.forget_gates(cx, id);
+        self.release_downstreams(cx, id);
         while let Some(gone) = self.table.take_of(id) {
             gone.flow.listener.shard.on_end();
         }
     }
 
-    /// Adopts flows of open gates, while paused. Returns how many. Flows that were silent for longer must come
+    /// Adopts flows of open downstream sockets, while paused. Returns how many. Flows that were silent for longer must come
     /// first.
     pub(crate) fn adopt_all(&mut self, cx: &FlowContext<'_>, flows: Vec<MovingFlow>) -> usize {
         flows.into_iter().filter_map(|flow| self.adopt_one(cx, flow)).count()
     }
 
-    /// `None`: there is no such gate here, or the time of the flow is over under its listener's new rules.
+    /// `None`: there is no such downstream socket here, or the time of the flow is over under its listener's new rules.
     fn adopt_one(&mut self, cx: &FlowContext<'_>, moving: MovingFlow) -> Option<()> {
-        let MovingFlow { listener: id, gate: number, state, upstream, reply_socket } = moving;
-        let is_meant = |gate: &Gate| (gate.listener, gate.number) == (id, number);
-        let place = self.gates.iter().position(|one| one.as_ref().is_some_and(|one| is_meant(&one.gate)))?;
-        let Entrance { gate, listener } = self.gates[place].as_ref()?;
+        let MovingFlow { listener: id, downstream: number, state, upstream, reply_socket } = moving;
+        let is_meant =
+            |downstream: &DownstreamSocket| (downstream.listener, downstream.number) == (id, number);
+        let place = self
+            .downstreams
+            .iter()
+            .position(|one| one.as_ref().is_some_and(|one| is_meant(&one.downstream)))?;
+        let Inbound { downstream, listener } = self.downstreams[place].as_ref()?;
         let silence = listener.rules.settings.udp.as_ref()?.silence;
         let touched = cx.now.checked_sub(state.silent_for).filter(|_| state.silent_for < silence)?;
         let backend = BackendAddr::new(state.backend);
@@ -228,7 +233,7 @@ impl UdpFlows {
         let flow = Flow {
             listener: Rc::clone(listener),
             merge_up: can_merge(&upstream),
-            merge_down: gate.can_segment,
+            merge_down: downstream.can_segment,
             route: Box::new(Route {
                 client: ClientAddr::new(state.client),
                 origin: state.origin.into(),
@@ -241,7 +246,7 @@ impl UdpFlows {
                 special: None,
             }),
             back: Back {
-                gate: place,
+                downstream: place,
                 sender: state.sender,
                 local: state.local.map(|(ip, interface)| Local { ip, interface }),
                 own_socket: state.reply_from.zip(reply_socket),
@@ -253,7 +258,7 @@ impl UdpFlows {
             began: cx.now.checked_sub(state.age).unwrap_or(cx.now),
             tags: Tags::of_pairs(state.tags),
             permit: cx.budgets.flows.take_anyway(1),
-            tuple: tuple.and_then(|source| gate.tuples.take(&key, source, backend.get())),
+            tuple: tuple.and_then(|source| downstream.tuples.take(&key, source, backend.get())),
             upstream,
         };
         flow.listener.shard.on_open();

@@ -16,8 +16,8 @@ use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, grow_later};
 
+use super::downstream::DownstreamSocket;
 use super::flow::{BUFFER_BYTES, Back, Flow, SentHeader, can_merge, open_upstream};
-use super::gate::Gate;
 use super::outbox::Sent;
 use super::refusal::DropCause;
 use super::table::UdpFlowKey;
@@ -34,7 +34,7 @@ pub(super) struct NewFlow<'a> {
     /// The header as received.
     pub(super) raw: &'a [u8],
     pub(super) number: usize,
-    pub(super) gate: &'a Gate,
+    pub(super) downstream: &'a DownstreamSocket,
     pub(super) listener: &'a Rc<Listener>,
     pub(super) arrival: &'a Arrival<'a>,
     pub(super) udp: &'a UdpSettings,
@@ -53,7 +53,7 @@ impl UdpFlows {
             cx.journal.on_special_claim(&route, sender, range, cx.now);
         }
         let sending = sending(&opening, &route)?;
-        let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.gate.tuples)?;
+        let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.downstream.tuples)?;
         // Check it last: no flow must be forgotten for one that then can't be opened.
         let permit = self.permit(cx);
         if let Some(error) = &upstream.port_replaced {
@@ -67,10 +67,10 @@ impl UdpFlows {
             merge_up: can_merge(&upstream.socket),
             upstream: upstream.socket,
             route: Box::new(route),
-            back: Back::new(opening.number, opening.gate, opening.arrival),
+            back: Back::new(opening.number, opening.downstream, opening.arrival),
             reply_header: reply_header.into(),
             sending,
-            merge_down: opening.gate.can_segment,
+            merge_down: opening.downstream.can_segment,
             up: Sent::default(),
             down: Sent::default(),
             began: cx.now,

@@ -11,15 +11,15 @@ use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::Arrival;
 
+use super::downstream::DownstreamSocket;
 use super::early::EarlyDatagram;
 use super::flow::{Flow, SentHeader};
-use super::gate::Gate;
 use super::header::{Opened, Unopened, open};
 use super::open::NewFlow;
 use super::outbox::{Datagram, Sent, Way, send};
 use super::refusal::{DropCause, DroppedDatagram};
 use super::table::{SenderKey, UdpFlowKey};
-use super::{BATCH, BATCHES_PER_TURN, Entrance, FlowContext, UdpFlows, room};
+use super::{BATCH, BATCHES_PER_TURN, FlowContext, Inbound, UdpFlows, room};
 use crate::listener::Listener;
 
 /// A datagram whose flow is known.
@@ -37,22 +37,22 @@ struct Last<'a> {
 }
 
 impl UdpFlows {
-    /// A gate has datagrams.
-    pub(crate) fn on_gate(&mut self, cx: &FlowContext<'_>, number: usize) {
+    /// A downstream socket has datagrams.
+    pub(crate) fn on_downstream(&mut self, cx: &FlowContext<'_>, number: usize) {
         if self.is_paused || self.is_ending {
             return;
         }
-        let Some(Some(entrance)) = self.gates.get(number).cloned() else { return };
+        let Some(Some(inbound)) = self.downstreams.get(number).cloned() else { return };
         // Moved out while datagrams borrow from it.
         let mut received = self.received.take().unwrap_or_else(room);
         for _ in 0..BATCHES_PER_TURN {
-            match received.receive(entrance.gate.socket.as_fd()) {
+            match received.receive(inbound.downstream.socket.as_fd()) {
                 Ok(_) => {
                     let cut_off = received.cut_off();
                     if cut_off > 0 {
-                        entrance.listener.shard.add(Counter::DatagramsCutOff, cut_off as u64);
+                        inbound.listener.shard.add(Counter::DatagramsCutOff, cut_off as u64);
                     }
-                    self.deliver(cx, number, &entrance, received.arrivals());
+                    self.deliver(cx, number, &inbound, received.arrivals());
                 }
                 Err(Errno::AGAIN) => break,
                 // The error belongs to a reply that was sent before, not to the waiting datagrams.
@@ -62,15 +62,15 @@ impl UdpFlows {
         self.received = Some(received);
     }
 
-    /// Delivers what came before the gates were complete, unless nothing is read now.
+    /// Delivers what came before the downstream sockets were complete, unless nothing is read now.
     pub(super) fn deliver_early(&mut self, cx: &FlowContext<'_>) {
         if self.is_paused {
             return;
         }
         for (number, early) in std::mem::take(&mut self.early) {
-            let Some(Some(entrance)) = self.gates.get(number).cloned() else { continue };
+            let Some(Some(inbound)) = self.downstreams.get(number).cloned() else { continue };
             for some in early.chunks(BATCH) {
-                self.deliver(cx, number, &entrance, some.iter().map(EarlyDatagram::arrival));
+                self.deliver(cx, number, &inbound, some.iter().map(EarlyDatagram::arrival));
             }
         }
     }
@@ -79,19 +79,19 @@ impl UdpFlows {
         &mut self,
         cx: &FlowContext<'_>,
         number: usize,
-        entrance: &Entrance,
+        inbound: &Inbound,
         arrivals: impl Iterator<Item = Arrival<'a>>,
     ) {
         let mut placed = Vec::new();
         for arrival in arrivals {
-            self.place(cx, number, entrance, &arrival, &mut placed);
+            self.place(cx, number, inbound, &arrival, &mut placed);
         }
         // Before the first datagram leaves, so that no reply is there yet.
         self.grow_small();
         // Stable: the datagrams of a flow stay in order.
         placed.sort_by_key(|placed| placed.flow.to_bits());
         for of_flow in placed.chunk_by(|one, other| one.flow == other.flow) {
-            self.send_up(&entrance.listener, of_flow);
+            self.send_up(&inbound.listener, of_flow);
         }
     }
 
@@ -100,12 +100,12 @@ impl UdpFlows {
         &mut self,
         cx: &FlowContext<'_>,
         number: usize,
-        entrance: &Entrance,
+        inbound: &Inbound,
         arrival: &Arrival<'a>,
         placed: &mut Vec<Placed<'a>>,
     ) {
         let sender = SenderAddr::new(arrival.from);
-        let Entrance { gate, listener } = entrance;
+        let Inbound { downstream, listener } = inbound;
         let Some(udp) = &listener.rules.settings.udp else { return };
         let rule = match listener.rules.policy.admit(sender) {
             Ok(rule) => rule,
@@ -113,7 +113,7 @@ impl UdpFlows {
                 return self.refuse(cx, listener, &DroppedDatagram { sender, cause: refusal.into() });
             }
         };
-        let at = At { number, gate, listener, arrival, sender, rule, udp };
+        let at = At { number, downstream, listener, arrival, sender, rule, udp };
         let mut last = None;
         for datagram in arrival.datagrams() {
             match self.place_one(cx, &at, datagram, &mut last) {
@@ -182,7 +182,7 @@ impl UdpFlows {
                 header,
                 raw,
                 number: at.number,
-                gate: at.gate,
+                downstream: at.downstream,
                 listener: at.listener,
                 arrival: at.arrival,
                 udp: at.udp,
@@ -195,7 +195,7 @@ impl UdpFlows {
     /// A flow goes on: replies follow its sender's newest address.
     fn revisit(&mut self, cx: &FlowContext<'_>, at: &At<'_>, key: Key, raw: Option<&[u8]>) -> Key {
         if let Some(flow) = self.table.get_mut(key) {
-            flow.back.follow(at.number, at.gate, at.arrival);
+            flow.back.follow(at.number, at.downstream, at.arrival);
             if let Some(raw) = raw
                 && at.udp.dialect == Dialect::Spp
                 && *flow.reply_header != *raw
@@ -229,10 +229,10 @@ impl UdpFlows {
     }
 }
 
-/// The gate of a datagram, and the rules there.
+/// The downstream socket of a datagram, and the rules there.
 struct At<'a> {
     number: usize,
-    gate: &'a Gate,
+    downstream: &'a DownstreamSocket,
     listener: &'a Rc<Listener>,
     arrival: &'a Arrival<'a>,
     sender: SenderAddr,
@@ -243,18 +243,18 @@ struct At<'a> {
 impl At<'_> {
     fn sender_key(&self) -> SenderKey {
         SenderKey {
-            listener: self.gate.listener,
+            listener: self.downstream.listener,
             sender: self.arrival.from,
-            local: self.gate.destination_of(self.arrival),
+            local: self.downstream.destination_of(self.arrival),
         }
     }
 
     fn flow_key(&self, header: Option<&Header<'_>>) -> Result<UdpFlowKey, DropCause> {
         let client = self.listener.rules.policy.name(self.sender, header)?;
         Ok(UdpFlowKey {
-            listener: self.gate.listener,
+            listener: self.downstream.listener,
             client: client.addr.get(),
-            destination: client.destination.or_else(|| self.gate.destination_of(self.arrival)),
+            destination: client.destination.or_else(|| self.downstream.destination_of(self.arrival)),
         })
     }
 }

@@ -4,12 +4,12 @@ use truepeer_session::table::Key;
 
 use crate::tcp::relaying::Side;
 
-/// The most doors and gates: far more than exist.
+/// The most listening sockets, and UDP sockets for senders: far more than exist.
 const PLACES: u64 = 1 << 20;
 /// No session's key has an index this high.
 const BELL: u64 = u64::MAX;
-const FIRST_DOOR: u64 = u64::MAX - PLACES;
-const FIRST_GATE: u64 = FIRST_DOOR - PLACES;
+const FIRST_LISTENING: u64 = u64::MAX - PLACES;
+const FIRST_DOWNSTREAM: u64 = FIRST_LISTENING - PLACES;
 /// Marks a flow's upstream socket; no session's key has this bit.
 const FLOW: u64 = 1 << 63;
 
@@ -19,9 +19,9 @@ pub(super) enum EventSource {
     /// The mailbox.
     Bell,
     /// A listening socket, by its index.
-    Door(usize),
+    Listening(usize),
     /// A UDP socket for senders, by its index.
-    Gate(usize),
+    UdpDownstream(usize),
     /// A flow's upstream socket.
     Flow(Key),
     /// One of a session's sockets.
@@ -33,8 +33,8 @@ impl EventSource {
     pub(super) fn to_bits(self) -> u64 {
         match self {
             Self::Bell => BELL,
-            Self::Door(place) => FIRST_DOOR + place as u64,
-            Self::Gate(place) => FIRST_GATE + place as u64,
+            Self::Listening(place) => FIRST_LISTENING + place as u64,
+            Self::UdpDownstream(place) => FIRST_DOWNSTREAM + place as u64,
             Self::Flow(key) => FLOW | key.to_bits(),
             Self::Session(key, side) => key.to_bits() << 1 | u64::from(side == Side::Upstream),
         }
@@ -45,8 +45,8 @@ impl EventSource {
         let place = |first: u64| usize::try_from(bits - first).unwrap_or(usize::MAX);
         match bits {
             BELL => Self::Bell,
-            FIRST_DOOR.. => Self::Door(place(FIRST_DOOR)),
-            FIRST_GATE.. => Self::Gate(place(FIRST_GATE)),
+            FIRST_LISTENING.. => Self::Listening(place(FIRST_LISTENING)),
+            FIRST_DOWNSTREAM.. => Self::UdpDownstream(place(FIRST_DOWNSTREAM)),
             _ if bits & FLOW != 0 => Self::Flow(Key::from_bits(bits & !FLOW)),
             _ if bits & 1 == 0 => Self::Session(Key::from_bits(bits >> 1), Side::Downstream),
             _ => Self::Session(Key::from_bits(bits >> 1), Side::Upstream),
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn user_data_is_decoded_to_its_source() {
         let mut events = vec![EventSource::Bell];
-        events.extend([0, 1, 1000].map(EventSource::Door));
-        events.extend([0, 1, 1000].map(EventSource::Gate));
+        events.extend([0, 1, 1000].map(EventSource::Listening));
+        events.extend([0, 1, 1000].map(EventSource::UdpDownstream));
         // The highest key.
         for bits in [0, 1, 1 << 32, (1 << 62) - 1] {
             let key = Key::from_bits(bits);
@@ -71,7 +71,7 @@ mod tests {
                 EventSource::Session(key, Side::Upstream),
             ]);
         }
-        // The index of a flow stays below the gates' indices.
+        // The index of a flow stays below the downstream sockets' indices.
         events.extend([0, 1, 1 << 32, (1 << 50) + 7].map(|bits| EventSource::Flow(Key::from_bits(bits))));
         for event in events {
             assert_eq!(EventSource::from_bits(event.to_bits()), event);

@@ -1,17 +1,17 @@
 //! A worker: one thread, one epoll, its own sessions.
 //!
 //! ```text
-//! epoll ─┬─ a door (listening socket) ─▶ accept, perhaps pass to a less busy worker
-//!        ├─ a gate (UDP socket) ───────▶ Flows::on_gate; a flow's upstream socket ─▶ Flows::on_reply
+//! epoll ─┬─ a listening socket ───────▶ accept, perhaps pass to a less busy worker
+//!        ├─ a downstream socket (UDP) ▶ Flows::on_downstream; a flow's upstream socket ─▶ Flows::on_reply
 //!        ├─ the mailbox ───────────────▶ orders: open, close, set rules, adopt a connection, drain, stop
 //!        └─ a session's socket ────────▶ Session::on_event ─▶ Verdict ─▶ wait, another turn, or close
 //! then: further turns, then passed deadlines
 //! ```
 //! A panic within a session's turn ends only that session, by a reset.
 
-mod doors;
 mod event;
 mod left;
+mod listening;
 mod operator;
 mod order;
 mod probe;
@@ -38,14 +38,14 @@ use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
 use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named};
 
-use self::doors::{Accepted, Door, Doors, accept};
 use self::event::EventSource;
+use self::listening::{Accepted, ListeningSocket, ListeningSockets, accept};
 pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
-use crate::entrances::Entrances;
 use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
 use crate::leaving::{self, Splicing};
 use crate::listener::{Listener, Waits};
+use crate::listener_sockets::ListenerSockets;
 use crate::tcp::context::{Context, Tokens};
 use crate::tcp::left::LEFT_CHECK;
 use crate::tcp::relaying::{RESET_CHECK, Side};
@@ -58,7 +58,7 @@ const SCRATCH_BYTES: usize = 128 << 10;
 const EVENTS: usize = 256;
 /// How many connections are accepted before sessions get a turn.
 const BATCH: usize = 256;
-/// How many connections are still accepted from a door that closes: the kernel has completed them and would reset
+/// How many connections are still accepted from a listening socket that closes: the kernel has completed them and would reset
 /// them.
 const LAST_CONNECTIONS: usize = 4096;
 
@@ -113,7 +113,7 @@ pub(crate) struct Worker {
     kernel: Kernel,
     /// The open listeners, with the rules for new sessions.
     listeners: Vec<Rc<Listener>>,
-    doors: Doors,
+    listening: ListeningSockets,
     sessions: Table<Entry>,
     flows: UdpFlows,
     deadlines: Deadlines<Deadline>,
@@ -153,7 +153,7 @@ impl Worker {
             kernel: Kernel::new(epoll, budgets.pipes.clone(), splicing),
             budgets,
             listeners: Vec::new(),
-            doors: Doors::default(),
+            listening: ListeningSockets::default(),
             sessions: Table::new(),
             flows: UdpFlows::default(),
             deadlines,
@@ -228,7 +228,7 @@ impl Worker {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let of_sessions = self.deadlines.next(&mut self.sessions);
-        let next = [of_sessions, self.flows.next_deadline(), self.doors.paused_until(), self.probes_until]
+        let next = [of_sessions, self.flows.next_deadline(), self.listening.paused_until(), self.probes_until]
             .into_iter()
             .flatten()
             .min()?;
@@ -240,8 +240,10 @@ impl Worker {
     fn dispatch(&mut self, event: epoll::Event, now: Instant) {
         match EventSource::from_bits(event.data.u64()) {
             EventSource::Bell => self.read_mail(now),
-            EventSource::Door(place) => self.accept_at(place, now),
-            EventSource::Gate(place) => self.with_flows(now, |flows, cx| flows.on_gate(cx, place)),
+            EventSource::Listening(place) => self.accept_at(place, now),
+            EventSource::UdpDownstream(place) => {
+                self.with_flows(now, |flows, cx| flows.on_downstream(cx, place))
+            }
             EventSource::Flow(key) => self.with_flows(now, |flows, cx| flows.on_reply(cx, key)),
             EventSource::Session(key, side) => {
                 let ready = readiness(event.flags);
@@ -256,7 +258,7 @@ impl Worker {
             budgets: &self.budgets,
             journal: &self.journal,
             now,
-            gate_token: |place| EventSource::Gate(place).to_bits(),
+            downstream_token: |place| EventSource::UdpDownstream(place).to_bits(),
             flow_token: |key| EventSource::Flow(key).to_bits(),
         };
         let flows = &mut self.flows;
@@ -270,8 +272,8 @@ impl Worker {
     fn read_mail(&mut self, now: Instant) {
         for order in self.mailbox.empty() {
             match order {
-                Order::Open { id, rules, entrances, done } => {
-                    let opened = self.open(id, rules, entrances, now);
+                Order::Open { id, rules, sockets, done } => {
+                    let opened = self.open(id, rules, sockets, now);
                     self.claim_left(now);
                     if opened.is_err() {
                         self.close(id, now);
@@ -318,33 +320,37 @@ impl Worker {
         &mut self,
         id: ListenerId,
         rules: Arc<ListenerRules>,
-        entrances: Entrances,
+        sockets: ListenerSockets,
         now: Instant,
     ) -> Result<(), CallError> {
         let listener = self.listener(id, rules);
         self.listeners.push(Rc::clone(&listener));
-        for socket in entrances.doors {
-            self.doors.open(self.kernel.epoll(), Door { socket, listener: Rc::clone(&listener) })?;
+        for socket in sockets.tcp {
+            self.listening
+                .open(self.kernel.epoll(), ListeningSocket { socket, listener: Rc::clone(&listener) })?;
         }
         let mut opened = Ok(());
         self.with_flows(now, |flows, cx| {
-            opened = entrances.gates.into_iter().try_for_each(|gate| flows.open_gate(cx, gate, &listener));
+            opened = sockets
+                .udp
+                .into_iter()
+                .try_for_each(|downstream| flows.open_downstream(cx, downstream, &listener));
         });
         opened
     }
 
     /// Accepts the connections that the kernel has already completed, then closes the listener's sockets.
     fn close(&mut self, id: ListenerId, now: Instant) {
-        for door in self.doors.close(self.kernel.epoll(), id) {
-            self.accept_rest(&door, now);
+        for listening in self.listening.close(self.kernel.epoll(), id) {
+            self.accept_rest(&listening, now);
         }
-        self.with_flows(now, |flows, cx| flows.close_gates(cx, id));
+        self.with_flows(now, |flows, cx| flows.close_downstreams(cx, id));
         self.listeners.retain(|listener| listener.id != id);
     }
 
     fn set_rules(&mut self, id: ListenerId, rules: Arc<ListenerRules>) {
         let listener = self.listener(id, rules);
-        self.doors.set_listener(&listener);
+        self.listening.set_listener(&listener);
         self.flows.set_listener(&listener);
         if let Some(known) = self.listeners.iter_mut().find(|known| known.id == id) {
             *known = listener;
@@ -358,8 +364,8 @@ impl Worker {
         self.let_go(|listener| listener.rules.settings.leaves_spliced, now);
         let ids: Vec<_> = self.listeners.iter().map(|listener| listener.id).collect();
         for id in ids {
-            for door in self.doors.close(self.kernel.epoll(), id) {
-                self.accept_rest(&door, now);
+            for listening in self.listening.close(self.kernel.epoll(), id) {
+                self.accept_rest(&listening, now);
             }
         }
     }
@@ -386,31 +392,36 @@ impl Worker {
         Rc::new(Listener { id, rules, shard, waits })
     }
 
-    /// A door has connections waiting.
+    /// A listening socket has connections waiting.
     fn accept_at(&mut self, place: usize, now: Instant) {
-        let Some(door) = self.doors.at(place) else { return };
-        if let Err(lacking) = self.accept_from(&door, BATCH, now) {
-            self.doors.pause(self.kernel.epoll(), &self.journal, lacking, now);
+        let Some(listening) = self.listening.at(place) else { return };
+        if let Err(lacking) = self.accept_from(&listening, BATCH, now) {
+            self.listening.pause(self.kernel.epoll(), &self.journal, lacking, now);
         }
     }
 
-    /// Accepts the connections that wait at a closing door.
-    fn accept_rest(&mut self, door: &Door, now: Instant) {
-        // What can't be accepted is reset when the door is dropped.
-        let _ = self.accept_from(door, LAST_CONNECTIONS, now);
+    /// Accepts the connections that wait at a closing listening socket.
+    fn accept_rest(&mut self, listening: &ListeningSocket, now: Instant) {
+        // What can't be accepted is reset when the listening socket is dropped.
+        let _ = self.accept_from(listening, LAST_CONNECTIONS, now);
     }
 
     /// Accepts at most so many connections.
     ///
     /// # Errors
     /// The resource that the system lacks; `None`: sessions.
-    fn accept_from(&mut self, door: &Door, most: usize, now: Instant) -> Result<(), Option<Errno>> {
+    fn accept_from(
+        &mut self,
+        listening: &ListeningSocket,
+        most: usize,
+        now: Instant,
+    ) -> Result<(), Option<Errno>> {
         for _ in 0..most {
             let permit = self.budgets.sessions.take(1).ok_or(None)?;
-            match accept(&door.socket) {
+            match accept(&listening.socket) {
                 Accepted::Connection(socket, sender) => {
-                    door.listener.shard.count(Counter::Accepted);
-                    self.place(&door.listener, AcceptedConnection { socket, sender, permit }, now);
+                    listening.listener.shard.count(Counter::Accepted);
+                    self.place(&listening.listener, AcceptedConnection { socket, sender, permit }, now);
                 }
                 Accepted::Lost => {}
                 Accepted::Nobody => break,
@@ -524,7 +535,7 @@ impl Worker {
             self.give_turn(key, now, |session, cx, scratch| session.on_deadline(cx, scratch, deadline));
         }
         self.with_flows(now, UdpFlows::expire);
-        self.doors.resume(self.kernel.epoll(), &self.journal, now);
+        self.listening.resume(self.kernel.epoll(), &self.journal, now);
         self.end_probes_if_due(now);
     }
 }

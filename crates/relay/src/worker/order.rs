@@ -11,7 +11,7 @@ use truepeer_session::{ListenerId, ListenerRules};
 use truepeer_splice::{Begun, Watched};
 use truepeer_sys::CallError;
 
-use crate::entrances::Entrances;
+use crate::listener_sockets::ListenerSockets;
 use crate::udp::moving::MovingFlow;
 
 /// An order. If it has a `done`, the worker answers on it after carrying it out.
@@ -21,7 +21,7 @@ pub(crate) enum Order {
     Open {
         id: ListenerId,
         rules: Arc<ListenerRules>,
-        entrances: Entrances,
+        sockets: ListenerSockets,
         done: Sender<Result<(), CallError>>,
     },
     /// Accept nothing more for this listener, and close its sockets.

@@ -205,5 +205,5 @@ fn flow(
     let reply_socket = if has_reply_socket { Some(descriptors.next()?) } else { None };
     // The listener's id in this process is set when it is open.
     let id = ListenerId::new(u16::MAX);
-    Some((listener, MovingFlow { listener: id, gate, state, upstream, reply_socket }))
+    Some((listener, MovingFlow { listener: id, downstream: gate, state, upstream, reply_socket }))
 }

@@ -1,4 +1,4 @@
-//! Doors: the listening sockets from which a worker accepts, and pauses during which connections stay in their
+//! The listening sockets from which a worker accepts, and pauses during which connections stay in their
 //! queues.
 
 use std::net::SocketAddr;
@@ -17,99 +17,102 @@ use truepeer_sys::{CallError, Named};
 use super::event::EventSource;
 use crate::listener::Listener;
 
-/// How long the doors stay closed when the system is out of descriptors or memory.
+/// How long the listening sockets stay closed when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening socket, and the listener for new sessions from it.
 #[derive(Debug, Clone)]
-pub(super) struct Door {
+pub(super) struct ListeningSocket {
     /// Shared with other workers: the last one to drop it closes it.
     pub(super) socket: Arc<OwnedFd>,
     pub(super) listener: Rc<Listener>,
 }
 
-/// A worker's doors, each at its own index.
+/// A worker's listening sockets, each at its own index.
 #[derive(Debug, Default)]
-pub(super) struct Doors {
-    places: Vec<Option<Door>>,
-    /// Set while no door is watched because descriptors or memory ran out.
+pub(super) struct ListeningSockets {
+    places: Vec<Option<ListeningSocket>>,
+    /// Set while no listening socket is watched because descriptors or memory ran out.
     paused_until: Option<Instant>,
 }
 
-impl Doors {
-    /// Adds a door. Of the workers that share a socket, the kernel wakes one for each connection.
-    pub(super) fn open(&mut self, epoll: &OwnedFd, door: Door) -> Result<(), CallError> {
+impl ListeningSockets {
+    /// Adds a listening socket. Of the workers that share a socket, the kernel wakes one for each connection.
+    pub(super) fn open(&mut self, epoll: &OwnedFd, listening: ListeningSocket) -> Result<(), CallError> {
         let vacant = self.places.iter().position(Option::is_none);
         let place = vacant.unwrap_or_else(|| {
             self.places.push(None);
             self.places.len() - 1
         });
         if self.paused_until.is_none() {
-            watch(epoll, place, &door)?;
+            watch(epoll, place, &listening)?;
         }
-        self.places[place] = Some(door);
+        self.places[place] = Some(listening);
         Ok(())
     }
 
-    /// Removes the doors of `id` and stops watching them.
-    pub(super) fn close(&mut self, epoll: &OwnedFd, id: ListenerId) -> Vec<Door> {
-        let gone = self.places.iter_mut().filter_map(|place| place.take_if(|door| door.listener.id == id));
+    /// Removes the listening sockets of `id` and stops watching them.
+    pub(super) fn close(&mut self, epoll: &OwnedFd, id: ListenerId) -> Vec<ListeningSocket> {
+        let gone =
+            self.places.iter_mut().filter_map(|place| place.take_if(|listening| listening.listener.id == id));
         let gone: Vec<_> = gone.collect();
-        for door in &gone {
-            // Fails during a pause, when no door is watched.
-            let _ = epoll::delete(epoll, &*door.socket);
+        for listening in &gone {
+            // Fails during a pause, when no listening socket is watched.
+            let _ = epoll::delete(epoll, &*listening.socket);
         }
         gone
     }
 
-    /// Applies the listener's new rules to new sessions from its doors.
+    /// Applies the listener's new rules to new sessions from its listening sockets.
     pub(super) fn set_listener(&mut self, listener: &Rc<Listener>) {
-        for door in self.places.iter_mut().flatten().filter(|door| door.listener.id == listener.id) {
-            door.listener = Rc::clone(listener);
+        for listening in
+            self.places.iter_mut().flatten().filter(|listening| listening.listener.id == listener.id)
+        {
+            listening.listener = Rc::clone(listener);
         }
     }
 
-    /// The door at an index; `None` if it was closed after the event.
-    pub(super) fn at(&self, place: usize) -> Option<Door> {
+    /// The listening socket at an index; `None` if it was closed after the event.
+    pub(super) fn at(&self, place: usize) -> Option<ListeningSocket> {
         self.places.get(place)?.clone()
     }
 
     /// Leaves new connections in the kernel's queues for a moment.
     pub(super) fn pause(&mut self, epoll: &OwnedFd, journal: &Journal, lacking: Option<Errno>, now: Instant) {
-        for door in self.places.iter().flatten() {
-            // Fails if the door isn't watched (a pause within a pause).
-            let _ = epoll::delete(epoll, &*door.socket);
+        for listening in self.places.iter().flatten() {
+            // Fails if the listening socket isn't watched (a pause within a pause).
+            let _ = epoll::delete(epoll, &*listening.socket);
         }
         self.paused_until = Some(now + PAUSE);
-        if let Some(door) = self.places.iter().flatten().next() {
-            let address = door.listener.rules.settings.address.ip();
+        if let Some(listening) = self.places.iter().flatten().next() {
+            let address = listening.listener.rules.settings.address.ip();
             let lacking = lacking.as_ref().map(|errno| errno as &dyn std::fmt::Display);
-            journal.on_accept_pause(&door.listener.shard, address, lacking, now);
+            journal.on_accept_pause(&listening.listener.shard, address, lacking, now);
         }
     }
 
-    /// When the doors will be opened again.
+    /// When the listening sockets will be opened again.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused_until
     }
 
-    /// Opens the doors again if the pause is over.
+    /// Opens the listening sockets again if the pause is over.
     pub(super) fn resume(&mut self, epoll: &OwnedFd, journal: &Journal, now: Instant) {
         if self.paused_until.is_none_or(|until| until > now) {
             return;
         }
         self.paused_until = None;
-        let doors = self.places.iter().enumerate().filter_map(|(place, door)| Some((place, door.as_ref()?)));
-        let mut doors = doors;
-        if doors.any(|(place, door)| watch(epoll, place, door).is_err()) {
+        let mut all = self.places.iter().enumerate().filter_map(|(place, one)| Some((place, one.as_ref()?)));
+        if all.any(|(place, listening)| watch(epoll, place, listening).is_err()) {
             self.pause(epoll, journal, None, now);
         }
     }
 }
 
-fn watch(epoll: &OwnedFd, place: usize, door: &Door) -> Result<(), CallError> {
-    let token = EventData::new_u64(EventSource::Door(place).to_bits());
-    epoll::add(epoll, door.socket.as_fd(), token, EventFlags::IN | EventFlags::EXCLUSIVE).named("epoll_ctl")
+fn watch(epoll: &OwnedFd, place: usize, listening: &ListeningSocket) -> Result<(), CallError> {
+    let token = EventData::new_u64(EventSource::Listening(place).to_bits());
+    epoll::add(epoll, listening.socket.as_fd(), token, EventFlags::IN | EventFlags::EXCLUSIVE)
+        .named("epoll_ctl")
 }
 
 /// The result of accepting.

@@ -10,14 +10,14 @@ use truepeer_session::listening::{ListenError, ListenOptions, listen, prepare, t
 use truepeer_session::settings::ListenerSettings;
 use truepeer_sys::socket::local_address;
 
-use crate::udp::gate::{self, Gate};
+use crate::udp::downstream::{self, DownstreamSocket};
 use crate::udp::tuples::Tuples;
 
 /// One worker's listening sockets.
 #[derive(Debug, Default)]
-pub(crate) struct Entrances {
-    pub(crate) doors: Vec<Arc<OwnedFd>>,
-    pub(crate) gates: Vec<Gate>,
+pub(crate) struct ListenerSockets {
+    pub(crate) tcp: Vec<Arc<OwnedFd>>,
+    pub(crate) udp: Vec<DownstreamSocket>,
 }
 
 /// An open listener.
@@ -26,7 +26,7 @@ pub(crate) struct Opened {
     /// All its sockets.
     pub(crate) sockets: Vec<Arc<OwnedFd>>,
     /// The same, one entry for each worker.
-    pub(crate) by_worker: Vec<Entrances>,
+    pub(crate) by_worker: Vec<ListenerSockets>,
 }
 
 impl Opened {
@@ -51,20 +51,20 @@ pub(crate) fn open(
     inherited: &mut Vec<OwnedFd>,
     tuples: &Tuples,
 ) -> Result<Opened, ListenError> {
-    let mut by_worker: Vec<_> = (0..workers).map(|_| Entrances::default()).collect();
+    let mut by_worker: Vec<_> = (0..workers).map(|_| ListenerSockets::default()).collect();
     let kind = if settings.udp.is_some() { SocketType::DGRAM } else { SocketType::STREAM };
     let ours = take_inherited(inherited, settings.address, kind);
     let sockets = match &settings.udp {
         Some(udp) => {
-            let gates = gate::open(id, settings, udp, ours, workers, tuples)?;
-            let sockets = gates.iter().map(|gate| Arc::clone(&gate.socket)).collect();
-            for gate in gates {
-                by_worker[gate.number % workers].gates.push(gate);
+            let downstreams = downstream::open(id, settings, udp, ours, workers, tuples)?;
+            let sockets = downstreams.iter().map(|downstream| Arc::clone(&downstream.socket)).collect();
+            for downstream in downstreams {
+                by_worker[downstream.number % workers].udp.push(downstream);
             }
             sockets
         }
         None => {
-            let sockets = doors(settings, ours)?;
+            let sockets = listen_or_inherit(settings, ours)?;
             share(&sockets, &mut by_worker);
             sockets
         }
@@ -73,7 +73,10 @@ pub(crate) fn open(
 }
 
 /// The sockets of one TCP listener: inherited or new.
-fn doors(settings: &ListenerSettings, inherited: Vec<OwnedFd>) -> Result<Vec<Arc<OwnedFd>>, ListenError> {
+fn listen_or_inherit(
+    settings: &ListenerSettings,
+    inherited: Vec<OwnedFd>,
+) -> Result<Vec<Arc<OwnedFd>>, ListenError> {
     let sockets = if inherited.is_empty() { listen_on(settings)? } else { inherited };
     sockets.iter().for_each(prepare);
     Ok(sockets.into_iter().map(Arc::new).collect())
@@ -87,10 +90,10 @@ fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
 
 /// With at least as many sockets as workers, each socket belongs to one worker. With fewer, several workers share
 /// a socket, and the kernel wakes one of them for each connection.
-fn share(sockets: &[Arc<OwnedFd>], entrances: &mut [Entrances]) {
-    let workers = entrances.len();
+fn share(sockets: &[Arc<OwnedFd>], by_worker: &mut [ListenerSockets]) {
+    let workers = by_worker.len();
     let pairs = (0..sockets.len().max(workers)).map(|turn| (turn % sockets.len(), turn % workers));
     for (socket, worker) in pairs {
-        entrances[worker].doors.push(Arc::clone(&sockets[socket]));
+        by_worker[worker].tcp.push(Arc::clone(&sockets[socket]));
     }
 }

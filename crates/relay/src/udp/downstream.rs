@@ -24,9 +24,9 @@ pub const BUFFER_BYTES: usize = 8 << 20;
 
 /// One worker's socket of a UDP listener.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct DownstreamSocket {
     pub(crate) listener: ListenerId,
-    /// Its place among the listener's gates.
+    /// Its place among the listener's downstream sockets.
     pub(crate) number: usize,
     pub(crate) socket: Arc<OwnedFd>,
     /// Replies leave from here unless TPROXY brought the datagram from another port.
@@ -38,7 +38,7 @@ pub(crate) struct Gate {
     pub(super) early: Vec<EarlyDatagram>,
 }
 
-impl Gate {
+impl DownstreamSocket {
     /// The address to which a datagram was sent.
     pub(super) fn destination_of(&self, arrival: &Arrival<'_>) -> Option<SocketAddr> {
         let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
@@ -56,7 +56,7 @@ pub(crate) fn open(
     inherited: Vec<OwnedFd>,
     workers: usize,
     tuples: &Tuples,
-) -> Result<Vec<Gate>, ListenError> {
+) -> Result<Vec<DownstreamSocket>, ListenError> {
     let fail = |error| ListenError { address: settings.address, error };
     // The BPF program sees only the first of merged datagrams, and the next may belong to another client.
     let may_merge = |sockets| sockets == 1 || udp.dialect.has_bare_datagrams();
@@ -70,26 +70,26 @@ pub(crate) fn open(
         return inherited.into_iter().enumerate().map(adopt).collect::<Result<_, _>>().map_err(fail);
     }
     let may_merge = may_merge(workers);
-    let mut gates: Vec<Gate> = Vec::with_capacity(workers);
+    let mut downstreams: Vec<DownstreamSocket> = Vec::with_capacity(workers);
     for number in 0..workers {
         // Port 0: the others take the port that the kernel chose for the first.
-        let port = gates.first().map_or(settings.address.port(), |first| first.port);
+        let port = downstreams.first().map_or(settings.address.port(), |first| first.port);
         let address = SocketAddr::new(settings.address.ip(), port);
-        let socket = bind(settings, address, !gates.is_empty()).map_err(fail)?;
-        // For the gates of the other workers, and for the upstream sockets of clients with the same port (NTP
+        let socket = bind(settings, address, !downstreams.is_empty()).map_err(fail)?;
+        // For the downstream sockets of the other workers, and for the upstream sockets of clients with the same port (NTP
         // clients send from 123). Other users' sockets can't share it.
         sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
-        gates.push(adopt(listener, number, settings, socket, may_merge, tuples).map_err(fail)?);
+        downstreams.push(adopt(listener, number, settings, socket, may_merge, tuples).map_err(fail)?);
     }
-    if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), gates.first()) {
+    if let (Some(program), Some(first)) = (steering::program(udp.dialect, workers), downstreams.first()) {
         set_steering(first.socket.as_fd(), &program).map_err(fail)?;
-        let sockets: Vec<_> = gates.iter().map(|gate| gate.socket.as_fd()).collect();
+        let sockets: Vec<_> = downstreams.iter().map(|downstream| downstream.socket.as_fd()).collect();
         let early = early::take(&sockets, BUFFER_BYTES, &program);
-        for (gate, early) in gates.iter_mut().zip(early) {
-            gate.early = early;
+        for (downstream, early) in downstreams.iter_mut().zip(early) {
+            downstream.early = early;
         }
     }
-    Ok(gates)
+    Ok(downstreams)
 }
 
 /// The first socket of a group is bound without SO_REUSEPORT. Otherwise a second instance of this program would
@@ -116,7 +116,7 @@ fn adopt(
     socket: OwnedFd,
     may_merge: bool,
     tuples: &Tuples,
-) -> Result<Gate, CallError> {
+) -> Result<DownstreamSocket, CallError> {
     enable_arrival_reports(socket.as_fd(), settings.address, settings.transparent)?;
     if !grow_buffers(socket.as_fd(), BUFFER_BYTES) {
         grow_later(&[socket.as_fd()], BUFFER_BYTES);
@@ -125,7 +125,7 @@ fn adopt(
         // An older kernel delivers datagrams one by one, which is only slower.
         let _ = enable_gro(socket.as_fd());
     }
-    Ok(Gate {
+    Ok(DownstreamSocket {
         listener,
         number,
         port: truepeer_sys::socket::local_address(socket.as_fd())?.port(),
