@@ -1,30 +1,35 @@
-//! Compiles `c/*.bpf.c` with clang. Without clang the crate is built without kernel programs, and `truepeer attach`
-//! reports that. With `TRUEPEER_REQUIRE_CLANG=1`, which the project's own checks set, it is an error.
+//! Compiles `c/*/*.bpf.c` with clang; those in `c/test` in debug builds only, which tests use. Without clang the crate is
+//! built without kernel programs, and `truepeer attach` reports that. With `TRUEPEER_REQUIRE_CLANG=1`, which the
+//! project's own checks set, it is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 19] = [
-    "tcp_ingress",
-    "tcp_egress",
-    "peer_name",
-    "tcp_end",
-    "udp_ingress",
-    "udp_egress",
-    "udp_send",
-    "backstop",
-    "witness",
-    "header_check",
-    "splice_in",
-    "splice_out",
-    "full_in",
-    "full_out",
-    "full_in_door",
-    "tcp_ingress_door",
-    "tcp_egress_door",
-    "tcp_end_door",
-    "stranger",
+const PROGRAMS: [&str; 13] = [
+    "attach/tcp_ingress",
+    "attach/tcp_egress",
+    "attach/peer_name",
+    "attach/tcp_end",
+    "attach/udp_ingress",
+    "attach/udp_egress",
+    "attach/udp_send",
+    "attach/backstop",
+    "attach/witness",
+    "offload/splice_in",
+    "offload/splice_out",
+    "offload/full_in",
+    "offload/full_out",
+];
+
+/// Programs that only tests run. A release has none of them.
+const TEST_PROGRAMS: [&str; 6] = [
+    "test/header_check",
+    "test/full_in_test",
+    "test/tcp_ingress_test",
+    "test/tcp_egress_test",
+    "test/tcp_end_test",
+    "test/other_programs",
 ];
 
 fn main() -> ExitCode {
@@ -32,7 +37,12 @@ fn main() -> ExitCode {
     println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_CLANG");
     println!("cargo::rerun-if-env-changed=PATH");
     println!("cargo::rustc-check-cfg=cfg(no_programs)");
-    match PROGRAMS.iter().try_for_each(|program| compile(program)) {
+    println!("cargo::rustc-check-cfg=cfg(test_programs)");
+    let for_tests = env::var_os("PROFILE").is_some_and(|profile| profile == "debug");
+    if for_tests {
+        println!("cargo::rustc-cfg=test_programs");
+    }
+    match compile_all(for_tests) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) if env::var_os("TRUEPEER_REQUIRE_CLANG").is_some_and(|value| value == "1") => {
             println!("cargo::error={reason}");
@@ -46,14 +56,20 @@ fn main() -> ExitCode {
     }
 }
 
+fn compile_all(for_tests: bool) -> Result<(), String> {
+    let of_tests = TEST_PROGRAMS.iter().filter(|_| for_tests);
+    PROGRAMS.iter().chain(of_tests).try_for_each(|program| compile(program))
+}
+
 fn compile(program: &str) -> Result<(), String> {
     let source = Path::new("c").join(program).with_extension("bpf.c");
-    let object = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(program).with_extension("o");
+    let name = Path::new(program).file_name().unwrap_or_default();
+    let object = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join(name).with_extension("o");
     let output = Command::new("clang")
         // v3 has compare-and-exchange; it needs Linux 5.12.
         .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-Wall", "-Wextra", "-Werror"])
         // BTF names the source files: without this directory, so that two builds make the same bytes.
-        .args(["-fdebug-compilation-dir=.", "-idirafter"])
+        .args(["-fdebug-compilation-dir=.", "-Ic", "-idirafter"])
         .arg(include_dir())
         .arg("-c")
         .arg(&source)

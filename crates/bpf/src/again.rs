@@ -1,11 +1,11 @@
-//! Handshakes that the kernel has given up begin again by a function of the kernel (`c/again.h`), whose number is another one in each kernel.
+//! Handshakes that the kernel has given up begin again by a function of the kernel (`c/attach/restart.h`), whose number is another one in each kernel.
 
 use std::borrow::Cow;
 use std::fs;
 
 /// Of Linux 6.9.
 const FUNCTION: &str = "bpf_sk_assign_tcp_reqsk";
-/// The call in `c/again.h`: BPF_JMP | BPF_CALL, BPF_PSEUDO_KFUNC_CALL, and "tprq" for the number.
+/// The call in `c/attach/restart.h`: BPF_JMP | BPF_CALL, BPF_PSEUDO_KFUNC_CALL, and "tprq" for the number.
 const CALL: [u8; 8] = [0x85, 0x20, 0, 0, b't', b'p', b'r', b'q'];
 /// r0 = 1: the function has failed.
 const FAILS: [u8; 8] = [0xb7, 0, 0, 0, 1, 0, 0, 0];

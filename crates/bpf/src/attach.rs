@@ -173,7 +173,7 @@ fn prepare(
 ) -> Result<Prepared, AttachError> {
     let Whole { rules, tcp_ports } = whole;
     // This creates the tables, of TCP and UDP.
-    let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Seats(sizes.seats())], sizes)?;
+    let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Slots(sizes.slots())], sizes)?;
     let others = Global::other_ports(tcp_ports.iter().copied());
     let named = Named::of(cgroups)?;
     let globals = [others, Global::HasHooksInside(named.has_hooks_inside)];

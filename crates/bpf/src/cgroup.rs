@@ -69,11 +69,11 @@ pub struct Cgroups {
     /// ports must belong to it, or to one below it.
     pub all: PathBuf,
     /// The client is shown to sockets of this cgroup, of those below it, and of a cgroup that is made anew in
-    /// its place (`c/cgroup.h`).
+    /// its place (`c/attach/cgroup.h`).
     pub shown: PathBuf,
 }
 
-/// The named cgroup, as the programs know it: by numbers (`c/cgroup.h`).
+/// The named cgroup, as the programs know it: by numbers (`c/attach/cgroup.h`).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Named {
     pub(crate) way: [u64; LEVELS],

@@ -1,4 +1,4 @@
-//! The programs' counters by name: the order is that of `c/counters.h`.
+//! The programs' counters by name: the order is that of `c/attach/counters.h`.
 
 /// The kind of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

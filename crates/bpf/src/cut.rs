@@ -62,19 +62,19 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
 
 /// Connections with translated numbers, and those whose header is awaited.
 fn dependants(tables: &Tables) -> BTreeSet<FlowKey> {
-    // In this order: a connection becomes a flow before its embryo is removed.
-    let embryos = status::live(tables.embryos());
+    // In this order: a connection becomes a flow before its pending connection is removed.
+    let pending = status::live(tables.pending());
     let translated = tables.flows().into_iter().filter(|(_, flow)| flow.delta != 0).map(|(key, _)| key);
-    translated.chain(embryos).collect()
+    translated.chain(pending).collect()
 }
 
 /// The name of a connection in the tables.
 fn key(connection: &SocketId) -> FlowKey {
     let (local, sender) = (connection.local(), connection.sender());
     FlowKey {
-        sender: address(sender),
+        remote: address(sender),
         local: address(local),
-        sender_port: sender.port().to_be_bytes(),
+        remote_port: sender.port().to_be_bytes(),
         local_port: local.port().to_be_bytes(),
     }
 }

@@ -40,7 +40,7 @@ pub fn still_open(place: &Place) -> Result<Option<FlowCount>, AttachError> {
 }
 
 fn is_attached(tables: &Tables) -> Result<bool, AttachError> {
-    Ok(!tables.judged_ports()?.is_empty() || !tables.gates()?.is_empty())
+    Ok(!tables.judged_ports()?.is_empty() || !tables.udp_ports()?.is_empty())
 }
 
 fn count(place: &Place) -> Result<FlowCount, AttachError> {

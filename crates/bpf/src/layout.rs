@@ -1,9 +1,9 @@
-//! The structs shared with the programs: `c/layout.h` asserts the same sizes.
+//! The structs shared with the programs: `c/attach/layout.h` asserts the same sizes.
 
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 11;
+pub(crate) const LAYOUT: u32 = 12;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 4096;
@@ -23,15 +23,15 @@ pub(crate) struct Address(pub(crate) [u8; 16]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Port {
-    pub(crate) slot: u16,
+    pub(crate) counters: u16,
     pub(crate) state: u8,
     pub(crate) group: u8,
 }
 
-/// `struct gate`.
+/// `struct udp_port`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct RawGate {
+pub(crate) struct RawUdpPort {
     pub(crate) port: Port,
     pub(crate) backend_port: [u8; 2],
     pub(crate) dialect: u8,
@@ -42,7 +42,7 @@ pub(crate) struct RawGate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Backend {
-    pub(crate) slot: u16,
+    pub(crate) counters: u16,
     pub(crate) kind: u8,
     pub(crate) group: u8,
 }
@@ -72,9 +72,9 @@ pub(crate) struct UdpFlow {
     pub(crate) port: [u8; 2],
     pub(crate) proxy_port: [u8; 2],
     pub(crate) said_client_port: [u8; 2],
-    pub(crate) slot: u16,
+    pub(crate) counters: u16,
     pub(crate) is_spp: u8,
-    pub(crate) needs_seat: u8,
+    pub(crate) needs_slot: u8,
     pub(crate) edition: u32,
     pub(crate) group: u32,
 }
@@ -84,7 +84,7 @@ pub(crate) struct UdpFlow {
 #[repr(C)]
 pub(crate) struct Settings {
     pub(crate) edition: u32,
-    pub(crate) judged: u32,
+    pub(crate) validated: u32,
     pub(crate) begins_again: u32,
     pub(crate) unused: u32,
     pub(crate) netns: u64,
@@ -106,9 +106,9 @@ pub(crate) struct Terms {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C, align(4))]
 pub(crate) struct FlowKey {
-    pub(crate) sender: Address,
+    pub(crate) remote: Address,
     pub(crate) local: Address,
-    pub(crate) sender_port: [u8; 2],
+    pub(crate) remote_port: [u8; 2],
     pub(crate) local_port: [u8; 2],
 }
 
@@ -123,10 +123,10 @@ pub(crate) struct RawFlow {
     pub(crate) header: u8,
 }
 
-/// `struct embryo`.
+/// `struct pending`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct RawEmbryo {
+pub(crate) struct RawPending {
     pub(crate) born_ns: u64,
     pub(crate) isn: u32,
     pub(crate) guess: u32,
@@ -156,7 +156,7 @@ pub(crate) struct RawEmbryo {
 
 const _: () = assert!(size_of::<Address>() == 16);
 const _: () = assert!(size_of::<Port>() == 4);
-const _: () = assert!(size_of::<RawGate>() == 8);
+const _: () = assert!(size_of::<RawUdpPort>() == 8);
 const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 96);
@@ -164,7 +164,7 @@ const _: () = assert!(size_of::<Settings>() == 24);
 const _: () = assert!(size_of::<Terms>() == 32);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<RawFlow>() == 24);
-const _: () = assert!(size_of::<RawEmbryo>() == 176);
+const _: () = assert!(size_of::<RawPending>() == 176);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
 // arrays only, and its size (asserted above) is the sum of its fields'.
@@ -172,7 +172,7 @@ unsafe impl Pod for Address {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Port {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
-unsafe impl Pod for RawGate {}
+unsafe impl Pod for RawUdpPort {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for Backend {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
@@ -188,4 +188,4 @@ unsafe impl Pod for FlowKey {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
 unsafe impl Pod for RawFlow {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
-unsafe impl Pod for RawEmbryo {}
+unsafe impl Pod for RawPending {}

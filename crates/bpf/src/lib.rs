@@ -5,7 +5,7 @@
 //! ```text
 //!  Rules (from the policy) ──▶ tables ─┐
 //!                                      ├─ pinned in Place: one directory for each network namespace
-//!  programs (c/*.bpf.c) ──▶ links ─────┘
+//!  programs (c/attach) ──▶ links ─────┘
 //! ```
 //! The sources of the programs explain the mechanism. [`attach()`] installs them, [`status()`] reads their state,
 //! [`drain`] and [`detach_now`] end it. [`sweep`] removes the leftovers of vanished network namespaces.
@@ -17,19 +17,14 @@ mod counters;
 mod cut;
 mod detach;
 mod device;
-#[doc(hidden)]
-pub mod door;
 mod error;
-#[doc(hidden)]
-pub mod full;
+mod full;
 mod groups;
 mod layout;
 mod leftovers;
 mod links;
 mod load;
 mod memory;
-#[doc(hidden)]
-pub mod oracle;
 mod pinned_link;
 mod pins;
 mod place;
@@ -40,16 +35,14 @@ mod remove;
 mod resize;
 mod rules;
 mod sizes;
-#[doc(hidden)]
-pub mod splice;
+mod splice;
 mod status;
-#[doc(hidden)]
-pub mod stranger;
 mod tables;
+#[cfg(test_programs)]
+#[doc(hidden)]
+pub mod test;
 mod trie;
 mod trust;
-#[doc(hidden)]
-pub mod udp_door;
 mod whole;
 mod witness;
 
@@ -70,7 +63,7 @@ pub use ports::{PortRange, port_list, without_overlaps};
 pub use programs::are_built_in;
 pub use refusals::{Refusal, Refusals};
 pub use remove::remove;
-pub use rules::{Gate, NewConnections, Others, Rules, UdpDialect};
+pub use rules::{NewConnections, Others, Rules, UdpDialect, UdpPort};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
     ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, InUse, Question, SPLICE_COUNTERS, Side,

@@ -141,7 +141,7 @@ pub(crate) fn leave_stages(place: &Place, wanted: &[Stage]) -> Result<(), Attach
     unlink(pins.into_iter().filter(|pin| device_of_pin(pin).is_some() && !is_wanted(pin)))
 }
 
-/// The numbers of the devices whose packets are judged; `None` where devices have no links.
+/// The numbers of the devices whose packets are validated; `None` where devices have no links.
 pub fn covered_devices(place: &Place) -> Result<Option<BTreeSet<u32>>, AttachError> {
     if !has_tcx() {
         return Ok(None);

@@ -26,19 +26,19 @@ pub(crate) enum Global {
     HasStrictRpFilter(u32),
     /// The cookie of the network namespace.
     NetnsCookie(u64),
-    /// A bit for each TCP port that is certainly not attached (`c/glance.h`).
+    /// A bit for each TCP port that is certainly not attached (`c/attach/in_place.h`).
     OtherPorts(Box<[u64; PORT_WORDS]>),
     /// Whether a UDP port is attached.
     HasUdp(u32),
-    /// How many seats there are for answers (`c/udp_seats.h`).
-    Seats(u32),
-    /// The secret of the cookies (`c/full_cookie.h`).
+    /// How many slots there are for answers (`c/attach/udp_slots.h`).
+    Slots(u32),
+    /// The secret of the cookies (`c/offload/full_cookie.h`).
     FullSecret([u64; 2]),
-    /// Whose connections are meant (`c/cgroup.h`).
+    /// Whose connections are meant (`c/attach/cgroup.h`).
     Named(Box<Named>),
     /// Whether hooks are below the root of the cgroups.
     HasHooksInside(u32),
-    /// On copies that come in once more (`c/splice_tail.h`).
+    /// On copies that come in once more (`c/offload/tail.h`).
     CopyMark(u32),
 }
 
@@ -62,7 +62,7 @@ impl Global {
             Self::NetnsCookie(cookie) => loader.override_global("netns_cookie", cookie, false),
             Self::OtherPorts(bits) => loader.override_global("other_ports", &bits[..], false),
             Self::HasUdp(has) => loader.override_global("has_udp", has, false),
-            Self::Seats(count) => loader.override_global("seats", count, false),
+            Self::Slots(count) => loader.override_global("slots", count, false),
             Self::FullSecret(words) => loader.override_global("full_secret", &words[..], false),
             Self::Named(named) => loader
                 .override_global("named_cgroups", &named.way[..], false)
@@ -122,9 +122,9 @@ fn load_all(
     for &(table, size) in sizes {
         loader.map_max_entries(table, size);
     }
-    if object.has_parcels() {
+    if object.has_gro_splits() {
         let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
-        loader.map_max_entries("tp_parcels", u32::try_from(cpus).unwrap_or(u32::MAX));
+        loader.map_max_entries("tp_gro_splits", u32::try_from(cpus).unwrap_or(u32::MAX));
     }
     let programs =
         loader.load(&again::with_call(object.bytes()?, function)).map_err(AttachError::load(object.name))?;

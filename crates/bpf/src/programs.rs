@@ -17,7 +17,7 @@ impl Object {
 
 impl Object {
     /// Whether it has a table with an entry for each processor.
-    pub(crate) fn has_parcels(self) -> bool {
+    pub(crate) fn has_gro_splits(self) -> bool {
         self.name == UDP_INGRESS.name || self.name == UDP_EGRESS.name
     }
 }
@@ -48,13 +48,20 @@ object!(UDP_EGRESS, "udp_egress");
 object!(UDP_SEND, "udp_send");
 object!(BACKSTOP, "backstop");
 object!(WITNESS, "witness");
-object!(HEADER_CHECK, "header_check");
 object!(SPLICE_IN, "splice_in");
 object!(SPLICE_OUT, "splice_out");
 object!(FULL_IN, "full_in");
 object!(FULL_OUT, "full_out");
-object!(FULL_IN_DOOR, "full_in_door");
-object!(TCP_INGRESS_DOOR, "tcp_ingress_door");
-object!(TCP_EGRESS_DOOR, "tcp_egress_door");
-object!(TCP_END_DOOR, "tcp_end_door");
-object!(STRANGER, "stranger");
+
+/// Programs of tests: `c/test`.
+#[cfg(test_programs)]
+pub(crate) mod of_tests {
+    use super::Object;
+
+    object!(HEADER_CHECK, "header_check");
+    object!(FULL_IN_TEST, "full_in_test");
+    object!(TCP_INGRESS_TEST, "tcp_ingress_test");
+    object!(TCP_EGRESS_TEST, "tcp_egress_test");
+    object!(TCP_END_TEST, "tcp_end_test");
+    object!(OTHER_PROGRAMS, "other_programs");
+}

@@ -1,4 +1,4 @@
-//! Who was refused, as the programs tell it (`c/refusals.h`).
+//! Who was refused, as the programs tell it (`c/attach/refusals.h`).
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

@@ -18,15 +18,15 @@ pub fn remove(place: &Place, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result
     }
     let _lock = place.lock()?;
     let mut tables = Tables::open(place)?;
-    let (ports, gates) = (tables.judged_ports()?, tables.gates()?);
+    let (ports, udp_ports) = (tables.judged_ports()?, tables.udp_ports()?);
     let strange_tcp = tcp.iter().copied().filter(|port| !ports.contains(port));
-    let strange_udp = udp.iter().copied().filter(|port| !gates.contains_key(port));
+    let strange_udp = udp.iter().copied().filter(|port| !udp_ports.contains_key(port));
     let strange = names_of(strange_tcp, strange_udp);
     if !strange.is_empty() {
         return Err(AttachError::NotAttached { ports: strange });
     }
     tables.leave(tcp, udp)?;
-    let has_udp = !tables.gates()?.is_empty();
+    let has_udp = !tables.udp_ports()?.is_empty();
     if !has_udp {
         links::leave_stages(place, &[links::TCP_INGRESS, links::TCP_EGRESS])?;
         SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;

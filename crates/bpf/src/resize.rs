@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use aya::maps::{Map, MapData};
 
 use crate::error::AttachError;
-use crate::layout::{FlowKey, RawEmbryo, RawFlow};
+use crate::layout::{FlowKey, RawFlow, RawPending};
 use crate::place::{Place, entries, unlink};
 use crate::sizes::{Sizes, size_of};
 use crate::status;
@@ -60,11 +60,11 @@ impl Aside {
                         Map::HashMap(map()?).try_into().map_err(AttachError::map("opening", "tp_flows"))?;
                     flows.keys().next().is_some()
                 }
-                "tp_embryos" => {
-                    let embryos: aya::maps::HashMap<_, FlowKey, RawEmbryo> = Map::LruHashMap(map()?)
+                "tp_pending" => {
+                    let pending: aya::maps::HashMap<_, FlowKey, RawPending> = Map::LruHashMap(map()?)
                         .try_into()
-                        .map_err(AttachError::map("opening", "tp_embryos"))?;
-                    !status::live(embryos.iter().flatten().collect()).is_empty()
+                        .map_err(AttachError::map("opening", "tp_pending"))?;
+                    !status::live(pending.iter().flatten().collect()).is_empty()
                 }
                 _ => false,
             };

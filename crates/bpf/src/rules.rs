@@ -12,7 +12,7 @@ use crate::ports::{PortRange, ranges_over};
 
 /// A UDP port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gate {
+pub struct UdpPort {
     /// The port that the backend is bound to: the same port, or another.
     pub backend_port: u16,
     /// The dialect.
@@ -44,7 +44,7 @@ pub struct Rules {
     /// The TCP ports of the backends.
     pub tcp_ports: BTreeSet<u16>,
     /// The UDP ports to which senders send.
-    pub udp_ports: BTreeMap<u16, Gate>,
+    pub udp_ports: BTreeMap<u16, UdpPort>,
     /// TCP ports that are counted together, and shown as one. They don't overlap.
     pub tcp_ranges: Vec<PortRange>,
     /// UDP ports, likewise.

@@ -10,9 +10,9 @@ use crate::place::Place;
 use crate::rules::{Rules, UdpDialect};
 
 /// A handshake is short: there is one for many open connections.
-const FLOWS_PER_EMBRYO: u32 = 8;
+const FLOWS_PER_PENDING: u32 = 8;
 /// Twice the usual limit of a listener's backlog (net.core.somaxconn).
-const EMBRYOS: u32 = 8192;
+const PENDING: u32 = 8192;
 /// Only translated connections that this host has closed first leave something.
 const FLOWS_PER_ENDED: u32 = 64;
 /// Senders.
@@ -21,7 +21,7 @@ const GUESSES: u32 = 512;
 /// be replaced early if that were most of the table.
 const LEAST_PER_CPU: u32 = 256;
 /// Answers on their way at one moment, unless many more flows are wanted; at most 16 bits, which a port has.
-const SEATS: std::ops::RangeInclusive<u32> = 2048..=65536;
+const SLOTS: std::ops::RangeInclusive<u32> = 2048..=65536;
 /// The table of a protocol that is not attached.
 const NONE: u32 = 1;
 
@@ -41,11 +41,11 @@ impl Sizes {
         Ok(Self {
             tcp: [
                 ("tp_flows", tcp(flows)),
-                ("tp_embryos", tcp((flows / FLOWS_PER_EMBRYO).max(EMBRYOS).max(least))),
+                ("tp_pending", tcp((flows / FLOWS_PER_PENDING).max(PENDING).max(least))),
                 ("tp_ended", tcp(flows / FLOWS_PER_ENDED)),
                 ("tp_guesses", tcp(GUESSES)),
             ],
-            udp: [("tp_udp_flows", udp(rules.max_udp_flows.get())), ("tp_udp_seats", udp(seats(rules)))],
+            udp: [("tp_udp_flows", udp(rules.max_udp_flows.get())), ("tp_udp_slots", udp(slots(rules)))],
         })
     }
 
@@ -53,8 +53,8 @@ impl Sizes {
     pub(crate) fn in_place(place: &Place) -> Result<Self, AttachError> {
         let of = |name: &'static str| Ok::<_, AttachError>((name, size_of(place, name)?));
         Ok(Self {
-            tcp: [of("tp_flows")?, of("tp_embryos")?, of("tp_ended")?, of("tp_guesses")?],
-            udp: [of("tp_udp_flows")?, of("tp_udp_seats")?],
+            tcp: [of("tp_flows")?, of("tp_pending")?, of("tp_ended")?, of("tp_guesses")?],
+            udp: [of("tp_udp_flows")?, of("tp_udp_slots")?],
         })
     }
 
@@ -75,8 +75,8 @@ impl Sizes {
         self.tcp.iter().chain(&self.udp).copied()
     }
 
-    /// How many seats there are: a power of two.
-    pub(crate) fn seats(&self) -> u32 {
+    /// How many slots there are: a power of two.
+    pub(crate) fn slots(&self) -> u32 {
         self.udp[1].1
     }
 }
@@ -87,16 +87,16 @@ pub(crate) fn size_of(place: &Place, name: &str) -> Result<u32, AttachError> {
     Ok(info.map_err(AttachError::map("opening", "a table"))?.max_entries())
 }
 
-/// Only a port that is mapped, and SPP, need seats (`c/udp_seats.h`).
-fn seats(rules: &Rules) -> u32 {
+/// Only a port that is mapped, and SPP, need slots (`c/attach/udp_slots.h`).
+fn slots(rules: &Rules) -> u32 {
     let needs_one = rules
         .udp_ports
         .iter()
-        .any(|(port, gate)| gate.dialect == UdpDialect::Spp || gate.backend_port != *port);
+        .any(|(port, udp_port)| udp_port.dialect == UdpDialect::Spp || udp_port.backend_port != *port);
     if !needs_one {
         return NONE;
     }
-    let flows = rules.max_udp_flows.get().clamp(*SEATS.start(), *SEATS.end());
+    let flows = rules.max_udp_flows.get().clamp(*SLOTS.start(), *SLOTS.end());
     flows.next_power_of_two()
 }
 

@@ -8,15 +8,15 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::cgroup::Living;
 use crate::counters::{COUNTERS, Of, PortCounter};
 use crate::error::AttachError;
-use crate::layout::{FlowKey, Port, RawEmbryo, RawFlow, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
+use crate::layout::{FlowKey, Port, RawFlow, RawPending, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::memory::{Memory, memory};
 use crate::place::Place;
-use crate::rules::Gate;
+use crate::rules::UdpPort;
 use crate::sizes;
 use crate::tables::{REFUSING, Tables};
 
 /// The longest life of a half-open connection: the kernel's five SYN-ACKs take 63 s (tcp_synack_retries).
-const EMBRYO_LIFE: Duration = Duration::from_secs(70);
+const PENDING_LIFE: Duration = Duration::from_secs(70);
 
 /// The state of one network namespace.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ pub enum Traffic {
     Tcp(FlowCount),
     /// UDP: the backend's port, and the number of flows whose clients are answered through their senders
     /// ([`crate::Rules::udp_silence`]).
-    Udp(Gate, usize),
+    Udp(UdpPort, usize),
 }
 
 /// Open connections.
@@ -98,7 +98,7 @@ pub fn status_among(place: &Place, cgroups: &Living) -> Result<Option<Status>, A
         return Ok(None);
     }
     let tables = Tables::open(place)?;
-    let (flows, embryos) = (tables.flows(), live(tables.embryos()));
+    let (flows, pending) = (tables.flows(), live(tables.pending()));
     let known = tables.ports()?;
     let ports = together(known.iter().map(|(number, port)| (*number, *port, 0, ()))).into_values();
     // Ports of a range that drain have the counters of the range: they are shown once.
@@ -111,28 +111,28 @@ pub fn status_among(place: &Place, cgroups: &Living) -> Result<Option<Status>, A
             attachment: port.group,
             draining: port.state != 0,
             refusing: port.state == REFUSING,
-            traffic: Traffic::Tcp(count(&numbers, &flows, &embryos)),
-            counters: counters_of(Of::Tcp, counters(port.slot)?),
+            traffic: Traffic::Tcp(count(&numbers, &flows, &pending)),
+            counters: counters_of(Of::Tcp, counters(port.counters)?),
             ports: numbers,
         })
     });
     let mut ports = ports.collect::<Result<Vec<_>, AttachError>>()?;
     ports.sort_by_key(|port| port.port);
-    let (udp_flows, gates) = (tables.udp_flows(), tables.gates()?);
-    let gates = together(gates.iter().map(|(number, gate)| {
-        let backend = u16::from_be_bytes(gate.backend_port);
-        (*number, gate.port, if backend == *number { 0 } else { backend }, *gate)
+    let (udp_flows, udp_ports) = (tables.udp_flows(), tables.udp_ports()?);
+    let udp_ports = together(udp_ports.iter().map(|(number, udp_port)| {
+        let backend = u16::from_be_bytes(udp_port.backend_port);
+        (*number, udp_port.port, if backend == *number { 0 } else { backend }, *udp_port)
     }));
     let mut udp = Vec::new();
-    for (_, gate, numbers) in gates.into_values() {
-        let silence = tables.udp_silence(gate.port.group)?;
+    for (_, udp_port, numbers) in udp_ports.into_values() {
+        let silence = tables.udp_silence(udp_port.port.group)?;
         udp.push(PortStatus {
             port: numbers.first().copied().unwrap_or_default(),
-            attachment: gate.port.group,
+            attachment: udp_port.port.group,
             draining: false,
             refusing: false,
-            traffic: Traffic::Udp(gate.rule(), count_udp(&numbers, &udp_flows, silence)),
-            counters: counters_of(Of::Udp, counters(gate.port.slot)?),
+            traffic: Traffic::Udp(udp_port.rule(), count_udp(&numbers, &udp_flows, silence)),
+            counters: counters_of(Of::Udp, counters(udp_port.port.counters)?),
             ports: numbers,
         });
     }
@@ -159,8 +159,8 @@ pub fn counted_at_udp_ports(place: &Place, name: &str) -> Result<Vec<(u16, u64)>
     let Some(counter) = counter.filter(|_| place.exists().unwrap_or(true)) else { return Ok(Vec::new()) };
     let tables = Tables::open(place)?;
     let mut lowest = BTreeMap::new();
-    for (port, gate) in tables.gates()? {
-        lowest.entry(gate.port.slot).or_insert(port);
+    for (port, udp_port) in tables.udp_ports()? {
+        lowest.entry(udp_port.port.counters).or_insert(port);
     }
     lowest.into_iter().map(|(slot, port)| Ok((port, tables.count_of(slot, counter)?))).collect()
 }
@@ -171,7 +171,7 @@ fn together<T>(
 ) -> BTreeMap<[u16; 4], (Port, T, BTreeSet<u16>)> {
     let mut all = BTreeMap::new();
     for (number, port, mapped_to, known) in ports {
-        let key = [port.slot, port.state.into(), port.group.into(), mapped_to];
+        let key = [port.counters, port.state.into(), port.group.into(), mapped_to];
         let (_, _, numbers) = all.entry(key).or_insert_with(|| (port, known, BTreeSet::new()));
         numbers.insert(number);
     }
@@ -192,22 +192,23 @@ fn count_udp(ports: &BTreeSet<u16>, flows: &[(UdpKey, UdpFlow)], silence: Durati
     flows.iter().filter(|(key, flow)| is_ours(flow) && is_newest(key) && is_live(flow)).count()
 }
 
-fn count(ports: &BTreeSet<u16>, flows: &[(FlowKey, RawFlow)], embryos: &[FlowKey]) -> FlowCount {
+fn count(ports: &BTreeSet<u16>, flows: &[(FlowKey, RawFlow)], pending: &[FlowKey]) -> FlowCount {
     let is_ours = |key: &FlowKey| ports.contains(&u16::from_be_bytes(key.local_port));
     let ours = || flows.iter().filter(|(key, _)| is_ours(key));
     let translated = ours().filter(|(_, flow)| flow.delta != 0).count();
     FlowCount {
         untouched: ours().count() - translated,
         translated,
-        awaiting_header: embryos.iter().filter(|key| is_ours(key)).count(),
+        awaiting_header: pending.iter().filter(|key| is_ours(key)).count(),
     }
 }
 
 /// Those whose handshake the kernel has not given up.
-pub(crate) fn live(embryos: Vec<(FlowKey, RawEmbryo)>) -> Vec<FlowKey> {
+pub(crate) fn live(pending: Vec<(FlowKey, RawPending)>) -> Vec<FlowKey> {
     let now = now();
-    let is_live = |embryo: &RawEmbryo| now.saturating_sub(Duration::from_nanos(embryo.born_ns)) < EMBRYO_LIFE;
-    embryos.into_iter().filter(|(_, embryo)| is_live(embryo)).map(|(key, _)| key).collect()
+    let is_live =
+        |pending: &RawPending| now.saturating_sub(Duration::from_nanos(pending.born_ns)) < PENDING_LIFE;
+    pending.into_iter().filter(|(_, pending)| is_live(pending)).map(|(key, _)| key).collect()
 }
 
 /// The clock of bpf_ktime_get_ns().

@@ -14,7 +14,7 @@ use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::groups::{self, List, MAX_GROUPS};
 use crate::layout::{
-    Address, Backend, FlowKey, MAX_PORTS, MAX_SLOTS, Port, RawEmbryo, RawFlow, RawGate, Settings, Terms,
+    Address, Backend, FlowKey, MAX_PORTS, MAX_SLOTS, Port, RawFlow, RawPending, RawUdpPort, Settings, Terms,
     UdpFlow, UdpKey,
 };
 use crate::place::Place;
@@ -38,7 +38,7 @@ pub(crate) const DIALECT_SPP: u8 = 2;
 /// `enum backend_kind`.
 const PLAIN_ANSWERS: u8 = 1;
 /// `enum backend_kind`.
-const SEATED_ANSWERS: u8 = 2;
+const ANSWERS_BY_SLOT: u8 = 2;
 
 /// `enum state`.
 pub(crate) const ATTACHED: u8 = 0;
@@ -52,7 +52,7 @@ pub(crate) const PAUSED: u8 = 3;
 /// The tables of one network namespace.
 pub(crate) struct Tables {
     ports: HashMap<MapData, [u8; 2], Port>,
-    gates: HashMap<MapData, [u8; 2], RawGate>,
+    udp_ports: HashMap<MapData, [u8; 2], RawUdpPort>,
     backends: HashMap<MapData, [u8; 2], Backend>,
     settings: Array<MapData, Settings>,
     terms: Array<MapData, Terms>,
@@ -60,7 +60,7 @@ pub(crate) struct Tables {
     claims: LpmTrie<MapData, Address, u32>,
     denied: LpmTrie<MapData, Address, u32>,
     flows: HashMap<MapData, FlowKey, RawFlow>,
-    embryos: HashMap<MapData, FlowKey, RawEmbryo>,
+    pending: HashMap<MapData, FlowKey, RawPending>,
     ended: HashMap<MapData, FlowKey, RawFlow>,
     udp_flows: HashMap<MapData, UdpKey, UdpFlow>,
     counters: PerCpuArray<MapData, u64>,
@@ -79,7 +79,7 @@ macro_rules! open {
 /// Opens all of them.
 const NAMES: [&str; 13] = [
     "tp_ports",
-    "tp_gates",
+    "tp_udp_ports",
     "tp_backends",
     "tp_settings",
     "tp_terms",
@@ -87,7 +87,7 @@ const NAMES: [&str; 13] = [
     "tp_claims",
     "tp_denied",
     "tp_flows",
-    "tp_embryos",
+    "tp_pending",
     "tp_ended",
     "tp_udp_flows",
     "tp_counters",
@@ -103,7 +103,7 @@ impl Tables {
     pub(crate) fn open(place: &Place) -> Result<Self, AttachError> {
         Ok(Self {
             ports: open!(place, HashMap, "tp_ports"),
-            gates: open!(place, HashMap, "tp_gates"),
+            udp_ports: open!(place, HashMap, "tp_udp_ports"),
             backends: open!(place, HashMap, "tp_backends"),
             settings: open!(place, Array, "tp_settings"),
             terms: open!(place, Array, "tp_terms"),
@@ -111,7 +111,7 @@ impl Tables {
             claims: open!(place, LpmTrie, "tp_claims"),
             denied: open!(place, LpmTrie, "tp_denied"),
             flows: open!(place, HashMap, "tp_flows"),
-            embryos: open!(place, LruHashMap, "tp_embryos"),
+            pending: open!(place, LruHashMap, "tp_pending"),
             ended: open!(place, LruHashMap, "tp_ended"),
             udp_flows: open!(place, LruHashMap, "tp_udp_flows"),
             counters: open!(place, PerCpuArray, "tp_counters"),
@@ -131,7 +131,7 @@ impl Tables {
         let before = self.settings()?;
         self.set_settings(Settings {
             begins_again: begins_again.into(),
-            judged: if before.judged == 0 { random_mark() } else { before.judged },
+            validated: if before.validated == 0 { random_mark() } else { before.validated },
             netns: netns_inode(),
             ..before
         })?;
@@ -148,7 +148,7 @@ impl Tables {
         let senders = trie::senders(&rules.senders, rules.header, &rules.exceptions);
         self.set_lists(group, [&claims, &trie::denied(&rules.claims), &senders])?;
         self.apply_ports(&rules.all_tcp_ranges(), group, others)?;
-        self.apply_gates(&rules.udp_ports, &rules.all_udp_ranges(), group, others)?;
+        self.apply_udp_ports(&rules.udp_ports, &rules.all_udp_ranges(), group, others)?;
         self.forget_unused_groups()
     }
 
@@ -160,8 +160,8 @@ impl Tables {
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))
     }
 
-    /// The lists of one attachment: claims, denied clients, senders. The edition changes after that: claims judged by an older edition are
-    /// judged again.
+    /// The lists of one attachment: claims, denied clients, senders. The edition changes after that: claims validated by an older edition are
+    /// validated again.
     fn set_lists(&mut self, group: u8, [claims, denied, senders]: [&[Entry]; 3]) -> Result<(), AttachError> {
         write(&mut self.claims, "tp_claims", group, claims)?;
         write(&mut self.denied, "tp_denied", group, denied)?;
@@ -174,28 +174,29 @@ impl Tables {
         self.set_settings(Settings { edition: before.edition.checked_add(1).unwrap_or(1), ..before })
     }
 
-    /// The ports that these rules would leave without programs: those that are judged now and not among them.
+    /// The ports that these rules would leave without programs: those that are validated now and not among them.
     pub(crate) fn left_by(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
         let tcp = self.judged_ports()?.into_iter().filter(|number| !rules.tcp_ports.contains(number));
-        let udp = self.gates()?.into_keys().filter(|number| !rules.udp_ports.contains_key(number));
+        let udp = self.udp_ports()?.into_keys().filter(|number| !rules.udp_ports.contains_key(number));
         Ok(names_of(tcp, udp))
     }
 
-    /// The ports of these rules that are judged already.
+    /// The ports of these rules that are validated already.
     pub(crate) fn taken_from(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
         let tcp = self.judged_ports()?.into_iter().filter(|number| rules.tcp_ports.contains(number));
-        let udp = self.gates()?.into_keys().filter(|number| rules.udp_ports.contains_key(number));
+        let udp = self.udp_ports()?.into_keys().filter(|number| rules.udp_ports.contains_key(number));
         Ok(names_of(tcp, udp))
     }
 
     /// A backend's port to which ports of another attachment lead that stay: its answers could belong to either.
     pub(crate) fn shared_backend(&self, rules: &Rules) -> Result<Option<u16>, AttachError> {
-        let staying = self.gates()?.into_iter().filter(|(number, _)| !rules.udp_ports.contains_key(number));
-        let mut backends = staying.map(|(_, gate)| u16::from_be_bytes(gate.backend_port));
-        Ok(backends.find(|port| rules.udp_ports.values().any(|gate| gate.backend_port == *port)))
+        let staying =
+            self.udp_ports()?.into_iter().filter(|(number, _)| !rules.udp_ports.contains_key(number));
+        let mut backends = staying.map(|(_, udp_port)| u16::from_be_bytes(udp_port.backend_port));
+        Ok(backends.find(|port| rules.udp_ports.values().any(|udp_port| udp_port.backend_port == *port)))
     }
 
-    /// The TCP ports whose new connections are judged.
+    /// The TCP ports whose new connections are validated.
     pub(crate) fn judged_ports(&self) -> Result<Vec<u16>, AttachError> {
         let ports = self.ports()?.into_iter().filter(|(_, port)| matches!(port.state, ATTACHED | PAUSED));
         Ok(ports.map(|(number, _)| number).collect())
@@ -213,14 +214,14 @@ impl Tables {
             };
             self.set_port(*number, port)?;
         }
-        let slots: BTreeMap<u16, u16> = known.iter().map(|(number, port)| (*number, port.slot)).collect();
+        let slots: BTreeMap<u16, u16> = known.iter().map(|(number, port)| (*number, port.counters)).collect();
         // Known ones first: what idles may be forgotten for the slots of the others.
         let (known, others): (Vec<_>, Vec<_>) =
             wanted.iter().map(|range| (range, slot_of(&slots, range))).partition(|(_, slot)| slot.is_some());
         for (range, slot) in known.into_iter().chain(others) {
             let slot = slot.map_or_else(|| self.free_slot(), Ok)?;
             for number in range.clone() {
-                self.set_port(number, Port { slot, state: ATTACHED, group })?;
+                self.set_port(number, Port { counters: slot, state: ATTACHED, group })?;
             }
         }
         Ok(())
@@ -231,37 +232,45 @@ impl Tables {
         for (number, port) in self.ports()?.into_iter().filter(|(number, _)| tcp.contains(number)) {
             self.set_port(number, Port { state: DRAINING, ..port })?;
         }
-        let gates = self.gates()?;
-        gates
+        let udp_ports = self.udp_ports()?;
+        udp_ports
             .keys()
             .filter(|number| udp.contains(number))
-            .try_for_each(|number| self.remove_gate(*number))?;
-        self.apply_gates(&BTreeMap::new(), &[], 0, Others::Stay { may_be_taken: true })?;
+            .try_for_each(|number| self.remove_udp_port(*number))?;
+        self.apply_udp_ports(&BTreeMap::new(), &[], 0, Others::Stay { may_be_taken: true })?;
         self.forget_unused_groups()
     }
 
     /// Whether these rules find room beside the ports that stay, and those that drain.
     pub(crate) fn check_room(&self, rules: &Rules) -> Result<(), AttachError> {
         let idle = self.idle_ports(true)?;
-        let (ports, gates) = (self.ports()?, self.gates()?);
+        let (ports, udp_ports) = (self.ports()?, self.udp_ports()?);
         let busy: BTreeMap<u16, Port> =
             ports.into_iter().filter(|(number, _)| !idle.contains(number)).collect();
         let (tcp, udp) = (rules.all_tcp_ranges(), rules.all_udp_ranges());
         let is_among = |ranges: &[PortRange], number: &u16| ranges.iter().any(|range| range.contains(number));
         let stay = busy.iter().filter(|(number, _)| !is_among(&tcp, number)).map(|(_, port)| *port);
         let stay: Vec<Port> = stay
-            .chain(gates.iter().filter(|(number, _)| !is_among(&udp, number)).map(|(_, gate)| gate.port))
+            .chain(
+                udp_ports
+                    .iter()
+                    .filter(|(number, _)| !is_among(&udp, number))
+                    .map(|(_, udp_port)| udp_port.port),
+            )
             .collect();
         let ports = stay.len() + rules.tcp_ports.len() + rules.udp_ports.len();
         if ports > usize::from(MAX_PORTS) {
             return Err(AttachError::TooLongRanges(ports));
         }
-        let slots: BTreeSet<u16> = stay.iter().map(|port| port.slot).collect();
+        let slots: BTreeSet<u16> = stay.iter().map(|port| port.counters).collect();
         let wanted = slots.len() + tcp.len() + udp.len();
         if wanted > usize::from(MAX_SLOTS) {
             return Err(AttachError::TooManyPorts(wanted));
         }
-        let groups = busy.values().map(|port| port.group).chain(gates.values().map(|gate| gate.port.group));
+        let groups = busy
+            .values()
+            .map(|port| port.group)
+            .chain(udp_ports.values().map(|udp_port| udp_port.port.group));
         if groups.collect::<BTreeSet<u8>>().len() >= usize::from(MAX_GROUPS) {
             return Err(AttachError::TooManyAttachments);
         }
@@ -285,7 +294,7 @@ impl Tables {
             return Ok(BTreeSet::new());
         }
         // Handshakes first: one may become a flow meanwhile, and no new one begins.
-        let handshakes = self.embryos.keys().flatten().collect::<Vec<_>>();
+        let handshakes = self.pending.keys().flatten().collect::<Vec<_>>();
         let flows = self.flows.keys().flatten();
         let ended = self.ended.keys().flatten().filter(|_| !needs_room);
         let busy: BTreeSet<u16> = handshakes
@@ -308,8 +317,8 @@ impl Tables {
     }
 
     fn used_groups(&self) -> Result<BTreeSet<u8>, AttachError> {
-        let gates = self.gates()?.into_values().map(|gate| gate.port.group);
-        Ok(self.ports()?.into_values().map(|port| port.group).chain(gates).collect())
+        let udp_ports = self.udp_ports()?.into_values().map(|udp_port| udp_port.port.group);
+        Ok(self.ports()?.into_values().map(|port| port.group).chain(udp_ports).collect())
     }
 
     fn forget_unused_groups(&mut self) -> Result<(), AttachError> {
@@ -321,41 +330,49 @@ impl Tables {
     }
 
     /// UDP has nothing to drain: datagrams for a removed port pass unchanged.
-    fn apply_gates(
+    fn apply_udp_ports(
         &mut self,
-        wanted: &BTreeMap<u16, rules::Gate>,
+        wanted: &BTreeMap<u16, rules::UdpPort>,
         ranges: &[PortRange],
         group: u8,
         others: Others,
     ) -> Result<(), AttachError> {
-        let known = self.gates()?;
+        let known = self.udp_ports()?;
         let is_staying = matches!(others, Others::Stay { .. });
         let left = known.keys().filter(|number| !wanted.contains_key(number) && !is_staying);
-        left.copied().collect::<Vec<_>>().into_iter().try_for_each(|number| self.remove_gate(number))?;
-        let mut all: BTreeMap<u16, (rules::Gate, Port)> =
-            self.gates()?.into_iter().map(|(number, gate)| (number, (gate.rule(), gate.port))).collect();
+        left.copied().collect::<Vec<_>>().into_iter().try_for_each(|number| self.remove_udp_port(number))?;
+        let mut all: BTreeMap<u16, (rules::UdpPort, Port)> = self
+            .udp_ports()?
+            .into_iter()
+            .map(|(number, udp_port)| (number, (udp_port.rule(), udp_port.port)))
+            .collect();
         let slots: BTreeMap<u16, u16> =
-            known.iter().map(|(number, gate)| (*number, gate.port.slot)).collect();
+            known.iter().map(|(number, udp_port)| (*number, udp_port.port.counters)).collect();
         for range in ranges {
             let slot = slot_of(&slots, range).map_or_else(|| self.free_slot(), Ok)?;
-            let port = Port { slot, state: ATTACHED, group };
-            let gates: Vec<_> = wanted.range(range.clone()).collect();
-            all.extend(gates.iter().map(|(number, gate)| (**number, (**gate, port))));
+            let port = Port { counters: slot, state: ATTACHED, group };
+            let udp_ports: Vec<_> = wanted.range(range.clone()).collect();
+            all.extend(udp_ports.iter().map(|(number, udp_port)| (**number, (**udp_port, port))));
             self.apply_backends(&all)?;
-            for (number, gate) in gates {
-                let write = self.gates.insert(number.to_be_bytes(), RawGate::of(gate, port), 0);
-                write.map_err(AttachError::map("writing", "tp_gates"))?;
+            for (number, udp_port) in udp_ports {
+                let write = self.udp_ports.insert(number.to_be_bytes(), RawUdpPort::of(udp_port, port), 0);
+                write.map_err(AttachError::map("writing", "tp_udp_ports"))?;
             }
         }
         self.apply_backends(&all)
     }
 
-    fn remove_gate(&mut self, number: u16) -> Result<(), AttachError> {
-        self.gates.remove(&number.to_be_bytes()).map_err(AttachError::map("removing from", "tp_gates"))
+    fn remove_udp_port(&mut self, number: u16) -> Result<(), AttachError> {
+        self.udp_ports
+            .remove(&number.to_be_bytes())
+            .map_err(AttachError::map("removing from", "tp_udp_ports"))
     }
 
-    fn apply_backends(&mut self, gates: &BTreeMap<u16, (rules::Gate, Port)>) -> Result<(), AttachError> {
-        let backends = backends_of(gates);
+    fn apply_backends(
+        &mut self,
+        udp_ports: &BTreeMap<u16, (rules::UdpPort, Port)>,
+    ) -> Result<(), AttachError> {
+        let backends = backends_of(udp_ports);
         let old: Vec<[u8; 2]> = self.backends.keys().flatten().collect();
         for number in old.iter().filter(|number| !backends.contains_key(&u16::from_be_bytes(**number))) {
             self.backends.remove(number).map_err(AttachError::map("removing from", "tp_backends"))?;
@@ -370,8 +387,8 @@ impl Tables {
     }
 
     fn used_slots(&self) -> Result<BTreeSet<u16>, AttachError> {
-        let gates = self.gates()?.into_values().map(|gate| gate.port.slot);
-        Ok(self.ports()?.into_values().map(|port| port.slot).chain(gates).collect())
+        let udp_ports = self.udp_ports()?.into_values().map(|udp_port| udp_port.port.counters);
+        Ok(self.ports()?.into_values().map(|port| port.counters).chain(udp_ports).collect())
     }
 
     /// Returns a counter slot that no port uses. The next user of a removed UDP port's slot resets it.
@@ -407,7 +424,7 @@ impl Tables {
         for (number, port) in self.ports()? {
             self.set_port(number, Port { state, ..port })?;
         }
-        self.apply_gates(&BTreeMap::new(), &[], 0, Others::Leave)
+        self.apply_udp_ports(&BTreeMap::new(), &[], 0, Others::Leave)
     }
 
     /// Lets no new connection begin: SYNs are dropped, and their senders repeat them.
@@ -443,13 +460,13 @@ impl Tables {
     }
 
     /// The UDP ports with their state.
-    pub(crate) fn gates(&self) -> Result<BTreeMap<u16, RawGate>, AttachError> {
+    pub(crate) fn udp_ports(&self) -> Result<BTreeMap<u16, RawUdpPort>, AttachError> {
         let found: Result<BTreeMap<_, _>, MapError> = self
-            .gates
+            .udp_ports
             .iter()
-            .map(|entry| entry.map(|(number, gate)| (u16::from_be_bytes(number), gate)))
+            .map(|entry| entry.map(|(number, udp_port)| (u16::from_be_bytes(number), udp_port)))
             .collect();
-        found.map_err(AttachError::map("reading", "tp_gates"))
+        found.map_err(AttachError::map("reading", "tp_udp_ports"))
     }
 
     /// See [`Rules::udp_silence`]; by group.
@@ -487,8 +504,8 @@ impl Tables {
     }
 
     /// The connections without a complete header.
-    pub(crate) fn embryos(&self) -> Vec<(FlowKey, RawEmbryo)> {
-        self.embryos.iter().flatten().collect()
+    pub(crate) fn pending(&self) -> Vec<(FlowKey, RawPending)> {
+        self.pending.iter().flatten().collect()
     }
 
     /// The counters of a port, or of packets without one, in the order of [`COUNTERS`].
@@ -508,32 +525,35 @@ impl Tables {
     }
 }
 
-/// The backends of all gates, with how the programs treat their answers: `enum backend_kind`.
-fn backends_of(gates: &BTreeMap<u16, (rules::Gate, Port)>) -> BTreeMap<u16, Backend> {
+/// The backends of all UDP ports, with how the programs treat their answers: `enum backend_kind`.
+fn backends_of(udp_ports: &BTreeMap<u16, (rules::UdpPort, Port)>) -> BTreeMap<u16, Backend> {
     let mut backends = BTreeMap::new();
-    for (number, (gate, port)) in gates {
-        let is_seated = gate.dialect == UdpDialect::Spp || gate.backend_port != *number;
-        let kind = if is_seated { SEATED_ANSWERS } else { PLAIN_ANSWERS };
-        let backend =
-            backends.entry(gate.backend_port).or_insert(Backend { slot: port.slot, kind, group: port.group });
-        *backend = Backend { slot: port.slot, kind: backend.kind.max(kind), group: port.group };
+    for (number, (udp_port, port)) in udp_ports {
+        let is_seated = udp_port.dialect == UdpDialect::Spp || udp_port.backend_port != *number;
+        let kind = if is_seated { ANSWERS_BY_SLOT } else { PLAIN_ANSWERS };
+        let backend = backends.entry(udp_port.backend_port).or_insert(Backend {
+            counters: port.counters,
+            kind,
+            group: port.group,
+        });
+        *backend = Backend { counters: port.counters, kind: backend.kind.max(kind), group: port.group };
     }
     backends
 }
 
-impl RawGate {
-    fn of(gate: &rules::Gate, port: Port) -> Self {
-        let dialect = match gate.dialect {
+impl RawUdpPort {
+    fn of(udp_port: &rules::UdpPort, port: Port) -> Self {
+        let dialect = match udp_port.dialect {
             UdpDialect::Every => DIALECT_EVERY,
             UdpDialect::Spp => DIALECT_SPP,
         };
-        Self { port, backend_port: gate.backend_port.to_be_bytes(), dialect, unused: 0 }
+        Self { port, backend_port: udp_port.backend_port.to_be_bytes(), dialect, unused: 0 }
     }
 
     /// As it was wanted.
-    pub(crate) fn rule(&self) -> rules::Gate {
+    pub(crate) fn rule(&self) -> rules::UdpPort {
         let dialect = if self.dialect == DIALECT_SPP { UdpDialect::Spp } else { UdpDialect::Every };
-        rules::Gate { backend_port: u16::from_be_bytes(self.backend_port), dialect }
+        rules::UdpPort { backend_port: u16::from_be_bytes(self.backend_port), dialect }
     }
 }
 
@@ -552,7 +572,7 @@ fn netns_inode() -> u64 {
     std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino())
 }
 
-/// A secret number for `skb->priority` (`c/udp_backstop.h`). Its lowest four bits are 0, as in packets without a
+/// A secret number for `skb->priority` (`c/attach/udp_backstop.h`). Its lowest four bits are 0, as in packets without a
 /// priority, because queueing disciplines use them. Never 0.
 fn random_mark() -> u32 {
     let random = RandomState::new().hash_one(std::process::id());

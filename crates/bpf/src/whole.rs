@@ -29,7 +29,7 @@ pub(crate) fn check(tables: &Tables, rules: &Rules, others: Others) -> Result<()
 
 /// What the programs serve: these rules, and those that stay.
 pub(crate) struct Whole {
-    /// These rules, with all ports that are judged.
+    /// These rules, with all ports that are validated.
     pub(crate) rules: Rules,
     /// The TCP ports that need the programs, also those that drain.
     pub(crate) tcp_ports: BTreeSet<u16>,
@@ -46,8 +46,8 @@ impl Whole {
         let Some(tables) = known else { return Ok(Self { tcp_ports: rules.tcp_ports.clone(), rules }) };
         if matches!(others, Others::Stay { .. }) {
             rules.tcp_ports.extend(tables.judged_ports()?);
-            for (number, gate) in tables.gates()? {
-                rules.udp_ports.entry(number).or_insert(gate.rule());
+            for (number, udp_port) in tables.udp_ports()? {
+                rules.udp_ports.entry(number).or_insert(udp_port.rule());
             }
             rules.max_flows = Sizes::in_use(place, "tp_flows")?.unwrap_or(rules.max_flows);
             rules.max_udp_flows = Sizes::in_use(place, "tp_udp_flows")?.unwrap_or(rules.max_udp_flows);

@@ -83,7 +83,7 @@ fn without_libbpf_its_package_is_named() {
 
     let script = Script::compile("build-without-libbpf");
     let clang = script.nowhere().join("clang");
-    let said = "c/layout.h:9:10: fatal error: 'bpf/bpf_helpers.h' file not found";
+    let said = "c/attach/layout.h:9:10: fatal error: 'bpf/bpf_helpers.h' file not found";
     fs::write(&clang, format!("#!/bin/sh\necho In file included >&2\necho \"{said}\" >&2\nexit 1\n"))
         .expect("clang");
     fs::set_permissions(&clang, fs::Permissions::from_mode(0o755)).expect("a program");

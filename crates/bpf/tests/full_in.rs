@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
-use truepeer_bpf::full::door::FullDoor;
+use truepeer_bpf::test::full::FullHarness;
 use truepeer_proto::{Addresses, Command, Transport, V2Encoder};
 use truepeer_testbed::packets::{ACK, PSH, RST, SYN, Segment, timestamps};
 use truepeer_testbed::{Bed, Test, ip_here, skip};
@@ -24,7 +24,7 @@ const PASS: i32 = -1;
 const DROP: i32 = 2;
 /// Where each dial of a round stands.
 const PLACE: u32 = 77;
-/// How many sessions may begin (`FullDoor`).
+/// How many sessions may begin (`FullHarness`).
 const PLACES: u16 = 8;
 /// The number of ports of the first senders, from 10,000 on; those of the second ones follow.
 const PORTS: u16 = 20_000;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     ])
 }
 
-fn door(bed: &Bed, stops: bool) -> Result<FullDoor> {
+fn harness(bed: &Bed, stops: bool) -> Result<FullHarness> {
     if !truepeer_bpf::are_built_in() {
         return skip("built without clang: apt-get install clang libbpf-dev");
     }
@@ -55,7 +55,7 @@ fn door(bed: &Bed, stops: bool) -> Result<FullDoor> {
     fs::create_dir_all(&pins)?;
     rustix::mount::mount("bpf", &pins, "bpf", rustix::mount::MountFlags::empty(), None)?;
     let sender = "127.0.0.1".parse()?;
-    let load = if stops { FullDoor::load_stopping } else { FullDoor::load };
+    let load = if stops { FullHarness::load_stopping } else { FullHarness::load };
     Ok(load(&pins.join("splices"), DOOR.parse()?, sender, BACKEND.parse()?)?)
 }
 
@@ -90,7 +90,7 @@ fn syn_options(value: u32, echo: u32) -> Vec<u8> {
 }
 
 impl Sender {
-    fn connect(door: &FullDoor, port: u16, client: u8, byte: u8) -> Result<Sender> {
+    fn connect(harness: &FullHarness, port: u16, client: u8, byte: u8) -> Result<Sender> {
         let from = SocketAddr::new("127.0.0.1".parse()?, port);
         let client = SocketAddr::new(format!("203.0.113.{client}").parse()?, port);
         let syn = Segment {
@@ -99,7 +99,7 @@ impl Sender {
             options: syn_options(CLOCK, 0),
             ..Segment::new(from, DOOR.parse()?)
         };
-        let outcome = door.comes_in(&frame(&syn))?;
+        let outcome = harness.comes_in(&frame(&syn))?;
         let answer = parse(&outcome.frame)?;
         ensure!(outcome.verdict == PASS && answer.flags == SYN | ACK, "{outcome:?}");
         let echo = answer.timestamps().context("no timestamps")?.0;
@@ -170,12 +170,12 @@ struct Late {
 }
 
 impl Late {
-    fn run(&self, door: &FullDoor) -> Result<()> {
+    fn run(&self, harness: &FullHarness) -> Result<()> {
         pin_to(1);
         while !self.is_over.load(Ordering::Relaxed) {
             let frames = self.frames.lock().expect("no panic").clone();
             for frame in &frames {
-                door.comes_in(frame)?;
+                harness.comes_in(frame)?;
             }
             self.shown.fetch_add(1, Ordering::Relaxed);
         }
@@ -190,14 +190,14 @@ impl Late {
 fn no_byte(bed: &Bed, rounds: u64) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
-    let door = door(bed, false)?;
+    let harness = harness(bed, false)?;
     let late = Late::default();
     let mut resets = VecDeque::new();
     std::thread::scope(|scope| -> Result<()> {
-        let other = scope.spawn(|| late.run(&door));
+        let other = scope.spawn(|| late.run(&harness));
         pin_to(0);
         let outcome: Result<()> = (0..rounds).try_for_each(|round| {
-            resets.push_front(one_round(&door, &late, round).with_context(|| format!("round {round}"))?);
+            resets.push_front(one_round(&harness, &late, round).with_context(|| format!("round {round}"))?);
             resets.truncate(usize::from(PORTS));
             Ok(())
         });
@@ -207,36 +207,36 @@ fn no_byte(bed: &Bed, rounds: u64) -> Result<()> {
     })?;
     // A reset of a dial whose lock was taken at that moment has done nothing.
     for reset in &resets {
-        door.comes_in(reset)?;
+        harness.comes_in(reset)?;
     }
-    let (busy, begun) = (door.counter("too_early")?, door.counter("begun")?);
+    let (busy, begun) = (harness.counter("too_early")?, harness.counter("begun")?);
     println!(
         "{rounds} rounds, {} times beside, {begun} sessions, {busy} segments too early",
         late.shown.load(Ordering::Relaxed)
     );
     ensure!(begun >= rounds * 9 / 10, "{begun} sessions of {rounds} rounds");
-    ensure!(door.dialled() == 0, "{} keys of dials are left", door.dialled());
+    ensure!(harness.dialled() == 0, "{} keys of dials are left", harness.dialled());
     Ok(())
 }
 
 /// The first sender's dial is given up, and the second one's takes its place. The first one's second segment comes all the time.
-fn one_round(door: &FullDoor, late: &Late, round: u64) -> Result<Vec<u8>> {
+fn one_round(harness: &FullHarness, late: &Late, round: u64) -> Result<Vec<u8>> {
     if round.is_multiple_of(1000) {
-        door.look()?;
+        harness.look()?;
     }
     let port = 10_000 + u16::try_from(round % u64::from(PORTS))?;
-    let one = Sender::connect(door, port, 1, b'A')?;
-    let other = Sender::connect(door, port + PORTS, 2, b'B')?;
-    door.dial_next_at(PLACE)?;
+    let one = Sender::connect(harness, port, 1, b'A')?;
+    let other = Sender::connect(harness, port + PORTS, 2, b'B')?;
+    harness.dial_next_at(PLACE)?;
     late.show(vec![one.second()?]);
-    door.comes_in(&one.first()?)?;
+    harness.comes_in(&one.first()?)?;
     // It may be that the other CPU has the lock just now.
     let mut tries = 0;
     let (first, second, reset) = (other.first()?, other.second()?, one.reset()?);
-    door.comes_in(&reset)?;
-    door.dial_next_at(PLACE)?;
+    harness.comes_in(&reset)?;
+    harness.dial_next_at(PLACE)?;
     let asked = loop {
-        let outcome = door.comes_in(&first)?;
+        let outcome = harness.comes_in(&first)?;
         match parse(&outcome.frame) {
             Ok(asked) if outcome.verdict == PASS && asked.flags == SYN => break asked,
             _ => tries += 1,
@@ -244,10 +244,10 @@ fn one_round(door: &FullDoor, late: &Late, round: u64) -> Result<Vec<u8>> {
         ensure!(tries < 1000, "no dial: {outcome:?}");
     };
     ensure!(asked.from == other.client, "asked as {}", asked.from);
-    door.comes_in(&second)?;
+    harness.comes_in(&second)?;
     let answer = answer_to(&asked)?;
     let told = loop {
-        let outcome = door.comes_in(&answer)?;
+        let outcome = harness.comes_in(&answer)?;
         match parse(&outcome.frame) {
             Ok(told) if outcome.verdict == PASS && told.flags & SYN == 0 => break told,
             _ => tries += 1,
@@ -257,46 +257,46 @@ fn one_round(door: &FullDoor, late: &Late, round: u64) -> Result<Vec<u8>> {
     ensure!(told.from == other.client && told.to == BACKEND.parse()?, "{told:?}");
     ensure!(told.payload.iter().all(|byte| *byte == b'B'), "bytes of another sender: {told:?}");
     ensure!(told.payload.len() == 20 || told.payload.len() == 70, "{} bytes", told.payload.len());
-    door.end([other.from, DOOR.parse()?], [BACKEND.parse()?, other.client]);
+    harness.end([other.from, DOOR.parse()?], [BACKEND.parse()?, other.client]);
     Ok(reset)
 }
 
 /// A sender and its session.
-fn begun(door: &FullDoor) -> Result<Sender> {
-    let sender = Sender::connect(door, 10_000, 1, b'A')?;
-    let asked = parse(&door.comes_in(&sender.first()?)?.frame)?;
+fn begun(harness: &FullHarness) -> Result<Sender> {
+    let sender = Sender::connect(harness, 10_000, 1, b'A')?;
+    let asked = parse(&harness.comes_in(&sender.first()?)?.frame)?;
     ensure!(asked.flags == SYN && asked.from == sender.client, "{asked:?}");
-    let told = parse(&door.comes_in(&answer_to(&asked)?)?.frame)?;
+    let told = parse(&harness.comes_in(&answer_to(&asked)?)?.frame)?;
     ensure!(told.flags & SYN == 0 && told.payload == [b'A'; 20], "no session: {told:?}");
     Ok(sender)
 }
 
 /// How often the program has left a connection to truepeer, or has tried to: without a real packet the kernel does not let it.
-fn left_to_truepeer(door: &FullDoor) -> Result<u64> {
-    Ok(door.counter("to_truepeer")? + door.counter("failed")?)
+fn left_to_truepeer(harness: &FullHarness) -> Result<u64> {
+    Ok(harness.counter("to_truepeer")? + harness.counter("failed")?)
 }
 
 /// splice_in has looked for the session before it began, so full_in gets the segment.
 fn again_as_it_begins(bed: &Bed) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
-    let door = door(bed, false)?;
-    let sender = begun(&door)?;
-    let outcome = door.comes_in(&sender.first()?)?;
+    let harness = harness(bed, false)?;
+    let sender = begun(&harness)?;
+    let outcome = harness.comes_in(&sender.first()?)?;
     ensure!(outcome.verdict == DROP, "it goes on: {outcome:?}");
-    ensure!(left_to_truepeer(&door)? == 0, "truepeer gets a connection that has a session");
-    ensure!(door.counter("too_early")? == 1);
+    ensure!(left_to_truepeer(&harness)? == 0, "truepeer gets a connection that has a session");
+    ensure!(harness.counter("too_early")? == 1);
     Ok(())
 }
 
 fn without_a_slot(bed: &Bed) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
-    let door = door(bed, false)?;
-    let sender = Sender::connect(&door, 10_000, 1, b'A')?;
-    door.fill_slots_of(sender.from, DOOR.parse()?);
-    door.comes_in(&sender.first()?)?;
-    let counted = [door.counter("too_early")?, door.counter("no_place")?, left_to_truepeer(&door)?];
+    let harness = harness(bed, false)?;
+    let sender = Sender::connect(&harness, 10_000, 1, b'A')?;
+    harness.fill_slots_of(sender.from, DOOR.parse()?);
+    harness.comes_in(&sender.first()?)?;
+    let counted = [harness.counter("too_early")?, harness.counter("no_place")?, left_to_truepeer(&harness)?];
     ensure!(counted == [0, 1, 1], "too early, no place, left to truepeer: {counted:?}");
     Ok(())
 }
@@ -305,19 +305,19 @@ fn without_a_slot(bed: &Bed) -> Result<()> {
 fn a_lack_of_places(bed: &Bed) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
-    let door = door(bed, false)?;
+    let harness = harness(bed, false)?;
     let senders =
-        (0..=PLACES).map(|n| Sender::connect(&door, 10_000 + n, 1, b'A')).collect::<Result<Vec<_>>>()?;
-    let ask = |sender: &Sender| parse(&door.comes_in(&sender.first()?)?.frame);
+        (0..=PLACES).map(|n| Sender::connect(&harness, 10_000 + n, 1, b'A')).collect::<Result<Vec<_>>>()?;
+    let ask = |sender: &Sender| parse(&harness.comes_in(&sender.first()?)?.frame);
     let asked = senders.iter().map(ask).collect::<Result<Vec<_>>>()?;
     for asked in &asked {
         ensure!(asked.flags == SYN, "{asked:?}");
-        door.comes_in(&answer_to(asked)?)?;
+        harness.comes_in(&answer_to(asked)?)?;
     }
-    let counted = [door.counter("begun")?, door.counter("no_place")?];
+    let counted = [harness.counter("begun")?, harness.counter("no_place")?];
     ensure!(counted == [u64::from(PLACES), 1], "begun, no place: {counted:?}");
-    door.end([senders[0].from, DOOR.parse()?], [BACKEND.parse()?, senders[0].client]);
-    Sender::connect(&door, 11_000, 1, b'A').map(drop)
+    harness.end([senders[0].from, DOOR.parse()?], [BACKEND.parse()?, senders[0].client]);
+    Sender::connect(&harness, 11_000, 1, b'A').map(drop)
 }
 
 /// A third host knows the addresses. Of the numbers it must guess one that the sender may use: the one behind the SYN, or behind the last byte.
@@ -325,20 +325,20 @@ fn a_guessed_reset(bed: &Bed) -> Result<()> {
     const BYTES: u32 = 28 + 20;
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
-    let door = door(bed, false)?;
-    let sender = Sender::connect(&door, 10_000, 1, b'A')?;
-    let asked = parse(&door.comes_in(&sender.first()?)?.frame)?;
+    let harness = harness(bed, false)?;
+    let sender = Sender::connect(&harness, 10_000, 1, b'A')?;
+    let asked = parse(&harness.comes_in(&sender.first()?)?.frame)?;
     for offset in (0..2000).filter(|offset| ![1, 1 + BYTES].contains(offset)) {
-        door.comes_in(&sender.segment(ISN + offset, RST, Vec::new())?)?;
+        harness.comes_in(&sender.segment(ISN + offset, RST, Vec::new())?)?;
     }
-    let told = parse(&door.comes_in(&answer_to(&asked)?)?.frame)?;
+    let told = parse(&harness.comes_in(&answer_to(&asked)?)?.frame)?;
     ensure!(told.flags & SYN == 0 && told.payload == [b'A'; 20], "no session: {told:?}");
     for (port, offset) in [(10_001, 1), (10_002, 1 + BYTES)] {
-        let sender = Sender::connect(&door, port, 1, b'A')?;
-        door.comes_in(&sender.first()?)?;
-        ensure!(door.dialled() == 2, "no dial");
-        door.comes_in(&sender.segment(ISN + offset, RST, Vec::new())?)?;
-        ensure!(door.dialled() == 0, "the sender's own reset at {offset}");
+        let sender = Sender::connect(&harness, port, 1, b'A')?;
+        harness.comes_in(&sender.first()?)?;
+        ensure!(harness.dialled() == 2, "no dial");
+        harness.comes_in(&sender.segment(ISN + offset, RST, Vec::new())?)?;
+        ensure!(harness.dialled() == 0, "the sender's own reset at {offset}");
     }
     Ok(())
 }
@@ -350,12 +350,12 @@ const IN_TIME: u32 = 20;
 fn a_late_reset(bed: &Bed) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
-    let door = door(bed, true)?;
+    let harness = harness(bed, true)?;
     pin_to(0);
     let mut in_time = 0;
     for round in 0..1000 {
-        door.look()?;
-        in_time += u32::from(one_late_reset(&door, round).with_context(|| format!("round {round}"))?);
+        harness.look()?;
+        in_time += u32::from(one_late_reset(&harness, round).with_context(|| format!("round {round}"))?);
         if in_time == IN_TIME {
             return Ok(());
         }
@@ -364,35 +364,37 @@ fn a_late_reset(bed: &Bed) -> Result<()> {
 }
 
 /// Whether the program has waited until the place was the other connection's. If not, that one's dial must stand, too.
-fn one_late_reset(door: &FullDoor, round: u16) -> Result<bool> {
-    let (one, other) =
-        (Sender::connect(door, 10_000 + round, 1, b'A')?, Sender::connect(door, 30_000 + round, 2, b'B')?);
-    door.dial_next_at(PLACE)?;
-    door.comes_in(&one.first()?)?;
+fn one_late_reset(harness: &FullHarness, round: u16) -> Result<bool> {
+    let (one, other) = (
+        Sender::connect(harness, 10_000 + round, 1, b'A')?,
+        Sender::connect(harness, 30_000 + round, 2, b'B')?,
+    );
+    harness.dial_next_at(PLACE)?;
+    harness.comes_in(&one.first()?)?;
     let (first, reset) = (other.first()?, one.reset()?);
-    door.stop_next();
+    harness.stop_next();
     let (asked, in_time) = std::thread::scope(|scope| -> Result<_> {
         let late = scope.spawn(|| {
             pin_to(1);
-            door.comes_in(&reset)
+            harness.comes_in(&reset)
         });
-        while !door.has_stopped() && !late.is_finished() {
+        while !harness.has_stopped() && !late.is_finished() {
             std::thread::yield_now();
         }
-        ensure!(door.has_stopped(), "it has found no dial");
-        door.comes_in(&reset)?;
-        door.dial_next_at(PLACE)?;
-        let asked = door.comes_in(&first);
-        door.let_go();
+        ensure!(harness.has_stopped(), "it has found no dial");
+        harness.comes_in(&reset)?;
+        harness.dial_next_at(PLACE)?;
+        let asked = harness.comes_in(&first);
+        harness.let_go();
         late.join().expect("no panic")?;
-        Ok((parse(&asked?.frame)?, door.has_waited()))
+        Ok((parse(&asked?.frame)?, harness.has_waited()))
     })?;
     ensure!(asked.flags == SYN && asked.from == other.client, "{asked:?}");
-    let told = parse(&door.comes_in(&answer_to(&asked)?)?.frame)?;
+    let told = parse(&harness.comes_in(&answer_to(&asked)?)?.frame)?;
     ensure!(
         told.flags & SYN == 0 && told.payload == [b'B'; 20],
         "the reset has ended another dial: {told:?}"
     );
-    door.end([other.from, DOOR.parse()?], [BACKEND.parse()?, other.client]);
+    harness.end([other.from, DOOR.parse()?], [BACKEND.parse()?, other.client]);
     Ok(in_time)
 }

@@ -10,7 +10,7 @@ use anyhow::ensure;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use truepeer_bpf::UdpDialect;
-use truepeer_bpf::oracle::{HeaderCheck, Verdict};
+use truepeer_bpf::test::header::{HeaderCheck, Verdict};
 use truepeer_proto::vectors::{self, Vector};
 use truepeer_proto::{
     Addresses, Command, Decoded, Limits, Transport, Versions, decode, decode_datagram, spp,

@@ -21,7 +21,7 @@ const MMPROXY_RS: &str = "MMPROXY_RS";
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     /// Its listening address. With `[::]` it also serves IPv4.
-    pub door: &'a str,
+    pub listen: &'a str,
     /// The backend for IPv4 clients.
     pub ipv4: &'a str,
     /// The backend for IPv6 clients.
@@ -70,18 +70,18 @@ fn mmproxy(name: &str, place: Place<'_>, protocol: &str) -> Result<Program> {
         }
         other => bail!("{FAULTS_OF}={other}: expected go-mmproxy, haproxy, mmproxy-rs or nginx"),
     };
-    Ok(program.args(["-p", protocol, "-l", place.door, "-4", place.ipv4, "-6", place.ipv6]))
+    Ok(program.args(["-p", protocol, "-l", place.listen, "-4", place.ipv4, "-6", place.ipv6]))
 }
 
-fn haproxy(bed: &Bed, Place { door, ipv4, ipv6 }: Place<'_>) -> Result<Program> {
-    let (door, families) = match door.strip_prefix("[::]") {
+fn haproxy(bed: &Bed, Place { listen, ipv4, ipv6 }: Place<'_>) -> Result<Program> {
+    let (listen, families) = match listen.strip_prefix("[::]") {
         Some(port) => (format!("::{port}"), "v4v6"),
-        None => (door.to_owned(), ""),
+        None => (listen.to_owned(), ""),
     };
     let config = format!(
         "global\n  maxconn 9000\n  maxpipes 500\n  log stderr format raw local0\n\
          defaults\n  mode tcp\n  log global\n  option tcplog\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  option splice-auto\n\
-         frontend door\n  bind {door} accept-proxy {families}\n  use_backend four if {{ src 0.0.0.0/0 }}\n  default_backend six\n\
+         frontend listener\n  bind {listen} accept-proxy {families}\n  use_backend four if {{ src 0.0.0.0/0 }}\n  default_backend six\n\
          backend four\n  server s {ipv4} source 0.0.0.0 usesrc client\n\
          backend six\n  server s {ipv6} source [::] usesrc client\n"
     );
@@ -89,21 +89,21 @@ fn haproxy(bed: &Bed, Place { door, ipv4, ipv6 }: Place<'_>) -> Result<Program> 
     Ok(Program::new("haproxy").arg("-db").arg("-f").arg(file))
 }
 
-fn nginx(bed: &Bed, Place { door, ipv4, ipv6 }: Place<'_>) -> Result<Program> {
+fn nginx(bed: &Bed, Place { listen, ipv4, ipv6 }: Place<'_>) -> Result<Program> {
     let module = "lib/nginx/modules/ngx_stream_module.so";
     let mut places =
         [servers_dir().join("root/usr").join(module), PathBuf::from("/usr").join(module)].into_iter();
     let module = places.find(|file| file.exists()).context("NGINX's stream module")?;
     let here = bed.dir().join("nginx");
     fs::create_dir_all(&here)?;
-    let families = if door.starts_with("[::]") { "ipv6only=off" } else { "" };
+    let families = if listen.starts_with("[::]") { "ipv6only=off" } else { "" };
     let config = format!(
         "daemon off;\nmaster_process off;\nuser root;\npid {here}/pid;\nerror_log stderr error;\nload_module {module};\n\
          worker_rlimit_nofile 20000;\nevents {{ worker_connections 20000; }}\nstream {{\n\
          log_format line '$proxy_protocol_addr $status $bytes_received $bytes_sent';\naccess_log /dev/stderr line;\n\
          map $proxy_protocol_addr $backend {{ ~: {ipv6}; default {ipv4}; }}\n\
          map $proxy_protocol_addr $client {{ ~: [$proxy_protocol_addr]:$proxy_protocol_port; default $proxy_protocol_addr:$proxy_protocol_port; }}\n\
-         server {{\nlisten {door} proxy_protocol backlog=4096 {families};\nproxy_protocol_timeout 60s;\nproxy_pass $backend;\n\
+         server {{\nlisten {listen} proxy_protocol backlog=4096 {families};\nproxy_protocol_timeout 60s;\nproxy_pass $backend;\n\
          proxy_bind $client transparent;\nproxy_half_close on;\n}} }}\n",
         here = here.display(),
         module = module.display(),

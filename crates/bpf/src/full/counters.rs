@@ -1,4 +1,4 @@
-//! The counters of the programs by name: the order is that of `enum full_counter` in `c/full_maps.h`.
+//! The counters of the programs by name: the order is that of `enum full_counter` in `c/offload/full_maps.h`.
 
 use aya::maps::MapError;
 

@@ -1,14 +1,12 @@
-//! Sessions that the kernel makes by itself: handshake, header and the connection to the backend (`c/full_*`). Such a session begins as a spliced
+//! Sessions that the kernel makes by itself: handshake, header and the connection to the backend (`c/offload/full_*`). Such a session begins as a spliced
 //! flow. The steps are in docs/internals/splice.md, *All in the kernel*.
 
-mod begun;
+pub(crate) mod begun;
 mod counters;
-#[doc(hidden)]
-pub mod door;
-mod layout;
+pub(crate) mod layout;
 mod listeners;
-mod places;
-mod programs;
+pub(crate) mod places;
+pub(crate) mod programs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -23,14 +23,14 @@ const _: () = assert!(size_of::<Slots>() == 128 + 4 * SLOTS as usize);
 unsafe impl Shared for Slots {}
 
 /// The mapped ring. Only this process puts places into it; the programs take them.
-pub(super) struct LentPlaces {
+pub(crate) struct LentPlaces {
     slots: Mapped<Slots>,
     /// [`LentPlaces::taken`] has returned the places before this number.
     seen: u32,
 }
 
 impl LentPlaces {
-    pub(super) fn open(place: &Place) -> Result<Self, AttachError> {
+    pub(crate) fn open(place: &Place) -> Result<Self, AttachError> {
         let slots: Mapped<Slots> = Mapped::open(place, "tf_places")?;
         let seen = slots.at(0).begin.load(Ordering::Acquire);
         Ok(Self { slots, seen })
@@ -45,12 +45,12 @@ impl LentPlaces {
     }
 
     /// How many the programs may still take.
-    pub(super) fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.slots().end.load(Ordering::Relaxed).wrapping_sub(self.slots().begin.load(Ordering::Acquire))
     }
 
     /// False: the ring is full.
-    pub(super) fn lend(&mut self, place: u32) -> bool {
+    pub(crate) fn lend(&mut self, place: u32) -> bool {
         let end = self.slots().end.load(Ordering::Relaxed);
         // `taken` still has to read the places from `seen` on, so they must not be overwritten.
         if end.wrapping_sub(self.seen) >= SLOTS {
@@ -62,7 +62,7 @@ impl LentPlaces {
     }
 
     /// The places that the programs have taken since the last call.
-    pub(super) fn taken(&mut self) -> Vec<u32> {
+    pub(crate) fn taken(&mut self) -> Vec<u32> {
         let begin = self.slots().begin.load(Ordering::Acquire);
         self.taken_up_to(begin)
     }
@@ -75,7 +75,7 @@ impl LentPlaces {
     }
 
     /// Takes back all places that the programs have not taken. Returns those that they have taken since the last [`Self::taken`].
-    pub(super) fn take_back(&mut self) -> Vec<u32> {
+    pub(crate) fn take_back(&mut self) -> Vec<u32> {
         let end = self.slots().end.load(Ordering::Relaxed);
         let mut begin = self.slots().begin.load(Ordering::Acquire);
         while let Err(now) =

@@ -39,7 +39,7 @@ macro_rules! open {
             .map_err(AttachError::map("opening", $name))?
     };
 }
-pub(super) use open;
+pub(crate) use open;
 
 /// Attaches the programs behind those that translate, which know the open sessions. Tables of an earlier process are removed: its listeners are gone.
 /// An heir keeps the tables, and replaces the programs of the process that still serves.

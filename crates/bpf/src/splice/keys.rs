@@ -1,4 +1,4 @@
-//! A hash table from a connection's addresses to its place (`c/key_table.h`). The programs change it at the same time.
+//! A hash table from a connection's addresses to its place (`c/offload/key_table.h`). The programs change it at the same time.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,7 +50,7 @@ pub(crate) enum NotEntered {
 }
 
 /// The number of buckets for the keys of so many flows: a quarter of the slots is in use at most.
-pub(super) fn buckets_for(flows: u32) -> u32 {
+pub(crate) fn buckets_for(flows: u32) -> u32 {
     flows.div_ceil(2).next_power_of_two()
 }
 

@@ -1,4 +1,4 @@
-//! Spliced flows as the programs see them: `c/splice_layout.h` asserts the same sizes. The table is mapped into memory that the programs
+//! Spliced flows as the programs see them: `c/offload/layout.h` asserts the same sizes. The table is mapped into memory that the programs
 //! write at the same time, so each field is an atomic.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    pub(super) fn of(number: u32) -> Stage {
+    pub(crate) fn of(number: u32) -> Stage {
         match number {
             1 => Stage::Armed,
             2 => Stage::Tail,
@@ -44,48 +44,48 @@ impl Stage {
     }
 }
 
-pub(super) const TOLD: u32 = 0x01;
-pub(super) const SAID: u32 = 0x02;
-pub(super) const TS_SHIFT: u32 = 0x08;
-pub(super) const HELD: u32 = 0x10;
-pub(super) const FIN_SAID: u32 = 0x20;
-pub(super) const FIN_TAKEN: u32 = 0x40;
-pub(super) const RESET: u32 = 0x80;
-pub(super) const CUT: u32 = 0x100;
-pub(super) const WAY: u32 = 0x400;
-pub(super) const WAY_LOST: u32 = 0x800;
+pub(crate) const TOLD: u32 = 0x01;
+pub(crate) const SAID: u32 = 0x02;
+pub(crate) const TS_SHIFT: u32 = 0x08;
+pub(crate) const HELD: u32 = 0x10;
+pub(crate) const FIN_SAID: u32 = 0x20;
+pub(crate) const FIN_TAKEN: u32 = 0x40;
+pub(crate) const RESET: u32 = 0x80;
+pub(crate) const CUT: u32 = 0x100;
+pub(crate) const WAY: u32 = 0x400;
+pub(crate) const WAY_LOST: u32 = 0x800;
 
 /// `struct face`.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Default))]
 #[repr(C)]
 pub(crate) struct Face {
-    pub(super) key: [AtomicU32; 9],
-    pub(super) shift: AtomicU32,
-    pub(super) cut: AtomicU32,
-    pub(super) nxt: AtomicU32,
-    pub(super) ack: AtomicU32,
-    pub(super) edge: AtomicU32,
-    pub(super) tsval: AtomicU32,
-    pub(super) una: AtomicU32,
-    pub(super) first: AtomicU32,
-    pub(super) max_window: AtomicU32,
-    pub(super) said_edge: AtomicU32,
-    pub(super) fin: AtomicU32,
-    pub(super) kept: AtomicU32,
-    pub(super) own_nxt: AtomicU32,
-    pub(super) clock: AtomicU32,
-    pub(super) ts_shift: AtomicU32,
-    pub(super) device: AtomicU32,
-    pub(super) peer_scale: AtomicU8,
-    pub(super) own_scale: AtomicU8,
-    pub(super) has_timestamps: AtomicU8,
+    pub(crate) key: [AtomicU32; 9],
+    pub(crate) shift: AtomicU32,
+    pub(crate) cut: AtomicU32,
+    pub(crate) nxt: AtomicU32,
+    pub(crate) ack: AtomicU32,
+    pub(crate) edge: AtomicU32,
+    pub(crate) tsval: AtomicU32,
+    pub(crate) una: AtomicU32,
+    pub(crate) first: AtomicU32,
+    pub(crate) max_window: AtomicU32,
+    pub(crate) said_edge: AtomicU32,
+    pub(crate) fin: AtomicU32,
+    pub(crate) kept: AtomicU32,
+    pub(crate) own_nxt: AtomicU32,
+    pub(crate) clock: AtomicU32,
+    pub(crate) ts_shift: AtomicU32,
+    pub(crate) device: AtomicU32,
+    pub(crate) peer_scale: AtomicU8,
+    pub(crate) own_scale: AtomicU8,
+    pub(crate) has_timestamps: AtomicU8,
     unused: AtomicU8,
-    pub(super) known: AtomicU32,
-    pub(super) said_clock: AtomicU32,
-    pub(super) asked_ns: AtomicU64,
-    pub(super) end: AtomicU64,
-    pub(super) segments: AtomicU64,
+    pub(crate) known: AtomicU32,
+    pub(crate) said_clock: AtomicU32,
+    pub(crate) asked_ns: AtomicU64,
+    pub(crate) end: AtomicU64,
+    pub(crate) segments: AtomicU64,
     sent_ns: AtomicU64,
 }
 
@@ -110,7 +110,7 @@ const _: () = assert!(size_of::<Face>() == 144 && size_of::<Spliced>() == FLOW_B
 
 impl Face {
     /// For a flow that begins; the programs don't look at it yet.
-    pub(super) fn begin(&self, key: &FlowKey, peer_scale: u8, own_scale: u8, has_timestamps: bool) {
+    pub(crate) fn begin(&self, key: &FlowKey, peer_scale: u8, own_scale: u8, has_timestamps: bool) {
         for (word, value) in self.key.iter().zip(words(key)) {
             word.store(value, Ordering::Relaxed);
         }
@@ -143,7 +143,7 @@ impl Face {
     }
 
     /// Sets `first`, so that the stream has `bytes` bytes before `cut`. `end` becomes at least `cut`, and stays where it is if it is higher.
-    pub(super) fn count_from(&self, cut: u32, bytes: u64) {
+    pub(crate) fn count_from(&self, cut: u32, bytes: u64) {
         let first = cut.wrapping_sub(low(bytes));
         self.first.store(first, Ordering::Relaxed);
         // Segments come in meanwhile. Err is impossible: the closure always has an answer.
@@ -154,7 +154,7 @@ impl Face {
     }
 
     /// The peer has sent its bytes up to `next`.
-    pub(super) fn raise_end(&self, next: u32) {
+    pub(crate) fn raise_end(&self, next: u32) {
         // Err: it is as high already.
         let _ = self.end.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |end| {
             let more = u64::try_from(next.wrapping_sub(low(end)).cast_signed()).unwrap_or(0);
@@ -163,12 +163,12 @@ impl Face {
     }
 
     /// The number behind the peer's last byte.
-    pub(super) fn end_number(&self) -> u32 {
+    pub(crate) fn end_number(&self) -> u32 {
         low(self.end.load(Ordering::Acquire))
     }
 
     /// The length of the peer's stream, whoever has carried it. An end (FIN) has a number but is no byte.
-    pub(super) fn stream_bytes(&self) -> u64 {
+    pub(crate) fn stream_bytes(&self) -> u64 {
         let end = self.end.load(Ordering::Relaxed);
         let has_end = self.known.load(Ordering::Acquire) & FIN_SAID != 0
             && self.fin.load(Ordering::Relaxed) == low(end);
@@ -183,13 +183,13 @@ impl Face {
             Address(bytes)
         };
         let [a, b, c, d] = words[8];
-        FlowKey { sender: address(0), local: address(4), sender_port: [a, b], local_port: [c, d] }
+        FlowKey { remote: address(0), local: address(4), remote_port: [a, b], local_port: [c, d] }
     }
 }
 
 /// A sequence number: the lower half of one that is counted on above 32 bits.
 #[expect(clippy::cast_possible_truncation, reason = "see above")]
-pub(super) fn low(number: u64) -> u32 {
+pub(crate) fn low(number: u64) -> u32 {
     number as u32
 }
 
@@ -200,9 +200,9 @@ pub(crate) fn key_of(peer: SocketAddr, own: SocketAddr) -> FlowKey {
         SocketAddr::V6(v6) => Address(v6.ip().octets()),
     };
     FlowKey {
-        sender: octets(peer),
+        remote: octets(peer),
         local: octets(own),
-        sender_port: peer.port().to_be_bytes(),
+        remote_port: peer.port().to_be_bytes(),
         local_port: own.port().to_be_bytes(),
     }
 }
@@ -213,12 +213,12 @@ pub(crate) fn addresses_of(key: &FlowKey) -> (SocketAddr, SocketAddr) {
         let ip = IpAddr::from(Ipv6Addr::from(address.0)).to_canonical();
         SocketAddr::new(ip, u16::from_be_bytes(port))
     };
-    (at(key.sender, key.sender_port), at(key.local, key.local_port))
+    (at(key.remote, key.remote_port), at(key.local, key.local_port))
 }
 
-pub(super) fn words(key: &FlowKey) -> [u32; 9] {
+pub(crate) fn words(key: &FlowKey) -> [u32; 9] {
     let mut words = [0; 9];
-    let bytes = key.sender.0.iter().chain(&key.local.0).chain(&key.sender_port).chain(&key.local_port);
+    let bytes = key.remote.0.iter().chain(&key.local.0).chain(&key.remote_port).chain(&key.local_port);
     let mut bytes = bytes.copied();
     for word in &mut words {
         *word = u32::from_ne_bytes(std::array::from_fn(|_| bytes.next().unwrap_or_default()));

@@ -1,13 +1,12 @@
-//! Sessions whose packets the kernel translates between their two connections: the tables and programs of `c/splice_*`.
+//! Sessions whose packets the kernel translates between their two connections: the tables and programs of `c/offload`.
 //! docs/internals/splice.md draws it; crate `splice` hands a session over.
 
 mod attach;
 mod attention;
 mod counters;
-pub mod door;
 mod flow;
 pub(crate) mod keys;
-mod layout;
+pub(crate) mod layout;
 pub(crate) mod mapped;
 mod peers;
 mod table;

@@ -39,7 +39,7 @@ impl Spliced {
             let key = face.key();
             Unattended {
                 own: SocketAddr::new(ip(key.local), u16::from_be_bytes(key.local_port)),
-                peer: SocketAddr::new(ip(key.sender), u16::from_be_bytes(key.sender_port)),
+                peer: SocketAddr::new(ip(key.remote), u16::from_be_bytes(key.remote_port)),
                 expected: [&face.una, &face.nxt].map(|number| number.load(Ordering::Relaxed)),
             }
         })

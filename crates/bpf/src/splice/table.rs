@@ -292,7 +292,12 @@ impl Splices {
         false
     }
 
-    pub(super) fn insert(&self, place: u32, sides: &[Side<'_>; 2], keys: &[FlowKey; 2]) -> Result<(), ArmError> {
+    pub(super) fn insert(
+        &self,
+        place: u32,
+        sides: &[Side<'_>; 2],
+        keys: &[FlowKey; 2],
+    ) -> Result<(), ArmError> {
         let value = |side: usize| place << 1 | u32::from(side == 1);
         let key_at = |bits| self.key_at(bits);
         self.keys.enter(&keys[0], value(0), key_at)?;
@@ -375,7 +380,7 @@ impl Splices {
 
 /// The key of the connection's other end.
 fn turned(key: &FlowKey) -> FlowKey {
-    FlowKey { sender: key.local, local: key.sender, sender_port: key.local_port, local_port: key.sender_port }
+    FlowKey { remote: key.local, local: key.remote, remote_port: key.local_port, local_port: key.remote_port }
 }
 
 /// The moment `age` ago, in nanoseconds since boot.

@@ -1,7 +1,7 @@
 //! Compares the packet that a program has produced with the model.
 
 use anyhow::{Context, Result, ensure};
-use truepeer_bpf::door::Made;
+use truepeer_bpf::test::tcp::Made;
 use truepeer_testbed::packets::{Packet, Segment as Whole};
 
 use crate::segment::{ACK, FIN, RST, SYN};
@@ -22,7 +22,7 @@ pub(crate) fn comes_in(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
         Fate::Pass { by } => is_shifted(frame, &made.packet, 4, by),
         Fate::PassWithoutEcho { by } => is_shifted_without_echo(frame, &made.packet, by),
         Fate::SayWhere { seq, ack } => says_where(frame, made, seq, ack),
-        Fate::LastAck { seq, is_echo_blank, owed: (bytes, len), .. } => {
+        Fate::LastAck { seq, is_echo_blank, replay: (bytes, len), .. } => {
             if let Some((is_in, copy)) = &made.sent {
                 ensure!(*is_in && frame.starts_with(copy), "the copy is {copy:02x?}");
             }
@@ -127,7 +127,7 @@ fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32, echo: Option<u32>) -> R
     is_as_damaged(frame, packet)
 }
 
-fn is_last_ack(frame: &[u8], packet: &[u8], seq: u32, is_echo_blank: bool, owed: &[u8]) -> Result<()> {
+fn is_last_ack(frame: &[u8], packet: &[u8], seq: u32, is_echo_blank: bool, replay: &[u8]) -> Result<()> {
     let (before, after) = (read(frame)?, read(packet)?);
     let mut options = before.options.clone();
     if is_echo_blank {
@@ -135,7 +135,7 @@ fn is_last_ack(frame: &[u8], packet: &[u8], seq: u32, is_echo_blank: bool, owed:
         options[place + 6..place + 10].fill(0);
     }
     let flags = before.flags & !(FIN | 0x08 | 0x20);
-    let expected = Whole { seq, flags, urgent: 0, options, payload: owed.to_vec(), ..before };
+    let expected = Whole { seq, flags, urgent: 0, options, payload: replay.to_vec(), ..before };
     ensure!(after == expected, "{after:?}, not {expected:?}");
     ensure!(after.flags & SYN == 0, "it begins a connection");
     ensure!(ip(packet).has_right_sums(), "its sums are wrong");

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use truepeer_bpf::door::{Answers, Socket, Tuple};
+use truepeer_bpf::test::tcp::{Answers, Socket, Tuple};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::client;
 use truepeer_testbed::packets::{Segment as Whole, timestamps};
@@ -98,14 +98,14 @@ impl Maker {
         {
             return Step::In(copy);
         }
-        let begins = model.embryo.is_none() && model.flow.is_none();
-        let is_answered = model.embryo.as_ref().is_some_and(|embryo| embryo.answer.is_some());
+        let begins = model.pending.is_none() && model.flow.is_none();
+        let is_answered = model.pending.as_ref().is_some_and(|pending| pending.answer.is_some());
         match self.chance.below(20) {
             0 | 1 => self.kernel_changes(model),
             2 => self.time_passes(),
             3 => Step::Out(self.our_segment(model)),
             4 if self.chance.below(3) == 0 => Step::SocketEnded,
-            5..=8 if model.embryo.as_ref().is_some_and(|embryo| embryo.flow.is_some()) => {
+            5..=8 if model.pending.as_ref().is_some_and(|pending| pending.flow.is_some()) => {
                 self.kernel.socket = Socket::Open;
                 Step::SocketMade
             }
@@ -136,7 +136,7 @@ impl Maker {
         if self.chance.below(4) == 0 {
             self.kernel.socket =
                 self.chance.one_of(&[Socket::None, Socket::Listens, Socket::HalfOpen, Socket::Open]);
-        } else if model.embryo.is_some() && !self.is_cookie {
+        } else if model.pending.is_some() && !self.is_cookie {
             self.kernel.socket = Socket::HalfOpen;
         }
         Step::Kernel(self.kernel)
@@ -152,11 +152,11 @@ impl Maker {
 
     /// A cookie was sent for the SYN, and sometimes for another one.
     fn cookie(&mut self, model: &Model) -> Step {
-        let Some(embryo) = &model.embryo else { return Step::Kernel(self.kernel) };
-        if embryo.answer.is_some_and(|answer| !answer.is_cookie) && self.chance.below(2) == 0 {
+        let Some(pending) = &model.pending else { return Step::Kernel(self.kernel) };
+        if pending.answer.is_some_and(|answer| !answer.is_cookie) && self.chance.below(2) == 0 {
             return Step::AnswerWasCookie;
         }
-        let start = self.isn.wrapping_add(1).wrapping_add(embryo.guess);
+        let start = self.isn.wrapping_add(1).wrapping_add(pending.guess);
         if start == 0 {
             // find_socket() gets 0 where no cookie is requested.
             return Step::Kernel(self.kernel);
@@ -166,7 +166,7 @@ impl Maker {
         if self.chance.below(3) == 0 {
             // The SYN with which the sender starts again.
             self.isn = number(&mut self.chance);
-            let start = self.isn.wrapping_add(1).wrapping_add(embryo.guess);
+            let start = self.isn.wrapping_add(1).wrapping_add(pending.guess);
             self.ours = number(&mut self.chance);
             self.kernel.cookies[1] = (start, self.ours.wrapping_add(1));
         }
@@ -189,7 +189,7 @@ impl Maker {
     }
 
     fn syn_ack(&mut self, model: &Model) -> Vec<u8> {
-        let guess = model.embryo.as_ref().map_or(0, |embryo| embryo.guess);
+        let guess = model.pending.as_ref().map_or(0, |pending| pending.guess);
         let wrong = if self.chance.below(12) == 0 { 1 } else { 0 };
         let ack = self.isn.wrapping_add(1).wrapping_add(guess).wrapping_add(wrong);
         let options = if self.has_clock { timestamps(self.our_clock, self.clock) } else { Vec::new() };
@@ -219,7 +219,7 @@ impl Maker {
 
     /// From the sender, or from an attacker that imitates it.
     fn segment(&mut self, model: &Model) -> Vec<u8> {
-        let have = model.embryo.as_ref().map_or(0, |embryo| embryo.have) as usize;
+        let have = model.pending.as_ref().map_or(0, |pending| pending.have) as usize;
         let all = [self.header.as_slice(), b"data behind the header"].concat();
         let from = match self.chance.below(6) {
             0 => 0,

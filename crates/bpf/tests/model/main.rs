@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Place;
-use truepeer_bpf::door::{Made, Programs, Tuple};
+use truepeer_bpf::test::tcp::{Made, Programs, Tuple};
 use truepeer_policy::{Claims, HeaderRule, PrefixSet};
 use truepeer_testbed::{Bed, Test, skip};
 
@@ -216,7 +216,7 @@ impl Stand {
         &mut self,
         step: &Step,
         tuple: &Tuple,
-        kernel: &mut truepeer_bpf::door::Answers,
+        kernel: &mut truepeer_bpf::test::tcp::Answers,
         maker: Option<&mut Maker>,
     ) -> Result<()> {
         match step {
@@ -263,8 +263,8 @@ impl Stand {
 
     fn tables_agree(&self, tuple: &Tuple) -> Result<()> {
         let model = &self.model;
-        let embryo = self.programs.embryo(tuple)?;
-        ensure!(embryo == model.embryo, "the table has {embryo:?},\nthe model {:?}", model.embryo);
+        let pending = self.programs.pending(tuple)?;
+        ensure!(pending == model.pending, "the table has {pending:?},\nthe model {:?}", model.pending);
         let flow = self.programs.flow(tuple)?;
         ensure!(flow == model.flow, "the table has {flow:?},\nthe model {:?}", model.flow);
         let ended = self.programs.ended(tuple)?;

@@ -4,17 +4,17 @@
 //!
 //! ```text
 //!          SYN                 SYN-ACK                 header whole            socket made
-//!  nothing ───▶ Embryo, alone ───────▶ Embryo, answered ──────────▶ with a flow ─────────▶ Flow ───▶ Ended (delta only)
-//!                 │ counts for nothing    │ parts: `have` grows       │ judged again                socket ended
+//!  nothing ───▶ Pending, alone ───────▶ Pending, answered ──────────▶ with a flow ─────────▶ Flow ───▶ Ended (delta only)
+//!                 │ counts for nothing    │ parts: `have` grows       │ validated again                socket ended
 //! ```
 
-mod embryo;
+mod pending;
 
 use std::collections::BTreeMap;
 
-use truepeer_bpf::door::{Answers, Embryo, Flow, Socket, SynAnswer};
+use truepeer_bpf::test::tcp::{Answers, Flow, Pending, Socket, SynAnswer};
 
-use self::embryo::say_where;
+use self::pending::say_where;
 use crate::segment::{ACK, FIN, RST, SYN, Segment};
 
 const AF_INET: u32 = 2;
@@ -40,11 +40,11 @@ pub(crate) enum Fate {
     PassWithoutEcho {
         by: u32,
     },
-    /// It becomes the ACK that ends the handshake, with what is owed (so many bytes), and perhaps a copy of it comes in again.
+    /// It becomes the ACK that ends the handshake, with what is replayed (so many bytes), and perhaps a copy of it comes in again.
     LastAck {
         seq: u32,
         is_echo_blank: bool,
-        owed: ([u8; 12], usize),
+        replay: ([u8; 12], usize),
         is_copied: bool,
     },
     /// It is answered with an ACK of these numbers, and dropped.
@@ -73,8 +73,8 @@ pub(crate) enum Fate {
 #[derive(Debug, Clone)]
 pub(crate) struct Model {
     rules: Rules,
-    pub(crate) embryo: Option<Embryo>,
-    /// The header bytes that an embryo has received.
+    pub(crate) pending: Option<Pending>,
+    /// The header bytes that a pending connection has received.
     start: Vec<u8>,
     pub(crate) flow: Option<Flow>,
     pub(crate) ended: Option<Flow>,
@@ -88,7 +88,7 @@ impl Model {
     pub(crate) fn new(rules: Rules) -> Model {
         Model {
             rules,
-            embryo: None,
+            pending: None,
             start: Vec::new(),
             flow: None,
             ended: None,
@@ -111,7 +111,7 @@ impl Model {
         if let Some(mut flow) = self.flow {
             let is_left_behind = is_syn && matches!(kernel.socket, Socket::None | Socket::Listens);
             if !is_left_behind {
-                let fate = self.judge_late(segment, &mut flow, kernel.socket != Socket::None);
+                let fate = self.validate_late(segment, &mut flow, kernel.socket != Socket::None);
                 self.flow = Some(flow);
                 return fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() });
             }
@@ -120,14 +120,14 @@ impl Model {
         if is_syn {
             return self.on_syn(segment, kernel);
         }
-        if let Some(embryo) = self.embryo.clone()
-            && let Some(answer) = embryo.answer
+        if let Some(pending) = self.pending.clone()
+            && let Some(answer) = pending.answer
         {
-            return self.on_embryo(segment, kernel, embryo, answer);
+            return self.on_pending(segment, kernel, pending, answer);
         }
         match self.ended {
             Some(mut flow) => {
-                let fate = self.judge_late(segment, &mut flow, kernel.socket != Socket::None);
+                let fate = self.validate_late(segment, &mut flow, kernel.socket != Socket::None);
                 self.ended = Some(flow);
                 fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
             }
@@ -137,7 +137,7 @@ impl Model {
 
     /// The first bytes of a silent sender: a header ends the connection. `None`: the segment goes on. A flow
     /// that `has_socket` has sent what the segment acknowledges.
-    fn judge_late(&mut self, segment: &Segment, flow: &mut Flow, has_socket: bool) -> Option<Fate> {
+    fn validate_late(&mut self, segment: &Segment, flow: &mut Flow, has_socket: bool) -> Option<Fate> {
         let [first, state] = flow.late?;
         if segment.flags & (SYN | RST | ACK) != ACK {
             return None;
@@ -172,23 +172,24 @@ impl Model {
     }
 
     fn on_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
-        let Some(embryo) = self.embryo.clone() else { return self.on_new_syn(segment, kernel) };
-        if kernel.socket == Socket::Open && embryo.flow.is_some() {
+        let Some(pending) = self.pending.clone() else { return self.on_new_syn(segment, kernel) };
+        if kernel.socket == Socket::Open && pending.flow.is_some() {
             return self.drop("not_taken");
         }
-        let is_cookie = embryo.answer.is_some_and(|answer| answer.is_cookie);
-        let is_young = kernel.now_ns - embryo.born_ns < self.rules.header_timeout_ns;
+        let is_cookie = pending.answer.is_some_and(|answer| answer.is_cookie);
+        let is_young = kernel.now_ns - pending.born_ns < self.rules.header_timeout_ns;
         let is_pending = match kernel.socket {
             Socket::HalfOpen => true,
             Socket::Listens => {
-                (is_cookie && is_young) || (embryo.is_proved && self.why_not_again(&embryo, kernel).is_none())
+                (is_cookie && is_young)
+                    || (pending.is_proved && self.why_not_again(&pending, kernel).is_none())
             }
             _ => false,
         };
         if is_pending {
-            return self.on_pending_syn(segment, &embryo, is_cookie, kernel);
+            return self.on_pending_syn(segment, &pending, is_cookie, kernel);
         }
-        self.embryo = None;
+        self.pending = None;
         self.on_new_syn(segment, kernel)
     }
 
@@ -196,7 +197,7 @@ impl Model {
     fn on_pending_syn(
         &mut self,
         segment: &Segment,
-        embryo: &Embryo,
+        pending: &Pending,
         is_cookie: bool,
         kernel: &Answers,
     ) -> Fate {
@@ -204,16 +205,16 @@ impl Model {
             return self.drop("not_taken");
         }
         // RFC 5961, as an open socket would.
-        if kernel.socket == Socket::Listens && embryo.is_proved {
+        if kernel.socket == Socket::Listens && pending.is_proved {
             self.count("not_taken");
-            return if segment.is_intact { say_where(embryo) } else { Fate::Drop };
+            return if segment.is_intact { say_where(pending) } else { Fate::Drop };
         }
-        if segment.seq != embryo.isn && !is_cookie {
+        if segment.seq != pending.isn && !is_cookie {
             self.count("not_taken");
             if !segment.payload.is_empty() {
                 return Fate::Drop;
             }
-            let before_its_window = embryo.isn.wrapping_add(embryo.guess).wrapping_sub(1);
+            let before_its_window = pending.isn.wrapping_add(pending.guess).wrapping_sub(1);
             return Fate::Pass { by: before_its_window.wrapping_sub(segment.seq) };
         }
         if !segment.payload.is_empty() {
@@ -222,7 +223,7 @@ impl Model {
         if segment.is_signed {
             return self.drop("refused_signed");
         }
-        Fate::Pass { by: embryo.guess }
+        Fate::Pass { by: pending.guess }
     }
 
     fn on_new_syn(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
@@ -246,7 +247,7 @@ impl Model {
         let plain = if self.rules.is_optional { 0 } else { 16 + if segment.is_ipv6 { 36 } else { 12 } };
         let guess = self.guess.unwrap_or(plain);
         self.start.clear();
-        self.embryo = Some(Embryo {
+        self.pending = Some(Pending {
             born_ns: kernel.now_ns,
             isn: segment.seq,
             guess,
@@ -255,7 +256,7 @@ impl Model {
             answer: None,
             is_proved: false,
             flow: None,
-            owed: Vec::new(),
+            replay: Vec::new(),
         });
         self.count("connections");
         Fate::Pass { by: guess }
@@ -291,17 +292,17 @@ impl Model {
         if let Some(flow) = self.flow {
             return Fate::Pass { by: flow.delta.cast_unsigned() };
         }
-        if let Some(embryo) = &mut self.embryo {
-            if segment.flags & SYN != 0 && embryo.flow.is_none() {
+        if let Some(pending) = &mut self.pending {
+            if segment.flags & SYN != 0 && pending.flow.is_none() {
                 return self.on_syn_ack(segment, kernel);
             }
-            if let Some(answer) = &mut embryo.answer {
+            if let Some(answer) = &mut pending.answer {
                 if let (Some((value, _)), Some(tsvals)) = (segment.timestamps, &mut answer.tsvals) {
                     tsvals[2] = value;
                 }
-                let newest = (embryo.ts_recent != 0).then_some(embryo.ts_recent);
+                let newest = (pending.ts_recent != 0).then_some(pending.ts_recent);
                 return Fate::Acknowledge {
-                    by: embryo.guess.wrapping_sub(embryo.have),
+                    by: pending.guess.wrapping_sub(pending.have),
                     echo: segment.timestamps.and(newest),
                 };
             }
@@ -310,39 +311,39 @@ impl Model {
     }
 
     fn on_syn_ack(&mut self, segment: &Segment, kernel: &Answers) -> Fate {
-        let Some(embryo) = &mut self.embryo else { return UNTOUCHED };
-        let guess = embryo.guess;
-        if segment.ack != embryo.isn.wrapping_add(1).wrapping_add(guess) {
+        let Some(pending) = &mut self.pending else { return UNTOUCHED };
+        let guess = pending.guess;
+        if segment.ack != pending.isn.wrapping_add(1).wrapping_add(guess) {
             return UNTOUCHED;
         }
-        if kernel.now_ns - embryo.born_ns >= self.rules.header_timeout_ns {
-            self.embryo = None;
+        if kernel.now_ns - pending.born_ns >= self.rules.header_timeout_ns {
+            self.pending = None;
             self.count("refused_timeout");
             return Fate::GiveUp { by: guess };
         }
-        let before = embryo.answer.and_then(|answer| answer.tsvals);
+        let before = pending.answer.and_then(|answer| answer.tsvals);
         let tsvals = match segment.timestamps {
             Some((value, _)) => Some([
-                if embryo.answer.is_some() { before.map_or(0, |tsvals| tsvals[0]) } else { value },
+                if pending.answer.is_some() { before.map_or(0, |tsvals| tsvals[0]) } else { value },
                 value,
                 value,
             ]),
             None => before,
         };
-        embryo.answer = Some(SynAnswer { isn: segment.seq, is_cookie: false, is_ours: false, tsvals });
+        pending.answer = Some(SynAnswer { isn: segment.seq, is_cookie: false, is_ours: false, tsvals });
         Fate::Pass { by: guess }
     }
 
     /// The test makes the SYN-ACK the answer of a socket of the very port.
     pub(crate) fn answer_was_ours(&mut self) {
-        if let Some(Embryo { answer: Some(answer), .. }) = &mut self.embryo {
+        if let Some(Pending { answer: Some(answer), .. }) = &mut self.pending {
             answer.is_ours = true;
         }
     }
 
     /// The test makes the SYN-ACK a cookie.
     pub(crate) fn answer_was_a_cookie(&mut self) {
-        if let Some(Embryo { answer: Some(answer), is_proved, .. }) = &mut self.embryo {
+        if let Some(Pending { answer: Some(answer), is_proved, .. }) = &mut self.pending {
             *is_proved = false;
             answer.is_cookie = true;
             if let Some(tsvals) = &mut answer.tsvals {
@@ -352,13 +353,13 @@ impl Model {
     }
 
     pub(crate) fn socket_made(&mut self) {
-        let Some(Embryo { flow: Some(flow), have, .. }) = self.embryo else { return };
+        let Some(Pending { flow: Some(flow), have, .. }) = self.pending else { return };
         self.flow = Some(flow);
         if flow.is_named {
             self.guess = Some(have);
         }
         self.ended = None;
-        self.embryo = None;
+        self.pending = None;
     }
 
     pub(crate) fn socket_ended(&mut self) {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::{FaceState, SpliceDoor};
+use truepeer_bpf::test::splice::{FaceState, SpliceHarness};
 use truepeer_testbed::Bed;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, Segment, timestamps};
@@ -80,7 +80,7 @@ fn changed(was: &FaceState, is: &FaceState) -> impl Iterator<Item = &'static str
 
 /// Whichever bit is wrong, the program learns nothing from the segment.
 pub(crate) fn teaches_nothing(bed: &Bed) -> Result<()> {
-    let mut door = crate::door(bed)?;
+    let mut harness = crate::harness(bed)?;
     let mut taught: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     let mut learnt_intact = 0;
     for number in 0..200 {
@@ -98,22 +98,26 @@ pub(crate) fn teaches_nothing(bed: &Bed) -> Result<()> {
         let (tcp, len) = (packet.payload_at(), packet.bytes().len());
         for bit in 0..(len - tcp) * 8 {
             let damaged = case.segment.packet().flip(tcp + bit / 8, 1 << (bit % 8));
-            for (face, learnt) in learnt_of(&mut door, &case, &frame_by(case.device, &damaged))? {
+            for (face, learnt) in learnt_of(&mut harness, &case, &frame_by(case.device, &damaged))? {
                 taught.entry(field(bit / 8)).or_default().insert(format!("{face}.{learnt}"));
             }
         }
         learnt_intact +=
-            usize::from(!learnt_of(&mut door, &case, &frame_by(case.device, &packet))?.is_empty());
+            usize::from(!learnt_of(&mut harness, &case, &frame_by(case.device, &packet))?.is_empty());
     }
     ensure!(learnt_intact > 100, "few of the intact ones teach anything: {learnt_intact} of 200");
     ensure!(taught.is_empty(), "a damaged field teaches: {taught:?}");
     Ok(())
 }
 
-fn learnt_of(door: &mut SpliceDoor, case: &Case, frame: &[u8]) -> Result<Vec<(&'static str, &'static str)>> {
-    door.set(case.stage, case.tuples(), case.faces)?;
-    door.comes_in(frame, case.device, false)?;
-    let (stage, faces) = door.state();
+fn learnt_of(
+    harness: &mut SpliceHarness,
+    case: &Case,
+    frame: &[u8],
+) -> Result<Vec<(&'static str, &'static str)>> {
+    harness.set(case.stage, case.tuples(), case.faces)?;
+    harness.comes_in(frame, case.device, false)?;
+    let (stage, faces) = harness.state();
     let mut learnt = Vec::new();
     if stage != case.stage {
         learnt.push(("flow", "stage"));
@@ -162,7 +166,7 @@ pub(crate) fn what_follows_is_taken(bed: &Bed) -> Result<()> {
         (5, Arrives),
         (70_000, Arrives),
     ];
-    let mut door = crate::door(bed)?;
+    let mut harness = crate::harness(bed)?;
     let mut refused = Vec::new();
     for number in 0..320 {
         let mut chance = Chance::new(number | 1 << 53);
@@ -173,7 +177,7 @@ pub(crate) fn what_follows_is_taken(bed: &Bed) -> Result<()> {
         let (from, to) = (case.side, 1 - case.side);
         case.faces[to].tsval = begin.wrapping_add(case.faces[from].ts_shift);
         let mut peer = Peer { newest: case.faces[to].tsval };
-        door.set(case.stage, case.tuples(), case.faces)?;
+        harness.set(case.stage, case.tuples(), case.faces)?;
         for (at, step) in STEPS {
             let tsval = begin.wrapping_add(at);
             case.segment.options = timestamps(tsval, 7);
@@ -181,7 +185,7 @@ pub(crate) fn what_follows_is_taken(bed: &Bed) -> Result<()> {
             if step == Damaged {
                 packet = packet.clone().write(packet.payload_at() + 24, &(tsval ^ bit).to_be_bytes());
             }
-            let outcome = door.comes_in(&frame_by(case.device, &packet), case.device, false)?;
+            let outcome = harness.comes_in(&frame_by(case.device, &packet), case.device, false)?;
             if step != Arrives {
                 continue;
             }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::{FaceState, Outcome, SpliceDoor};
+use truepeer_bpf::test::splice::{FaceState, Outcome, SpliceHarness};
 use truepeer_testbed::Bed;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, Packet, Segment};
@@ -129,16 +129,16 @@ impl Case {
 
 /// Only an error about a segment that is under way goes on, to the peer that sent it, and nothing of the flow changes by any.
 pub(crate) fn agree(bed: &Bed, count: u64) -> Result<()> {
-    let mut door: SpliceDoor = crate::door(bed)?;
+    let mut harness: SpliceHarness = crate::harness(bed)?;
     let mut seen = BTreeMap::new();
     for number in 0..count {
         let case = Case::make(&mut Chance::new(number | 1 << 52));
-        door.set(case.stage, if case.is_ipv6 { TUPLES6 } else { TUPLES4 }, case.faces)?;
+        harness.set(case.stage, if case.is_ipv6 { TUPLES6 } else { TUPLES4 }, case.faces)?;
         let frame = frame_by(case.device, &case.error);
-        let outcome = door.comes_in(&frame, case.device, false)?;
+        let outcome = harness.comes_in(&frame, case.device, false)?;
         let told = || format!("number {number}: {} {:?} {:?}", case.fate(), case.stage, case.quoted);
         case.check(&outcome, &frame).with_context(told)?;
-        ensure!(door.state() == (case.stage, case.faces), "{}: the flow has changed", told());
+        ensure!(harness.state() == (case.stage, case.faces), "{}: the flow has changed", told());
         *seen.entry(case.fate()).or_insert(0_u64) += 1;
     }
     println!("{seen:?}");

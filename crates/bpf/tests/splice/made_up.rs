@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::{FaceState, Outcome};
+use truepeer_bpf::test::splice::{FaceState, Outcome};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, FIN, PSH, Packet, RST, SYN, Segment};
 
@@ -120,7 +120,7 @@ impl Case {
         let packet = self.segment.packet();
         let mut frame = frame_by(self.device, &packet);
         if let Some(place) = self.damage {
-            // The payload, or the sum where there is none: everything else is judged, too.
+            // The payload, or the sum where there is none: everything else is validated, too.
             let tcp = LINK_HEADER + packet.payload_at();
             let len = self.segment.payload.len();
             let at = if len > 0 { frame.len() - 1 - place / 8 % len } else { tcp + 16 + place / 8 % 2 };

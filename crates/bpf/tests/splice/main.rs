@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::SpliceDoor;
-use truepeer_bpf::stranger::{Bystanders, PROGRAMS};
+use truepeer_bpf::test::other_programs::{Bystanders, PROGRAMS};
+use truepeer_bpf::test::splice::SpliceHarness;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{ACK, Datagram, SYN, Segment, timestamps};
 use truepeer_testbed::{Bed, Test, ip_here, skip};
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     ])
 }
 
-fn door(bed: &Bed) -> Result<SpliceDoor> {
+fn harness(bed: &Bed) -> Result<SpliceHarness> {
     if !truepeer_bpf::are_built_in() {
         return skip("built without clang: apt-get install clang libbpf-dev");
     }
@@ -58,15 +58,15 @@ fn door(bed: &Bed) -> Result<SpliceDoor> {
     ip_here(&[&format!(
         "link add wire index {DEVICE} address {a}:{b}:{c}:{d}:{e}:{f} type veth peer name other index 4"
     )])?;
-    Ok(SpliceDoor::load(&pins.join("splices"))?)
+    Ok(SpliceHarness::load(&pins.join("splices"))?)
 }
 
 fn agree(bed: &Bed, count: u64) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     let mut seen = BTreeMap::new();
     for number in 0..count {
         let case = Case::make(&mut Chance::new(number));
-        let fate = one(&mut door, &case).with_context(|| format!("number {number}: {case:#?}"))?;
+        let fate = one(&mut harness, &case).with_context(|| format!("number {number}: {case:#?}"))?;
         *seen.entry(fate).or_insert(0_u64) += 1;
     }
     println!("{seen:?}");
@@ -95,25 +95,25 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
 }
 
 /// One frame; what was expected of it.
-fn one(door: &mut SpliceDoor, case: &Case) -> Result<&'static str> {
-    door.set(case.stage, case.tuples(), case.faces)?;
+fn one(harness: &mut SpliceHarness, case: &Case) -> Result<&'static str> {
+    harness.set(case.stage, case.tuples(), case.faces)?;
     let frame = case.frame();
-    let outcome = door.comes_in(&frame, case.device, case.is_copy)?;
+    let outcome = harness.comes_in(&frame, case.device, case.is_copy)?;
     let mut model = case.model();
     let fate = model.comes_in(&case.segment, case.is_intact(), case.is_copy);
     case.had(&fate, &frame, &outcome).with_context(|| format!("{fate:?}"))?;
-    let (stage, faces) = door.state();
+    let (stage, faces) = harness.state();
     ensure!(stage == model.stage, "{stage:?}, not {:?}", model.stage);
     for (side, (found, wanted)) in faces.iter().zip(&model.faces).enumerate() {
         ensure!(found == wanted, "face {side}: {found:#?}\nnot {wanted:#?}");
     }
-    ensure!(door.has_keys() == !matches!(fate, Fate::MadeRoom), "its keys");
+    ensure!(harness.has_keys() == !matches!(fate, Fate::MadeRoom), "its keys");
     Ok(fate.name())
 }
 
 /// A window probe keeps its number: its receiver answers because it does not expect that number, and ignores the segment otherwise.
 fn window_probe(bed: &Bed) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     for number in 0..2000 {
         let mut chance = Chance::new(number);
         let mut case = Case::make(&mut chance);
@@ -132,8 +132,8 @@ fn window_probe(bed: &Bed) -> Result<()> {
         case.faces[to].known |= 3;
         (case.segment.seq, case.segment.ack, case.segment.flags) = (probe, nxt, ACK);
         case.segment.payload.clear();
-        door.set(case.stage, case.tuples(), case.faces)?;
-        let outcome = door.comes_in(&case.frame(), case.device, false)?;
+        harness.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = harness.comes_in(&case.frame(), case.device, false)?;
         let found = Segment::parse(&outcome.frame[14..]).context("no segment")?;
         ensure!(found.seq == wanted, "{} instead of {wanted}: the peer expects {end}", found.seq);
     }
@@ -143,7 +143,7 @@ fn window_probe(bed: &Bed) -> Result<()> {
 /// A bare ACK that newer segments have overtaken keeps its number: its receiver would take its smaller window for the newest. One with the newest
 /// window gets the number that the receiver expects.
 fn overtaken(bed: &Bed) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     for number in 0..2000 {
         let mut chance = Chance::new(number);
         let mut case = Case::make(&mut chance);
@@ -162,8 +162,8 @@ fn overtaken(bed: &Bed) -> Result<()> {
         let expected = from.ack.wrapping_add(from.shift);
         case.faces[to].una = expected;
         case.faces[to].known |= SAID;
-        door.set(case.stage, case.tuples(), case.faces)?;
-        let outcome = door.comes_in(&case.frame(), case.device, false)?;
+        harness.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = harness.comes_in(&case.frame(), case.device, false)?;
         let found = Segment::parse(&outcome.frame[14..]).context("no segment")?;
         let wanted = if is_overtaken { own } else { expected };
         ensure!(found.seq == wanted, "number {number}: {} instead of {wanted}", found.seq);
@@ -173,7 +173,7 @@ fn overtaken(bed: &Bed) -> Result<()> {
 
 /// If a forged segment has acknowledged all that was sent, up to a window beyond the peer's own acknowledgement, the peer's segments still go on.
 fn forged_ack(bed: &Bed) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     for number in 0..200 {
         let mut chance = Chance::new(number);
         let mut case = Case::make(&mut chance);
@@ -185,8 +185,8 @@ fn forged_ack(bed: &Bed) -> Result<()> {
         (case.segment.seq, case.segment.ack, case.segment.flags) = (from.ack, from.una, ACK);
         from.una = from.una.wrapping_add(u32::try_from(chance.below(from.max_window as usize + 1))?);
         from.nxt = from.una;
-        door.set(case.stage, case.tuples(), case.faces)?;
-        let outcome = door.comes_in(&case.frame(), case.device, false)?;
+        harness.set(case.stage, case.tuples(), case.faces)?;
+        let outcome = harness.comes_in(&case.frame(), case.device, false)?;
         let Fate::Translated(_, wanted) = case.model().comes_in(&case.segment, true, false) else {
             anyhow::bail!("the model stops it");
         };
@@ -198,7 +198,7 @@ fn forged_ack(bed: &Bed) -> Result<()> {
 /// A byte is counted once, also if its segment comes twice, or behind another one, or if a repeated segment, which the socket takes, reaches into bytes
 /// that were translated already. Numbers wrap in between.
 fn counted(bed: &Bed) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     for stage in [Stage::Tail, Stage::Spliced] {
         let mut case = Case::make(&mut Chance::new(1));
         (case.stage, case.is_copy, case.damage) = (stage, false, None);
@@ -211,12 +211,12 @@ fn counted(bed: &Bed) -> Result<()> {
         (from.edge, from.una) = (first.wrapping_add(60_000), from.nxt);
         from.end = u64::from(kept) | 7 << 32;
         (case.segment.ack, case.segment.flags) = (from.nxt, ACK);
-        door.set(case.stage, case.tuples(), case.faces)?;
+        harness.set(case.stage, case.tuples(), case.faces)?;
         for (at, len) in [(1000, 1000), (0, 1500), (3000, 1000), (2000, 1000), (3000, 1000), (0, 700)] {
             (case.segment.seq, case.segment.payload) = (first.wrapping_add(at), vec![1; len]);
-            door.comes_in(&case.frame(), case.device, false)?;
+            harness.comes_in(&case.frame(), case.device, false)?;
         }
-        let end = door.state().1[case.side].end;
+        let end = harness.state().1[case.side].end;
         let counted = end - (u64::from(first) | 7 << 32);
         ensure!(counted == 4000, "{stage:?}: {counted} bytes of 4000");
     }
@@ -225,7 +225,7 @@ fn counted(bed: &Bed) -> Result<()> {
 
 /// A third host knows the addresses and ports, and no number.
 fn blind(bed: &Bed, count: u64) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     let mut lucky = 0;
     for number in 0..count {
         let mut chance = Chance::new(number | 1 << 50);
@@ -235,9 +235,9 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
         case.device = case.faces[case.side].device;
         case.segment.seq = u32::try_from(chance.next() >> 32)?;
         case.segment.ack = u32::try_from(chance.next() >> 32)?;
-        door.set(case.stage, case.tuples(), case.faces)?;
-        door.comes_in(&case.frame(), case.device, false)?;
-        let (stage, mut faces) = door.state();
+        harness.set(case.stage, case.tuples(), case.faces)?;
+        harness.comes_in(&case.frame(), case.device, false)?;
+        let (stage, mut faces) = harness.state();
         // A blind segment is counted like any other.
         faces.iter_mut().zip(case.faces).for_each(|(face, was)| face.segments = was.segments);
         // A window of 64 KiB is hit once in 65,536 times, and the acknowledgement besides; a SYN after the end needs half of all numbers.
@@ -255,7 +255,7 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
 fn pays_little(bed: &Bed) -> Result<()> {
     /// The limit, as a multiple of what a packet of others costs in the same moments. Measured: 3 to 7.
     const MOST: u32 = 12;
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     let stranger = Segment { flags: ACK, payload: vec![7; 100], ..Segment::new(TUPLES4[0].0, TUPLES4[1].1) };
     let stranger = frame_by(LOOPBACK, &stranger.packet());
     for (family, tuples) in [("IPv4", TUPLES4), ("IPv6", TUPLES6)] {
@@ -266,7 +266,7 @@ fn pays_little(bed: &Bed) -> Result<()> {
         (face.ack, face.end, face.edge) = (5000, 5000, 90_000);
         (face.nxt, face.una, face.tsval) = (5000, 5000, 7);
         (face.said_edge, face.max_window) = (90_000, 60_000);
-        door.set(Stage::Spliced, [(peer, own), (own, peer)], [face; 2])?;
+        harness.set(Stage::Spliced, [(peer, own), (own, peer)], [face; 2])?;
         for (len, is_to_come) in [(0, false), (100, false), (1448, false), (1448, true)] {
             let (options, payload) = (timestamps(7, 7), vec![7; len]);
             let segment =
@@ -278,10 +278,10 @@ fn pays_little(bed: &Bed) -> Result<()> {
             let frame = frame_by(LOOPBACK, &packet);
             let (mut least, mut reference) = (Duration::MAX, Duration::MAX);
             for _ in 0..20 {
-                least = least.min(door.cost(&frame, 10_000)?);
-                reference = reference.min(door.cost(&stranger, 10_000)?);
+                least = least.min(harness.cost(&frame, 10_000)?);
+                reference = reference.min(harness.cost(&stranger, 10_000)?);
             }
-            let outcome = door.comes_in(&frame, LOOPBACK, false)?;
+            let outcome = harness.comes_in(&frame, LOOPBACK, false)?;
             ensure!(
                 outcome.frame == frame,
                 "it has become another: {:?}",
@@ -303,7 +303,7 @@ fn others_pay(bed: &Bed) -> Result<()> {
     /// The limit beyond the empty program, as a multiple of its time. Measured: up to 1.5.
     const MOST: u32 = 6;
     // Mounts the pins.
-    drop(door(bed)?);
+    drop(harness(bed)?);
     let programs = Bystanders::load(&bed.dir().join("bpf/others"))?;
     let (peer, own) = (TUPLES4[0].0, TUPLES4[1].1);
     let segment = Segment { flags: ACK, payload: vec![7; 100], ..Segment::new(peer, own) };

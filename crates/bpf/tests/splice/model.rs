@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::FaceState;
+use truepeer_bpf::test::splice::FaceState;
 use truepeer_testbed::packets::{ACK, FIN, PSH, RST, SYN, Segment, URG};
 
 /// LOOPBACK_IFINDEX of the kernel.

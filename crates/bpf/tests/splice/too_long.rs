@@ -15,7 +15,7 @@ const REDIRECT: i32 = 7;
 
 /// As a router would: by the error that says how long a packet may be, and quotes the segment. One that was not taken is not answered.
 pub(crate) fn is_answered(bed: &Bed) -> Result<()> {
-    let mut door = crate::door(bed)?;
+    let mut harness = crate::harness(bed)?;
     ip_here(&[&format!("link set wire mtu {MTU}")])?;
     for number in 0..2000 {
         let mut chance = Chance::new(number);
@@ -32,9 +32,9 @@ pub(crate) fn is_answered(bed: &Bed) -> Result<()> {
         (case.segment.ack, case.segment.flags) = (from.nxt, ACK | PSH);
         case.segment.payload = chance.bytes(1300);
         case.segment.options.clear();
-        door.set(case.stage, case.tuples(), case.faces)?;
+        harness.set(case.stage, case.tuples(), case.faces)?;
         let frame = case.frame();
-        let outcome = door.comes_in(&frame, case.device, false)?;
+        let outcome = harness.comes_in(&frame, case.device, false)?;
         if !is_taken {
             ensure!(outcome.verdict == DROP, "{number}: {}", outcome.verdict);
             continue;

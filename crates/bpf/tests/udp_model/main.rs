@@ -13,14 +13,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount};
-use truepeer_bpf::udp_door::{Outcome, UdpDoor};
+use truepeer_bpf::test::udp::{Outcome, UdpHarness};
 use truepeer_bpf::{MAX_FLOWS, MAX_UDP_FLOWS, Place, Rules, UdpDialect};
 use truepeer_policy::{Claims, HeaderRule};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{Datagram, Packet};
 use truepeer_testbed::{Bed, Program, Test, client, datagrams, skip};
 
-use model::{Expected, Gate, Model};
+use model::{Expected, Model, UdpPort};
 
 fn main() -> ExitCode {
     let asked = number("MODEL_SEGMENTS").map(|frames| frames.div_ceil(FRAMES));
@@ -42,13 +42,13 @@ fn number(name: &str) -> Option<u64> {
 /// The number of frames in a sequence; then all flows are removed.
 const FRAMES: u64 = 100;
 
-fn gates() -> BTreeMap<u16, Gate> {
-    let gate = |backend_port, is_spp, is_bound| Gate { backend_port, is_spp, is_bound };
+fn udp_ports() -> BTreeMap<u16, UdpPort> {
+    let udp_port = |backend_port, is_spp, is_bound| UdpPort { backend_port, is_spp, is_bound };
     [
-        (53, gate(53, false, true)),
-        (54, gate(5353, false, true)),
-        (55, gate(55, true, true)),
-        (56, gate(56, false, false)),
+        (53, udp_port(53, false, true)),
+        (54, udp_port(5353, false, true)),
+        (55, udp_port(55, true, true)),
+        (56, udp_port(56, false, false)),
     ]
     .into()
 }
@@ -67,9 +67,9 @@ fn ip_of(text: &str) -> IpAddr {
 }
 
 fn compare(bed: &Bed, sequences: u64) -> Result<()> {
-    let mut door = door(bed)?;
+    let mut harness = harness(bed)?;
     let _backends = [53, 5353, 55].map(|port| UdpSocket::bind(("::", port)).expect("a free port"));
-    let mut model = Model::new(gates(), is_sender, is_here);
+    let mut model = Model::new(udp_ports(), is_sender, is_here);
     let mut seen = BTreeMap::new();
     let first = number("MODEL_FROM").unwrap_or(0);
     for seed in first..first + sequences {
@@ -78,17 +78,17 @@ fn compare(bed: &Bed, sequences: u64) -> Result<()> {
             let frame = frame(&mut chance);
             let expected = model.ingress(&frame);
             *seen.entry(kind(&expected)).or_insert(0) += 1;
-            let outcome = door.ingress(&frame)?;
+            let outcome = harness.ingress(&frame)?;
             agree(&frame, &expected, &outcome)
                 .with_context(|| format!("sequence {seed}, frame {n}: {}", hex(&frame)))?;
         }
         ensure!(
-            door.learnt() == model.learnt(),
+            harness.learnt() == model.learnt(),
             "sequence {seed}: {:?}, expected {:?}",
-            door.learnt(),
+            harness.learnt(),
             model.learnt()
         );
-        door.forget()?;
+        harness.forget()?;
         model.forget();
     }
     println!("{} frames, {seen:?}", sequences * FRAMES);
@@ -97,7 +97,7 @@ fn compare(bed: &Bed, sequences: u64) -> Result<()> {
     Ok(())
 }
 
-fn door(bed: &Bed) -> Result<UdpDoor> {
+fn harness(bed: &Bed) -> Result<UdpHarness> {
     if !truepeer_bpf::are_built_in() {
         return skip("built without clang: apt-get install clang libbpf-dev");
     }
@@ -110,14 +110,17 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
     fs::create_dir_all(&pins)?;
     mount("bpf", &pins, "bpf", MountFlags::empty(), None).context("mounting a BPF file system")?;
     let dialect = |is_spp| if is_spp { UdpDialect::Spp } else { UdpDialect::Every };
-    let gates = gates().into_iter().map(|(port, gate)| {
-        (port, truepeer_bpf::Gate { backend_port: gate.backend_port, dialect: dialect(gate.is_spp) })
+    let udp_ports = udp_ports().into_iter().map(|(port, udp_port)| {
+        (
+            port,
+            truepeer_bpf::UdpPort { backend_port: udp_port.backend_port, dialect: dialect(udp_port.is_spp) },
+        )
     });
     let rules = Rules {
         tcp_ranges: Vec::new(),
         udp_ranges: Vec::new(),
         tcp_ports: [].into(),
-        udp_ports: gates.collect(),
+        udp_ports: udp_ports.collect(),
         senders: ["10.1.1.1/32", "10.1.1.2/32", "fd77::1/128"]
             .iter()
             .filter_map(|prefix| prefix.parse::<ipnet::IpNet>().ok())
@@ -134,31 +137,31 @@ fn door(bed: &Bed) -> Result<UdpDoor> {
         max_flows: MAX_FLOWS,
         max_udp_flows: MAX_UDP_FLOWS,
     };
-    Ok(UdpDoor::open(&Place::here(&pins.join("truepeer"))?, &rules)?)
+    Ok(UdpHarness::open(&Place::here(&pins.join("truepeer"))?, &rules)?)
 }
 
 fn kind(expected: &Expected) -> &'static str {
     match expected {
         Expected::Untouched => "untouched",
         Expected::Dropped => "dropped",
-        Expected::Delivered { is_sound: true, .. } => "delivered",
-        Expected::Delivered { is_sound: false, .. } => "delivered with its damage",
+        Expected::Delivered { is_datagram_intact: true, .. } => "delivered",
+        Expected::Delivered { is_datagram_intact: false, .. } => "delivered with its damage",
     }
 }
 
 fn agree(frame: &[u8], expected: &Expected, outcome: &Outcome) -> Result<()> {
     let is_same = match (expected, outcome) {
-        (Expected::Untouched, Outcome::Passed { frame: out, is_judged }) => out == frame && !is_judged,
+        (Expected::Untouched, Outcome::Passed { frame: out, is_validated }) => out == frame && !is_validated,
         (Expected::Dropped, Outcome::Dropped) => true,
-        (Expected::Delivered { .. }, Outcome::Passed { frame: out, is_judged }) => {
-            *is_judged && model::delivered(out).as_ref() == Some(expected)
+        (Expected::Delivered { .. }, Outcome::Passed { frame: out, is_validated }) => {
+            *is_validated && model::delivered(out).as_ref() == Some(expected)
         }
         _ => false,
     };
     let got = match outcome {
         Outcome::Dropped => "dropped".to_owned(),
-        Outcome::Passed { frame, is_judged } => {
-            format!("judged: {is_judged}, {:?}: {}", model::delivered(frame), hex(frame))
+        Outcome::Passed { frame, is_validated } => {
+            format!("judged: {is_validated}, {:?}: {}", model::delivered(frame), hex(frame))
         }
     };
     ensure!(is_same, "expected {expected:?}, got {got}");

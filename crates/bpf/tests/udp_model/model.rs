@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use truepeer_bpf::udp_door::Learnt;
+use truepeer_bpf::test::udp::Learnt;
 use truepeer_policy::SpecialRange;
 use truepeer_proto::{Addresses, Command, Limits, Transport, Versions, decode_datagram, spp};
 
 /// An attached port.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Gate {
+pub(crate) struct UdpPort {
     pub(crate) backend_port: u16,
     pub(crate) is_spp: bool,
     pub(crate) is_bound: bool,
@@ -28,12 +28,12 @@ pub(crate) enum Expected {
         from: SocketAddr,
         to: SocketAddr,
         payload: Vec<u8>,
-        is_sound: bool,
+        is_datagram_intact: bool,
     },
 }
 
 pub(crate) struct Model {
-    pub(crate) gates: BTreeMap<u16, Gate>,
+    pub(crate) udp_ports: BTreeMap<u16, UdpPort>,
     pub(crate) senders: fn(IpAddr) -> bool,
     pub(crate) is_here: fn(IpAddr) -> bool,
     flows: BTreeMap<(SocketAddr, u16), Flows>,
@@ -61,7 +61,7 @@ struct Datagram<'a> {
     from: SocketAddr,
     to: SocketAddr,
     payload: &'a [u8],
-    is_sound: bool,
+    is_datagram_intact: bool,
 }
 
 enum Reading<'a> {
@@ -77,11 +77,11 @@ enum Reading<'a> {
 
 impl Model {
     pub(crate) fn new(
-        gates: BTreeMap<u16, Gate>,
+        udp_ports: BTreeMap<u16, UdpPort>,
         senders: fn(IpAddr) -> bool,
         is_here: fn(IpAddr) -> bool,
     ) -> Model {
-        Model { gates, senders, is_here, flows: BTreeMap::new() }
+        Model { udp_ports, senders, is_here, flows: BTreeMap::new() }
     }
 
     pub(crate) fn forget(&mut self) {
@@ -109,12 +109,14 @@ impl Model {
     pub(crate) fn ingress(&mut self, frame: &[u8]) -> Expected {
         match read(frame) {
             Reading::Nothing => Expected::Untouched,
-            Reading::Refused { from, to } => match self.gates.get(&to.port()) {
+            Reading::Refused { from, to } => match self.udp_ports.get(&to.port()) {
                 Some(_) if (self.senders)(from) => self.refuse(to.ip()),
                 _ => Expected::Untouched,
             },
-            Reading::Whole(datagram) => match self.gates.get(&datagram.to.port()).copied() {
-                Some(gate) if (self.senders)(datagram.from.ip()) => self.judge(&datagram, gate),
+            Reading::Whole(datagram) => match self.udp_ports.get(&datagram.to.port()).copied() {
+                Some(udp_port) if (self.senders)(datagram.from.ip()) => {
+                    self.validate_client(&datagram, udp_port)
+                }
                 _ => Expected::Untouched,
             },
         }
@@ -124,8 +126,8 @@ impl Model {
         if to.is_multicast() || (self.is_here)(to) { Expected::Dropped } else { Expected::Untouched }
     }
 
-    fn judge(&mut self, datagram: &Datagram<'_>, gate: Gate) -> Expected {
-        let Some((header_len, named, spp)) = open(datagram.payload, gate.is_spp) else {
+    fn validate_client(&mut self, datagram: &Datagram<'_>, udp_port: UdpPort) -> Expected {
+        let Some((header_len, named, spp)) = open(datagram.payload, udp_port.is_spp) else {
             return self.refuse(datagram.to.ip());
         };
         let mut client = datagram.from;
@@ -136,17 +138,17 @@ impl Model {
             }
             if name.is_ipv4() == datagram.from.is_ipv4() {
                 (client, is_named) = (name, true);
-            } else if gate.is_spp {
+            } else if udp_port.is_spp {
                 return self.refuse(datagram.to.ip());
             }
         }
         if client.port() == 0 {
             client.set_port(datagram.from.port());
         }
-        if !gate.is_bound || !(self.is_here)(datagram.to.ip()) {
+        if !udp_port.is_bound || !(self.is_here)(datagram.to.ip()) {
             return Expected::Untouched;
         }
-        let needs_flow = is_named || gate.is_spp || datagram.to.port() != gate.backend_port;
+        let needs_flow = is_named || udp_port.is_spp || datagram.to.port() != udp_port.backend_port;
         let flow = needs_flow.then(|| Flow {
             sender: datagram.from,
             local: datagram.to.ip(),
@@ -154,14 +156,14 @@ impl Model {
             spp,
             is_named,
         });
-        if !self.learn((client, gate.backend_port), datagram, flow) {
+        if !self.learn((client, udp_port.backend_port), datagram, flow) {
             return Expected::Dropped;
         }
         Expected::Delivered {
             from: client,
-            to: SocketAddr::new(datagram.to.ip(), gate.backend_port),
+            to: SocketAddr::new(datagram.to.ip(), udp_port.backend_port),
             payload: datagram.payload[header_len..].to_vec(),
-            is_sound: datagram.is_sound,
+            is_datagram_intact: datagram.is_datagram_intact,
         }
     }
 
@@ -172,23 +174,23 @@ impl Model {
         let Some(flow) = flow else {
             let is_known =
                 flows.newest.is_some_and(|newest| newest.local == local || flows.others.contains_key(&local));
-            if is_known && datagram.is_sound {
+            if is_known && datagram.is_datagram_intact {
                 flows.others.remove(&local);
                 flows.newest = None;
             }
-            return !is_known || datagram.is_sound;
+            return !is_known || datagram.is_datagram_intact;
         };
         if flows.newest == Some(flow) {
             return true;
         }
-        if datagram.is_sound {
+        if datagram.is_datagram_intact {
             let last = flows.newest.replace(flow);
             if let Some(last) = last.filter(|last| last.local != local) {
                 flows.others.insert(last.local, last);
                 flows.others.remove(&local);
             }
         }
-        datagram.is_sound
+        datagram.is_datagram_intact
     }
 }
 
@@ -260,8 +262,8 @@ fn read_ipv4(packet: &[u8]) -> Option<Reading<'_>> {
         return None;
     }
     let udp = packet.get(header_len..len)?;
-    let is_sound = sum(&packet[..header_len]) == 0xffff;
-    read_udp(from, to, udp, is_sound, fragment & 0x2000 != 0)
+    let is_datagram_intact = sum(&packet[..header_len]) == 0xffff;
+    read_udp(from, to, udp, is_datagram_intact, fragment & 0x2000 != 0)
 }
 
 fn read_ipv6(packet: &[u8]) -> Option<Reading<'_>> {
@@ -294,7 +296,13 @@ fn read_behind(packet: &[u8], mut next: u8, from: IpAddr, to: IpAddr) -> Option<
     is_behind.then_some(Reading::Refused { from, to: SocketAddr::new(to, port) })
 }
 
-fn read_udp(from: IpAddr, to: IpAddr, udp: &[u8], is_sound: bool, is_fragment: bool) -> Option<Reading<'_>> {
+fn read_udp(
+    from: IpAddr,
+    to: IpAddr,
+    udp: &[u8],
+    is_datagram_intact: bool,
+    is_fragment: bool,
+) -> Option<Reading<'_>> {
     let (source, destination) = (u16::try_from(short(udp, 0)?).ok()?, u16::try_from(short(udp, 2)?).ok()?);
     let (len, check) = (short(udp, 4)?, short(udp, 6)?);
     let to = SocketAddr::new(to, destination);
@@ -311,7 +319,7 @@ fn read_udp(from: IpAddr, to: IpAddr, udp: &[u8], is_sound: bool, is_fragment: b
         from: SocketAddr::new(from, source),
         to,
         payload,
-        is_sound: is_sound && is_right,
+        is_datagram_intact: is_datagram_intact && is_right,
     }))
 }
 
@@ -338,6 +346,6 @@ pub(crate) fn sum_of_udp(from: IpAddr, to: IpAddr, udp: &[u8]) -> u32 {
 /// The contents of an accepted frame, and whether its checksums are valid.
 pub(crate) fn delivered(frame: &[u8]) -> Option<Expected> {
     let Reading::Whole(datagram) = read(frame) else { return None };
-    let Datagram { from, to, payload, is_sound } = datagram;
-    Some(Expected::Delivered { from, to, payload: payload.to_vec(), is_sound })
+    let Datagram { from, to, payload, is_datagram_intact } = datagram;
+    Some(Expected::Delivered { from, to, payload: payload.to_vec(), is_datagram_intact })
 }

@@ -352,7 +352,7 @@ pub(crate) fn syn_after_reset(bed: &Bed, v6: bool) -> Result<()> {
     truepeer_testbed::wait_for("GONE", || stage(&session) == Some(GONE))
 }
 
-/// As TIME_WAIT judges a SYN (RFC 6191): a newer timestamp makes room, whatever its number, and an older one never does.
+/// As TIME_WAIT validates a SYN (RFC 6191): a newer timestamp makes room, whatever its number, and an older one never does.
 pub(crate) fn a_newer_timestamp_makes_room(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let third = ThirdHost::join(&line)?;

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read};
 
 use anyhow::{Context as _, Result, ensure};
-use truepeer_bpf::stranger::Marker;
+use truepeer_bpf::test::other_programs::Marker;
 use truepeer_splice::Progress;
 use truepeer_testbed::Bed;
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use truepeer_bpf::splice::door::FaceState;
+use truepeer_bpf::test::splice::FaceState;
 use truepeer_bpf::{Ended, Stage};
 use truepeer_splice::{Connections, Mapping, Pending};
 use truepeer_sys::CallError;

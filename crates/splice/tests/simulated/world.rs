@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
 use truepeer_bpf::Stage;
-use truepeer_bpf::splice::door::FaceState;
+use truepeer_bpf::test::splice::FaceState;
 use truepeer_splice::{Handover, Position, Progress, Streams, Turn};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::Segment;
@@ -334,7 +334,7 @@ impl World {
         }
     }
 
-    /// To the socket: judged now, and there a little later. No longer than a grace period takes.
+    /// To the socket: validated now, and there a little later. No longer than a grace period takes.
     fn slip(&mut self, side: usize, segment: Segment) {
         let wait = if self.chance.below(8) == 0 { self.chance.below(5) as u64 } else { 0 };
         self.later(wait, side, Event::ToSocket(segment));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use truepeer_bpf::{Gate, Rules, UdpDialect, without_overlaps};
+use truepeer_bpf::{Rules, UdpDialect, UdpPort, without_overlaps};
 use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
 
 use super::datagrams;
@@ -62,10 +62,10 @@ fn tcp(port: Port) -> Option<u16> {
     }
 }
 
-fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, Gate)> {
+fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, UdpPort)> {
     match port {
         Port::Tcp(_) => None,
-        Port::Udp { from, backend } => Some((from, Gate { backend_port: backend, dialect })),
+        Port::Udp { from, backend } => Some((from, UdpPort { backend_port: backend, dialect })),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use truepeer_bpf::Place;
-use truepeer_bpf::oracle::crowd_cgroup;
+use truepeer_bpf::test::header::crowd_cgroup;
 use truepeer_testbed::{Bed, Program, Test, Topology, tests, wait_for};
 
 use crate::cgroups::Cgroup;

@@ -95,12 +95,12 @@ fn by_proxy(bed: &Bed, count: usize) -> Result<()> {
 /// Truepeer, or a peer that `FAULTS_OF` names.
 fn start_proxy(bed: &Bed, link: &BadLink) -> Result<Running> {
     if let Some(name) = peer() {
-        let place = Place { door: "[::]:8443", ipv4: "127.0.0.1:80", ipv6: "[::1]:80" };
+        let place = Place { listen: "[::]:8443", ipv4: "127.0.0.1:80", ipv6: "[::1]:80" };
         let peer = link.right.run(|| -> Result<Running> {
             classic_rules(bed)?;
             over_tcp(bed, &name, place)?.start(bed)
         })??;
-        peer.wait_listening(place.door)?;
+        peer.wait_listening(place.listen)?;
         return Ok(peer);
     }
     Truepeer::of(Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("proxy"))

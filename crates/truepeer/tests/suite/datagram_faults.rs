@@ -182,7 +182,7 @@ fn start_with(bed: &Bed, door: &str, truepeer: impl Fn() -> Truepeer) -> anyhow:
         return Ok(truepeer);
     };
     peers::add_rules(bed)?;
-    let peer = over_udp(&name, Place { door, ipv4: BACKEND_V4, ipv6: BACKEND_V6 })?.start(bed)?;
+    let peer = over_udp(&name, Place { listen: door, ipv4: BACKEND_V4, ipv6: BACKEND_V6 })?.start(bed)?;
     peer.wait_bound_udp(door)?;
     Ok(peer)
 }

@@ -21,7 +21,7 @@ pub(crate) fn start_with(
 ) -> anyhow::Result<Running> {
     let Some(name) = peer() else { return proxy().args(options).with(adjust).start(bed) };
     add_rules(bed)?;
-    let place = Place { door: DOOR_V4, ipv4: BACKEND_V4, ipv6: BACKEND_V6 };
+    let place = Place { listen: DOOR_V4, ipv4: BACKEND_V4, ipv6: BACKEND_V6 };
     let peer = adjust(over_tcp(bed, &name, place)?).start(bed)?;
     peer.wait_listening(DOOR_V4)?;
     Ok(peer)

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* The data of a socket's flow: the client's name, and what its packets need. It is stored with the socket, not
+ * by addresses: a connection may be reset and its addresses reused while it still waits for accept(). */
+#pragma once
+#include "attach/layout.h"
+
+struct name {
+	struct address client;
+	__be16 client_port;
+	__u8 client_version; /* 4 or 6; 0: the sender stands for itself */
+	__u8 unused;
+	__s32 delta;         /* as in struct flow: on its way out a packet needs no look into itself to know it */
+};
+
+/* The entry is removed with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct name);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} tp_names SEC(".maps");

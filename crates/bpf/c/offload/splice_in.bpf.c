@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* Segments of both peers of a spliced session, as they come in. From the cut on they are translated from one connection to the other. The drawing is
+ * in docs/internals/splice.md. */
+#include "offload/syn.h"
+#include "offload/errors.h"
+#include "offload/mtu.h"
+#include "offload/tail.h"
+#include "offload/csum.h"
+
+/* Notes the ends (FIN) that a segment says or acknowledges. */
+static __always_inline void note_ends(struct spliced *flow, const struct segment *segment, struct face *from, struct face *to)
+{
+	if (segment->flags & FIN) {
+		from->fin = end_of(segment);
+		note(from, FIN_SAID);
+	}
+	/* Behind its FIN nobody sends anything: whatever acknowledges more has seen no such FIN. */
+	if (to->known & FIN_SAID && segment->ack - to->shift == to->fin)
+		note(to, FIN_TAKEN);
+	if (from->known & to->known & FIN_TAKEN)
+		move_stage(flow, SPLICE_SPLICED, SPLICE_CLOSING);
+}
+
+static __always_inline void learn(struct __sk_buff *skb, const struct segment *segment, struct face *from, const struct face *other)
+{
+	struct timestamps timestamps;
+
+	if (from->has_timestamps && !(from->known & TS_SHIFT)) {
+		if (!read_timestamps(read_options(skb, segment), &timestamps))
+			learn_said_clock(from, timestamps.value);
+		compare_clocks(from, other);
+	}
+	learn_from(from, segment, window_of(segment, from));
+}
+
+/* From loopback to loopback a packet keeps the connection that conntrack has found for it on its way out, which is that of the other session's half by
+ * now: answers would look invalid, and "ct state invalid drop" would drop them. A redirection to ingress takes it away, and the route with it. So the
+ * packet then leaves once more, by a route of its own, and comes in as any other. */
+static __always_inline int begin_lap(struct __sk_buff *skb)
+{
+	skb->mark = ~copy_mark;
+	return bpf_redirect(LOOPBACK, BPF_F_INGRESS);
+}
+
+static __always_inline int is_on_lap(struct __sk_buff *skb)
+{
+	return skb->ifindex == LOOPBACK && skb->mark == ~copy_mark;
+}
+
+static __always_inline int end_lap(struct __sk_buff *skb)
+{
+	skb->mark = 0;
+	return bpf_redirect_neigh(LOOPBACK, 0, 0, 0);
+}
+
+static __always_inline int go_on_translated(struct __sk_buff *skb, const struct segment *segment, struct face *from, struct face *to,
+					    int is_tail, int is_good)
+{
+	__u32 mtu = mtu_that_is_exceeded(skb, to);
+
+	if (mtu)
+		return is_good ? answer_too_long(skb, segment, &from->key, mtu) : drop_for(TOO_LONG);
+	if (translate(skb, segment, from, to, is_tail, is_good))
+		return drop_for(SPLICE_FAILED);
+	if (is_good && to->known & SAID && is_before(far_edge(from, to), segment->seq + segment->payload_len))
+		tally(BEYOND_EDGE);
+	/* Resets answer our questions about SYNs, which a peer repeats: they must not keep the addresses of an ended flow. */
+	if (!(segment->flags & RST))
+		from->segments++;
+	tally(SEGMENTS_TRANSLATED);
+	return to->device == LOOPBACK && skb->ifindex == LOOPBACK ? begin_lap(skb) : send_on(skb, to);
+}
+
+static __always_inline int on_armed(struct __sk_buff *skb, const struct segment *segment, struct face *from, const struct face *other)
+{
+	/* The kernel validates it for the socket; here only what it would take is learnt. */
+	if (!(segment->flags & (SYN | RST)) && is_taken(segment, from) && is_intact(skb, segment))
+		learn(skb, segment, from, other);
+	return PASS;
+}
+
+static __always_inline int on_tail(struct __sk_buff *skb, struct segment *segment, struct spliced *flow, struct face *from,
+				   struct face *to)
+{
+	if (is_copy(skb))
+		return on_copy(skb, segment, from);
+	if (is_copy_with_another_mark(segment))
+		return drop_for(STALE_COPIES);
+	if (segment->flags & RST)
+		return on_reset_in_tail(skb, segment, from);
+	if (segment->flags & SYN)
+		return PASS; /* our socket asks, and splice_out says the newest */
+	if (is_of_socket(segment, from) && !is_late_ack(segment, from))
+		return keep_for_socket(skb, segment, from);
+	if (is_ack_too_old(segment, from))
+		return drop_for(NOT_JUDGED_GOOD);
+	int is_good = is_taken(segment, from) && is_intact(skb, segment);
+	if (is_good) {
+		learn(skb, segment, from, to);
+		note_ends(flow, segment, from, to);
+		if (copy_to_socket(skb, segment))
+			return drop_for(SPLICE_FAILED);
+	} else {
+		tally(NOT_JUDGED_GOOD);
+	}
+	return go_on_translated(skb, segment, from, to, 1, is_good);
+}
+
+/* The other peer validates the reset, by its own numbers. */
+static __always_inline int on_reset(struct __sk_buff *skb, const struct segment *segment, struct spliced *flow, struct face *from,
+				    struct face *to)
+{
+	if (!is_reset_good(segment, from)) {
+		tally(NOT_JUDGED_GOOD);
+	} else if (!is_intact(skb, segment)) {
+		return drop_for(DAMAGED);
+	} else if (move_stage(flow, SPLICE_SPLICED, SPLICE_DEAD)) {
+		note(from, RESET);
+		from->asked_ns = to->asked_ns = bpf_ktime_get_ns();
+		tally(RESETS);
+	}
+	return go_on_translated(skb, segment, from, to, 0, 0);
+}
+
+static __always_inline int on_spliced(struct __sk_buff *skb, const struct segment *segment, struct spliced *flow, struct face *from,
+				      struct face *to)
+{
+	if (is_copy(skb))
+		return drop_for(STALE_COPIES);
+	if (segment->flags & RST)
+		return on_reset(skb, segment, flow, from, to);
+	if (is_ack_too_old(segment, from))
+		return drop_for(NOT_JUDGED_GOOD);
+	int is_good = is_taken(segment, from);
+	int is_end = segment->flags & FIN || flow->stage == SPLICE_DEAD;
+	if (is_good && !(is_end ? is_intact(skb, segment) : is_tcp_intact(skb, segment)))
+		return drop_for(DAMAGED);
+	if (is_good) {
+		learn(skb, segment, from, to);
+		note_ends(flow, segment, from, to);
+		/* Compare first: an exchange takes the cache line from the CPU that has the other direction. */
+		if (flow->stage == SPLICE_DEAD && move_stage(flow, SPLICE_DEAD, SPLICE_SPLICED)) {
+			forget(from, RESET);
+			forget(to, RESET);
+			tally(RESET_UNDONE);
+		}
+	} else {
+		tally(NOT_JUDGED_GOOD);
+	}
+	return go_on_translated(skb, segment, from, to, 0, is_good);
+}
+
+SEC("classifier")
+int splice_in(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+	skb->cb[0] = 0;
+	if (skb->pkt_type != 0 /* PACKET_HOST */)
+		return PASS;
+	if (is_on_lap(skb))
+		return end_lap(skb);
+	if (read_segment(skb, &segment))
+		return on_error(skb);
+	struct flow_key key = {
+		.remote = segment.ip.source,
+		.local = segment.ip.destination,
+		.remote_port = segment.source_port,
+		.local_port = segment.destination_port,
+	};
+	struct splice_place place;
+	if (find_place(&key, &place))
+		return PASS;
+	struct spliced *flow = flow_at(&place);
+	if (!flow)
+		return PASS;
+	__u32 side = place.bits & 1;
+	struct face *from = &flow->faces[side], *to = &flow->faces[side ^ 1];
+	__u32 stage = flow->stage;
+
+	if (!is_by_its_way(skb, from))
+		return PASS;
+	switch (stage) {
+	case SPLICE_ARMED:
+		return on_armed(skb, &segment, from, to);
+	case SPLICE_TAIL:
+		return on_tail(skb, &segment, flow, from, to);
+	case SPLICE_SPLICED:
+	case SPLICE_CLOSING:
+	case SPLICE_DEAD:
+		if (segment.flags & SYN && may_make_room(stage, flow) && is_new_connection(skb, &segment, from, to)) {
+			make_room(flow, stage, &place);
+			return PASS;
+		}
+		if (segment.flags & SYN)
+			return on_syn_in_the_middle(skb, &segment, flow, stage, from);
+		return on_spliced(skb, &segment, flow, from, to);
+	default:
+		return PASS;
+	}
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

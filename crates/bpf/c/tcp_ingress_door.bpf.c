@@ -1,4 +1,0 @@
-/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: tcp_ingress with a test's answers in place of the kernel's. */
-#include "tcp_door.h"
-#include "tcp_ingress.bpf.c"

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+/* For tests only: the decision of tcp_ingress and udp_ingress about a packet's bytes behind the Ethernet
+ * header. */
+#include "proxy_header/header.h"
+
+struct answer {
+	__u32 verdict;
+	struct header header;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct answer);
+} answers SEC(".maps");
+
+#define ETHERNET 14
+
+/* Nonzero: it failed. */
+static __always_inline int load_all(struct __sk_buff *skb, struct header_scratch *scratch, __u32 have)
+{
+	for (__u32 i = 0; i < HEADER_START; i++) {
+		if (i >= have)
+			break;
+		if (bpf_skb_load_bytes(skb, ETHERNET + i, &scratch->start[i], 1))
+			return 1;
+	}
+	return 0;
+}
+
+SEC("classifier")
+int header_check(struct __sk_buff *skb)
+{
+	__u32 only = 0, have = skb->len - ETHERNET;
+	struct header_scratch *scratch = header_scratch();
+	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+
+	if (!scratch || !answer || load_all(skb, scratch, have))
+		return 1;
+	answer->verdict = read_header(scratch, have < HEADER_START ? have : HEADER_START, STREAM);
+	answer->header = scratch->header;
+	return 0;
+}
+
+/* The first byte of the Ethernet header is the dialect. */
+SEC("classifier")
+int datagram_check(struct __sk_buff *skb)
+{
+	__u32 only = 0, have = skb->len - ETHERNET;
+	struct header_scratch *scratch = header_scratch();
+	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+	__u8 dialect;
+
+	if (!scratch || !answer || load_all(skb, scratch, have) || bpf_skb_load_bytes(skb, 0, &dialect, 1))
+		return 1;
+	answer->verdict = read_datagram_header(scratch, have, dialect == DIALECT_SPP ? DIALECT_SPP : DIALECT_EVERY);
+	answer->header = scratch->header;
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,148 @@
+//! For tests: the programs' interpretation of a connection's first bytes, by BPF_PROG_TEST_RUN; and a full
+//! cgroup.
+
+use core::net::{Ipv6Addr, SocketAddr};
+use std::fs::File;
+use std::path::Path;
+
+use aya::maps::{Array, MapData};
+use aya::programs::{CgroupSockAddr, ProgramError, SchedClassifier, TestRun, TestRunOptions};
+use aya::{Ebpf, Pod};
+
+use crate::error::AttachError;
+use crate::layout::Address;
+use crate::links::Hook;
+use crate::load::load;
+use crate::place::Place;
+use crate::programs::of_tests::HEADER_CHECK;
+use crate::programs::{PEER_NAME, UDP_SEND};
+use crate::rules::UdpDialect;
+use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
+
+/// The result; `enum verdict` in `c/proxy_header/header.h`, with the length checked as in `tcp_ingress`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Valid so far.
+    NeedMore,
+    /// A complete header of this length that names a client.
+    Client(SocketAddr, usize),
+    /// A complete header that names no client.
+    Itself(usize),
+    /// No header, or an invalid one.
+    Refused,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Answer {
+    verdict: u32,
+    client: Address,
+    len: u32,
+    client_port: [u8; 2],
+    client_version: u8,
+    is_v1: u8,
+}
+
+const _: () = assert!(size_of::<Answer>() == 28);
+
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding (the size is the sum of the fields').
+unsafe impl Pod for Answer {}
+
+/// The loaded program.
+pub struct HeaderCheck {
+    programs: Ebpf,
+    header_max: usize,
+}
+
+impl HeaderCheck {
+    /// Loads it. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
+    pub fn load(header_max: usize) -> Result<Self, AttachError> {
+        let mut programs = Ebpf::load(HEADER_CHECK.bytes()?).map_err(AttachError::load(HEADER_CHECK.name))?;
+        for name in [HEADER_CHECK.name, DATAGRAM_CHECK] {
+            program(&mut programs, name)
+                .and_then(SchedClassifier::load)
+                .map_err(AttachError::attach(name, "the kernel"))?;
+        }
+        Ok(Self { programs, header_max })
+    }
+
+    /// Passes these bytes as the first of a connection.
+    pub fn ask(&mut self, bytes: &[u8]) -> Result<Verdict, AttachError> {
+        self.run(HEADER_CHECK.name, 0, bytes)?;
+        Ok(self.verdict(self.answer()?, bytes.len()))
+    }
+
+    /// The same as a datagram: missing bytes will never come.
+    pub fn ask_datagram(&mut self, dialect: UdpDialect, bytes: &[u8]) -> Result<Verdict, AttachError> {
+        let dialect = match dialect {
+            UdpDialect::Every => DIALECT_EVERY,
+            UdpDialect::Spp => DIALECT_SPP,
+        };
+        self.run(DATAGRAM_CHECK, dialect, bytes)?;
+        Ok(match self.verdict(self.answer()?, bytes.len()) {
+            Verdict::NeedMore => Verdict::Refused,
+            verdict => verdict,
+        })
+    }
+
+    fn run(&mut self, name: &'static str, first: u8, bytes: &[u8]) -> Result<(), AttachError> {
+        let mut packet = vec![first];
+        packet.resize(14, 0);
+        packet.extend(bytes);
+        let options = TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() };
+        let result = program(&mut self.programs, name).and_then(|program| program.test_run(options));
+        result.map(drop).map_err(AttachError::attach(name, "BPF_PROG_TEST_RUN"))
+    }
+
+    fn answer(&self) -> Result<Answer, AttachError> {
+        let map = self.programs.map("answers").ok_or(AttachError::NotBuilt)?;
+        let answers: Array<&MapData, Answer> =
+            map.try_into().map_err(AttachError::map("opening", "answers"))?;
+        answers.get(&0, 0).map_err(AttachError::map("reading", "answers"))
+    }
+
+    fn verdict(&self, answer: Answer, have: usize) -> Verdict {
+        let len = answer.len as usize;
+        match answer.verdict {
+            3.. => Verdict::Refused,
+            _ if len > self.header_max => Verdict::Refused,
+            0 => Verdict::NeedMore,
+            _ if have < len => Verdict::NeedMore,
+            1 => {
+                let ip = Ipv6Addr::from(answer.client.0);
+                let ip = if answer.client_version == 4 { ip.to_canonical() } else { ip.into() };
+                Verdict::Client(SocketAddr::new(ip, u16::from_be_bytes(answer.client_port)), len)
+            }
+            _ => Verdict::Itself(len),
+        }
+    }
+}
+
+const DATAGRAM_CHECK: &str = "datagram_check";
+
+fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, ProgramError> {
+    // It was built with this crate, so it exists.
+    let Some(program) = programs.program_mut(name) else {
+        return Err(ProgramError::NotLoaded);
+    };
+    program.try_into()
+}
+
+/// Attaches this many hooks to a cgroup, of the kind that shows clients or of the one that redirects datagrams, with their tables at `place`. They
+/// are removed when the result is dropped.
+pub fn crowd_cgroup(
+    place: &Place,
+    cgroup: &Path,
+    count: usize,
+    shows_clients: bool,
+) -> Result<Vec<impl Sized + use<>>, AttachError> {
+    let (object, name) = if shows_clients { (PEER_NAME, "peer_name4") } else { (UDP_SEND, "udp_send4") };
+    place.make()?;
+    let mut names = load(object, place, &[])?;
+    let refused = |error: ProgramError| AttachError::attach(name, "the kernel")(error);
+    let program: &mut CgroupSockAddr = names.program(name).try_into().map_err(refused)?;
+    program.load().map_err(refused)?;
+    let cgroup = File::open(cgroup).map_err(AttachError::file("open", cgroup))?;
+    let link = |_| program.link(&cgroup).map_err(AttachError::hook(name, "the cgroup"));
+    (0..count).map(link).collect()
+}
