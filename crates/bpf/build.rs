@@ -1,6 +1,6 @@
-//! Compiles `c/*/*.bpf.c` with clang; those in `c/test` in debug builds only, which tests use. Without clang the crate is
-//! built without kernel programs, and `truepeer attach` reports that. With `TRUEPEER_REQUIRE_CLANG=1`, which the
-//! project's own checks set, it is an error.
+//! Compiles `c/*/*.bpf.c` with clang; those in `c/test` in debug builds only, which tests use. Without clang
+//! the crate is built without kernel programs, and `truepeer attach` reports that. With
+//! `TRUEPEER_REQUIRE_CLANG=1`, which the project's own checks set, it is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -95,7 +95,8 @@ fn include_dir() -> PathBuf {
     if fs::exists(&own).unwrap_or(false) { own } else { all.to_owned() }
 }
 
-/// Removes debugging information, most of an object. BTF, which the kernel reads, stays. This only saves space.
+/// Removes debugging information, most of an object. BTF, which the kernel reads, stays. This only saves
+/// space.
 fn strip(object: &Path) {
     let _ = Command::new("llvm-strip").arg("-g").arg(object).status();
 }

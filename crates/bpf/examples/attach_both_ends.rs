@@ -1,7 +1,9 @@
-//! The cost of attach for one thread that is both ends of a connection over the loopback: its own CPU time, which includes the kernel's work for both, and
-//! no scheduler between them. The kernel's hooks are in it, which no program's account has (`attach_cost`). Needs root.
+//! The cost of attach for one thread that is both ends of a connection over the loopback: its own CPU time,
+//! which includes the kernel's work for both, and no scheduler between them. The kernel's hooks are in it,
+//! which no program's account has (`attach_cost`). Needs root.
 //!
-//! `cargo run -p truepeer-bpf --example attach_both_ends -- [PROGRAM]...`: each is a truepeer; they take turns, with none beside them.
+//! `cargo run -p truepeer-bpf --example attach_both_ends -- [PROGRAM]...`: each is a truepeer; they take
+//! turns, with none beside them.
 
 use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,7 +1,8 @@
-//! The cost of attach in the kernel: how long its programs run, by the kernel's own accounting (BPF_STATS_RUN_TIME, which itself
-//! adds some tens of nanoseconds to each run). Needs root. `--before PROGRAM` is another truepeer: both attach in turns, so that both meet
-//! the same machine. `--truepeer PROGRAM` is the one to measure (target/debug/truepeer), `--write FILE` writes the tables there,
-//! `--only PART` measures the loads with that in their name.
+//! The cost of attach in the kernel: how long its programs run, by the kernel's own accounting
+//! (BPF_STATS_RUN_TIME, which itself adds some tens of nanoseconds to each run). Needs root. `--before
+//! PROGRAM` is another truepeer: both attach in turns, so that both meet the same machine. `--truepeer
+//! PROGRAM` is the one to measure (target/debug/truepeer), `--write FILE` writes the tables there, `--only
+//! PART` measures the loads with that in their name.
 //!
 //! `cargo run -p truepeer-bpf --example attach_cost -- --write docs/attach-cost.md`
 
@@ -292,7 +293,8 @@ impl Runs {
     }
 }
 
-/// Short connections with these headers, the last of which is the bulk's: so its length is guessed from the one before.
+/// Short connections with these headers, the last of which is the bulk's: so its length is guessed from the
+/// one before.
 fn prepare(host: &Host, port: u16, headers: &[&[u8]]) -> Result<std::net::TcpStream> {
     let (last, before) = headers.split_last().context("a header")?;
     for header in before {

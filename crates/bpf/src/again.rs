@@ -1,4 +1,5 @@
-//! Handshakes that the kernel has given up begin again by a function of the kernel (`c/attach/restart.h`), whose number is another one in each kernel.
+//! Handshakes that the kernel has given up begin again by a function of the kernel (`c/attach/restart.h`),
+//! whose number is another one in each kernel.
 
 use std::borrow::Cow;
 use std::fs;
@@ -10,7 +11,8 @@ const CALL: [u8; 8] = [0x85, 0x20, 0, 0, b't', b'p', b'r', b'q'];
 /// r0 = 1: the function has failed.
 const FAILS: [u8; 8] = [0xb7, 0, 0, 0, 1, 0, 0, 0];
 
-/// The function's number. `None`: an older kernel, or its SYN cookies are switched off, without which it makes no connection of them.
+/// The function's number. `None`: an older kernel, or its SYN cookies are switched off, without which it
+/// makes no connection of them.
 pub(crate) fn kernel_function() -> Option<u32> {
     let cookies = fs::read_to_string("/proc/sys/net/ipv4/tcp_syncookies").ok()?;
     if cookies.trim() == "0" {
@@ -19,7 +21,8 @@ pub(crate) fn kernel_function() -> Option<u32> {
     function_in(&fs::read("/sys/kernel/btf/vmlinux").ok()?, FUNCTION)
 }
 
-/// Whether [`crate::attach()`] finds what a handshake needs that the kernel gives up ([`crate::Status::begins_again`]).
+/// Whether [`crate::attach()`] finds what a handshake needs that the kernel gives up
+/// ([`crate::Status::begins_again`]).
 pub fn can_begin_again() -> bool {
     kernel_function().is_some()
 }

@@ -35,13 +35,14 @@ pub struct Attached {
     pub taken_over: usize,
     /// The ports of an earlier attachment that have been left out: `80`, `53/udp`.
     pub left: Vec<String>,
-    /// The number of connections that the tables hold, if it could not become [`Rules::max_flows`] because some are open.
+    /// The number of connections that the tables hold, if it could not become [`Rules::max_flows`] because
+    /// some are open.
     pub kept_max_flows: Option<u32>,
 }
 
-/// Attaches to these devices, and to the processes of these cgroups. Programs that are already attached are replaced
-/// without a gap. What is attached already to other ports stays, leaves, or is an error, as `others` says. The tables' sizes are those of the
-/// namespace: if attachments stay, so do the sizes.
+/// Attaches to these devices, and to the processes of these cgroups. Programs that are already attached are
+/// replaced without a gap. What is attached already to other ports stays, leaves, or is an error, as `others`
+/// says. The tables' sizes are those of the namespace: if attachments stay, so do the sizes.
 ///
 /// Ingress comes last: nothing may be shifted on its way in that isn't shifted back on its way out.
 ///
@@ -192,8 +193,8 @@ fn prepare(
     Ok(Prepared { sends, tables, stages, named, begins_again: function.is_some(), kept_max_flows: None })
 }
 
-/// Some programs have been replaced by those of tables that are given up: they get the old tables again, as the others have them. What has failed
-/// fails again, so this ends at the same step.
+/// Some programs have been replaced by those of tables that are given up: they get the old tables again, as
+/// the others have them. What has failed fails again, so this ends at the same step.
 fn put_programs_back(
     place: &Place,
     whole: &Whole,
@@ -364,8 +365,8 @@ fn attach_hooks(place: &Place, cgroups: &Cgroups, others: &Global) -> Result<(),
     links::attach_hook(place, program, "tcp_end", &cgroups.all)
 }
 
-/// The backstop drops packets that reach a socket unjudged. It covers all sockets of the network namespace, which it knows by the
-/// namespace's cookie, or by `whereabouts`.
+/// The backstop drops packets that reach a socket unjudged. It covers all sockets of the network namespace,
+/// which it knows by the namespace's cookie, or by `whereabouts`.
 fn attach_backstop(
     place: &Place,
     cgroups: &Cgroups,

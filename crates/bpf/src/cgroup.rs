@@ -1,7 +1,8 @@
 //! Finds the root of the cgroup v2 hierarchy, and a cgroup's way from there.
 //!
-//! A mount of type cgroup2 is not enough: in a container, or where somebody has mounted a part of the hierarchy, it shows one cgroup and those
-//! below it. Hooks there would miss the sockets of all other processes: headers would be removed, and the server would see the sender.
+//! A mount of type cgroup2 is not enough: in a container, or where somebody has mounted a part of the
+//! hierarchy, it shows one cgroup and those below it. Hooks there would miss the sockets of all other
+//! processes: headers would be removed, and the server would see the sender.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -25,8 +26,8 @@ use crate::place::Place;
 /// `CGROUP2_SUPER_MAGIC` (linux/magic.h).
 const CGROUP2_MAGIC: u32 = 0x6367_7270;
 
-/// The root of the cgroup v2 hierarchy. Distributions mount it in different places. Where nobody has, as behind `ip netns exec`, this process has
-/// a mount of its own, which no directory shows.
+/// The root of the cgroup v2 hierarchy. Distributions mount it in different places. Where nobody has, as
+/// behind `ip netns exec`, this process has a mount of its own, which no directory shows.
 pub fn cgroup_root() -> Result<PathBuf, AttachError> {
     const MOUNTS: &str = "/proc/thread-self/mounts";
     let mounts = fs::read(MOUNTS).map_err(AttachError::file("reading", MOUNTS))?;
@@ -56,7 +57,8 @@ fn mount_detached() -> rustix::io::Result<OwnedFd> {
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
-/// The number of the cgroup whose sockets an attachment covers (the inode of its directory), if it still exists.
+/// The number of the cgroup whose sockets an attachment covers (the inode of its directory), if it still
+/// exists.
 pub fn covered_cgroup(place: &Place) -> Option<u64> {
     cgroup_id(&place.hook("backstop")).ok().filter(|number| *number > 0)
 }
@@ -170,7 +172,8 @@ fn choose(mounts: Vec<PathBuf>) -> Result<PathBuf, AttachError> {
     mounts.into_iter().find(|path| is_root(path)).ok_or(AttachError::NoCgroupRoot { path })
 }
 
-/// Every cgroup but the root has a type (Documentation/admin-guide/cgroup-v2.rst: "exists on non-root cgroups").
+/// Every cgroup but the root has a type (Documentation/admin-guide/cgroup-v2.rst: "exists on non-root
+/// cgroups").
 fn is_root(path: &Path) -> bool {
     path.join("cgroup.type").try_exists().is_ok_and(|exists| !exists)
 }
@@ -182,7 +185,8 @@ fn mount_point(line: &[u8]) -> Option<PathBuf> {
     (fields.next()? == b"cgroup2").then(|| PathBuf::from(OsString::from_vec(unescaped(path))))
 }
 
-/// Spaces, tabs, newlines and backslashes are written as three octal digits (mangle() in fs/proc_namespace.c).
+/// Spaces, tabs, newlines and backslashes are written as three octal digits (mangle() in
+/// fs/proc_namespace.c).
 fn unescaped(path: &[u8]) -> Vec<u8> {
     let mut plain = Vec::new();
     let mut rest = path;

@@ -1,10 +1,10 @@
 //! Ends the connections that can't continue without the programs, before those are removed.
 //!
-//! The kernel and the sender number the bytes of a translated connection differently. Without translation, the
-//! sender's next segment would lie δ bytes too early (the kernel takes its first δ bytes for old ones, and the
-//! backend never gets them) or too late (bytes in flight are delivered twice): silently wrong data. The same
-//! holds while a header is awaited. So the kernel is told to end these connections while their packets are still
-//! translated: the sender gets a RST, and the backend's calls fail with ECONNABORTED.
+//! The kernel and the sender number the bytes of a translated connection differently. Without translation,
+//! the sender's next segment would lie δ bytes too early (the kernel takes its first δ bytes for old ones,
+//! and the backend never gets them) or too late (bytes in flight are delivered twice): silently wrong data.
+//! The same holds while a header is awaited. So the kernel is told to end these connections while their
+//! packets are still translated: the sender gets a RST, and the backend's calls fail with ECONNABORTED.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -45,8 +45,8 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
         let connections = kernel.connections().map_err(failed)?;
         let ours: Vec<SocketId> =
             connections.into_iter().filter(|connection| keys.contains(&key(connection))).collect();
-        // An entry without a socket can't deliver wrong bytes to anybody. Look twice: the kernel lists sockets by their place, so one
-        // listing may miss a socket while others come and go.
+        // An entry without a socket can't deliver wrong bytes to anybody. Look twice: the kernel lists
+        // sockets by their place, so one listing may miss a socket while others come and go.
         if ours.is_empty() && was_empty {
             return Ok(());
         }

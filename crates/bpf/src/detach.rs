@@ -7,8 +7,8 @@ use crate::status::{FlowCount, Traffic, status};
 use crate::tables::Tables;
 use crate::{cut, links};
 
-/// Stops checking new connections, and returns how many are still open. The programs stay while there are any: ask [`still_open`], and then
-/// [`finish`]. It may be called again after an interruption.
+/// Stops checking new connections, and returns how many are still open. The programs stay while there are
+/// any: ask [`still_open`], and then [`finish`]. It may be called again after an interruption.
 ///
 /// Datagrams are no longer checked from now on: for them there is nothing to wait for.
 pub fn drain(place: &Place, new: NewConnections) -> Result<FlowCount, AttachError> {
@@ -28,7 +28,8 @@ pub fn still_open(place: &Place) -> Result<Option<FlowCount>, AttachError> {
     if !place.exists()? {
         return Ok(Some(FlowCount::default()));
     }
-    // `attach add` replaces tables that are too small: without the lock, one of them could be missing at this moment.
+    // `attach add` replaces tables that are too small: without the lock, one of them could be missing at this
+    // moment.
     let _lock = place.lock()?;
     if Tables::are_all_there(place) && is_attached(&Tables::open(place)?)? {
         return Ok(None);
@@ -61,8 +62,8 @@ pub fn finish(place: &Place, new: NewConnections) -> Result<bool, AttachError> {
     end(place, new, true)
 }
 
-/// Removes everything. Connections that need the programs are ended (see `cut`). Those with a correct guess only
-/// lose their client's name.
+/// Removes everything. Connections that need the programs are ended (see `cut`). Those with a correct guess
+/// only lose their client's name.
 ///
 /// # Errors
 /// The kernel refused a step. [`AttachError::Uncut`]: nothing was removed, but new connections are no longer
@@ -79,8 +80,8 @@ fn end(place: &Place, new: NewConnections, only_drained: bool) -> Result<bool, A
         return Err(AttachError::OtherNetns);
     }
     let _lock = place.lock()?;
-    // If some tables are missing, a removal was interrupted. Nothing is translated without them, so remove the
-    // rest, too.
+    // If some tables are missing, a removal was interrupted. Nothing is translated without them, so remove
+    // the rest, too.
     if Tables::are_all_there(place) {
         let mut tables = Tables::open(place)?;
         if only_drained && is_attached(&tables)? {

@@ -7,8 +7,8 @@ pub struct Device {
     pub name: String,
     /// Whether its packets have an Ethernet header (loopback: yes; tunnels: no).
     pub has_ethernet: bool,
-    /// Whether the kernel drops packets of senders whose route leads over another device (rp_filter 1). Read when
-    /// attaching.
+    /// Whether the kernel drops packets of senders whose route leads over another device (rp_filter 1). Read
+    /// when attaching.
     pub has_strict_rp_filter: bool,
 }
 

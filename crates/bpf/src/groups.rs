@@ -1,5 +1,5 @@
-//! The lists of several attachments in one table. Of each value, two bits belong to each attachment, its *group*: one lookup serves all, and costs
-//! what it would cost with one list.
+//! The lists of several attachments in one table. Of each value, two bits belong to each attachment, its
+//! *group*: one lookup serves all, and costs what it would cost with one list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,12 @@ use crate::trie::{Entry, NOTHING};
 /// `MAX_GROUPS`.
 pub(crate) const MAX_GROUPS: u8 = 16;
 
-/// A table of prefixes. It is in the order of its networks, wider ones first, so a prefix follows those around it.
+/// A table of prefixes. It is in the order of its networks, wider ones first, so a prefix follows those
+/// around it.
 pub(crate) type List = BTreeMap<Ipv6Net, u32>;
 
-/// The table with this list for this group, whose values have two bits. Entries that say the same as the one around them are left out.
+/// The table with this list for this group, whose values have two bits. Entries that say the same as the one
+/// around them are left out.
 pub(crate) fn with(table: &List, group: u8, own: &[Entry]) -> List {
     let shift = u32::from(group) * 2;
     let own: List = own.iter().copied().collect();

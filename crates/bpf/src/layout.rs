@@ -166,26 +166,36 @@ const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<RawFlow>() == 24);
 const _: () = assert!(size_of::<RawPending>() == 176);
 
-// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of integers and byte
-// arrays only, and its size (asserted above) is the sum of its fields'.
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of
+// integers and byte arrays only, and its size (asserted above) is the sum of its fields'.
 unsafe impl Pod for Address {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for Port {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for RawUdpPort {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for Backend {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for UdpKey {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for UdpFlow {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for Settings {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for Terms {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for FlowKey {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for RawFlow {}
-// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a valid value.
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
 unsafe impl Pod for RawPending {}

@@ -1,5 +1,5 @@
-//! Removes pins of network namespaces that no longer exist. Programs on devices ended with the namespace. Hooks
-//! of the cgroup stay, and a cgroup can hold 64 of a kind.
+//! Removes pins of network namespaces that no longer exist. Programs on devices ended with the namespace.
+//! Hooks of the cgroup stay, and a cgroup can hold 64 of a kind.
 
 use std::path::{Path, PathBuf};
 

@@ -1,14 +1,15 @@
 //! The way `attach`: programs in the kernel remove the PROXY header from connections to a running, unmodified
-//! backend, and answer its `getpeername` with the client. No truepeer process is involved afterwards: programs
-//! and tables are pinned, and outlive this process.
+//! backend, and answer its `getpeername` with the client. No truepeer process is involved afterwards:
+//! programs and tables are pinned, and outlive this process.
 //!
 //! ```text
 //!  Rules (from the policy) ──▶ tables ─┐
 //!                                      ├─ pinned in Place: one directory for each network namespace
 //!  programs (c/attach) ──▶ links ─────┘
 //! ```
-//! The sources of the programs explain the mechanism. [`attach()`] installs them, [`status()`] reads their state,
-//! [`drain`] and [`detach_now`] end it. [`sweep`] removes the leftovers of vanished network namespaces.
+//! The sources of the programs explain the mechanism. [`attach()`] installs them, [`status()`] reads their
+//! state, [`drain`] and [`detach_now`] end it. [`sweep`] removes the leftovers of vanished network
+//! namespaces.
 
 mod again;
 mod attach;

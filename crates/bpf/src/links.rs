@@ -1,5 +1,5 @@
-//! Attaches programs. A pinned link keeps its program attached. An upgrade replaces the program of the same link,
-//! so that every packet meets exactly one.
+//! Attaches programs. A pinned link keeps its program attached. An upgrade replaces the program of the same
+//! link, so that every packet meets exactly one.
 //!
 //! Before Linux 6.6 devices have no links (tcx). There a filter of the clsact qdisc is used, which stays by
 //! itself.
@@ -119,8 +119,8 @@ fn attach_clsact(program: &mut SchedClassifier, stage: Stage, device: &Device) -
     Ok(())
 }
 
-/// Removes the programs from devices that are no longer selected, and from all devices for protocols that have no
-/// port any more.
+/// Removes the programs from devices that are no longer selected, and from all devices for protocols that
+/// have no port any more.
 pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -> Result<(), AttachError> {
     let wanted: BTreeSet<PathBuf> = wanted
         .iter()
@@ -166,8 +166,8 @@ pub(crate) fn leave_clsact() {
     }
 }
 
-/// Detaches the programs that make sessions, and removes their tables. Flows stay. The programs of a process that was
-/// killed would accept connections for the next one's listeners.
+/// Detaches the programs that make sessions, and removes their tables. Flows stay. The programs of a process
+/// that was killed would accept connections for the next one's listeners.
 pub(crate) fn leave_full(place: &Place) -> Result<(), AttachError> {
     let begins = |path: &PathBuf, with: &[&str]| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -217,8 +217,8 @@ impl Hook for SockOps {
     }
 }
 
-/// Attaches a hook to a cgroup or a network namespace. For a moment the old and the new one both run, which does
-/// no harm.
+/// Attaches a hook to a cgroup or a network namespace. For a moment the old and the new one both run, which
+/// does no harm.
 pub(crate) fn attach_hook(
     place: &Place,
     program: &mut impl Hook,

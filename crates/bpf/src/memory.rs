@@ -21,7 +21,8 @@ const MAPS_OF_A_PROGRAM: usize = 64;
 pub struct Memory {
     /// The tables, with what is in them now.
     pub tables: u64,
-    /// The programs with their constants. `None`: only CAP_SYS_ADMIN may look at them. Before Linux 6.6 those of devices are not counted.
+    /// The programs with their constants. `None`: only CAP_SYS_ADMIN may look at them. Before Linux 6.6 those
+    /// of devices are not counted.
     pub programs: Option<u64>,
 }
 
@@ -44,8 +45,9 @@ struct ProgramInfo {
 
 const _: () = assert!(size_of::<ProgramInfo>() == 64);
 
-// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value. `map_ids` is an address that the kernel writes
-// to: `of_program` sets it to an array of `map_count` numbers that outlives the call, and everybody else leaves it 0 with a count of 0.
+// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value. `map_ids` is an
+// address that the kernel writes to: `of_program` sets it to an array of `map_count` numbers that outlives
+// the call, and everybody else leaves it 0 with a count of 0.
 unsafe impl Info for ProgramInfo {}
 
 /// The start of `struct bpf_map_info`.
@@ -56,7 +58,8 @@ struct MapInfo {
     id: u32,
 }
 
-// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value, and none is an address.
+// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value, and none is an
+// address.
 unsafe impl Info for MapInfo {}
 
 /// The kernel memory of the tables and programs that are attached at a place.

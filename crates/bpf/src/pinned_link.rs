@@ -42,8 +42,8 @@ struct ObjGetInfo {
     info: u64,
 }
 
-/// The start of `struct bpf_link_info`. In both kinds that are read, the identifier of the object comes first:
-/// `tcx.ifindex` and `netns.netns_ino`; 0 if it is gone (tcx_link_fill_info in kernel/bpf/tcx.c,
+/// The start of `struct bpf_link_info`. In both kinds that are read, the identifier of the object comes
+/// first: `tcx.ifindex` and `netns.netns_ino`; 0 if it is gone (tcx_link_fill_info in kernel/bpf/tcx.c,
 /// bpf_netns_link_fill_info in kernel/bpf/net_namespace.c).
 #[repr(C)]
 #[derive(Default)]
@@ -62,7 +62,8 @@ impl LinkInfo {
 
 const _: () = assert!(size_of::<LinkInfo>() == LinkInfo::LEN as usize);
 
-// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value, and none is an address.
+// SAFETY: invariant of `Info`: `repr(C)` of integers only, so any bytes are a valid value, and none is an
+// address.
 unsafe impl Info for LinkInfo {}
 
 /// The part of `union bpf_attr` that `BPF_*_GET_FD_BY_ID` reads.
@@ -76,7 +77,8 @@ struct GetFdById {
 /// The start of one of the kernel's `struct bpf_*_info`.
 ///
 /// # Safety
-/// Any bytes must be a valid value. Fields that hold addresses must be 0, or point to as much writable memory as the fields beside them say.
+/// Any bytes must be a valid value. Fields that hold addresses must be 0, or point to as much writable memory
+/// as the fields beside them say.
 pub(crate) unsafe trait Info {}
 
 /// The object that the link pinned here is attached to.
@@ -117,8 +119,8 @@ pub(crate) fn info_of<T: Info>(object: &OwnedFd, info: &mut T) -> io::Result<()>
         info_len: u32::try_from(size_of::<T>()).unwrap_or_default(),
         info: (&raw mut *info) as u64,
     };
-    // SAFETY: `info` outlives the call. The kernel writes no more than `info_len` bytes, which is its size, and any
-    // bytes are a valid `T`, by the invariant of `Info`; so are the addresses in it.
+    // SAFETY: `info` outlives the call. The kernel writes no more than `info_len` bytes, which is its size,
+    // and any bytes are a valid `T`, by the invariant of `Info`; so are the addresses in it.
     unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut request) }?;
     Ok(())
 }
@@ -126,7 +128,8 @@ pub(crate) fn info_of<T: Info>(object: &OwnedFd, info: &mut T) -> io::Result<()>
 /// An object by its number: a program or a map, by the command for its kind.
 pub(crate) fn object_by_id(command: libc::c_int, id: u32) -> io::Result<OwnedFd> {
     let mut request = GetFdById { id, next_id: 0, open_flags: 0 };
-    // SAFETY: the request is what `BPF_PROG_GET_FD_BY_ID` and `BPF_MAP_GET_FD_BY_ID` read, and has no addresses.
+    // SAFETY: the request is what `BPF_PROG_GET_FD_BY_ID` and `BPF_MAP_GET_FD_BY_ID` read, and has no
+    // addresses.
     let fd = unsafe { bpf(command, &mut request) }?;
     // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -143,12 +146,12 @@ pub(crate) fn open(pin: &Path) -> io::Result<OwnedFd> {
 }
 
 /// # Safety
-/// `T` must start as `union bpf_attr` does for this command, and the addresses in it must be valid for what the
-/// command does with them.
+/// `T` must start as `union bpf_attr` does for this command, and the addresses in it must be valid for what
+/// the command does with them.
 unsafe fn bpf<T>(command: libc::c_int, request: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of `request`, and takes missing fields as zero. The caller
-    // guarantees that `T` starts as `union bpf_attr` does for this command, and that the addresses in it are
-    // valid for it.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `request`, and takes missing fields as zero. The
+    // caller guarantees that `T` starts as `union bpf_attr` does for this command, and that the addresses in
+    // it are valid for it.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *request, size_of::<T>()) };
     match libc::c_int::try_from(result) {
         Ok(result) if result >= 0 => Ok(result),

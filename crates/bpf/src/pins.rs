@@ -1,7 +1,8 @@
 //! Where pins are: on a BPF file system that every truepeer of this machine finds, whatever mounts it sees.
 //!
-//! Pins live as long as their file system is mounted somewhere. `ip netns exec` and containers have mounts of their own, which end with them. So the
-//! file system of process 1 counts as well, and where there is none, one is mounted there, in a directory of truepeer's own.
+//! Pins live as long as their file system is mounted somewhere. `ip netns exec` and containers have mounts of
+//! their own, which end with them. So the file system of process 1 counts as well, and where there is none,
+//! one is mounted there, in a directory of truepeer's own.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,13 +19,15 @@ use crate::trust;
 /// The default directory of all pins.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/truepeer";
 
-/// Where truepeer mounts a BPF file system if there is none. Not below /run/truepeer, which a service manager removes with its service.
+/// Where truepeer mounts a BPF file system if there is none. Not below /run/truepeer, which a service manager
+/// removes with its service.
 const OWN: &str = "/run/truepeer-attach";
 /// The root directory of process 1, as everybody may name it who may attach.
 const OF_FIRST: &str = "/proc/1/root";
 const FIRST: u32 = 1;
 
-/// The directory of all pins. truepeer's own mount comes first: a file system that somebody mounts later must not hide what is attached.
+/// The directory of all pins. truepeer's own mount comes first: a file system that somebody mounts later must
+/// not hide what is attached.
 pub fn find_pins() -> PathBuf {
     let default = Path::new(DEFAULT_PINS);
     let own = Path::new(OWN).join("truepeer");

@@ -102,7 +102,8 @@ impl Place {
         [self.maps(), self.links()].iter().try_for_each(|directory| trust::check(directory))
     }
 
-    /// Creates the directories. Fails if the file system can't hold pins, or if there are pins of another layout.
+    /// Creates the directories. Fails if the file system can't hold pins, or if there are pins of another
+    /// layout.
     pub(crate) fn make(&self) -> Result<(), AttachError> {
         if !Self::can_be_at(&self.root) {
             return Err(AttachError::NoBpfFilesystem { path: self.pins.clone() });
@@ -115,8 +116,8 @@ impl Place {
         self.check()
     }
 
-    /// Keeps other processes out until it is dropped. The directory must exist. Only its owner can open it, so
-    /// nobody else can hold the lock.
+    /// Keeps other processes out until it is dropped. The directory must exist. Only its owner can open it,
+    /// so nobody else can hold the lock.
     pub(crate) fn lock(&self) -> Result<impl Sized + use<>, AttachError> {
         let directory = fs::File::open(self.path()).map_err(AttachError::file("open", self.path()))?;
         flock(&directory, FlockOperation::LockExclusive)
@@ -124,9 +125,9 @@ impl Place {
         Ok(directory)
     }
 
-    /// Removes all pins, links first: programs must end before their tables. Among the links [`LAST_RITES`] comes
-    /// first, so that after an interruption nothing waits for connections' ends (see [`crate::drain`]) and the
-    /// next removal can continue.
+    /// Removes all pins, links first: programs must end before their tables. Among the links [`LAST_RITES`]
+    /// comes first, so that after an interruption nothing waits for connections' ends (see [`crate::drain`])
+    /// and the next removal can continue.
     pub(crate) fn remove(&self) -> Result<(), AttachError> {
         let (first, others): (Vec<_>, Vec<_>) =
             entries(&self.links())?.into_iter().partition(|pin| *pin == self.hook(LAST_RITES));
@@ -174,8 +175,8 @@ fn netns_cookie() -> io::Result<u64> {
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut cookie = 0_u64;
     let mut len = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or_default();
-    // SAFETY: the descriptor is open during the call. `cookie` and `len` are writable locals, and `len` is the
-    // size of `cookie`, beyond which the kernel does not write.
+    // SAFETY: the descriptor is open during the call. `cookie` and `len` are writable locals, and `len` is
+    // the size of `cookie`, beyond which the kernel does not write.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -46,7 +46,8 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Begins to read. The oldest that nobody has read come first: some 230 are kept. `None`: somebody else reads them.
+    /// Begins to read. The oldest that nobody has read come first: some 230 are kept. `None`: somebody else
+    /// reads them.
     pub fn open(place: &Place) -> Result<Option<Self>, AttachError> {
         let pin = place.maps().join(TABLE);
         let lock = File::open(place.maps()).map_err(AttachError::file("open", place.maps()))?;

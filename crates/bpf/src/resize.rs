@@ -1,8 +1,9 @@
 //! Gives tables another size, when something is attached again.
 //!
-//! A table can't grow, so another one takes its place under the same name, and all programs are loaded with it and replaced. What old programs
-//! wrote into the old table would be lost. So the tables of TCP are only exchanged while no connection needs them; SYNs are dropped
-//! meanwhile, and their senders repeat them. A forgotten UDP flow is learnt again from its client's next datagram.
+//! A table can't grow, so another one takes its place under the same name, and all programs are loaded with
+//! it and replaced. What old programs wrote into the old table would be lost. So the tables of TCP are only
+//! exchanged while no connection needs them; SYNs are dropped meanwhile, and their senders repeat them. A
+//! forgotten UDP flow is learnt again from its client's next datagram.
 
 use std::fs;
 use std::io;

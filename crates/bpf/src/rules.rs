@@ -58,24 +58,26 @@ pub struct Rules {
     pub exceptions: BTreeMap<IpNet, HeaderRule>,
     /// Which clients may be claimed, and which are refused.
     pub claims: Claims,
-    /// This host's addresses, which must not be claimed either unless `claims` allows them. They are read when
-    /// attaching: afterwards no truepeer process runs.
+    /// This host's addresses, which must not be claimed either unless `claims` allows them. They are read
+    /// when attaching: afterwards no truepeer process runs.
     pub own_addresses: BTreeSet<IpAddr>,
-    /// How long a sender may take for its header. Checked when the kernel repeats its SYN-ACK: after 1, 3, 7, 15
-    /// s.
+    /// How long a sender may take for its header. Checked when the kernel repeats its SYN-ACK: after 1, 3, 7,
+    /// 15 s.
     pub header_timeout: Duration,
-    /// How long a sender may be silent before it is served as itself, where a header is optional. Looked at likewise.
+    /// How long a sender may be silent before it is served as itself, where a header is optional. Looked at
+    /// likewise.
     pub header_wait: Duration,
     /// The longest header, in bytes.
     pub header_max: usize,
     /// Whether clients are refused that the server's socket can't show, because they have another family than
     /// it. Otherwise it is shown the sender.
     pub refuse_unshowable: bool,
-    /// How long after the sender's last datagram a client's answers go to the sender; one second precise. Until
-    /// then, a client that itself sends from the same address and port is answered through the sender, too.
+    /// How long after the sender's last datagram a client's answers go to the sender; one second precise.
+    /// Until then, a client that itself sends from the same address and port is answered through the sender,
+    /// too.
     pub udp_silence: Duration,
-    /// How many TCP connections may be open at a time; others are refused. The tables of handshakes grow with it. Another number
-    /// applies when something is attached while no connection is open.
+    /// How many TCP connections may be open at a time; others are refused. The tables of handshakes grow with
+    /// it. Another number applies when something is attached while no connection is open.
     pub max_flows: NonZeroU32,
     /// How many UDP flows are remembered. Above that, the one that was silent longest is forgotten until its
     /// client's next datagram. The memory for all of them is allocated at once.

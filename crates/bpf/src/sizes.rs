@@ -1,4 +1,5 @@
-//! How many entries each table has: few by default, because every network namespace with an attachment has its own tables.
+//! How many entries each table has: few by default, because every network namespace with an attachment has
+//! its own tables.
 
 use std::num::NonZeroU32;
 
@@ -17,8 +18,8 @@ const PENDING: u32 = 8192;
 const FLOWS_PER_ENDED: u32 = 64;
 /// Senders.
 const GUESSES: u32 = 512;
-/// Before Linux 6.17 each processor keeps up to 128 free entries of an LRU table for itself (LOCAL_FREE_TARGET). Entries in use would
-/// be replaced early if that were most of the table.
+/// Before Linux 6.17 each processor keeps up to 128 free entries of an LRU table for itself
+/// (LOCAL_FREE_TARGET). Entries in use would be replaced early if that were most of the table.
 const LEAST_PER_CPU: u32 = 256;
 /// Answers on their way at one moment, unless many more flows are wanted; at most 16 bits, which a port has.
 const SLOTS: std::ops::RangeInclusive<u32> = 2048..=65536;

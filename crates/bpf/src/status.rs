@@ -26,7 +26,8 @@ pub struct Status {
     /// Packets from senders that were dropped because their port could not be found: they have more IPv6
     /// extension headers than any real packet.
     pub refused_unread: u64,
-    /// Handshakes that the kernel gives up while they wait for their header go on. Otherwise they end with their header's refusal.
+    /// Handshakes that the kernel gives up while they wait for their header go on. Otherwise they end with
+    /// their header's refusal.
     pub begins_again: bool,
     /// The inode of the network namespace, as /proc/PID/ns/net shows it; 0: unknown.
     pub netns: u64,

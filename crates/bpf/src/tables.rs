@@ -94,7 +94,8 @@ const NAMES: [&str; 13] = [
 ];
 
 impl Tables {
-    /// Whether all tables exist. One that can't be inspected counts as existing: opening it reports the error.
+    /// Whether all tables exist. One that can't be inspected counts as existing: opening it reports the
+    /// error.
     pub(crate) fn are_all_there(place: &Place) -> bool {
         NAMES.iter().all(|name| place.maps().join(name).try_exists().unwrap_or(true))
     }
@@ -118,8 +119,8 @@ impl Tables {
         })
     }
 
-    /// Writes the rules of an attachment, those for ports last: without a port the programs do nothing. It gets a group of its own, so each port
-    /// changes at once from the old rules to these.
+    /// Writes the rules of an attachment, those for ports last: without a port the programs do nothing. It
+    /// gets a group of its own, so each port changes at once from the old rules to these.
     pub(crate) fn apply(
         &mut self,
         rules: &Rules,
@@ -160,8 +161,8 @@ impl Tables {
         self.settings.set(0, settings, 0).map_err(AttachError::map("writing", "tp_settings"))
     }
 
-    /// The lists of one attachment: claims, denied clients, senders. The edition changes after that: claims validated by an older edition are
-    /// validated again.
+    /// The lists of one attachment: claims, denied clients, senders. The edition changes after that: claims
+    /// validated by an older edition are validated again.
     fn set_lists(&mut self, group: u8, [claims, denied, senders]: [&[Entry]; 3]) -> Result<(), AttachError> {
         write(&mut self.claims, "tp_claims", group, claims)?;
         write(&mut self.denied, "tp_denied", group, denied)?;
@@ -174,7 +175,8 @@ impl Tables {
         self.set_settings(Settings { edition: before.edition.checked_add(1).unwrap_or(1), ..before })
     }
 
-    /// The ports that these rules would leave without programs: those that are validated now and not among them.
+    /// The ports that these rules would leave without programs: those that are validated now and not among
+    /// them.
     pub(crate) fn left_by(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
         let tcp = self.judged_ports()?.into_iter().filter(|number| !rules.tcp_ports.contains(number));
         let udp = self.udp_ports()?.into_keys().filter(|number| !rules.udp_ports.contains_key(number));
@@ -188,7 +190,8 @@ impl Tables {
         Ok(names_of(tcp, udp))
     }
 
-    /// A backend's port to which ports of another attachment lead that stay: its answers could belong to either.
+    /// A backend's port to which ports of another attachment lead that stay: its answers could belong to
+    /// either.
     pub(crate) fn shared_backend(&self, rules: &Rules) -> Result<Option<u16>, AttachError> {
         let staying =
             self.udp_ports()?.into_iter().filter(|(number, _)| !rules.udp_ports.contains_key(number));
@@ -286,7 +289,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Those that drain and have nothing left. What a translated connection leaves behind (TIME_WAIT) is let go only if room is needed.
+    /// Those that drain and have nothing left. What a translated connection leaves behind (TIME_WAIT) is let
+    /// go only if room is needed.
     fn idle_ports(&self, needs_room: bool) -> Result<BTreeSet<u16>, AttachError> {
         let drained = self.ports()?.into_iter().filter(|(_, port)| matches!(port.state, DRAINING | REFUSING));
         let drained: Vec<u16> = drained.map(|(number, _)| number).collect();
@@ -572,15 +576,15 @@ fn netns_inode() -> u64 {
     std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |found| found.ino())
 }
 
-/// A secret number for `skb->priority` (`c/attach/udp_backstop.h`). Its lowest four bits are 0, as in packets without a
-/// priority, because queueing disciplines use them. Never 0.
+/// A secret number for `skb->priority` (`c/attach/udp_backstop.h`). Its lowest four bits are 0, as in packets
+/// without a priority, because queueing disciplines use them. Never 0.
 fn random_mark() -> u32 {
     let random = RandomState::new().hash_one(std::process::id());
     u32::try_from(random >> 36).unwrap_or_default().max(1) << 4
 }
 
-/// Writes the list of one group, which may be empty. The others see no change at any moment: an entry has the values that hold around it. Adds
-/// before it removes, so that entries that stay are never missing.
+/// Writes the list of one group, which may be empty. The others see no change at any moment: an entry has the
+/// values that hold around it. Adds before it removes, so that entries that stay are never missing.
 pub(crate) fn write(
     table: &mut LpmTrie<MapData, Address, u32>,
     name: &'static str,

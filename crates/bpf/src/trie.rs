@@ -76,8 +76,9 @@ fn of_prefixes(prefixes: impl Iterator<Item = (IpNet, u32)>) -> Vec<Entry> {
     entries
 }
 
-/// Who may send, and by which rule. Prefixes are nested or disjoint, so one rule holds for the addresses of a prefix that are in no longer one: that
-/// of the longest exception around it, if a sender's prefix is around it.
+/// Who may send, and by which rule. Prefixes are nested or disjoint, so one rule holds for the addresses of a
+/// prefix that are in no longer one: that of the longest exception around it, if a sender's prefix is around
+/// it.
 pub(crate) fn senders(
     senders: &PrefixSet,
     header: HeaderRule,
@@ -103,9 +104,9 @@ fn value_of(rule: HeaderRule) -> u32 {
     }
 }
 
-/// The claims that are refused. Prefixes are nested or disjoint: a special range inside an allowed one is left
-/// out, an allowed one inside a special one is a separate entry, and the longest prefix applies. Each address of
-/// this host is an entry; IPv4 ones also under the well-known NAT64 prefix.
+/// The claims that are refused. Prefixes are nested or disjoint: a special range inside an allowed one is
+/// left out, an allowed one inside a special one is a separate entry, and the longest prefix applies. Each
+/// address of this host is an entry; IPv4 ones also under the well-known NAT64 prefix.
 pub(crate) fn claims(claims: &Claims, own: &BTreeSet<IpAddr>) -> Vec<Entry> {
     let special = SPECIAL.iter().filter_map(|text| text.parse::<IpNet>().ok());
     let is_allowed = |range: &IpNet| claims.allow.iter().any(|allowed| allowed.contains(range));

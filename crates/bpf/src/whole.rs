@@ -1,5 +1,5 @@
-//! Several attachments in one network namespace share its programs and tables. Here: what all of them need together, and what one may not take from
-//! the others unasked.
+//! Several attachments in one network namespace share its programs and tables. Here: what all of them need
+//! together, and what one may not take from the others unasked.
 
 use std::collections::BTreeSet;
 

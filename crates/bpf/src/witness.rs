@@ -1,11 +1,11 @@
 //! How to ask the kernel whether a network namespace still exists.
 //!
-//! Namespaces can't be listed completely: one may be held by a process in another process namespace, by a mount,
-//! or by a descriptor in transit through a socket. But a link attached in a namespace neither keeps it alive nor
-//! misses its end: the namespace's devices disappear with it, and their links become empty. Other devices come
-//! and go; the loopback device can't be removed or moved and disappears only with its namespace. So a link on it
-//! is the *witness*. Any of truepeer's programs on it serves; if there is none, a program that does nothing is
-//! attached.
+//! Namespaces can't be listed completely: one may be held by a process in another process namespace, by a
+//! mount, or by a descriptor in transit through a socket. But a link attached in a namespace neither keeps it
+//! alive nor misses its end: the namespace's devices disappear with it, and their links become empty. Other
+//! devices come and go; the loopback device can't be removed or moved and disappears only with its namespace.
+//! So a link on it is the *witness*. Any of truepeer's programs on it serves; if there is none, a program
+//! that does nothing is attached.
 
 use std::path::{Path, PathBuf};
 
@@ -28,8 +28,8 @@ const LOOPBACK: u32 = 1;
 const PIN: &str = "witness";
 
 /// Sets up a witness, unless a lasting one exists. Call it before creating any other link: leftovers of an
-/// interrupted attachment can then be recognised, too. A witness that was detached by force looks like an ended
-/// namespace, so it is replaced.
+/// interrupted attachment can then be recognised, too. A witness that was detached by force looks like an
+/// ended namespace, so it is replaced.
 pub(crate) fn stand(place: &Place, devices: &[Device]) -> Result<(), AttachError> {
     let pin = place.hook(PIN);
     let is_attested = has_link_on_loopback(&place.links())? && is_among(devices);
@@ -51,8 +51,8 @@ pub(crate) fn leave_if_attested(place: &Place, devices: &[Device]) -> Result<(),
 }
 
 /// Whether the network namespace of these pins is certainly gone: a witness says so, and no other link is
-/// attached to a device. (Links can be detached by force, as `bpftool link detach` does. Before tcx, devices have
-/// no links, so a witness detached by force is believed until the next attachment here: see `stand`.)
+/// attached to a device. (Links can be detached by force, as `bpftool link detach` does. Before tcx, devices
+/// have no links, so a witness detached by force is believed until the next attachment here: see `stand`.)
 pub(crate) fn is_gone(pins: &[PathBuf]) -> bool {
     let states = pins.iter().map(|pin| holds(pin).map(|state| (state, is_witness(pin))));
     let Ok(states) = states.collect::<std::io::Result<Vec<_>>>() else { return false };

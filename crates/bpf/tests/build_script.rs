@@ -75,7 +75,8 @@ fn where_clang_is_required_its_absence_is_one_error() {
     assert!(lines(&output, "warning").is_empty() && lines(&output, "rustc-cfg").is_empty());
 }
 
-/// A compiler without a header prints many lines, of which one is passed on. A script replaces such a compiler.
+/// A compiler without a header prints many lines, of which one is passed on. A script replaces such a
+/// compiler.
 #[cfg(unix)]
 #[test]
 fn without_libbpf_its_package_is_named() {

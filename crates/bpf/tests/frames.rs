@@ -1,5 +1,6 @@
-//! Linux up to 6.1 rounds the stack frame of each function up to 32 bytes and refuses a program whose calls need more than 512 together. Newer
-//! kernels count less, so this is computed from the compiled programs: `splice_in` was once too large for 6.1, and only 6.1 said so.
+//! Linux up to 6.1 rounds the stack frame of each function up to 32 bytes and refuses a program whose calls
+//! need more than 512 together. Newer kernels count less, so this is computed from the compiled programs:
+//! `splice_in` was once too large for 6.1, and only 6.1 said so.
 
 use std::collections::BTreeMap;
 use std::fs;

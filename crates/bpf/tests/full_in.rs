@@ -1,6 +1,7 @@
-//! `full_in` on two CPUs at once: another connection gets the place of a dial while segments of the first one come. Each session must
-//! begin, as its own client and with its own bytes, and no lock or key of a dial may be left. The moment between look-up and lock is too short to
-//! hit by chance, so in the other test the program stops there.
+//! `full_in` on two CPUs at once: another connection gets the place of a dial while segments of the first one
+//! come. Each session must begin, as its own client and with its own bytes, and no lock or key of a dial may
+//! be left. The moment between look-up and lock is too short to hit by chance, so in the other test the
+//! program stops there.
 //!
 //! `ROUNDS=N` tries so many times.
 
@@ -219,7 +220,8 @@ fn no_byte(bed: &Bed, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// The first sender's dial is given up, and the second one's takes its place. The first one's second segment comes all the time.
+/// The first sender's dial is given up, and the second one's takes its place. The first one's second segment
+/// comes all the time.
 fn one_round(harness: &FullHarness, late: &Late, round: u64) -> Result<Vec<u8>> {
     if round.is_multiple_of(1000) {
         harness.look()?;
@@ -271,7 +273,8 @@ fn begun(harness: &FullHarness) -> Result<Sender> {
     Ok(sender)
 }
 
-/// How often the program has left a connection to truepeer, or has tried to: without a real packet the kernel does not let it.
+/// How often the program has left a connection to truepeer, or has tried to: without a real packet the kernel
+/// does not let it.
 fn left_to_truepeer(harness: &FullHarness) -> Result<u64> {
     Ok(harness.counter("to_truepeer")? + harness.counter("failed")?)
 }
@@ -301,7 +304,8 @@ fn without_a_slot(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// All places are taken while the backend answers one more dial. Its answer was as before, so the next sender is answered.
+/// All places are taken while the backend answers one more dial. Its answer was as before, so the next sender
+/// is answered.
 fn a_lack_of_places(bed: &Bed) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
@@ -320,7 +324,8 @@ fn a_lack_of_places(bed: &Bed) -> Result<()> {
     Sender::connect(&harness, 11_000, 1, b'A').map(drop)
 }
 
-/// A third host knows the addresses. Of the numbers it must guess one that the sender may use: the one behind the SYN, or behind the last byte.
+/// A third host knows the addresses. Of the numbers it must guess one that the sender may use: the one behind
+/// the SYN, or behind the last byte.
 fn a_guessed_reset(bed: &Bed) -> Result<()> {
     const BYTES: u32 = 28 + 20;
     ip_here(&["link set lo up"])?;
@@ -346,7 +351,8 @@ fn a_guessed_reset(bed: &Bed) -> Result<()> {
 /// So many times the other CPU must have done its part while the program stood still.
 const IN_TIME: u32 = 20;
 
-/// A program has found the dial that a reset is for. Before it has the lock, the dial is given up, and its place is another connection's.
+/// A program has found the dial that a reset is for. Before it has the lock, the dial is given up, and its
+/// place is another connection's.
 fn a_late_reset(bed: &Bed) -> Result<()> {
     ip_here(&["link set lo up"])?;
     let _listener = std::net::TcpListener::bind(DOOR)?;
@@ -363,7 +369,8 @@ fn a_late_reset(bed: &Bed) -> Result<()> {
     anyhow::bail!("the program has waited long enough {in_time} times only")
 }
 
-/// Whether the program has waited until the place was the other connection's. If not, that one's dial must stand, too.
+/// Whether the program has waited until the place was the other connection's. If not, that one's dial must
+/// stand, too.
 fn one_late_reset(harness: &FullHarness, round: u16) -> Result<bool> {
     let (one, other) = (
         Sender::connect(harness, 10_000 + round, 1, b'A')?,

@@ -1,5 +1,5 @@
-//! The kernel's parser gives the same result as `truepeer-proto` for every start: the shared vectors, whole and
-//! cut at every byte, and fuzzed ones. TLVs and their checksum, which it ignores, are excluded.
+//! The kernel's parser gives the same result as `truepeer-proto` for every start: the shared vectors, whole
+//! and cut at every byte, and fuzzed ones. TLVs and their checksum, which it ignores, are excluded.
 
 use std::cell::RefCell;
 use std::fs;

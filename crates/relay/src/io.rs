@@ -33,8 +33,8 @@ pub trait Io {
     /// Those of [`Io::recv`].
     fn peek(&mut self, socket: &Self::Socket, buffer: &mut [u8]) -> Result<usize, Errno>;
 
-    /// Drops `length` [peeked](Io::peek) bytes. It must drop all of them: a rest would be read and delivered a
-    /// second time.
+    /// Drops `length` [peeked](Io::peek) bytes. It must drop all of them: a rest would be read and delivered
+    /// a second time.
     ///
     /// # Errors
     /// The error that ended the connection.
@@ -141,8 +141,8 @@ pub struct Readiness {
     pub readable: bool,
     /// A write may accept something.
     pub writable: bool,
-    /// The other end has finished, or the connection is broken: after a short read there is still something to
-    /// read.
+    /// The other end has finished, or the connection is broken: after a short read there is still something
+    /// to read.
     pub ending: bool,
     /// The connection is broken.
     pub error: bool,
@@ -154,8 +154,9 @@ impl Readiness {
     /// Both directions may work.
     pub const FRESH: Self =
         Self { readable: true, writable: true, ending: false, error: false, urgent: false };
-    /// A broken connection: reads return the received bytes, then the error, and never block. A byte may be marked urgent without an event that said
-    /// so, and splice(2) would stop before it for ever: so `urgent` is set.
+    /// A broken connection: reads return the received bytes, then the error, and never block. A byte may be
+    /// marked urgent without an event that said so, and splice(2) would stop before it for ever: so `urgent`
+    /// is set.
     pub const BROKEN: Self = Self { readable: true, writable: true, ending: true, error: true, urgent: true };
 
     /// Adds an event.
@@ -168,8 +169,8 @@ impl Readiness {
     }
 
     /// A read returned less than asked for: the socket is empty, and the next edge announces more. It stays
-    /// readable in two cases: an end that was already announced makes no further edge, and an urgent byte makes
-    /// reads short.
+    /// readable in two cases: an end that was already announced makes no further edge, and an urgent byte
+    /// makes reads short.
     pub(crate) fn on_short_read(&mut self) {
         self.readable = self.ending || self.urgent;
     }

@@ -76,7 +76,8 @@ const EDGES: EventFlags = EventFlags::IN
     .union(EventFlags::ET);
 
 impl Kernel {
-    /// A worker's kernel: `epoll` watches its sockets, `pipes` limits its pipes. Without `splicing` no session leaves user space.
+    /// A worker's kernel: `epoll` watches its sockets, `pipes` limits its pipes. Without `splicing` no
+    /// session leaves user space.
     #[must_use]
     pub fn new(epoll: OwnedFd, pipes: Budget, splicing: Option<Splicing>) -> Self {
         Self { epoll, pipes, pool: Vec::new(), without_pipe: 0, splicing }

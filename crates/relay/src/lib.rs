@@ -1,8 +1,8 @@
 //! The relay: TCP sessions between a sender and a backend that sees the client's address.
 //!
-//! One thread per core, each with its own edge-triggered epoll. A session is two descriptors and a few hundred
-//! bytes. Sessions use the [`io::Io`] trait, so that the same code runs on sockets ([`kernel::Kernel`]) and in a
-//! simulator.
+//! One thread per core, each with its own edge-triggered epoll. A session is two descriptors and a few
+//! hundred bytes. Sessions use the [`io::Io`] trait, so that the same code runs on sockets
+//! ([`kernel::Kernel`]) and in a simulator.
 //!
 //! ```text
 //! Worker ── accept ──▶ AwaitHeader ── header, policy ──▶ Connecting ──▶ Relaying ──▶ closed (CloseReason)

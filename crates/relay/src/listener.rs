@@ -6,8 +6,8 @@ use truepeer_session::counters::Shard;
 use truepeer_session::deadlines::QueueId;
 use truepeer_session::{ListenerId, ListenerRules};
 
-/// A listener with the rules for its new sessions. A session keeps the rules that it started with, so new rules
-/// make another `Listener`.
+/// A listener with the rules for its new sessions. A session keeps the rules that it started with, so new
+/// rules make another `Listener`.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) id: ListenerId,

@@ -88,8 +88,8 @@ fn listen_on(settings: &ListenerSettings) -> Result<Vec<OwnedFd>, ListenError> {
     (0..settings.sockets.max(1)).map(|_| listen(settings.address, options)).collect()
 }
 
-/// With at least as many sockets as workers, each socket belongs to one worker. With fewer, several workers share
-/// a socket, and the kernel wakes one of them for each connection.
+/// With at least as many sockets as workers, each socket belongs to one worker. With fewer, several workers
+/// share a socket, and the kernel wakes one of them for each connection.
 fn share(sockets: &[Arc<OwnedFd>], by_worker: &mut [ListenerSockets]) {
     let workers = by_worker.len();
     let pairs = (0..sockets.len().max(workers)).map(|turn| (turn % sockets.len(), turn % workers));

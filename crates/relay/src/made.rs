@@ -1,5 +1,5 @@
-//! Sessions that the kernel has made by itself (`--splice full`). A thread finds them a moment later and gives each to a worker, which watches it
-//! like a session that has left user space.
+//! Sessions that the kernel has made by itself (`--splice full`). A thread finds them a moment later and
+//! gives each to a worker, which watches it like a session that has left user space.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -53,7 +53,8 @@ impl Lookout {
     pub(crate) fn release(mut self) {
         self.end();
         self.full.release();
-        // If the kernel has no such wait: running programs end long before the next process uses their places.
+        // If the kernel has no such wait: running programs end long before the next process uses their
+        // places.
         let _ = wait_for_grace_period();
         match self.full.begun() {
             Ok(begun) => begun.into_iter().for_each(|begun| self.team.hand_out(begun)),
@@ -77,7 +78,8 @@ impl Drop for Lookout {
 }
 
 impl Team {
-    /// Gives the session to the worker that has least to do. If that has ended, the session goes on unwatched.
+    /// Gives the session to the worker that has least to do. If that has ended, the session goes on
+    /// unwatched.
     fn hand_out(&self, begun: Begun) {
         let chosen = self.place(0);
         if self.postboxes[chosen].post(Order::Begun(begun)).is_err() {

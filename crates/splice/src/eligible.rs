@@ -1,4 +1,5 @@
-//! Which sessions can leave user space: both connections must have agreed on the same things, or the peers could not speak with each other.
+//! Which sessions can leave user space: both connections must have agreed on the same things, or the peers
+//! could not speak with each other.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

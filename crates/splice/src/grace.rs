@@ -1,4 +1,5 @@
-//! Grace periods, waited for by a thread of their own: one takes 10 to 30 ms, and serves all who asked before it began.
+//! Grace periods, waited for by a thread of their own: one takes 10 to 30 ms, and serves all who asked before
+//! it began.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +32,8 @@ impl Grace {
         thread::Builder::new().name("grace".into()).spawn(move || {
             while let Ok(first) = asks.recv() {
                 let newest = asks.try_iter().fold(first, u64::max);
-                // Without the call (a kernel with nohz_full) nothing is let go: the sockets stay open beside the translation.
+                // Without the call (a kernel with nohz_full) nothing is let go: the sockets stay open beside
+                // the translation.
                 if wait_for_grace_period().is_err() {
                     return;
                 }
@@ -44,7 +46,8 @@ impl Grace {
     /// Asks for one that begins after now.
     #[must_use]
     pub fn ask(&self) -> Ticket {
-        // A higher ticket is taken later, so a grace period that begins after it was asked for serves the lower one, too.
+        // A higher ticket is taken later, so a grace period that begins after it was asked for serves the
+        // lower one, too.
         let number = self.asked.fetch_add(1, Ordering::AcqRel) + 1;
         // The thread has ended: no period is over any more.
         let _ = self.thread.send(number);

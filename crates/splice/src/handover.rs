@@ -52,7 +52,8 @@ pub trait Connections {
     fn reset_when_closed(&mut self);
     /// Begins to translate. `bytes`: the length of each side's stream before that.
     fn cut(&mut self, mapping: &Mapping, bytes: [u64; 2]);
-    /// Has the peers say what they have and take: one may wait for the other's window, which has widened before the cut.
+    /// Has the peers say what they have and take: one may wait for the other's window, which has widened
+    /// before the cut.
     fn ask_peers(&mut self);
     /// The socket has its peer's bytes up to this number.
     fn keep(&mut self, side: usize, next: u32);
@@ -142,8 +143,8 @@ impl Default for Handover {
 }
 
 impl Handover {
-    /// Of sockets whose positions are known already: best asked when nothing was written yet, because later the relay may have to hold its
-    /// bytes back until all that it wrote was sent.
+    /// Of sockets whose positions are known already: best asked when nothing was written yet, because later
+    /// the relay may have to hold its bytes back until all that it wrote was sent.
     #[must_use]
     pub fn knowing(positions: [Option<Position>; 2]) -> Self {
         Self {
@@ -162,7 +163,8 @@ impl Handover {
         self.progress
     }
 
-    /// Whether the hand-over waits because a peer has offered only windows that are too narrow for the other one's scale.
+    /// Whether the hand-over waits because a peer has offered only windows that are too narrow for the other
+    /// one's scale.
     #[must_use]
     pub fn waits_for_windows(&self) -> bool {
         self.waits_for_windows
@@ -288,14 +290,15 @@ impl Handover {
         if !connections.is_grace_over() {
             return Ok(Turn::Wait);
         }
-        // An end may have slipped to a socket, and was passed on already: the flow must hear of it, or it would never end.
+        // An end may have slipped to a socket, and was passed on already: the flow must hear of it, or it
+        // would never end.
         let has_work = self.has_work(connections, streams)? || streams.ended != self.told;
         if has_work && connections.back_to_tail() {
             self.progress = Progress::Tail;
             return Ok(Turn::Wait);
         }
-        // Without the keeper, nobody can close the sockets silently: they stay open beside the translation, which goes on. Once both streams have ended,
-        // the resets of a close harm nobody.
+        // Without the keeper, nobody can close the sockets silently: they stay open beside the translation,
+        // which goes on. Once both streams have ended, the resets of a close harm nobody.
         if !connections.fall_silent() && !connections.has_ended() {
             return Ok(Turn::Wait);
         }
@@ -309,8 +312,9 @@ impl Handover {
         Ok(ends_wait || streams.held != [0, 0] || self.pending_bytes > 0)
     }
 
-    /// The bytes that the socket of this side still has to deliver. Acknowledgements that the programs have heard count, too: the last copy of one may
-    /// have been lost, and if no peer speaks any more, the socket never gets another.
+    /// The bytes that the socket of this side still has to deliver. Acknowledgements that the programs have
+    /// heard count, too: the last copy of one may have been lost, and if no peer speaks any more, the socket
+    /// never gets another.
     fn pending(
         &self,
         connections: &mut impl Connections,

@@ -1,5 +1,5 @@
-//! The hand-over: a relayed session leaves user space. Its packets are translated between its two connections, and both sockets are closed
-//! without a word.
+//! The hand-over: a relayed session leaves user space. Its packets are translated between its two
+//! connections, and both sockets are closed without a word.
 //!
 //! ```text
 //!            arm               cut                                delivered             grace period
@@ -8,8 +8,8 @@
 //!     └──────────────┘ StaysHere              │ they have; both carry      └──────────▶ Tail
 //!                                             └▶ Broken: the session ends
 //! ```
-//! [`Handover`] decides, without a clock and without a socket: what it asks for stands in [`Connections`]. [`Sockets`] is that on real
-//! sockets. docs/internals/splice.md tells why every byte arrives.
+//! [`Handover`] decides, without a clock and without a socket: what it asks for stands in [`Connections`].
+//! [`Sockets`] is that on real sockets. docs/internals/splice.md tells why every byte arrives.
 #![forbid(unsafe_code)]
 
 mod eligible;

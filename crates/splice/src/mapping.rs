@@ -1,7 +1,8 @@
 //! Why one addition translates a sequence number.
 //!
-//! Each byte that is read from one socket is written to the other, in order, and nothing else is. So the n-th byte behind the header has the
-//! number `a + n` on one connection and `b + n` on the other, whoever carries it, and whatever lies in queues.
+//! Each byte that is read from one socket is written to the other, in order, and nothing else is. So the n-th
+//! byte behind the header has the number `a + n` on one connection and `b + n` on the other, whoever carries
+//! it, and whatever lies in queues.
 
 use truepeer_sys::repair::Received;
 
@@ -38,8 +39,9 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// `received` of each side's socket; `next_out[side]` is the number that the next byte to be read from the *other* side's socket will
-    /// have on this side's connection, bytes that were read but not yet written before it.
+    /// `received` of each side's socket; `next_out[side]` is the number that the next byte to be read from
+    /// the *other* side's socket will have on this side's connection, bytes that were read but not yet
+    /// written before it.
     #[must_use]
     pub fn at_the_cut(received: [Received; 2], next_out: [u32; 2]) -> Self {
         let unread_from = received.map(|socket| socket.next.wrapping_sub(socket.unread));
@@ -63,7 +65,8 @@ mod tests {
 
     use super::*;
 
-    /// One direction at any moment: so many bytes have been received, of which so many read, of which so many written.
+    /// One direction at any moment: so many bytes have been received, of which so many read, of which so many
+    /// written.
     #[derive(Debug, Clone, Copy)]
     struct Moment {
         isn: u32,

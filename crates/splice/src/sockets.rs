@@ -12,15 +12,16 @@ use truepeer_sys::{CallError, socket};
 use crate::grace::Ticket;
 use crate::{Connections, Grace, Mapping, Pending, Reason, Ways};
 
-/// A session's flow, and the grace periods that it asks for. Dropped before it is [let go](Sockets::let_go), the session's packets are the
-/// kernel's again.
+/// A session's flow, and the grace periods that it asks for. Dropped before it is [let go](Sockets::let_go),
+/// the session's packets are the kernel's again.
 #[derive(Debug)]
 pub struct Sockets {
     flow: Flow,
     grace: Grace,
     ways: Arc<Ways>,
     ticket: Option<Ticket>,
-    /// Of each side, the number from which the kernel counts received bytes ([`repair::Stand`]), once it is known.
+    /// Of each side, the number from which the kernel counts received bytes ([`repair::Stand`]), once it is
+    /// known.
     first_received: [Option<u32>; 2],
     /// Closing the sockets is silent.
     is_silent: bool,
@@ -63,7 +64,8 @@ impl Sockets {
     /// The caller closes the sockets now: that is silent. From now on the flow belongs to the machine.
     pub fn let_go(self, sockets: [BorrowedFd<'_>; 2]) -> Watched {
         if !self.is_silent {
-            // If one is not closed silently, it is reset, and its peer with it; the flow translates what the peers say to that.
+            // If one is not closed silently, it is reset, and its peer with it; the flow translates what the
+            // peers say to that.
             let _ = repair::silence(&sockets);
         }
         self.flow.let_go()
@@ -175,7 +177,8 @@ impl Connections for Borrowed<'_> {
     fn fall_silent(&mut self) -> bool {
         self.session.is_silent = self.session.is_silent || repair::silence(&self.sockets).is_ok();
         if !self.session.is_silent {
-            // The programs translate the answers to keepalives, so the kernel would take the peers for gone, and reset them.
+            // The programs translate the answers to keepalives, so the kernel would take the peers for gone,
+            // and reset them.
             for socket in &self.sockets {
                 let _ = set_socket_keepalive(socket, false);
             }

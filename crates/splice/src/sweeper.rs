@@ -1,4 +1,5 @@
-//! A thread that cleans up after flows: it removes those that have ended, asks silent peers, and resets peers.
+//! A thread that cleans up after flows: it removes those that have ended, asks silent peers, and resets
+//! peers.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,8 +19,8 @@ const SWEEP: Duration = Duration::from_secs(1);
 const SWEEP_SOON: Duration = Duration::from_millis(250);
 /// An ended flow stays until nothing has come for so long: retransmissions are still translated.
 const LINGER: Duration = Duration::from_secs(5);
-/// Each reset is repeated after so long: if the peer was still receiving, its last acknowledgement tells the right number. Linux delays
-/// acknowledgements by up to 40 ms.
+/// Each reset is repeated after so long: if the peer was still receiving, its last acknowledgement tells the
+/// right number. Linux delays acknowledgements by up to 40 ms.
 const AGAIN: Duration = Duration::from_millis(50);
 /// A peer whose device was gone may be reached again later: its reset is repeated each second for this long.
 const RESET_FOR: Duration = Duration::from_secs(60);
@@ -61,7 +62,8 @@ impl Sweeper {
         self.order(Task::Reset(forgotten));
     }
 
-    /// Asks a peer whether it is still there. Its answer is translated to the other peer; a peer that has forgotten the connection sends a reset.
+    /// Asks a peer whether it is still there. Its answer is translated to the other peer; a peer that has
+    /// forgotten the connection sends a reset.
     pub fn ask(&self, question: Question) {
         self.order(Task::Ask(question));
     }
@@ -111,7 +113,8 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
     }
 }
 
-/// Flows whose way may have changed: each peer is asked, so that splice_out learns the device of the route as it is now.
+/// Flows whose way may have changed: each peer is asked, so that splice_out learns the device of the route as
+/// it is now.
 #[derive(Debug, Default)]
 struct Asked {
     has_begun: bool,
@@ -237,8 +240,8 @@ pub fn ask(splices: &Splices, question: &Question) -> bool {
     repair::ask_unattended(own, peer, numbers, timestamp, |socket| splices.speaks(question, socket)).is_ok()
 }
 
-/// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has acknowledged, or the end of all that was
-/// sent to it. If it is one in between, the repetition has it.
+/// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has
+/// acknowledged, or the end of all that was sent to it. If it is one in between, the repetition has it.
 fn reset(forgotten: &Forgotten) {
     for connection in forgotten.connections().into_iter().flatten() {
         let [acknowledged, sent] = connection.expected;

@@ -41,8 +41,8 @@ pub(crate) fn monotonic_ns() -> u64 {
 }
 
 impl Full {
-    /// The sessions that have begun since the last call. Lends as many places anew. Call it several times a second: after two seconds
-    /// without a call the programs stop answering senders.
+    /// The sessions that have begun since the last call. Lends as many places anew. Call it several times a
+    /// second: after two seconds without a call the programs stop answering senders.
     ///
     /// # Errors
     /// If a system call fails.
@@ -84,9 +84,10 @@ impl Full {
         }
     }
 
-    /// Takes back the lent places, so that another process may have the tables. The programs stay attached: for two minutes they hand over to
-    /// truepeer's listener the senders whose SYN they have answered. The next process that starts removes them. [`Full::begun`] still returns
-    /// the sessions that they have begun.
+    /// Takes back the lent places, so that another process may have the tables. The programs stay attached:
+    /// for two minutes they hand over to truepeer's listener the senders whose SYN they have answered. The
+    /// next process that starts removes them. [`Full::begun`] still returns the sessions that they have
+    /// begun.
     pub fn release(&self) {
         let mut lent = self.lent();
         if lent.state == Lending::Goes {

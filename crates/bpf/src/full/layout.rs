@@ -48,7 +48,8 @@ impl RawBackend {
     /// No connection to the backend has been seen yet.
     pub(crate) const UNKNOWN: Self = Self([0; 7]);
 
-    /// For tests: a backend that is reached by this device, without a mark, with segments of at most `mss` both ways.
+    /// For tests: a backend that is reached by this device, without a mark, with segments of at most `mss`
+    /// both ways.
     pub(crate) fn known(learnt_ns: u64, device: u32, mss: u16) -> Self {
         let mut bytes = [0_u8; 56];
         bytes[..8].copy_from_slice(&learnt_ns.to_ne_bytes());
@@ -64,13 +65,14 @@ impl RawBackend {
 const _: () = assert!(size_of::<RawPort>() == 4 && size_of::<RawListener>() == 52);
 const _: () = assert!(size_of::<Endpoint>() == 20 && size_of::<RawBackend>() == 56);
 
-// SAFETY: repr(C) of integers and arrays of bytes, whose sizes add up to the struct's (asserted above): no padding, and every bit pattern is
-// valid.
+// SAFETY: repr(C) of integers and arrays of bytes, whose sizes add up to the struct's (asserted above): no
+// padding, and every bit pattern is valid.
 unsafe impl Pod for RawPort {}
-// SAFETY: repr(C) of fields of 16, 16, 2, 1 and 1 bytes and four of 4, which add up to the struct's 52 (asserted above): no padding, and every
-// bit pattern is valid.
+// SAFETY: repr(C) of fields of 16, 16, 2, 1 and 1 bytes and four of 4, which add up to the struct's 52
+// (asserted above): no padding, and every bit pattern is valid.
 unsafe impl Pod for RawListener {}
-// SAFETY: repr(C) of fields of 16, 2 and 2 bytes, which add up to the struct's 20 (asserted above): no padding, and every bit pattern is valid.
+// SAFETY: repr(C) of fields of 16, 2 and 2 bytes, which add up to the struct's 20 (asserted above): no
+// padding, and every bit pattern is valid.
 unsafe impl Pod for Endpoint {}
 // SAFETY: repr(C) of seven words: no padding, and every bit pattern is valid.
 unsafe impl Pod for RawBackend {}

@@ -19,12 +19,14 @@ pub(super) const OWN_ADDRESSES: u8 = crate::groups::MAX_GROUPS - 1;
 /// An answer to a SYN is good for two minutes and some seconds (`COOKIE_LIFE_MS`).
 const ANSWERS_GOOD_S: u32 = 140;
 
-/// When a listener leaves the kernel's programs, some senders have connected and not sent anything yet. This says where they are served.
+/// When a listener leaves the kernel's programs, some senders have connected and not sent anything yet. This
+/// says where they are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unspoken {
     /// The listener's socket takes them.
     ToListener,
-    /// The socket is about to be closed: the kernel still makes their sessions, where nothing is left to decide.
+    /// The socket is about to be closed: the kernel still makes their sessions, where nothing is left to
+    /// decide.
     ByKernel,
 }
 
@@ -41,7 +43,8 @@ pub struct Served {
     pub ipv6: Option<SocketAddr>,
     /// The allowed senders.
     pub senders: PrefixSet,
-    /// The rule for senders that `exceptions` doesn't list. The kernel makes sessions only where the rule is `require`.
+    /// The rule for senders that `exceptions` doesn't list. The kernel makes sessions only where the rule is
+    /// `require`.
     pub header: HeaderRule,
     /// Rules for some of the senders.
     pub exceptions: BTreeMap<IpNet, HeaderRule>,
@@ -77,8 +80,8 @@ impl Served {
 }
 
 impl Full {
-    /// Has the kernel make sessions of this listener. Each comes back with `number` ([`super::Begun`]). Another call replaces the rules. Returns false if
-    /// that begins only when this process owns the tables.
+    /// Has the kernel make sessions of this listener. Each comes back with `number` ([`super::Begun`]).
+    /// Another call replaces the rules. Returns false if that begins only when this process owns the tables.
     ///
     /// # Errors
     /// If a system call fails, or if there are too many listeners.
@@ -164,8 +167,8 @@ impl WriteList for Tables {
     }
 }
 
-/// The programs read the lists at the same time. Without senders, the connections of the group's listener are truepeer's for a moment; with
-/// senders, the other lists say whom to refuse.
+/// The programs read the lists at the same time. Without senders, the connections of the group's listener are
+/// truepeer's for a moment; with senders, the other lists say whom to refuse.
 fn change(tables: &mut impl WriteList, group: u8, lists: &Lists) -> Result<(), AttachError> {
     tables.write(List::Senders, group, &[])?;
     tables.write(List::Claims, group, &lists.claims)?;
@@ -239,7 +242,8 @@ impl Tables {
         found.map_err(AttachError::map("reading", "tf_listeners"))
     }
 
-    /// Marks all ports of this listener but `kept` as left. They are not removed: senders that the kernel has answered would be reset.
+    /// Marks all ports of this listener but `kept` as left. They are not removed: senders that the kernel has
+    /// answered would be reset.
     fn leave_ports(&mut self, number: u16, kept: &[RawPort], unspoken: Unspoken) -> Result<(), AttachError> {
         for (port, mut raw) in self.entries()? {
             if raw.number == number.into() && raw.left_s == 0 && !kept.contains(&port) {

@@ -1,5 +1,6 @@
-//! Sessions that the kernel makes by itself: handshake, header and the connection to the backend (`c/offload/full_*`). Such a session begins as a spliced
-//! flow. The steps are in docs/internals/splice.md, *All in the kernel*.
+//! Sessions that the kernel makes by itself: handshake, header and the connection to the backend
+//! (`c/offload/full_*`). Such a session begins as a spliced flow. The steps are in docs/internals/splice.md,
+//! *All in the kernel*.
 
 pub(crate) mod begun;
 mod counters;
@@ -25,7 +26,8 @@ use self::places::LentPlaces;
 use crate::layout::Address;
 use crate::{AttachError, Device, Splices, links};
 
-/// The programs and tables. Dropping this detaches the programs: sessions that have begun go on, and truepeer accepts all new connections.
+/// The programs and tables. Dropping this detaches the programs: sessions that have begun go on, and truepeer
+/// accepts all new connections.
 pub struct Full {
     splices: Arc<Splices>,
     place: crate::Place,
@@ -67,10 +69,12 @@ enum Lending {
 }
 
 impl Full {
-    /// Attaches the programs to these devices, beside those of `splices`, which are at `pins`. They learn the way to a backend from truepeer's
-    /// connections. They ignore connections from this host's own addresses, because any program can make those.
+    /// Attaches the programs to these devices, beside those of `splices`, which are at `pins`. They learn the
+    /// way to a backend from truepeer's connections. They ignore connections from this host's own addresses,
+    /// because any program can make those.
     ///
-    /// An heir's programs go on for the process that still serves, until it has [released](Full::release) the tables, or is gone.
+    /// An heir's programs go on for the process that still serves, until it has [released](Full::release) the
+    /// tables, or is gone.
     ///
     /// # Errors
     /// If the kernel refuses a step, or lacks what is needed (Linux 6.9).

@@ -19,7 +19,8 @@ struct Slots {
 
 const _: () = assert!(size_of::<Slots>() == 128 + 4 * SLOTS as usize);
 
-// SAFETY: it consists of atomics of 4 bytes, so any bytes are valid; their number is even, so the size is a multiple of 8.
+// SAFETY: it consists of atomics of 4 bytes, so any bytes are valid; their number is even, so the size is a
+// multiple of 8.
 unsafe impl Shared for Slots {}
 
 /// The mapped ring. Only this process puts places into it; the programs take them.
@@ -74,7 +75,8 @@ impl LentPlaces {
         places
     }
 
-    /// Takes back all places that the programs have not taken. Returns those that they have taken since the last [`Self::taken`].
+    /// Takes back all places that the programs have not taken. Returns those that they have taken since the
+    /// last [`Self::taken`].
     pub(crate) fn take_back(&mut self) -> Vec<u32> {
         let end = self.slots().end.load(Ordering::Relaxed);
         let mut begin = self.slots().begin.load(Ordering::Acquire);

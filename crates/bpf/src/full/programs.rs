@@ -41,8 +41,9 @@ macro_rules! open {
 }
 pub(crate) use open;
 
-/// Attaches the programs behind those that translate, which know the open sessions. Tables of an earlier process are removed: its listeners are gone.
-/// An heir keeps the tables, and replaces the programs of the process that still serves.
+/// Attaches the programs behind those that translate, which know the open sessions. Tables of an earlier
+/// process are removed: its listeners are gone. An heir keeps the tables, and replaces the programs of the
+/// process that still serves.
 pub(super) fn attach(pins: &Path, devices: &[Device], is_heir: bool) -> Result<(Place, Maps), AttachError> {
     let function = kernel_function().ok_or(AttachError::NoAssign)?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
@@ -92,7 +93,8 @@ fn tell(place: &Place, secret: [u64; 2]) -> Result<(), AttachError> {
     words.try_for_each(|(at, word)| table.set(at, word, 0)).map_err(AttachError::map("writing", SECRET))
 }
 
-/// A secret that nobody can guess: the keys of `RandomState` come from the operating system, and its hash (SipHash) doesn't reveal them.
+/// A secret that nobody can guess: the keys of `RandomState` come from the operating system, and its hash
+/// (SipHash) doesn't reveal them.
 fn secret() -> [u64; 2] {
     [RandomState::new().hash_one(0), RandomState::new().hash_one(1)]
 }

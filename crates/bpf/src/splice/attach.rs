@@ -15,8 +15,9 @@ use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
 use crate::{AttachError, Device, Place, leftovers};
 
-/// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. No flow is armed before the caller has the
-/// tables, so the programs see both directions of each flow from its beginning.
+/// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. No flow
+/// is armed before the caller has the tables, so the programs see both directions of each flow from its
+/// beginning.
 pub(super) fn attach(
     pins: &Path,
     devices: &[Device],
@@ -25,7 +26,8 @@ pub(super) fn attach(
 ) -> Result<(Place, Locks, bool), AttachError> {
     SPLICE_IN.bytes()?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
-    // Tables of network namespaces that are gone take 22 MiB each. If it fails, they stay until the next start.
+    // Tables of network namespaces that are gone take 22 MiB each. If it fails, they stay until the next
+    // start.
     let _ = leftovers::sweep(&place);
     place.make()?;
     let locks = Locks::open(&place)?;
@@ -62,7 +64,8 @@ impl Locks {
         flock(&self.tables, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
-    /// Lets another process have the tables. This process may still have flows: `elders` is locked first, so the next owner leaves them alone.
+    /// Lets another process have the tables. This process may still have flows: `elders` is locked first, so
+    /// the next owner leaves them alone.
     pub(super) fn hand_over(&self) {
         // If it fails, the next owner resets those flows.
         let _ = flock(&self.elders, FlockOperation::NonBlockingLockShared);

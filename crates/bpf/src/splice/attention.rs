@@ -1,10 +1,13 @@
-//! Whether both peers of a flow are still there: pure. A peer may vanish, and a reset may be lost; so truepeer asks a silent peer, as keepalives do.
+//! Whether both peers of a flow are still there: pure. A peer may vanish, and a reset may be lost; so
+//! truepeer asks a silent peer, as keepalives do.
 
 use std::time::{Duration, Instant};
 
-/// A peer is asked after so long a silence, and again after each further one. The relay's sockets have the same keepalive time.
+/// A peer is asked after so long a silence, and again after each further one. The relay's sockets have the
+/// same keepalive time.
 const SILENCE: Duration = Duration::from_secs(60);
-/// If the other peer speaks meanwhile, the silent one is asked sooner, and again after twice the time: the route to it may have changed.
+/// If the other peer speaks meanwhile, the silent one is asked sooner, and again after twice the time: the
+/// route to it may have changed.
 const SOON: Duration = Duration::from_secs(5);
 /// The number of these early questions.
 const SOON_QUESTIONS: u32 = 4;

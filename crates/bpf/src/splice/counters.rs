@@ -1,4 +1,5 @@
-//! The counters of the splice programs by name: the order is that of `enum splice_counter` in `c/offload/maps.h`.
+//! The counters of the splice programs by name: the order is that of `enum splice_counter` in
+//! `c/offload/maps.h`.
 
 /// Name and meaning of each.
 #[rustfmt::skip]

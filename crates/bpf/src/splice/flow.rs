@@ -8,7 +8,8 @@ use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_
 use super::table::{ArmError, Side, Splices, boot_ns};
 use super::watched::Watched;
 
-/// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten: its packets are the kernel's again.
+/// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten:
+/// its packets are the kernel's again.
 pub struct Flow {
     splices: Arc<Splices>,
     place: u32,
@@ -27,7 +28,8 @@ impl Flow {
         &self.splices.at(self.place).faces[side]
     }
 
-    /// Whether the programs have heard both our socket and its peer: then they know what a segment may say, and the clocks.
+    /// Whether the programs have heard both our socket and its peer: then they know what a segment may say,
+    /// and the clocks.
     pub fn is_heard(&self, side: usize) -> bool {
         let face = self.face(side);
         let needs_clock = face.has_timestamps.load(Ordering::Relaxed) != 0;
@@ -56,7 +58,8 @@ impl Flow {
         faces.filter(|face| face.known.load(Ordering::Acquire) & CUT != 0).map(Face::stream_bytes).sum()
     }
 
-    /// From now on no peer is offered more than the other one takes: numbers of the one are by `shifts` higher on the other's connection.
+    /// From now on no peer is offered more than the other one takes: numbers of the one are by `shifts`
+    /// higher on the other's connection.
     pub fn hold(&self, shifts: [u32; 2]) {
         for (side, shift) in shifts.into_iter().enumerate() {
             let face = self.face(side);
@@ -65,7 +68,8 @@ impl Flow {
         }
     }
 
-    /// Whether neither peer has been offered more than the other one takes. Rounding up may make it false again, by less than a step of our scale at a time (`held_window()`).
+    /// Whether neither peer has been offered more than the other one takes. Rounding up may make it false
+    /// again, by less than a step of our scale at a time (`held_window()`).
     pub fn offers_fit(&self) -> bool {
         [0, 1].into_iter().all(|side: usize| {
             let (face, other) = (self.face(side), self.face(1 - side));
@@ -77,7 +81,8 @@ impl Flow {
 
     /// Whether each peer's windows survive the rounding to the scale that the other peer was told.
     pub fn scales_fit(&self) -> bool {
-        /// The fewest steps of that scale in a peer's widest window: a narrower one would lose too much, or all.
+        /// The fewest steps of that scale in a peer's widest window: a narrower one would lose too much, or
+        /// all.
         const STEPS: u64 = 4;
         [0, 1].into_iter().all(|side: usize| {
             let step = 1 << self.face(side).own_scale.load(Ordering::Relaxed);
@@ -85,7 +90,8 @@ impl Flow {
         })
     }
 
-    /// From now on each peer's bytes from `cuts` on are translated, by the shifts of [`Flow::hold`]. `bytes`: the length of each stream before that.
+    /// From now on each peer's bytes from `cuts` on are translated, by the shifts of [`Flow::hold`]. `bytes`:
+    /// the length of each stream before that.
     pub fn cut(&self, cuts: [u32; 2], bytes: [u64; 2]) {
         for (side, (cut, bytes)) in cuts.into_iter().zip(bytes).enumerate() {
             let face = self.face(side);

@@ -1,4 +1,5 @@
-//! A hash table from a connection's addresses to its place (`c/offload/key_table.h`). The programs change it at the same time.
+//! A hash table from a connection's addresses to its place (`c/offload/key_table.h`). The programs change it
+//! at the same time.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -72,7 +73,8 @@ impl Keys {
         Ok(Self { buckets, secrets: Mutex::new(secrets), secret: OnceLock::new() })
     }
 
-    /// Makes the secret of new tables: from then on keys can be entered. Only the owner of the tables may call this.
+    /// Makes the secret of new tables: from then on keys can be entered. Only the owner of the tables may
+    /// call this.
     pub(crate) fn begin(&self) -> Result<(), AttachError> {
         if self.secret().is_some() {
             return Ok(());
@@ -112,7 +114,8 @@ impl Keys {
         find(bucket, hash, key, &key_at, 0)
     }
 
-    /// Enters the key with these bits; `key_at(bits)` must be the key already. If two threads enter one key at once, both may fail.
+    /// Enters the key with these bits; `key_at(bits)` must be the key already. If two threads enter one key
+    /// at once, both may fail.
     pub(crate) fn enter(
         &self,
         key: &FlowKey,
@@ -189,12 +192,14 @@ fn enter(
     bits: u32,
 ) -> Result<(), NotEntered> {
     let own = slot_of(hash, bits);
-    // SeqCst: with Acquire and Release the look-up below could pass the store, and of two that enter the same key neither would see the other.
+    // SeqCst: with Acquire and Release the look-up below could pass the store, and of two that enter the same
+    // key neither would see the other.
     let take = |slot: &AtomicU32| slot.compare_exchange(0, own, Ordering::SeqCst, Ordering::Relaxed).is_ok();
     if !bucket.slots.iter().any(take) {
         return Err(NotEntered::NoRoom);
     }
-    // Look for the key only after storing the slot. Of two that enter the same key at once, at least one sees the other.
+    // Look for the key only after storing the slot. Of two that enter the same key at once, at least one sees
+    // the other.
     if find(bucket, hash, key, key_at, own).is_none() {
         return Ok(());
     }

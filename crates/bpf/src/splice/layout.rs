@@ -1,5 +1,5 @@
-//! Spliced flows as the programs see them: `c/offload/layout.h` asserts the same sizes. The table is mapped into memory that the programs
-//! write at the same time, so each field is an atomic.
+//! Spliced flows as the programs see them: `c/offload/layout.h` asserts the same sizes. The table is mapped
+//! into memory that the programs write at the same time, so each field is an atomic.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -100,7 +100,8 @@ pub(crate) struct Spliced {
     pub(crate) faces: [Face; 2],
 }
 
-// SAFETY: every field is an atomic, so any bytes are valid; the size, 320 (asserted below), is a multiple of 8, and its alignment is 64.
+// SAFETY: every field is an atomic, so any bytes are valid; the size, 320 (asserted below), is a multiple of
+// 8, and its alignment is 64.
 unsafe impl Shared for Spliced {}
 
 /// Also said in the documentation: what a flow takes beside its two keys.
@@ -142,7 +143,8 @@ impl Face {
         self.has_timestamps.store(has_timestamps.into(), Ordering::Relaxed);
     }
 
-    /// Sets `first`, so that the stream has `bytes` bytes before `cut`. `end` becomes at least `cut`, and stays where it is if it is higher.
+    /// Sets `first`, so that the stream has `bytes` bytes before `cut`. `end` becomes at least `cut`, and
+    /// stays where it is if it is higher.
     pub(crate) fn count_from(&self, cut: u32, bytes: u64) {
         let first = cut.wrapping_sub(low(bytes));
         self.first.store(first, Ordering::Relaxed);

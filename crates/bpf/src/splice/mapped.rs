@@ -12,7 +12,8 @@ use crate::{AttachError, Place};
 /// An entry of a mapped table.
 ///
 /// # Safety
-/// The type consists of atomics, any bytes are a valid value, its size is a multiple of 8, and its alignment is a page's at most.
+/// The type consists of atomics, any bytes are a valid value, its size is a multiple of 8, and its alignment
+/// is a page's at most.
 pub(crate) unsafe trait Shared: Sync {}
 
 /// The mapped table. The programs write it at the same time.
@@ -22,8 +23,8 @@ pub(crate) struct Mapped<T: Shared> {
     count: usize,
 }
 
-// SAFETY: the memory belongs to no thread: the mapping stays until `Mapped` is dropped, and `T` consists of atomics (`Shared`), which any
-// thread, and the kernel's programs, may read and write at any time.
+// SAFETY: the memory belongs to no thread: the mapping stays until `Mapped` is dropped, and `T` consists of
+// atomics (`Shared`), which any thread, and the kernel's programs, may read and write at any time.
 unsafe impl<T: Shared> Send for Mapped<T> {}
 // SAFETY: as above; shared references give access to atomics only.
 unsafe impl<T: Shared> Sync for Mapped<T> {}
@@ -43,8 +44,8 @@ impl<T: Shared> Mapped<T> {
     pub(crate) fn map(table: impl AsFd, count: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 4096) };
         let bytes = count * size_of::<T>();
-        // SAFETY: a new mapping at a place that the kernel chooses touches nothing of ours. The kernel refuses more bytes than the table has
-        // (array_map_mmap), so every byte of it is backed.
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing of ours. The kernel
+        // refuses more bytes than the table has (array_map_mmap), so every byte of it is backed.
         let start = unsafe {
             mmap(core::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, table, 0)
         }?;
@@ -64,16 +65,19 @@ impl<T: Shared> Mapped<T> {
     pub(crate) fn at(&self, place: u32) -> &T {
         let place = place as usize;
         assert!(place < self.count, "entry {place} of {}", self.count);
-        // SAFETY: `place` is below `count`, so this stands within the mapping, which lasts as long as `self`. It is aligned: the mapping
-        // begins at a page, a multiple of T's alignment. The kernel's entries follow each other at the value's size rounded up to 8: that is T's own
-        // size, a multiple of its alignment. Any bytes are a valid `T`, which consists of atomics, so others may write them meanwhile (`Shared`).
+        // SAFETY: `place` is below `count`, so this stands within the mapping, which lasts as long as `self`.
+        // It is aligned: the mapping begins at a page, a multiple of T's alignment. The kernel's entries
+        // follow each other at the value's size rounded up to 8: that is T's own size, a multiple of its
+        // alignment. Any bytes are a valid `T`, which consists of atomics, so others may write them meanwhile
+        // (`Shared`).
         unsafe { self.start.add(place).as_ref() }
     }
 }
 
 impl<T: Shared> Drop for Mapped<T> {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map` made, of this length, and no reference into it outlives `self`.
+        // SAFETY: this is the mapping that `map` made, of this length, and no reference into it outlives
+        // `self`.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.count * size_of::<T>()) };
     }
 }

@@ -1,5 +1,5 @@
-//! Sessions whose packets the kernel translates between their two connections: the tables and programs of `c/offload`.
-//! docs/internals/splice.md draws it; crate `splice` hands a session over.
+//! Sessions whose packets the kernel translates between their two connections: the tables and programs of
+//! `c/offload`. docs/internals/splice.md draws it; crate `splice` hands a session over.
 
 mod attach;
 mod attention;

@@ -13,7 +13,8 @@ pub struct Unattended {
     pub own: SocketAddr,
     /// The peer.
     pub peer: SocketAddr,
-    /// The bounds of the number that the peer expects: what it has acknowledged, and the end of all that was sent to it.
+    /// The bounds of the number that the peer expects: what it has acknowledged, and the end of all that was
+    /// sent to it.
     pub expected: [u32; 2],
 }
 

@@ -106,7 +106,8 @@ enum Role {
 }
 
 impl Splices {
-    /// Attaches the programs to these devices, with tables for so many flows at `pins`. Flows of an earlier process go on.
+    /// Attaches the programs to these devices, with tables for so many flows at `pins`. Flows of an earlier
+    /// process go on.
     ///
     /// # Errors
     /// If the kernel refuses a step; if another process uses the tables.
@@ -117,8 +118,8 @@ impl Splices {
         Ok(Arc::new(splices))
     }
 
-    /// Likewise, for a process that takes over from another one. It owns the tables once that one has [released](Splices::release) them
-    /// ([`Splices::inherit`]).
+    /// Likewise, for a process that takes over from another one. It owns the tables once that one has
+    /// [released](Splices::release) them ([`Splices::inherit`]).
     ///
     /// # Errors
     /// If the kernel refuses a step.
@@ -140,7 +141,8 @@ impl Splices {
     pub fn inherit(&self) {
         let mut role = lock(&self.role);
         if *role == Role::Heir && self.locks.own() {
-            // The last owner may have been killed before it wrote a secret. If this fails, no key can be entered, and sessions stay in user space.
+            // The last owner may have been killed before it wrote a secret. If this fails, no key can be
+            // entered, and sessions stay in user space.
             let _ = self.keys.begin();
             if let Some(before_adopting) = self.before_adopting.get() {
                 before_adopting();
@@ -164,8 +166,8 @@ impl Splices {
         self.locks.hand_over();
     }
 
-    /// Opens the tables of an earlier or another process at `pins`, if there are any. A guest begins no flow: it asks for
-    /// [addresses](Splices::are_in_use), and removes the keys of flows that end.
+    /// Opens the tables of an earlier or another process at `pins`, if there are any. A guest begins no flow:
+    /// it asks for [addresses](Splices::are_in_use), and removes the keys of flows that end.
     ///
     /// # Errors
     /// If they can't be opened.
@@ -187,7 +189,8 @@ impl Splices {
         Ok(Some(Arc::new(splices)))
     }
 
-    /// How much of the tables at `pins` is in use, for tests. It changes nothing. `None`: there are no tables.
+    /// How much of the tables at `pins` is in use, for tests. It changes nothing. `None`: there are no
+    /// tables.
     ///
     /// # Errors
     /// If they can't be opened.
@@ -202,7 +205,8 @@ impl Splices {
         Ok(Some(InUse { places, keys: Keys::open(&place)?.count() }))
     }
 
-    /// Whether this process may not begin flows: it only [visits](Splices::visit), or another process has the tables.
+    /// Whether this process may not begin flows: it only [visits](Splices::visit), or another process has the
+    /// tables.
     pub fn is_guest(&self) -> bool {
         *lock(&self.role) != Role::Owner
     }
@@ -238,8 +242,8 @@ impl Splices {
         })
     }
 
-    /// Takes over the flows of another process. Spliced ones go on. Unless that process still lives, the sockets of earlier stages are gone: these
-    /// flows are forgotten, and their peers reset if they may wait.
+    /// Takes over the flows of another process. Spliced ones go on. Unless that process still lives, the
+    /// sockets of earlier stages are gone: these flows are forgotten, and their peers reset if they may wait.
     fn adopt(&self) {
         let has_elder = self.locks.have_elder();
         // Whatever was about to begin has begun by then: by that process, or by programs that make sessions.
@@ -254,7 +258,8 @@ impl Splices {
                 Stage::Closing | Stage::Dead | Stage::Gone => self.let_go(place),
             }
         }
-        // Behind the free ones: these places rest for a second, and until then none that was given back later can be taken.
+        // Behind the free ones: these places rest for a second, and until then none that was given back later
+        // can be taken.
         for (place, stage) in unfinished {
             match stage {
                 Stage::Tail => self.forget_unattended(place),
@@ -271,13 +276,15 @@ impl Splices {
         std::mem::take(&mut *lock(&self.unattended))
     }
 
-    /// Whether a spliced connection has these addresses. One that has ended frees them, as it does for an incoming SYN.
+    /// Whether a spliced connection has these addresses. One that has ended frees them, as it does for an
+    /// incoming SYN.
     pub fn are_in_use(&self, peer: SocketAddr, own: SocketAddr) -> bool {
         let found = self.keys.find(&key_of(peer, own), |bits| self.key_at(bits));
         found.is_some_and(|bits| self.make_room(bits >> 1))
     }
 
-    /// Whether the flow goes on. Otherwise its keys are removed; its place stays taken until its watcher lets it go.
+    /// Whether the flow goes on. Otherwise its keys are removed; its place stays taken until its watcher lets
+    /// it go.
     fn make_room(&self, place: u32) -> bool {
         let stage = &self.at(place).stage;
         let ended = [Stage::Closing, Stage::Dead].map(|stage| stage as u32);
@@ -305,8 +312,9 @@ impl Splices {
             self.keys.remove(&keys[0], value(0));
             return Err(failed.into());
         }
-        // Is the peer another session of this host? splice_in would translate from loopback to loopback, and such segments don't come in again: the
-        // other session would never see them. Look only after both keys are entered: of two sessions that begin at once, at least one sees the other.
+        // Is the peer another session of this host? splice_in would translate from loopback to loopback, and
+        // such segments don't come in again: the other session would never see them. Look only after both
+        // keys are entered: of two sessions that begin at once, at least one sees the other.
         if keys.iter().any(|key| self.keys.find(&turned(key), key_at).is_some()) {
             self.remove_keys(place);
             return Err(ArmError::Chained);
@@ -368,7 +376,8 @@ impl Splices {
         }
     }
 
-    /// A grace period has passed since `before`, so places that were given back before that may be used again.
+    /// A grace period has passed since `before`, so places that were given back before that may be used
+    /// again.
     pub fn have_rested(&self, before: Instant) {
         lock(&self.free).have_rested(before);
     }

@@ -8,7 +8,8 @@ use super::layout::{Face, RESET, Stage};
 use super::peers::{Question, Unattended};
 use super::table::{Splices, age_of};
 
-/// A flow without sockets. Dropped, it goes on: the flow belongs to the machine, and is swept when it has ended.
+/// A flow without sockets. Dropped, it goes on: the flow belongs to the machine, and is swept when it has
+/// ended.
 pub struct Watched {
     splices: Arc<Splices>,
     place: u32,
@@ -36,8 +37,8 @@ impl Forgotten {
         self.has_lost_its_way
     }
 
-    /// Its connections, unless a new one has their addresses. The numbers are read again while no other flow has the place: a program that was
-    /// under way may have raised them since.
+    /// Its connections, unless a new one has their addresses. The numbers are read again while no other flow
+    /// has the place: a program that was under way may have raised them since.
     #[must_use]
     pub fn connections(&self) -> Option<[Unattended; 2]> {
         let last = self.last?;
@@ -110,12 +111,14 @@ impl Watched {
         self.splices.at(self.place).has_lost_its_way()
     }
 
-    /// Marks the flow as gone and leaves its keys, as a process that is killed while it makes room. For tests.
+    /// Marks the flow as gone and leaves its keys, as a process that is killed while it makes room. For
+    /// tests.
     pub fn begin_to_make_room(&self) {
         self.splices.at(self.place).stage.store(Stage::Gone as u32, Ordering::Release);
     }
 
-    /// Ends the flow: its segments are the kernel's from now on. The kernel answers segments to its own addresses by resets, and no others.
+    /// Ends the flow: its segments are the kernel's from now on. The kernel answers segments to its own
+    /// addresses by resets, and no others.
     #[must_use]
     pub fn forget(mut self) -> Forgotten {
         self.is_forgotten = true;
@@ -131,7 +134,8 @@ impl Splices {
         places.into_iter().map(|place| Watched::new(Arc::clone(self), place)).collect()
     }
 
-    /// Flows that were forgotten since the last call although their peers may still wait: the caller resets these.
+    /// Flows that were forgotten since the last call although their peers may still wait: the caller resets
+    /// these.
     pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
         let places = self.take_unattended();
         places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()

@@ -44,7 +44,8 @@ struct RawSender {
 
 const _: () = assert!(size_of::<RawSender>() == 8);
 
-// SAFETY: repr(C) of integers of 4, 2 and 2 bytes, and the struct has 8 (asserted above): no padding, and every bit pattern is valid.
+// SAFETY: repr(C) of integers of 4, 2 and 2 bytes, and the struct has 8 (asserted above): no padding, and
+// every bit pattern is valid.
 unsafe impl Pod for RawSender {}
 
 /// `struct full_stop`.
@@ -77,7 +78,8 @@ struct Tables {
 }
 
 impl FullHarness {
-    /// Loads the program with tables of its own at `pins`; needs CAP_BPF and CAP_NET_ADMIN. The sender is on loopback and must send a header.
+    /// Loads the program with tables of its own at `pins`; needs CAP_BPF and CAP_NET_ADMIN. The sender is on
+    /// loopback and must send a header.
     pub fn load(
         pins: &Path,
         listens: SocketAddr,
@@ -233,7 +235,8 @@ impl FullHarness {
     }
 }
 
-/// Fills the tables that truepeer writes, and those that the programs learn from the kernel's own connections.
+/// Fills the tables that truepeer writes, and those that the programs learn from the kernel's own
+/// connections.
 fn know(place: &Place, listens: SocketAddr, sender: IpAddr, backend: SocketAddr) -> Result<(), AttachError> {
     const REQUIRE: u32 = 1;
     const MSS: u16 = 1460;

@@ -45,7 +45,8 @@ struct Answer {
 
 const _: () = assert!(size_of::<Answer>() == 28);
 
-// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding (the size is the sum of the fields').
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding (the size is the sum of the
+// fields').
 unsafe impl Pod for Answer {}
 
 /// The loaded program.
@@ -128,8 +129,8 @@ fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassi
     program.try_into()
 }
 
-/// Attaches this many hooks to a cgroup, of the kind that shows clients or of the one that redirects datagrams, with their tables at `place`. They
-/// are removed when the result is dropped.
+/// Attaches this many hooks to a cgroup, of the kind that shows clients or of the one that redirects
+/// datagrams, with their tables at `place`. They are removed when the result is dropped.
 pub fn crowd_cgroup(
     place: &Place,
     cgroup: &Path,

@@ -1,5 +1,5 @@
-//! For tests: the programs run by BPF_PROG_TEST_RUN, and what else a test needs of them. Nothing here is part of a
-//! release.
+//! For tests: the programs run by BPF_PROG_TEST_RUN, and what else a test needs of them. Nothing here is part
+//! of a release.
 
 pub mod full;
 pub mod header;

@@ -135,7 +135,8 @@ impl SpliceHarness {
         self.keys.count() == 2
     }
 
-    /// Shows a frame to the program, as if it came in by the device of this number, or as a copy for the socket.
+    /// Shows a frame to the program, as if it came in by the device of this number, or as a copy for the
+    /// socket.
     pub fn comes_in(&mut self, frame: &[u8], device: u32, is_copy: bool) -> Result<Outcome, AttachError> {
         let mut packet = vec![0; LONGEST];
         // `struct __sk_buff`: the mark is its third word, the device's number its eleventh.

@@ -67,8 +67,8 @@ struct FakeKernel {
 
 const _: () = assert!(size_of::<FakeKernel>() == 296);
 
-// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. It is `repr(C)`, of integers and byte arrays only, and its
-// size (asserted above) is the sum of its fields'.
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. It is `repr(C)`, of integers
+// and byte arrays only, and its size (asserted above) is the sum of its fields'.
 unsafe impl Pod for FakeKernel {}
 
 /// A connection as the tables identify it; IPv4 as `::ffff:a.b.c.d`.
@@ -97,7 +97,8 @@ pub struct Flow {
     pub is_named: bool,
     /// By how much sequence numbers are shifted.
     pub delta: i32,
-    /// A silent sender's: the number of its first byte, and how many bytes of a signature have passed (and 16 of version 2's).
+    /// A silent sender's: the number of its first byte, and how many bytes of a signature have passed (and 16
+    /// of version 2's).
     pub late: Option<[u32; 2]>,
 }
 
@@ -306,8 +307,8 @@ impl Programs {
         }))
     }
 
-    /// Turns a pending connection's SYN-ACK into a cookie. Test runs give each packet a socket, from which tcp_egress
-    /// concludes that it is none.
+    /// Turns a pending connection's SYN-ACK into a cookie. Test runs give each packet a socket, from which
+    /// tcp_egress concludes that it is none.
     pub fn answer_was_a_cookie(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
         self.change(tuple, |pending| {
             pending.is_by_cookie = 1;
@@ -316,7 +317,8 @@ impl Programs {
         })
     }
 
-    /// Makes a pending connection's SYN-ACK the answer of a socket of the very port: that of test runs has none.
+    /// Makes a pending connection's SYN-ACK the answer of a socket of the very port: that of test runs has
+    /// none.
     pub fn answer_was_ours(&mut self, tuple: &Tuple) -> Result<(), AttachError> {
         self.change(tuple, |pending| pending.is_ours = 1)
     }

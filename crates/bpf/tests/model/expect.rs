@@ -54,7 +54,8 @@ pub(crate) fn goes_out(frame: &[u8], made: &Made, fate: Fate) -> Result<()> {
     }
 }
 
-/// A number of the TCP header was shifted by this much and the checksum updated: existing damage stays the same.
+/// A number of the TCP header was shifted by this much and the checksum updated: existing damage stays the
+/// same.
 fn is_shifted(frame: &[u8], packet: &[u8], at: usize, by: u32) -> Result<()> {
     if by == 0 {
         ensure!(frame == packet, "it was changed");
@@ -102,7 +103,8 @@ fn residue(frame: &[u8]) -> u32 {
     if folded == 0xffff { 0 } else { folded }
 }
 
-/// Acknowledgements are shifted back, and so are the edges of SACK blocks. The timestamps may have another echo.
+/// Acknowledgements are shifted back, and so are the edges of SACK blocks. The timestamps may have another
+/// echo.
 fn is_shifted_back(frame: &[u8], packet: &[u8], by: u32, echo: Option<u32>) -> Result<()> {
     if by == 0 && echo.is_none() {
         ensure!(frame == packet, "it was changed");

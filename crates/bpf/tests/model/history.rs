@@ -1,5 +1,6 @@
-//! The generated history of one connection: a sender, a link, a blind attacker, and a kernel. Steps are generated
-//! from the model's state, so that they come near the limits. They are stored unchanged and can be replayed.
+//! The generated history of one connection: a sender, a link, a blind attacker, and a kernel. Steps are
+//! generated from the model's state, so that they come near the limits. They are stored unchanged and can be
+//! replayed.
 
 use std::net::SocketAddr;
 

@@ -1,9 +1,9 @@
-//! The TCP programs against a model of them, over generated histories: adversarial segments, damage, loss, and
-//! any answers of a kernel. After each step both must agree on the packet, to the last byte; on its damage; on
-//! the tables; and on the counters.
+//! The TCP programs against a model of them, over generated histories: adversarial segments, damage, loss,
+//! and any answers of a kernel. After each step both must agree on the packet, to the last byte; on its
+//! damage; on the tables; and on the counters.
 //!
-//! `MODEL_SEGMENTS=N` runs this many segments, `MODEL_FROM=N` begins with another history, `MODEL_SEED=N` runs only one. A failing history is printed
-//! without the steps that it doesn't need.
+//! `MODEL_SEGMENTS=N` runs this many segments, `MODEL_FROM=N` begins with another history, `MODEL_SEED=N`
+//! runs only one. A failing history is printed without the steps that it doesn't need.
 
 mod expect;
 mod header;

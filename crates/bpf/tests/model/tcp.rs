@@ -1,6 +1,6 @@
-//! The TCP side of attach as a state machine: its inputs are segments and the kernel's answers, its outputs are
-//! their fates. It has no packets, clock or kernel. The rules are those of docs/internals/attach.md: only a
-//! segment that the kernel's socket would accept may teach anything.
+//! The TCP side of attach as a state machine: its inputs are segments and the kernel's answers, its outputs
+//! are their fates. It has no packets, clock or kernel. The rules are those of docs/internals/attach.md: only
+//! a segment that the kernel's socket would accept may teach anything.
 //!
 //! ```text
 //!          SYN                 SYN-ACK                 header whole            socket made
@@ -40,7 +40,8 @@ pub(crate) enum Fate {
     PassWithoutEcho {
         by: u32,
     },
-    /// It becomes the ACK that ends the handshake, with what is replayed (so many bytes), and perhaps a copy of it comes in again.
+    /// It becomes the ACK that ends the handshake, with what is replayed (so many bytes), and perhaps a copy
+    /// of it comes in again.
     LastAck {
         seq: u32,
         is_echo_blank: bool,

@@ -42,7 +42,8 @@ fn field(at: usize) -> &'static str {
     }
 }
 
-/// As it comes from a socket of this host (CHECKSUM_PARTIAL): the field of the sum covers the pseudo header only.
+/// As it comes from a socket of this host (CHECKSUM_PARTIAL): the field of the sum covers the pseudo header
+/// only.
 pub(crate) fn with_sum_to_come(packet: Packet, segment: &Segment) -> Packet {
     let octets = |ip: IpAddr| match ip {
         IpAddr::V4(v4) => v4.octets().to_vec(),
@@ -151,9 +152,10 @@ enum Step {
     Lost,
 }
 
-/// A late segment is damaged, and a good one that is later still gets lost behind the relay. The other peer takes all good ones that it gets. While
-/// damaged ones were learnt from, the highest bit of one timestamp stopped such a session for ever: the other peer had been told of a time so far
-/// ahead that the right one, to which the table had returned, looked old (PAWS).
+/// A late segment is damaged, and a good one that is later still gets lost behind the relay. The other peer
+/// takes all good ones that it gets. While damaged ones were learnt from, the highest bit of one timestamp
+/// stopped such a session for ever: the other peer had been told of a time so far ahead that the right one,
+/// to which the table had returned, looked old (PAWS).
 pub(crate) fn what_follows_is_taken(bed: &Bed) -> Result<()> {
     use Step::{Arrives, Damaged, Lost};
     const STEPS: [(u32, Step); 8] = [

@@ -127,7 +127,8 @@ impl Case {
     }
 }
 
-/// Only an error about a segment that is under way goes on, to the peer that sent it, and nothing of the flow changes by any.
+/// Only an error about a segment that is under way goes on, to the peer that sent it, and nothing of the flow
+/// changes by any.
 pub(crate) fn agree(bed: &Bed, count: u64) -> Result<()> {
     let mut harness: SpliceHarness = crate::harness(bed)?;
     let mut seen = BTreeMap::new();

@@ -1,5 +1,6 @@
-//! `splice_in` does what its model says: with the same flow and the same frame, the same verdict, bytes and knowledge. Flows and frames are
-//! made up, right ones, damaged ones and blind ones, and shown to the program by BPF_PROG_TEST_RUN.
+//! `splice_in` does what its model says: with the same flow and the same frame, the same verdict, bytes and
+//! knowledge. Flows and frames are made up, right ones, damaged ones and blind ones, and shown to the program
+//! by BPF_PROG_TEST_RUN.
 //!
 //! `MODEL_SEGMENTS=N` tries so many frames.
 
@@ -111,7 +112,8 @@ fn one(harness: &mut SpliceHarness, case: &Case) -> Result<&'static str> {
     Ok(fate.name())
 }
 
-/// A window probe keeps its number: its receiver answers because it does not expect that number, and ignores the segment otherwise.
+/// A window probe keeps its number: its receiver answers because it does not expect that number, and ignores
+/// the segment otherwise.
 fn window_probe(bed: &Bed) -> Result<()> {
     let mut harness = harness(bed)?;
     for number in 0..2000 {
@@ -140,8 +142,8 @@ fn window_probe(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A bare ACK that newer segments have overtaken keeps its number: its receiver would take its smaller window for the newest. One with the newest
-/// window gets the number that the receiver expects.
+/// A bare ACK that newer segments have overtaken keeps its number: its receiver would take its smaller window
+/// for the newest. One with the newest window gets the number that the receiver expects.
 fn overtaken(bed: &Bed) -> Result<()> {
     let mut harness = harness(bed)?;
     for number in 0..2000 {
@@ -171,7 +173,8 @@ fn overtaken(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// If a forged segment has acknowledged all that was sent, up to a window beyond the peer's own acknowledgement, the peer's segments still go on.
+/// If a forged segment has acknowledged all that was sent, up to a window beyond the peer's own
+/// acknowledgement, the peer's segments still go on.
 fn forged_ack(bed: &Bed) -> Result<()> {
     let mut harness = harness(bed)?;
     for number in 0..200 {
@@ -195,8 +198,8 @@ fn forged_ack(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A byte is counted once, also if its segment comes twice, or behind another one, or if a repeated segment, which the socket takes, reaches into bytes
-/// that were translated already. Numbers wrap in between.
+/// A byte is counted once, also if its segment comes twice, or behind another one, or if a repeated segment,
+/// which the socket takes, reaches into bytes that were translated already. Numbers wrap in between.
 fn counted(bed: &Bed) -> Result<()> {
     let mut harness = harness(bed)?;
     for stage in [Stage::Tail, Stage::Spliced] {
@@ -240,7 +243,8 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
         let (stage, mut faces) = harness.state();
         // A blind segment is counted like any other.
         faces.iter_mut().zip(case.faces).for_each(|(face, was)| face.segments = was.segments);
-        // A window of 64 KiB is hit once in 65,536 times, and the acknowledgement besides; a SYN after the end needs half of all numbers.
+        // A window of 64 KiB is hit once in 65,536 times, and the acknowledgement besides; a SYN after the
+        // end needs half of all numbers.
         let is_syn_after_end = matches!(case.stage, Stage::Closing | Stage::Dead) && stage == Stage::Gone;
         if !is_syn_after_end && (stage != case.stage || faces != case.faces) {
             lucky += 1;
@@ -251,7 +255,8 @@ fn blind(bed: &Bed, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Measures the time for a segment of a spliced session. The flow leads back to its own beginning, so each round translates the same segment.
+/// Measures the time for a segment of a spliced session. The flow leads back to its own beginning, so each
+/// round translates the same segment.
 fn pays_little(bed: &Bed) -> Result<()> {
     /// The limit, as a multiple of what a packet of others costs in the same moments. Measured: 3 to 7.
     const MOST: u32 = 12;
@@ -298,7 +303,8 @@ fn pays_little(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Compares each program with an empty one. Takes the cheapest of several rounds: in the others the machine did something else, too.
+/// Compares each program with an empty one. Takes the cheapest of several rounds: in the others the machine
+/// did something else, too.
 fn others_pay(bed: &Bed) -> Result<()> {
     /// The limit beyond the empty program, as a multiple of its time. Measured: up to 1.5.
     const MOST: u32 = 6;

@@ -1,4 +1,5 @@
-//! A model of `splice_in`: the rules of docs/internals/splice.md for a segment in a flow, written independently of the program.
+//! A model of `splice_in`: the rules of docs/internals/splice.md for a segment in a flow, written
+//! independently of the program.
 
 use std::net::SocketAddr;
 

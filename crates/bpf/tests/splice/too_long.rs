@@ -13,7 +13,8 @@ const MTU: u32 = 1280;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 
-/// As a router would: by the error that says how long a packet may be, and quotes the segment. One that was not taken is not answered.
+/// As a router would: by the error that says how long a packet may be, and quotes the segment. One that was
+/// not taken is not answered.
 pub(crate) fn is_answered(bed: &Bed) -> Result<()> {
     let mut harness = crate::harness(bed)?;
     ip_here(&[&format!("link set wire mtu {MTU}")])?;

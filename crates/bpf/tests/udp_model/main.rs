@@ -1,5 +1,6 @@
-//! `udp_ingress` does what its model does: for the same frames the same decisions, bytes and tables. Generated
-//! sequences of valid and hostile frames are passed to the program by BPF_PROG_TEST_RUN, with real sockets.
+//! `udp_ingress` does what its model does: for the same frames the same decisions, bytes and tables.
+//! Generated sequences of valid and hostile frames are passed to the program by BPF_PROG_TEST_RUN, with real
+//! sockets.
 //!
 //! `MODEL_SEGMENTS=N` tries at least so many frames, `MODEL_FROM=N` begins with another sequence.
 

@@ -162,8 +162,8 @@ impl Connection {
         self.inbound.drain(..length).collect()
     }
 
-    /// tcp_sendmsg(): returns how many bytes fit. A caller that finds too little room gets an edge when there is
-    /// more.
+    /// tcp_sendmsg(): returns how many bytes fit. A caller that finds too little room gets an edge when there
+    /// is more.
     pub(super) fn writable_bytes(&mut self, wanted: usize) -> Result<usize, Errno> {
         match self.state {
             State::Dialling => {
@@ -188,7 +188,8 @@ impl Connection {
 
     pub(super) fn put_in(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
-            // A small buffer fills up after every few bytes. In vain are only writes without progress in between.
+            // A small buffer fills up after every few bytes. In vain are only writes without progress in
+            // between.
             self.writes_in_vain = 0;
         }
         self.written_bytes += bytes.len();

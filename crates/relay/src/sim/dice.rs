@@ -51,7 +51,8 @@ impl Dice {
     }
 }
 
-/// The byte at `offset` of stream `stream`: each party sends a different stream, and neighbouring bytes differ.
+/// The byte at `offset` of stream `stream`: each party sends a different stream, and neighbouring bytes
+/// differ.
 pub(super) fn stream_byte(stream: u64, offset: usize) -> u8 {
     let mixed = (offset as u64 ^ (stream << 56)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed.to_be_bytes()[1]

@@ -20,8 +20,8 @@ const MOST: usize = 200_000;
 /// Plays up to three sessions at once.
 ///
 /// # Panics
-/// A byte is lost, doubled or changed; an end or a reset is not passed on, or is made up; a header that is not one reaches a
-/// backend; a session never ends; something that was taken is not given back.
+/// A byte is lost, doubled or changed; an end or a reset is not passed on, or is made up; a header that is
+/// not one reaches a backend; a session never ends; something that was taken is not given back.
 pub fn any_sessions(bytes: &[u8]) {
     let mut dice = Dice::given(bytes);
     let plans: Vec<_> = (1..=up_to_three(&mut dice)).map(|number| fuzzed(&mut dice, number)).collect();
@@ -211,7 +211,8 @@ mod tests {
         }
     }
 
-    /// The backend sends, marks its last byte as urgent and resets before truepeer hears that it has answered.
+    /// The backend sends, marks its last byte as urgent and resets before truepeer hears that it has
+    /// answered.
     #[test]
     fn an_urgent_byte_before_a_reset_is_delivered() {
         super::any_sessions(&[
@@ -222,7 +223,8 @@ mod tests {
         ]);
     }
 
-    /// A send buffer of one byte, which the network empties during calls: each second write finds it full, with progress in between.
+    /// A send buffer of one byte, which the network empties during calls: each second write finds it full,
+    /// with progress in between.
     #[test]
     fn a_send_buffer_of_one_byte_fills_up_again_and_again() {
         super::any_sessions(&[

@@ -6,8 +6,8 @@
 //!                 └───────────── edges, as epoll gives them ◀──────────┘
 //! ```
 //! The world also moves *during* a session's calls, so bytes, ends and resets arrive between any two of them.
-//! Time stands still while anything can move; then it jumps to the next deadline. If nothing moves although bytes
-//! could, an edge was lost.
+//! Time stands still while anything can move; then it jumps to the next deadline. If nothing moves although
+//! bytes could, an edge was lost.
 
 #![cfg_attr(not(test), allow(dead_code, reason = "fuzz/ uses a part of it"))]
 

@@ -1,7 +1,7 @@
 //! The program at the other end of a simulated connection: a client (with its sender) or a backend.
 //!
-//! A party sends an opening (a header, for example) and then its stream, reads, and ends in one of several ways.
-//! It checks every byte that it reads.
+//! A party sends an opening (a header, for example) and then its stream, reads, and ends in one of several
+//! ways. It checks every byte that it reads.
 
 use super::connection::{Connection, End};
 use super::dice::{Dice, stream_byte};

@@ -69,8 +69,8 @@ proptest! {
     }
 }
 
-/// The end came with the header, and what came between fills the backend's socket so far that it is not writable: the
-/// only event to come says that there is room again.
+/// The end came with the header, and what came between fills the backend's socket so far that it is not
+/// writable: the only event to come says that there is room again.
 #[test]
 fn an_end_behind_first_bytes_that_fill_the_socket_is_passed_on() {
     let script = |opening, length, ending| Script {

@@ -53,8 +53,8 @@ pub(super) struct Place {
 pub(super) struct World {
     pub(super) dice: Dice,
     pub(super) places: Vec<Place>,
-    /// Keyed by the last byte of the client's address. With `--send-proxy` there is none; then the first backend
-    /// is used.
+    /// Keyed by the last byte of the client's address. With `--send-proxy` there is none; then the first
+    /// backend is used.
     backends: HashMap<u8, (Backend, usize)>,
     pub(super) attempts: Vec<Upstream>,
     /// The number of calls that did something.
@@ -82,9 +82,8 @@ impl World {
         }
     }
 
-    /// A connection from a sender, for the session with this number. `plain_bytes` of its opening are not meant
-    /// for the backend.
-    /// for the backend.
+    /// A connection from a sender, for the session with this number. `plain_bytes` of its opening are not
+    /// meant for the backend. for the backend.
     pub(super) fn accept(&mut self, number: u8, client: Script, rooms: Rooms, backend: Backend) -> usize {
         let id = self.places.len();
         let streams = (u64::from(number) * 2, u64::from(number) * 2 + 1);

@@ -116,8 +116,8 @@ impl<S> Connecting<S> {
             self.attempt = Attempt::Dialled(upstream);
             return Dialling::Waiting(self);
         }
-        // On loopback the handshake has finished when connect() returns, so send the first bytes without waiting
-        // for an event.
+        // On loopback the handshake has finished when connect() returns, so send the first bytes without
+        // waiting for an event.
         match cx.io.send(&upstream.socket, self.first.unsent()) {
             Ok(sent) => {
                 self.first.count_sent(sent);
@@ -165,8 +165,8 @@ impl<S> Connecting<S> {
     /// The backend refuses, is unreachable, or has reset.
     fn on_error<P>(self, mut upstream: End<S>, errno: Errno, now: Instant) -> Dialling<S, P> {
         if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
-            // Linux's tcp_reset(): RESET means that the connection was established, REFUSED that it was not. The
-            // bytes that the backend sent before the reset can still be read.
+            // Linux's tcp_reset(): RESET means that the connection was established, REFUSED that it was not.
+            // The bytes that the backend sent before the reset can still be read.
             upstream.ready = Readiness::BROKEN;
             return self.connected(upstream, now);
         }

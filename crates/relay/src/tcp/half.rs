@@ -6,19 +6,19 @@
 //! ```
 //! *Copying* uses the worker's one buffer. What the receiver does not take at once is kept in a backlog of
 //! exactly that size. *Splicing* moves bulk data through a kernel pipe, which is held only while it contains
-//! bytes. Nothing is read while bytes are held, so a slow receiver slows its sender, and a session's memory is
-//! bounded by one backlog or one pipe in each direction.
+//! bytes. Nothing is read while bytes are held, so a slow receiver slows its sender, and a session's memory
+//! is bounded by one backlog or one pipe in each direction.
 
 use rustix::io::Errno;
 use truepeer_session::budget::{Budget, Permit};
 
 use crate::io::{Io, Readiness};
 
-/// The size of a read when copying; also the most that a backlog holds. A read that fills it switches the half to
-/// splicing.
+/// The size of a read when copying; also the most that a backlog holds. A read that fills it switches the
+/// half to splicing.
 pub(crate) const COPY_BYTES: usize = 64 << 10;
-/// The size of a peek when the budget for backlogs is used up. Bytes that the sink doesn't take are copied again by
-/// the next peek, so it is smaller than [`COPY_BYTES`].
+/// The size of a peek when the budget for backlogs is used up. Bytes that the sink doesn't take are copied
+/// again by the next peek, so it is smaller than [`COPY_BYTES`].
 const PEEK_BYTES: usize = 16 << 10;
 /// Smaller moves are not bulk: the calls that they need cost more than copying.
 const SMALL_BYTES: usize = 4 << 10;
@@ -164,8 +164,8 @@ impl<P> Half<P> {
         matches!(self.held, Held::Nothing) && self.input == Input::Closed
     }
 
-    /// Moves bytes until something blocks, ends or breaks, or the turn is over. `is_last`: the other direction
-    /// has finished, so the sockets will be closed once this one has, too.
+    /// Moves bytes until something blocks, ends or breaks, or the turn is over. `is_last`: the other
+    /// direction has finished, so the sockets will be closed once this one has, too.
     pub(crate) fn pump<I: Io<Pipe = P>>(
         &mut self,
         cx: &mut PumpContext<'_, I>,
@@ -190,8 +190,8 @@ impl<P> Half<P> {
                 Step::Moved => {}
                 Step::Wait => return Pumped::Blocked,
                 Step::SinkBroken => {
-                    // This call took the connection's error. The half that reads from it would find an orderly
-                    // end.
+                    // This call took the connection's error. The half that reads from it would find an
+                    // orderly end.
                     to.ready.error = true;
                     return Pumped::SinkBroken;
                 }
@@ -248,7 +248,8 @@ impl<P> Half<P> {
         }
     }
 
-    /// A broken connection reports its error once, to the first call. After that, reads return an orderly end.
+    /// A broken connection reports its error once, to the first call. After that, reads return an orderly
+    /// end.
     fn on_input_end(&mut self, broken: bool) -> Step {
         self.input = if broken { Input::Reset } else { Input::Ended };
         Step::Moved

@@ -1,7 +1,7 @@
 //! Reads the first bytes in any number of segments. [`HeaderReader`] interprets them.
 //!
-//! Almost every header arrives in one segment. It is then decoded in the worker's buffer, without an allocation.
-//! Only a header in pieces gets memory of its own, within a global budget.
+//! Almost every header arrives in one segment. It is then decoded in the worker's buffer, without an
+//! allocation. Only a header in pieces gets memory of its own, within a global budget.
 
 use rustix::io::Errno;
 use truepeer_policy::{HeaderReader, Opening};
@@ -10,8 +10,8 @@ use truepeer_session::budget::{Budget, Permit};
 use super::half::End;
 use crate::io::Io;
 
-/// The size of a read while a header is in pieces, or while the backlog budget is used up: bytes after the header
-/// are held until the backend takes them.
+/// The size of a read while a header is in pieces, or while the backlog budget is used up: bytes after the
+/// header are held until the backend takes them.
 const PIECE_BYTES: usize = 4 << 10;
 
 /// The interpretation of a sender's first bytes. Borrows the buffer into which they were read.
@@ -40,8 +40,8 @@ impl FirstBytes {
         self.pending.as_ref().map_or(&[], |pending| &pending.bytes)
     }
 
-    /// Reads once, and returns the result for all bytes so far. After [`Opening::NeedMore`] call it again while
-    /// `downstream` is readable.
+    /// Reads once, and returns the result for all bytes so far. After [`Opening::NeedMore`] call it again
+    /// while `downstream` is readable.
     pub(crate) fn read<'a, I: Io>(
         &'a mut self,
         io: &mut I,

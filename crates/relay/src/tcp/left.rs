@@ -1,4 +1,5 @@
-//! A session that has left user space: no socket, no buffer. Its flow in the kernel is looked at now and then.
+//! A session that has left user space: no socket, no buffer. Its flow in the kernel is looked at now and
+//! then.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,8 @@ use truepeer_session::CloseReason;
 use truepeer_splice::{Attention, Care, Question, Stage, Watched};
 use truepeer_sys::repair;
 
-/// The time between two looks at the flow. An end is logged at the next look, a reset at the second one ([`Left::look_at_reset`]).
+/// The time between two looks at the flow. An end is logged at the next look, a reset at the second one
+/// ([`Left::look_at_reset`]).
 pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
 
 /// The session.
@@ -89,7 +91,8 @@ impl Left {
         }
     }
 
-    /// The other peer may not believe the reset and go on. So the session has ended only if nothing more has come at the next look.
+    /// The other peer may not believe the reset and go on. So the session has ended only if nothing more has
+    /// come at the next look.
     fn look_at_reset(&mut self) -> Option<CloseReason> {
         let segments = self.watched.segments();
         let is_over = self.reset_at.replace(segments) == Some(segments);

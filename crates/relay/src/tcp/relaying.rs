@@ -34,8 +34,8 @@ pub(crate) enum Progress {
     Waiting,
     /// Another turn.
     TurnOver,
-    /// For the acknowledgement of the bytes before a reset: check again after [`RESET_CHECK`], and give up after
-    /// [`RESET_GRACE`].
+    /// For the acknowledgement of the bytes before a reset: check again after [`RESET_CHECK`], and give up
+    /// after [`RESET_GRACE`].
     Resetting,
     /// The same. The next check is already scheduled, and no event postpones it.
     StillResetting,
@@ -62,7 +62,8 @@ pub(crate) struct Relaying<S, P> {
     stays: Option<Reason>,
     /// Nothing is written to this end: what it has must be sent first.
     hold: Option<Side>,
-    /// The sender was silent, and its first bytes may be a header: they stay in the kernel until that is decided.
+    /// The sender was silent, and its first bytes may be a header: they stay in the kernel until that is
+    /// decided.
     awaits_late_bytes: bool,
 }
 

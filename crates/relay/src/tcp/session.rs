@@ -5,8 +5,8 @@
 //!      └──────────────┴──────────────┴──────────▲
 //! ```
 //! Stages are consumed and replaced, except `Relaying`, which takes most of the time and works in place. A
-//! session has no access to a clock or an event loop: events and `now` are parameters, and a [`Verdict`] tells
-//! what it waits for.
+//! session has no access to a clock or an event loop: events and `now` are parameters, and a [`Verdict`]
+//! tells what it waits for.
 
 mod adoption;
 mod ending;

@@ -19,8 +19,8 @@ impl UdpFlows {
         let received = self.received.get_or_insert_with(room);
         match received.receive(flow.upstream.as_fd()) {
             Ok(_) => {}
-            // Usually ECONNREFUSED: the backend is restarting. The flow survives that. The error was taken off
-            // the socket, and waiting datagrams will be announced again.
+            // Usually ECONNREFUSED: the backend is restarting. The flow survives that. The error was taken
+            // off the socket, and waiting datagrams will be announced again.
             Err(_) => return,
         }
         let Some(Some(Inbound { downstream, .. })) = self.downstreams.get(flow.back.downstream) else {
@@ -48,8 +48,8 @@ impl UdpFlows {
 }
 
 impl SentHeader {
-    /// A reply's payload for the client. In `spp` it starts with the header that truepeer sent; a reply without
-    /// it is passed on unchanged.
+    /// A reply's payload for the client. In `spp` it starts with the header that truepeer sent; a reply
+    /// without it is passed on unchanged.
     fn take_header_off<'a>(&self, reply: &'a [u8]) -> &'a [u8] {
         match self {
             Self::Each { header, replies_carry_it: true } => reply.strip_prefix(&**header).unwrap_or(reply),

@@ -76,8 +76,8 @@ pub(crate) fn open(
         let port = downstreams.first().map_or(settings.address.port(), |first| first.port);
         let address = SocketAddr::new(settings.address.ip(), port);
         let socket = bind(settings, address, !downstreams.is_empty()).map_err(fail)?;
-        // For the downstream sockets of the other workers, and for the upstream sockets of clients with the same port (NTP
-        // clients send from 123). Other users' sockets can't share it.
+        // For the downstream sockets of the other workers, and for the upstream sockets of clients with the
+        // same port (NTP clients send from 123). Other users' sockets can't share it.
         sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)").map_err(fail)?;
         downstreams.push(adopt(listener, number, settings, socket, may_merge, tuples).map_err(fail)?);
     }
@@ -92,8 +92,8 @@ pub(crate) fn open(
     Ok(downstreams)
 }
 
-/// The first socket of a group is bound without SO_REUSEPORT. Otherwise a second instance of this program would
-/// silently share the port.
+/// The first socket of a group is bound without SO_REUSEPORT. Otherwise a second instance of this program
+/// would silently share the port.
 fn bind(settings: &ListenerSettings, address: SocketAddr, is_further: bool) -> Result<OwnedFd, CallError> {
     let socket = udp_socket(address)?;
     if is_further {

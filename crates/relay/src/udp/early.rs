@@ -1,8 +1,9 @@
 //! Datagrams that came before a listener's sockets were complete.
 //!
-//! Until the steering program is attached, the kernel chooses among the sockets that are bound so far. Read by the worker of the
-//! socket where it lies, an early datagram would open its client's flow there, and later ones another flow with the same tuple in
-//! another worker. So they are taken from the sockets before the workers read, and each goes to the worker that the program chooses.
+//! Until the steering program is attached, the kernel chooses among the sockets that are bound so far. Read
+//! by the worker of the socket where it lies, an early datagram would open its client's flow there, and later
+//! ones another flow with the same tuple in another worker. So they are taken from the sockets before the
+//! workers read, and each goes to the worker that the program chooses.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -37,9 +38,9 @@ impl EarlyDatagram {
     }
 }
 
-/// Takes the datagrams that wait in a listener's sockets. Returns them in the order of the sockets that `program`
-/// chooses; it is attached already. `buffer_bytes`: what the kernel was asked for. It doubles that, and what follows
-/// was steered.
+/// Takes the datagrams that wait in a listener's sockets. Returns them in the order of the sockets that
+/// `program` chooses; it is attached already. `buffer_bytes`: what the kernel was asked for. It doubles that,
+/// and what follows was steered.
 pub(super) fn take(
     sockets: &[BorrowedFd<'_>],
     buffer_bytes: usize,

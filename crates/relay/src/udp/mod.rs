@@ -128,7 +128,8 @@ impl UdpFlows {
         Ok(())
     }
 
-    /// Closes the downstream sockets of a listener. Its flows end: replies would have to leave from those sockets.
+    /// Closes the downstream sockets of a listener. Its flows end: replies would have to leave from those
+    /// sockets.
     pub(crate) fn close_downstreams(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
         self.release_downstreams(cx, id);
         while let Some(gone) = self.table.take_of(id) {
@@ -217,7 +218,8 @@ impl UdpFlows {
         listener.shard.count(why);
         listener.shard.on_end();
         let is_expired = why == Counter::FlowsExpired;
-        // Remove it explicitly: the process that grows its buffers may still have the socket. Then a late reply that nobody reads would wake us for ever.
+        // Remove it explicitly: the process that grows its buffers may still have the socket. Then a late
+        // reply that nobody reads would wake us for ever.
         let was_watched = epoll::delete(cx.epoll, &gone.flow.upstream).is_ok();
         if let Some(sender) = gone.sender {
             self.forgotten.add(sender, !is_expired, cx.now);

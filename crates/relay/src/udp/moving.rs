@@ -4,8 +4,8 @@
 //! old: pause ──▶ describe ───────────────▶ release (or resume, if the new process fails)
 //! new: pause ──▶ open the same downstream sockets ──▶ adopt ──▶ resume
 //! ```
-//! While both are paused, nobody reads: datagrams wait in the sockets' buffers. A socket is never opened again,
-//! because closing one of a SO_REUSEPORT group would lose what is queued on it.
+//! While both are paused, nobody reads: datagrams wait in the sockets' buffers. A socket is never opened
+//! again, because closing one of a SO_REUSEPORT group would lose what is queued on it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -129,8 +129,8 @@ impl UdpFlows {
         }
     }
 
-    /// Reads datagrams again. Those that came meanwhile are announced at once. Without a pause before, nothing
-    /// changes.
+    /// Reads datagrams again. Those that came meanwhile are announced at once. Without a pause before,
+    /// nothing changes.
     pub(crate) fn resume(&mut self, cx: &FlowContext<'_>) -> Result<(), CallError> {
         if !std::mem::take(&mut self.is_paused) {
             return Ok(());
@@ -201,7 +201,8 @@ impl UdpFlows {
         }))
     }
 
-    /// Forgets the downstream sockets and flows of a listener, which another process serves now. Nothing is logged: they go on.
+    /// Forgets the downstream sockets and flows of a listener, which another process serves now. Nothing is
+    /// logged: they go on.
     pub(crate) fn release(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
         self.release_downstreams(cx, id);
         while let Some(gone) = self.table.take_of(id) {
@@ -209,13 +210,14 @@ impl UdpFlows {
         }
     }
 
-    /// Adopts flows of open downstream sockets, while paused. Returns how many. Flows that were silent for longer must come
-    /// first.
+    /// Adopts flows of open downstream sockets, while paused. Returns how many. Flows that were silent for
+    /// longer must come first.
     pub(crate) fn adopt_all(&mut self, cx: &FlowContext<'_>, flows: Vec<MovingFlow>) -> usize {
         flows.into_iter().filter_map(|flow| self.adopt_one(cx, flow)).count()
     }
 
-    /// `None`: there is no such downstream socket here, or the time of the flow is over under its listener's new rules.
+    /// `None`: there is no such downstream socket here, or the time of the flow is over under its listener's
+    /// new rules.
     fn adopt_one(&mut self, cx: &FlowContext<'_>, moving: MovingFlow) -> Option<()> {
         let MovingFlow { listener: id, downstream: number, state, upstream, reply_socket } = moving;
         let is_meant =

@@ -24,7 +24,8 @@ use super::table::UdpFlowKey;
 use super::{FlowContext, UdpFlows};
 use crate::listener::Listener;
 
-/// The longest address block of a v2 header that truepeer writes, with the fixed part and a checksum (PROXY 2.2).
+/// The longest address block of a v2 header that truepeer writes, with the fixed part and a checksum (PROXY
+/// 2.2).
 const V2_ROOM: usize = 16 + 36 + 7;
 
 /// The inputs of a new flow.
@@ -103,8 +104,8 @@ impl UdpFlows {
         {
             self.forget(cx, oldest, Counter::FlowsEvicted);
         }
-        // Another worker may be quicker to take the released place, or may have all flows. The clients that are
-        // steered to this worker must not suffer for that, so each worker may exceed the limit by one.
+        // Another worker may be quicker to take the released place, or may have all flows. The clients that
+        // are steered to this worker must not suffer for that, so each worker may exceed the limit by one.
         cx.budgets.flows.take_anyway(1)
     }
 

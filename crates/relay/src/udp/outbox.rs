@@ -154,8 +154,8 @@ impl<'a> RunSender<'a> {
                     next += 1;
                     tried_again = false;
                 }
-                // This may be an ICMP error for an earlier datagram (refused, unreachable, too large). It has now
-                // been reported, and this datagram was not sent.
+                // This may be an ICMP error for an earlier datagram (refused, unreachable, too large). It has
+                // now been reported, and this datagram was not sent.
                 Err(_) if !tried_again => tried_again = true,
                 Err(_) => {
                     self.count_dropped(&bounds[next..=next]);

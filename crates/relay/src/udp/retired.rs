@@ -1,8 +1,8 @@
 //! Keeps the source ports of forgotten flows from being reused too early.
 //!
-//! Where truepeer is the sender and only a flow's first datagram has a header, the receiver identifies the flow
-//! by truepeer's port. The receiver forgets it later than truepeer does. If the kernel reused the port for
-//! another client's flow before that, the receiver would take it for the old client.
+//! Where truepeer is the sender and only a flow's first datagram has a header, the receiver identifies the
+//! flow by truepeer's port. The receiver forgets it later than truepeer does. If the kernel reused the port
+//! for another client's flow before that, the receiver would take it for the old client.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::budget::Permit;
 
-/// Longer than a receiver remembers a flow after truepeer has forgotten it: Spectrum and frp use 30 s in total,
-/// truepeer 28 s.
+/// Longer than a receiver remembers a flow after truepeer has forgotten it: Spectrum and frp use 30 s in
+/// total, truepeer 28 s.
 const REST: Duration = Duration::from_secs(30);
 
 /// A socket that only keeps its port.

@@ -1,13 +1,13 @@
 //! Assigns each flow to one worker.
 //!
-//! Each worker has its own socket of a SO_REUSEPORT group. By default the kernel chooses by the sender's address
-//! and port. That is right where bare datagrams are identified by exactly those. Where each datagram names its
-//! client, the same client may come from several sender ports. Two workers would then open two upstream sockets
-//! with one tuple, and only the newer one would receive replies. So a classic BPF program chooses by the header's
-//! client and destination.
+//! Each worker has its own socket of a SO_REUSEPORT group. By default the kernel chooses by the sender's
+//! address and port. That is right where bare datagrams are identified by exactly those. Where each datagram
+//! names its client, the same client may come from several sender ports. Two workers would then open two
+//! upstream sockets with one tuple, and only the newer one would receive replies. So a classic BPF program
+//! chooses by the header's client and destination.
 //!
-//! For anything other than such a header the program returns a socket that does not exist, and the kernel makes
-//! its own choice (`reuseport_select_sock`: "no bpf or invalid bpf result: fall back to hash usage").
+//! For anything other than such a header the program returns a socket that does not exist, and the kernel
+//! makes its own choice (`reuseport_select_sock`: "no bpf or invalid bpf result: fall back to hash usage").
 
 use truepeer_policy::Dialect;
 
@@ -30,8 +30,8 @@ const V2_IPV6_WORDS: [u32; 9] = [16, 20, 24, 28, 32, 36, 40, 44, 48];
 /// The client and proxy address and both ports, after the magic.
 const SPP_WORDS: [u32; 9] = [2, 6, 10, 14, 18, 22, 26, 30, 34];
 
-/// The v2 signature (PROXY 2.2) in words, and the bytes after it: version 2, command PROXY, and UDP over IPv4 or
-/// IPv6.
+/// The v2 signature (PROXY 2.2) in words, and the bytes after it: version 2, command PROXY, and UDP over IPv4
+/// or IPv6.
 const SIGNATURE: [u32; 3] = [0x0D0A_0D0A, 0x000D_0A51, 0x5549_540A];
 const PROXY_UDP_IPV4: u32 = 0x2112;
 const PROXY_UDP_IPV6: u32 = 0x2122;
@@ -63,8 +63,8 @@ fn by_spp_header(workers: u32) -> Vec<libc::sock_filter> {
     program
 }
 
-/// A load beyond the datagram's end makes the kernel return 0: the first worker, whichever has the flow. So check
-/// the length first.
+/// A load beyond the datagram's end makes the kernel return 0: the first worker, whichever has the flow. So
+/// check the length first.
 fn require_length(program: &mut Vec<libc::sock_filter>, bytes: u32) {
     program.push(instruction(LOAD_LENGTH, 0));
     program.push(branch(JUMP_IF_AT_LEAST, bytes, 1, 0));
@@ -116,7 +116,8 @@ const JUMP_IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 const RETURN_A: u16 = 0x16;
 
-/// The socket that `program` chooses for a datagram; `None`: the kernel chooses. For those that came before it was attached.
+/// The socket that `program` chooses for a datagram; `None`: the kernel chooses. For those that came before
+/// it was attached.
 pub(super) fn choice(program: &[libc::sock_filter], datagram: &[u8]) -> Option<usize> {
     let (mut a, mut x, mut next) = (0_u32, 0_u32, 0);
     loop {

@@ -1,5 +1,5 @@
-//! The flows of one worker: found by client, or by the sender's address where datagrams are bare. Their number is
-//! limited, and silent ones are forgotten.
+//! The flows of one worker: found by client, or by the sender's address where datagrams are bare. Their
+//! number is limited, and silent ones are forgotten.
 //!
 //! Pure: no sockets and no clock. The caller defines the contents of a flow.
 
@@ -129,8 +129,8 @@ impl<F> FlowTable<F> {
         place
     }
 
-    /// Assigns the bare datagrams of `sender` to this flow. Those of its earlier sender no longer belong to it,
-    /// because that port may soon be another client's.
+    /// Assigns the bare datagrams of `sender` to this flow. Those of its earlier sender no longer belong to
+    /// it, because that port may soon be another client's.
     pub(crate) fn name_sender(&mut self, key: Key, sender: SenderKey) {
         let Some(entry) = self.flows.get_mut(key) else { return };
         if entry.sender == Some(sender) {

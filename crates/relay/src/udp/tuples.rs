@@ -1,10 +1,10 @@
 //! The client addresses in use towards each backend, by all workers together.
 //!
-//! The kernel lets any number of UDP sockets have one tuple and delivers the backend's datagrams to the newest
-//! only. A client that sent to two addresses of its load balancer has two flows but one backend: the second flow
-//! must not take the first one's replies. Only a flow's own successor may have its tuple: the same client and
-//! destination, where the sender continues on another listener, or from another port that belongs to another
-//! worker (if only the first datagram has a header).
+//! The kernel lets any number of UDP sockets have one tuple and delivers the backend's datagrams to the
+//! newest only. A client that sent to two addresses of its load balancer has two flows but one backend: the
+//! second flow must not take the first one's replies. Only a flow's own successor may have its tuple: the
+//! same client and destination, where the sender continues on another listener, or from another port that
+//! belongs to another worker (if only the first datagram has a header).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -162,8 +162,8 @@ impl UdpFlows {
         }
     }
 
-    /// The flow of the client that a header names (or of its sender, without a header). Opens it if it doesn't
-    /// exist.
+    /// The flow of the client that a header names (or of its sender, without a header). Opens it if it
+    /// doesn't exist.
     fn flow_of(
         &mut self,
         cx: &FlowContext<'_>,
@@ -276,8 +276,8 @@ impl Flow {
             let begun = send(way, &datagrams, &mut self.merge_up);
             sent.add(begun);
             rest = others;
-            // A header that was not sent (too long together with the payload, for example) is sent with the next
-            // datagram.
+            // A header that was not sent (too long together with the payload, for example) is sent with the
+            // next datagram.
             if begun.datagrams > 0 {
                 self.sending = SentHeader::Nothing;
             }

@@ -58,8 +58,8 @@ const SCRATCH_BYTES: usize = 128 << 10;
 const EVENTS: usize = 256;
 /// How many connections are accepted before sessions get a turn.
 const BATCH: usize = 256;
-/// How many connections are still accepted from a listening socket that closes: the kernel has completed them and would reset
-/// them.
+/// How many connections are still accepted from a listening socket that closes: the kernel has completed them
+/// and would reset them.
 const LAST_CONNECTIONS: usize = 4096;
 
 /// The parts of a worker. Its thread creates the worker from them.
@@ -171,7 +171,8 @@ impl Worker {
         }
     }
 
-    /// Runs until it is told to stop, or until its last session and flow have ended after it was told to drain.
+    /// Runs until it is told to stop, or until its last session and flow have ended after it was told to
+    /// drain.
     ///
     /// # Errors
     /// epoll_wait(2) failed.
@@ -228,10 +229,11 @@ impl Worker {
             return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
         }
         let of_sessions = self.deadlines.next(&mut self.sessions);
-        let next = [of_sessions, self.flows.next_deadline(), self.listening.paused_until(), self.probes_until]
-            .into_iter()
-            .flatten()
-            .min()?;
+        let next =
+            [of_sessions, self.flows.next_deadline(), self.listening.paused_until(), self.probes_until]
+                .into_iter()
+                .flatten()
+                .min()?;
         let left = next.saturating_duration_since(now);
         // Round up: waking just before the deadline would only wait again.
         Timespec::try_from(left + std::time::Duration::from_micros(500)).ok()

@@ -6,7 +6,8 @@ use truepeer_session::mailbox::Postbox;
 
 use super::order::Order;
 
-/// A worker passes connections on when it has this many sessions more than the least busy one, plus an eighth.
+/// A worker passes connections on when it has this many sessions more than the least busy one, plus an
+/// eighth.
 const UNEVEN: usize = 4;
 /// The load of a worker that accepts no more sessions.
 const GONE: usize = usize::MAX / 2;

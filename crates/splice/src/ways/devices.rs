@@ -21,9 +21,9 @@ const ADDRESS_LEN: usize = 8;
 const MASTER: u16 = 10;
 const ADDRESSES: [u16; 2] = [1, 2];
 
-/// The devices that were there at the start and that packets still pass as they did then, by index. The programs
-/// are on no others: a device that comes back by its old index has lost them, and a confined process can't attach
-/// them again.
+/// The devices that were there at the start and that packets still pass as they did then, by index. The
+/// programs are on no others: a device that comes back by its old index has lost them, and a confined process
+/// can't attach them again.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Devices {
     present: BTreeSet<u32>,

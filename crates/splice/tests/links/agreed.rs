@@ -29,7 +29,8 @@ pub(crate) fn leaves_beside_loopback(bed: &Bed, v6: bool) -> Result<()> {
     Ok(())
 }
 
-/// With a receive buffer of up to 2 GiB a step of our window scale is 16 KiB: a narrow window would be rounded down to none.
+/// With a receive buffer of up to 2 GiB a step of our window scale is 16 KiB: a narrow window would be
+/// rounded down to none.
 pub(crate) fn a_window_of_less_than_a_step_stays(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     line.host("relay").run(|| fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 2147483647"))??;
@@ -43,8 +44,8 @@ pub(crate) fn a_window_of_less_than_a_step_stays(bed: &Bed, v6: bool) -> Result<
     session.say(1, &[6; 1000])
 }
 
-/// While the relay holds the windows, its scale is 10 and the sender's 7: rounded down to 1024 bytes, an offer would end before the last one, by more than
-/// the 128 bytes that the sender's kernel forgives.
+/// While the relay holds the windows, its scale is 10 and the sender's 7: rounded down to 1024 bytes, an
+/// offer would end before the last one, by more than the 128 bytes that the sender's kernel forgives.
 pub(crate) fn an_offer_is_not_taken_back(bed: &Bed, v6: bool) -> Result<()> {
     const FORGIVEN: u64 = 128;
     let line = Line::make(bed)?;

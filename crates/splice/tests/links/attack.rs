@@ -21,7 +21,8 @@ const BLIND: u64 = 300;
 /// Around each number that the table knows.
 const NEAR: u32 = 70_000;
 
-/// No peer offers a window that is wider than half of this. An acknowledgement this far from what was sent is never believed.
+/// No peer offers a window that is wider than half of this. An acknowledgement this far from what was sent is
+/// never believed.
 const FAR: u32 = 1 << 27;
 
 /// Its only way is through a router, which forwards whatever it sends.
@@ -61,8 +62,9 @@ impl ThirdHost {
     }
 }
 
-/// Numbers that a third host makes up. `expected`, the number that we expect of this peer, it guesses nearly right half of the time. It never guesses
-/// an acknowledgement near `nxt`, the number that we send next: with one of some 60,000 it does, and then a kernel's socket, too, takes the segment.
+/// Numbers that a third host makes up. `expected`, the number that we expect of this peer, it guesses nearly
+/// right half of the time. It never guesses an acknowledgement near `nxt`, the number that we send next: with
+/// one of some 60,000 it does, and then a kernel's socket, too, takes the segment.
 fn blind(
     chance: &mut Chance,
     (peer, own): (SocketAddr, SocketAddr),
@@ -200,13 +202,15 @@ pub(crate) fn changes_nothing(bed: &Bed, v6: bool) -> Result<()> {
     session.hear_end(0)?;
     let stage = |session: &ByHand| session.entry().first().map(|(_, stage)| *stage);
     truepeer_testbed::wait_for("CLOSING", || stage(&session) == Some(4))?;
-    // A SYN behind all numbers of the old connection is a new one's, as in TIME_WAIT: half of all blind SYNs are.
+    // A SYN behind all numbers of the old connection is a new one's, as in TIME_WAIT: half of all blind SYNs
+    // are.
     withstands(&third, &mut session, "closing", false)?;
     ensure!(line.counter("errors_translated")? == 0, "a forged ICMP error went on");
     Ok(())
 }
 
-/// RFC 5961: of all numbers near the window only the exact one resets, and no acknowledgement or window of a third host counts.
+/// RFC 5961: of all numbers near the window only the exact one resets, and no acknowledgement or window of a
+/// third host counts.
 pub(crate) fn sweep(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let third = ThirdHost::join(&line)?;
@@ -244,8 +248,9 @@ pub(crate) fn sweep(bed: &Bed, v6: bool) -> Result<()> {
     session.say(1, &[6; 3000])
 }
 
-/// A segment that was overtaken may acknowledge less than the table's window reaches back, and yet enough for the other peer, which was offered more before
-/// the session left. If it went on, the other peer would take its end, and the table would never learn of it.
+/// A segment that was overtaken may acknowledge less than the table's window reaches back, and yet enough for
+/// the other peer, which was offered more before the session left. If it went on, the other peer would take
+/// its end, and the table would never learn of it.
 pub(crate) fn an_old_end_ends_nothing(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let third = ThirdHost::join(&line)?;
@@ -276,7 +281,8 @@ pub(crate) fn an_old_end_ends_nothing(bed: &Bed, v6: bool) -> Result<()> {
     session.hear_end(0)
 }
 
-/// With bytes under way each number of theirs is within the window: still only the exact one resets, and a SYN behind it opens nothing.
+/// With bytes under way each number of theirs is within the window: still only the exact one resets, and a
+/// SYN behind it opens nothing.
 pub(crate) fn sweep_in_flight(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let third = ThirdHost::join(&line)?;
@@ -352,7 +358,8 @@ pub(crate) fn syn_after_reset(bed: &Bed, v6: bool) -> Result<()> {
     truepeer_testbed::wait_for("GONE", || stage(&session) == Some(GONE))
 }
 
-/// As TIME_WAIT validates a SYN (RFC 6191): a newer timestamp makes room, whatever its number, and an older one never does.
+/// As TIME_WAIT validates a SYN (RFC 6191): a newer timestamp makes room, whatever its number, and an older
+/// one never does.
 pub(crate) fn a_newer_timestamp_makes_room(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let third = ThirdHost::join(&line)?;
@@ -374,7 +381,8 @@ pub(crate) fn a_newer_timestamp_makes_room(bed: &Bed, v6: bool) -> Result<()> {
     truepeer_testbed::wait_for("GONE", || stage_of(&session) == Some(GONE))
 }
 
-/// A sender that has forgotten the connection answers each question about its SYN by a reset. That must not keep the addresses.
+/// A sender that has forgotten the connection answers each question about its SYN by a reset. That must not
+/// keep the addresses.
 pub(crate) fn resets_keep_no_addresses(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let third = ThirdHost::join(&line)?;

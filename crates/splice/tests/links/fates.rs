@@ -1,5 +1,5 @@
-//! Which sessions have left user space or stay, by the sender's port, which both of a session's connections have: its peers speak until that is decided,
-//! however slow the machine is.
+//! Which sessions have left user space or stay, by the sender's port, which both of a session's connections
+//! have: its peers speak until that is decided, however slow the machine is.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -16,7 +16,8 @@ use crate::line::Line;
 
 const RELAYS_LINK: [u8; 6] = [2, 0, 0, 0, 8, 1];
 
-/// A tag of VLAN 0 carries only a priority, and the segment goes on without it. Other tags belong to devices that this host doesn't have.
+/// A tag of VLAN 0 carries only a priority, and the segment goes on without it. Other tags belong to devices
+/// that this host doesn't have.
 pub(crate) fn tagged(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let [a, b, c, d, e, f] = RELAYS_LINK;

@@ -334,7 +334,8 @@ impl ByHand {
         if let FlowOf::Watched(watched) = &self.flow { Some(watched.segments()) } else { None }
     }
 
-    /// The session's entry in the tables, the words of both faces one after the other, without counters and times.
+    /// The session's entry in the tables, the words of both faces one after the other, without counters and
+    /// times.
     pub(crate) fn entry(&self) -> Vec<(String, u64)> {
         const CHANGES: [&str; 7] = ["bytes", "segments", "sent_ns", "asked_ns", "tsval", "since_ns", "place"];
         let text = match &self.flow {

@@ -1,5 +1,5 @@
-//! Hand-overs between unmodified kernels, over links that lose, reorder, double and damage packets: every byte arrives once and in order, and so
-//! does every end.
+//! Hand-overs between unmodified kernels, over links that lose, reorder, double and damage packets: every
+//! byte arrives once and in order, and so does every end.
 //!
 //! `HANDOVERS=N` makes so many of each test.
 
@@ -165,7 +165,8 @@ fn all_arrives(bed: &Bed, way: Way, share: usize, v6: bool, count: usize) -> Res
     let backend = stand.backend_is_content(&serving);
     outcome.with_context(|| format!("{told:?}\n{}\nthe backend: {backend:?}", serving.relay.describe()))?;
     backend?;
-    // The programs don't learn of a lost reset, and both peers are gone: docs/internals/splice.md, *A reset is sent once*.
+    // The programs don't learn of a lost reset, and both peers are gone: docs/internals/splice.md, *A reset
+    // is sent once*.
     if way != Way::Reset || share == 0 {
         serving
             .relay

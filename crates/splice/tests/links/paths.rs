@@ -51,7 +51,8 @@ fn second_link(topology: &Topology) -> Result<()> {
     Ok(())
 }
 
-/// The link to the backend fails, and the routes take another one: the session follows once the silent peer is asked.
+/// The link to the backend fails, and the routes take another one: the session follows once the silent peer
+/// is asked.
 pub(crate) fn follows_the_route(bed: &Bed, v6: bool) -> Result<()> {
     let line = Line::prepared(bed, &["near", "far", "second", "lo"], second_link)?;
     let mut session = line.spliced(v6)?;

@@ -1,4 +1,5 @@
-//! The two ends of a session. The first eight bytes tell the backend what will happen; both ends know each byte that the other sends.
+//! The two ends of a session. The first eight bytes tell the backend what will happen; both ends know each
+//! byte that the other sends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +25,8 @@ pub(crate) enum Way {
     Questions,
     /// Both write all the time.
     Bulk,
-    /// Likewise, and read little at a time, with [small receive buffers](crate::stand::Stand::shrink_receive_buffers).
+    /// Likewise, and read little at a time, with [small receive
+    /// buffers](crate::stand::Stand::shrink_receive_buffers).
     Slow,
     /// One end resets the connection on its way.
     Reset,
@@ -114,7 +116,8 @@ fn answer(mut stream: TcpStream, fate: &Fate) -> Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     let mut code = [0; 8];
     match stream.read_exact(&mut code) {
-        // The sender has reset the session before these bytes were delivered; if it did not mean to, it complains itself.
+        // The sender has reset the session before these bytes were delivered; if it did not mean to, it
+        // complains itself.
         Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
         read => read.context("what will happen")?,
     }
@@ -241,7 +244,8 @@ fn write_pattern(
     Ok(())
 }
 
-/// One end resets after some bytes; the other's bytes up to there are right, and then it learns of the reset, not of an orderly end.
+/// One end resets after some bytes; the other's bytes up to there are right, and then it learns of the reset,
+/// not of an orderly end.
 fn reset(mut stream: TcpStream, mut plan: Plan, end: usize, fate: &Fate) -> Result<()> {
     let seed = plan.chance.next();
     let after = Duration::from_millis(plan.chance.below(400) as u64);

@@ -98,7 +98,8 @@ fn only_entry(directory: &Path) -> Result<PathBuf> {
     Ok(entries[0].path())
 }
 
-/// If the sweeper comes to a flow so late that another flow has its place, it must not reset the other's peers.
+/// If the sweeper comes to a flow so late that another flow has its place, it must not reset the other's
+/// peers.
 pub(crate) fn a_forgotten_flow_keeps_its_addresses(bed: &Bed) -> Result<()> {
     let table = Table::make(bed)?;
     let forgotten = table.arm(1)?.let_go().forget();

@@ -24,8 +24,9 @@ const BUFFER: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// So long an ended flow still translates what is sent again.
 const LINGER: Duration = Duration::from_secs(1);
-/// Longer than a peer waits at most until it repeats a segment or asks for a window again (TCP_RTO_MAX, 120 s): a slow reader keeps the window closed
-/// until that wait is long, and the segment that opens it at last may be lost.
+/// Longer than a peer waits at most until it repeats a segment or asks for a window again (TCP_RTO_MAX, 120
+/// s): a slow reader keeps the window closed until that wait is long, and the segment that opens it at last
+/// may be lost.
 const ENDS: Duration = Duration::from_secs(150);
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -91,8 +92,8 @@ impl Relay {
         Ok(Relay { shared })
     }
 
-    /// Waits until the flows that were let go have ended: both ends are acknowledged, or one side has reset. Slow readers take as long as
-    /// they like, as long as something moves.
+    /// Waits until the flows that were let go have ended: both ends are acknowledged, or one side has reset.
+    /// Slow readers take as long as they like, as long as something moves.
     pub(crate) fn wait_for_ends(&self) -> Result<()> {
         let (mut until, mut before) = (Instant::now() + ENDS, Vec::new());
         while self.shared.splices.sweep(Instant::now(), LINGER, true).open > 0 {
@@ -172,7 +173,8 @@ fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -
     }
 }
 
-/// From the sender's port: the kernel takes the port of a socket that was closed silently for free, while the peer's connection still lives.
+/// From the sender's port: the kernel takes the port of a socket that was closed silently for free, while the
+/// peer's connection still lives.
 fn connect_as_neighbour_of(port: u16, backend: SocketAddr) -> Result<TcpStream> {
     let own = if backend.is_ipv4() { "10.78.0.1".parse()? } else { "fd78::1".parse()? };
     truepeer_testbed::client::connect_from(SocketAddr::new(own, port), backend)

@@ -9,8 +9,8 @@ use truepeer_testbed::Bed;
 
 use crate::line::Line;
 
-/// truepeer is killed in TAIL: both peers believe the resets of its sockets, though these don't know what was translated. `is_forgotten`: the
-/// tables forget the flow before the sockets are closed.
+/// truepeer is killed in TAIL: both peers believe the resets of its sockets, though these don't know what was
+/// translated. `is_forgotten`: the tables forget the flow before the sockets are closed.
 pub(crate) fn believed(bed: &Bed, v6: bool, is_forgotten: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let mut session = line.session(v6)?;
@@ -34,7 +34,8 @@ pub(crate) fn believed(bed: &Bed, v6: bool, is_forgotten: bool) -> Result<()> {
     Ok(())
 }
 
-/// A program in front of ours gives each packet a mark of its own, so that copies for our sockets lose theirs.
+/// A program in front of ours gives each packet a mark of its own, so that copies for our sockets lose
+/// theirs.
 pub(crate) fn copies_with_another_mark(bed: &Bed, v6: bool) -> Result<()> {
     let mut marker = None;
     let line = Line::prepared(bed, &["near", "far", "lo"], |topology| {

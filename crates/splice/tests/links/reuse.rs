@@ -9,7 +9,8 @@ use socket2::{Domain, Socket, Type};
 use truepeer_sys::repair::{Order, carry_out};
 use truepeer_testbed::Bed;
 
-/// A socket under repair binds beside every other one (SK_FORCE_REUSE), and keeps that when its owner disconnects it.
+/// A socket under repair binds beside every other one (SK_FORCE_REUSE), and keeps that when its owner
+/// disconnects it.
 pub(crate) fn no_order_lends_a_socket_that_binds_beside_others(_bed: &Bed) -> Result<()> {
     let victim = TcpListener::bind("127.0.0.1:0")?;
     let taken = victim.local_addr()?;

@@ -70,7 +70,8 @@ pub(crate) fn attach(host: &Host, pins: &Path, devices: &[&str]) -> Result<Arc<S
 impl Stand {
     pub(crate) fn make(bed: &Bed, mischief: Mischief) -> Result<Stand> {
         let pins = pins(bed)?;
-        // Only one link damages: what both damage may look whole, since nobody but the peers looks at sums then.
+        // Only one link damages: what both damage may look whole, since nobody but the peers looks at sums
+        // then.
         let links =
             [BadLink::make(bed, mischief, 1)?, BadLink::make(bed, Mischief { damaged: 0, ..mischief }, 2)?];
         let (sender, relay) = (links[0].left.clone(), links[0].right.clone());
@@ -93,9 +94,10 @@ impl Stand {
         Ok(Stand { sender, relay, backend, splices, _links: links })
     }
 
-    /// From now on sockets of both peers have small receive buffers. They must be small before a connection begins: otherwise the kernel takes back
-    /// windows that it has offered. Linux 6.18 drops every acknowledgement of a peer that has already sent more than that. If both ends do this, the
-    /// connection stands still for ever.
+    /// From now on sockets of both peers have small receive buffers. They must be small before a connection
+    /// begins: otherwise the kernel takes back windows that it has offered. Linux 6.18 drops every
+    /// acknowledgement of a peer that has already sent more than that. If both ends do this, the connection
+    /// stands still for ever.
     pub(crate) fn shrink_receive_buffers(&self) -> Result<()> {
         for host in [&self.sender, &self.backend] {
             host.run(|| fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 16384 16384"))?.context("tcp_rmem")?;

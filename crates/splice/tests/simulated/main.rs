@@ -1,9 +1,11 @@
-//! Hand-overs as a pure model: peers, sockets, links and programs in one process and in made up time. Loss, other order, doubling, delay, segments
-//! that slip to a socket, windows that close, ends and resets come at any moment: every byte arrives, in order, once, and every end.
+//! Hand-overs as a pure model: peers, sockets, links and programs in one process and in made up time. Loss,
+//! other order, doubling, delay, segments that slip to a socket, windows that close, ends and resets come at
+//! any moment: every byte arrives, in order, once, and every end.
 //!
 //! Peers have timestamps, of slow clocks too, or none; windows of all sizes and scales.
 //!
-//! 2,000 hand-overs; with TRUEPEER_TEST_ALL 100,000. `HANDOVERS=N` makes so many of each test; `SEED=N` begins with that session.
+//! 2,000 hand-overs; with TRUEPEER_TEST_ALL 100,000. `HANDOVERS=N` makes so many of each test; `SEED=N`
+//! begins with that session.
 
 #[path = "../../../bpf/tests/splice/model.rs"]
 mod model;
@@ -55,7 +57,8 @@ fn a_copy_opens_the_window_of_a_socket_with_a_gap() -> Result<()> {
     World::of_plain_peers(33_985, Way::Orderly).run().map(drop)
 }
 
-/// Until a socket is closed, it answers segments that slipped to it: it must not offer more than the other peer takes.
+/// Until a socket is closed, it answers segments that slipped to it: it must not offer more than the other
+/// peer takes.
 #[test]
 fn a_socket_that_still_stands_in_spliced_offers_no_more_than_the_other_peer_takes() -> Result<()> {
     World::of_plain_peers(29_069, Way::Reset).run().map(drop)

@@ -1,4 +1,5 @@
-//! An end of a TCP connection, as far as a hand-over depends on it: it takes and ignores segments as Linux does.
+//! An end of a TCP connection, as far as a hand-over depends on it: it takes and ignores segments as Linux
+//! does.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -213,7 +214,8 @@ impl Tcp {
         Some(segment)
     }
 
-    /// Numbered by the window's end if it has sent more than that, and than rounding explains (tcp_acceptable_seq()).
+    /// Numbered by the window's end if it has sent more than that, and than rounding explains
+    /// (tcp_acceptable_seq()).
     fn bare(&mut self) -> Segment {
         // It may have taken more than it offered: a segment that begins within the window.
         let offered = u32::try_from(self.told.wrapping_sub(self.rcv).cast_signed()).unwrap_or(0);

@@ -83,7 +83,8 @@ pub(crate) struct World {
     hold: Option<usize>,
     begin_after: u64,
     reset_at: Option<(u64, usize)>,
-    /// The relay has no time for the hand-over until then, because it waits for the keeper or has other sessions.
+    /// The relay has no time for the hand-over until then, because it waits for the keeper or has other
+    /// sessions.
     busy_until: u64,
     busy: Option<Chance>,
 }
@@ -234,7 +235,8 @@ impl World {
         self.ends.iter().all(|end| end.has_read_end && end.tcp.unacknowledged() == 0)
     }
 
-    /// Each byte is counted once, whether a socket or the programs have carried it. Until the flow has seen both ends, one may be taken for a byte.
+    /// Each byte is counted once, whether a socket or the programs have carried it. Until the flow has seen
+    /// both ends, one may be taken for a byte.
     fn compare_counts(&self) -> Result<()> {
         if !self.programs.is_let_go || self.reset_at.is_some() {
             return Ok(());

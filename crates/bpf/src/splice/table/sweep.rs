@@ -32,7 +32,8 @@ pub(super) struct LetGo {
 }
 
 impl LetGo {
-    /// Whether it has ended, and its time has not come. Most flows have ended: those are in no cache, and are not read each time.
+    /// Whether it has ended, and its time has not come. Most flows have ended: those are in no cache, and are
+    /// not read each time.
     fn rests(&self, now: Instant, linger: Duration) -> bool {
         self.is_ending && now.saturating_duration_since(self.quiet_since) < linger
     }
@@ -44,8 +45,9 @@ impl Splices {
         lock(&self.free).is_filling() && !self.is_guest()
     }
 
-    /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room, sooner while places are short: then a reset
-    /// may answer a peer that has lost the last acknowledgement. `can_ask`: whether peers can be asked. If not, no silent peer counts as gone.
+    /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room,
+    /// sooner while places are short: then a reset may answer a peer that has lost the last acknowledgement.
+    /// `can_ask`: whether peers can be asked. If not, no silent peer counts as gone.
     pub fn sweep(&self, now: Instant, linger: Duration, can_ask: bool) -> Swept {
         let is_short = lock(&self.free).is_short() && !self.is_guest();
         let linger = if is_short { linger / SOONER } else { linger };
@@ -119,7 +121,8 @@ impl Splices {
         std::mem::take(&mut *lock(&self.questions))
     }
 
-    /// Has splice_out learn the route to a peer from the socket that asks it: the flow's segments then leave by the same device (`face->device`).
+    /// Has splice_out learn the route to a peer from the socket that asks it: the flow's segments then leave
+    /// by the same device (`face->device`).
     pub fn speaks(&self, question: &Question, socket: BorrowedFd<'_>) {
         // If it fails, they leave by the same device as before.
         let _ = lock(&self.sockets).insert(&socket.as_raw_fd(), question.place, 0);
@@ -130,9 +133,10 @@ impl Splices {
         lock(&self.let_go).iter().map(|entry| format!("{:?}", self.at(entry.place))).collect()
     }
 
-    /// Removes the keys, then the flow: its packets are the kernel's again. Returns the last known state of its connections; `None` if a new
-    /// connection has taken the addresses. Even then the keys are removed: a process that made room may have been killed before it did that. The
-    /// new connection's keys lead to another place, so they stay.
+    /// Removes the keys, then the flow: its packets are the kernel's again. Returns the last known state of
+    /// its connections; `None` if a new connection has taken the addresses. Even then the keys are removed: a
+    /// process that made room may have been killed before it did that. The new connection's keys lead to
+    /// another place, so they stay.
     pub(in crate::splice) fn forget(&self, place: u32) -> Option<[Unattended; 2]> {
         let was = self.at(place).stage.swap(Stage::Gone as u32, Ordering::AcqRel);
         let last = (was != Stage::Gone as u32).then(|| self.at(place).connections());

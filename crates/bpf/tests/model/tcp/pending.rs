@@ -145,7 +145,8 @@ impl Model {
                     self.count(if is_v1 { "header_v1" } else { "header_v2" });
                 }
                 self.establish(&flow, len);
-                // The bytes behind the header are new to the kernel, so it creates the socket with this segment.
+                // The bytes behind the header are new to the kernel, so it creates the socket with this
+                // segment.
                 let is_new = pending.have == 0 && (all.len() > len || is_end);
                 let is_first = answer.tsvals.is_none_or(|tsvals| tsvals[0] == tsvals[1]);
                 if is_new && is_first && !answer.is_cookie && kernel.socket == Socket::HalfOpen {
@@ -256,7 +257,8 @@ impl Model {
         refusal
     }
 
-    /// The bytes were acknowledged as a header's start, and are none. Our own ACK gives them to the kernel; the rest follows.
+    /// The bytes were acknowledged as a header's start, and are none. Our own ACK gives them to the kernel;
+    /// the rest follows.
     fn go_on_without(
         &mut self,
         segment: &Segment,

@@ -1,4 +1,5 @@
-//! Sessions that left user space before this process knew them: the kernel made them, or another process handed them over.
+//! Sessions that left user space before this process knew them: the kernel made them, or another process
+//! handed them over.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,8 @@ impl<S, P> Session<S, P> {
         Self { route: Some(Box::new(route)), ..Self::at(Stage::Left(Box::new(left)), sender, began, None) }
     }
 
-    /// Judges a session that the kernel has made by the rules, because the programs' lists may be older. A refused one is closed.
+    /// Judges a session that the kernel has made by the rules, because the programs' lists may be older. A
+    /// refused one is closed.
     pub(crate) fn judge<I>(&mut self, cx: &mut Context<'_, I>, header: &Header<'_>) -> Verdict {
         let route = match cx.policy.route(self.sender, Some(header)) {
             Ok(route) => route,

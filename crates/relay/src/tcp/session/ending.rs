@@ -52,8 +52,8 @@ impl<S, P> Session<S, P> {
         bytes
     }
 
-    /// Ends a session after its cut. The sockets don't know the numbers that their peers expect, so these would not believe their resets: the
-    /// sweeper sends them. Returns the session's bytes.
+    /// Ends a session after its cut. The sockets don't know the numbers that their peers expect, so these
+    /// would not believe their resets: the sweeper sends them. Returns the session's bytes.
     fn end_cut<I: Io<Socket = S, Pipe = P>>(&mut self, io: &mut I) -> (u64, u64) {
         let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return (0, 0);
