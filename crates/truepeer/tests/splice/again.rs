@@ -1,15 +1,17 @@
 //! A client that comes back with its address and port: the rest of an ended session that had left user space hinders no new session, and a new
 //! session disturbs no open one.
 
-use std::io::Read as _;
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Running, Test, tests};
+use truepeer_testbed::matrix::mount_bpf_in_place;
+use truepeer_testbed::{Bed, Behaviour, Running, Test, client, tests};
 
-use crate::stand::{Stand, echo, open, proxy, spliced};
+use crate::stand::{BACKEND, DOOR, SITE, Stand, echo, open, proxy, spliced};
 
 /// A client that is hindered waits for 18 s and more.
 const LATE: Duration = Duration::from_secs(15);
@@ -22,6 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_client_comes_back_with_its_port_to_a_truepeer_that_does_not_splice,
         a_port_of_a_living_session_is_in_conflict,
         a_port_of_a_living_session_is_refused_if_so_configured,
+        ports_are_used_again_at_once_beside_long_sessions,
     ]
 }
 
@@ -55,7 +58,7 @@ fn a_client_comes_back_with_its_port_after_an_orderly_end(bed: &Bed) -> Result<(
         let mut stream = comes_back(&stand)?;
         stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
         end_orderly(stream)?;
-        std::thread::sleep(Duration::from_secs(wait));
+        thread::sleep(Duration::from_secs(wait));
     }
     end_orderly(comes_back(&stand)?)?;
     stand.backend.wait_state("four ends", || ports(&stand.backend) == [5000; 4])
@@ -65,7 +68,7 @@ fn a_client_comes_back_with_its_port_after_a_reset(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, &[])?;
     let mut stream = open(0)?;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    truepeer_testbed::client::reset(stream)?;
+    client::reset(stream)?;
     stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
     end_orderly(comes_back(&stand)?)?;
     stand.backend.wait_state("two ends", || ports(&stand.backend) == [5000; 2])
@@ -126,4 +129,54 @@ fn a_port_of_a_living_session_is_refused_if_so_configured(bed: &Bed) -> Result<(
     ensure!(begun.elapsed() < LATE, "refused after {:?}", begun.elapsed());
     stand.truepeer.wait_for_log("are in use")?;
     echo(&mut stream, b"undisturbed")
+}
+
+/// Asks the backend for so many bytes, from this port of the sender.
+fn ask_for(bytes: u64, sender: u16, client: &str) -> Result<TcpStream> {
+    let begun = Instant::now();
+    let mut stream = loop {
+        match client::connect_from(format!("127.0.0.9:{sender}"), DOOR) {
+            Ok(stream) => break stream,
+            // The sender's own socket waits for the last acknowledgement.
+            Err(error) if is_busy(&error) && begun.elapsed() < LATE => thread::yield_now(),
+            Err(error) => return Err(error),
+        }
+    };
+    stream.write_all(&[client::v2(client, SITE)?, format!("{bytes}\n").into_bytes()].concat())?;
+    stream.read_exact(&mut [0])?;
+    ensure!(begun.elapsed() < LATE, "{client} was served after {:?}", begun.elapsed());
+    Ok(stream)
+}
+
+fn is_busy(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<io::Error>();
+    cause.is_some_and(|cause| matches!(cause.kind(), ErrorKind::AddrNotAvailable | ErrorKind::AddrInUse))
+}
+
+/// The backend ends first, so truepeer's side of the sender's connection waits out the last segments.
+fn ports_are_used_again_at_once_beside_long_sessions(bed: &Bed) -> Result<()> {
+    const BYTES: u64 = 2 << 20;
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::SlowSource.start(bed, &[BACKEND])?;
+    let truepeer = spliced(bed, &[]).start(bed)?;
+    let long = (0..20).map(|n| ask_for(1 << 40, 30_000 + n, &format!("203.0.113.1:{}", 2000 + n)));
+    let long = long.collect::<Result<Vec<_>>>()?;
+    let rounds = |sender: u16| -> Result<()> {
+        for round in 0..30 {
+            let client = format!("203.0.113.{sender}:{}", 2000 + round);
+            let mut stream = ask_for(BYTES, 40_000 + sender, &client)?;
+            let rest = io::copy(&mut stream, &mut io::sink()).with_context(|| client.clone())?;
+            ensure!(rest == BYTES - 1, "{client} got {rest} of {} bytes", BYTES - 1);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let senders: Vec<_> = (10..18).map(|sender| scope.spawn(move || rounds(sender))).collect();
+        senders.into_iter().try_for_each(|sender| sender.join().map_err(|_| anyhow::anyhow!("a panic"))?)
+    })?;
+    drop(long);
+    let spliced = truepeer.log().matches("a session has left user space").count();
+    eprintln!("{spliced} of 260 sessions have left");
+    ensure!(spliced > 0, "no session has left");
+    Ok(())
 }
