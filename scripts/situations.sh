@@ -15,8 +15,8 @@ release=${TRUEPEER_SITUATIONS_RELEASE:-bookworm}
 # The layers of its hosts are on a tmpfs, because none can be on a layered file system.
 root=${XDG_CACHE_HOME:-$HOME/.cache}/truepeer/situations-$release
 export TRUEPEER=${TRUEPEER:-$target/debug/truepeer}
-packages=(sudo curl ifupdown haproxy nginx-light libnginx-mod-stream postfix dovecot-imapd openssh-server openssh-client sshpass git fail2ban
-  python3-systemd nftables unbound dnsdist knot-dnsutils go-mmproxy netcat-openbsd openssl ca-certificates iptables)
+packages=(sudo curl ifupdown haproxy nginx-light libnginx-mod-stream postfix dovecot-imapd openssh-server openssh-client git fail2ban
+  python3-systemd nftables unbound dns-root-data dnsdist knot-dnsutils go-mmproxy certbot ssl-cert netcat-openbsd openssl ca-certificates iptables)
 
 skip() { check_skip situations "$1"; checks_end; exit 0; }
 [ "$(id -u)" = 0 ] || skip "root is needed"
@@ -41,8 +41,14 @@ install_packages() {
     "apt-get update -q && apt-get install -qy --no-install-recommends ${packages[*]}" >"$target/logs/situations-apt.log" 2>&1 || return 1
   rm -f "$root"/etc/systemd/system/multi-user.target.wants/*.service "$root/etc/resolv.conf" "$root/usr/sbin/policy-rc.d"
   ln -sf /lib/systemd/system/networking.service "$root/etc/systemd/system/multi-user.target.wants/"
+  sed -i 's/^inet_protocols.*/inet_protocols = all/' "$root/etc/postfix/main.cf" # what its set-up finds on a machine with a network
   echo "${packages[*]}" >"$root/etc/situations"
 }
+# An authority for certbot, as Let's Encrypt's.
+export PATH=$PATH:/usr/local/go/bin
+if command -v go >/dev/null && [ ! -x target/tools/pebble/pebble ]; then
+  GOBIN=$PWD/target/tools/pebble go install github.com/letsencrypt/pebble/v2/cmd/pebble@v2.7.0 >"$target/logs/pebble.log" 2>&1 || true
+fi
 install_packages || skip "debootstrap or apt failed (target/logs/debootstrap.log, situations-apt.log)"
-export TRUEPEER_SITUATIONS_ROOT=$root TRUEPEER_SITUATIONS_LOGS=$target/logs TRUEPEER_SITUATIONS_FRP=$PWD/target/tools/frp/v0.67.0
+export TRUEPEER_SITUATIONS_ROOT=$root TRUEPEER_SITUATIONS_LOGS=$target/logs
 exec unshare --mount --net --propagation private python3 scripts/situations/run.py "$@"

@@ -33,6 +33,7 @@ ENVIRONMENT = [
     "LC_ALL=C.UTF-8",
     "TERM=dumb",
     "HOME=/root",
+    "BASH_ENV=/root/.env",
     "USER=root",
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 ]
@@ -224,6 +225,10 @@ class Host:
         else:
             raise RuntimeError(f"the {self.name} does not shut down within 60 s")
         self.down()
+        # `journalctl -b` shows one boot, and so do the pages: all boots here have the same kernel's number.
+        shutil.rmtree(self.root / "var/log/journal", ignore_errors=True)
+        for log in self.root.glob("var/log/*/access.log"):
+            log.write_text("")
         self.up()
 
     def down(self):

@@ -7,6 +7,7 @@
                                  between; … is any text
     <!-- HOST: stand-in NAME ARGUMENTS -->   no block: situations/NAME.py is a service, in a program's place
     <!-- HOST: check NAME ARGUMENTS -->      no block: situations/NAME.py is run, and again after the reboot
+    <!-- HOST: given COMMANDS -->            no block: what readers have already, such as accounts
 
 HOST is client, other client, sender or server. A block without a comment is not executed.
 """
@@ -41,7 +42,7 @@ def steps(path: Path) -> list[Step]:
             continue
         host, words = mark[1] or "", mark[2]
         where = f"{path}:{number}"
-        if words.startswith("check ") or words.startswith("stand-in "):
+        if words.split()[0] in ("check", "given", "stand-in"):
             found.append(Step(number, host, words.split()[0], path=words.split(" ", 1)[1]))
             continue
         start = number

@@ -33,9 +33,9 @@ def install(host: hosts.Host):
         host.copy(unit, f"/etc/systemd/system/{unit.name}")
     host.copy(Path("deploy/truepeer.toml"), "/etc/truepeer/truepeer.toml")
     (host.root / "etc/truepeer/attach").mkdir()
-    for program in ("frps", "frpc"):
-        if (source := Path(os.environ["TRUEPEER_SITUATIONS_FRP"], program)).exists():
-            host.copy(source, f"/usr/local/bin/{program}")
+    for program in ("frp/v0.67.0/frps", "frp/v0.67.0/frpc", "pebble/pebble"):
+        if (source := Path("target/tools", program)).exists():
+            host.copy(source, f"/usr/local/bin/{source.name}")
     cases = "\n".join(f"  {package}) systemctl -q enable --now {unit} ;;" for package, unit in UNITS.items())
     host.write(
         "/usr/local/bin/apt",
@@ -95,6 +95,8 @@ class Situation:
                 "Restart=always\n[Install]\nWantedBy=multi-user.target\n",
             )
             self.execute(host, f"systemctl -q enable --now {name}\n", step, where)
+        elif step.does == "given":
+            self.execute(host, step.path, step, where)
         elif step.does == "check":
             name, *words = step.path.split()
             host.copy(HERE / f"{name}.py", f"/tmp/{name}.py")

@@ -1,0 +1,115 @@
+"""Five wrong passwords, then: new connections are refused within 2 s, the open ones end, others are served.
+
+Arguments: imaps or ssh, and the port at the sender. Runs on the client, for IPv4 and for IPv6. Another client of
+the same load balancer is one more address of this one.
+"""
+
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+ADDRESSES = [
+    ("203.0.113.7", "203.0.113.9", "198.51.100.10"),
+    ("2001:db8:c::7", "2001:db8:c::9", "2001:db8:5::10"),
+]
+KIND, PORT = sys.argv[1], int(sys.argv[2])
+
+
+def connect(source: str, sender: str) -> socket.socket:
+    """A connection that the server has greeted. OSError if it is refused."""
+    connection = socket.create_connection((sender, PORT), timeout=5, source_address=(source, 0))
+    if KIND == "imaps":
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = context.wrap_socket(connection)
+    if not connection.recv(256):
+        raise ConnectionRefusedError
+    return connection
+
+
+def wrong_password(source: str, sender: str):
+    if KIND == "imaps":
+        connection = connect(source, sender)
+        connection.settimeout(30)
+        connection.sendall(b"a LOGIN nobody wrong\r\nb LOGOUT\r\n")
+        while connection.recv(4096):
+            pass
+    else:
+        # It answers with the prompt that it is given, which is wrong, too.
+        given = {"PATH": "/usr/bin", "SSH_ASKPASS": "/bin/echo", "SSH_ASKPASS_REQUIRE": "force"}
+        options = ["-o", "NumberOfPasswordPrompts=1", "-b", source, "-p", str(PORT)]
+        done = subprocess.run(
+            ["ssh", *options, f"anna@{sender}", "true"], env=given, capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            sys.exit("a wrong password was right")
+
+
+def refused(source: str, sender: str) -> bool:
+    try:
+        connect(source, sender).close()
+        return False
+    except OSError:
+        return True
+
+
+def ended(connection: socket.socket) -> bool:
+    connection.settimeout(5)
+    try:
+        while connection.recv(4096):
+            pass
+        return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def logged_in(source: str, sender: str) -> socket.socket:
+    connection = connect(source, sender)
+    if KIND == "imaps":
+        connection.sendall(b"a LOGIN anna right\r\n")
+        if b"a OK" not in connection.recv(4096):
+            sys.exit(f"{source} can't log in")
+    return connection
+
+
+for source, another, sender in ADDRESSES:
+    length = "128" if ":" in another else "32"
+    subprocess.run(
+        [
+            "ip",
+            "address",
+            "replace",
+            f"{another}/{length}",
+            "dev",
+            "eth0",
+            *(["nodad"] if length == "128" else []),
+        ],
+        check=True,
+    )
+    mine, others = logged_in(source, sender), logged_in(another, sender)
+    tries = [threading.Thread(target=wrong_password, args=(source, sender)) for _ in range(5)]
+    for each in tries:
+        each.start()
+    for each in tries:
+        each.join()
+    begin = time.monotonic()
+    while not refused(source, sender):
+        if time.monotonic() > begin + 2:
+            sys.exit(f"{source} is not refused 2 s after five wrong passwords")
+        time.sleep(0.05)
+    print(f"{source} is refused {time.monotonic() - begin:.1f} s after five wrong passwords")
+    if not ended(mine):
+        sys.exit(f"the open connection of {source} has not ended")
+    connect(another, sender).close()
+    others.setblocking(False)
+    try:
+        others.recv(1)
+        sys.exit(f"the open connection of {another} has ended")
+    except (BlockingIOError, ssl.SSLWantReadError):
+        print(f"{another} is served, and its open connection goes on")
+    subprocess.run(["ip", "address", "delete", f"{another}/{length}", "dev", "eth0"], check=True)
