@@ -7,7 +7,7 @@
                                  between; … is any text
     <!-- HOST: stand-in NAME ARGUMENTS -->   no block: situations/NAME.py is a service, in a program's place
     <!-- HOST: check NAME ARGUMENTS -->      no block: situations/NAME.py is run, and again after the reboot
-    <!-- HOST: given COMMANDS -->            no block: what readers have already, such as accounts
+    <!-- HOST: given COMMANDS -->            no block: what readers have already, such as accounts; "given, again"
 
 HOST is client, other client, sender or server. A block without a comment is not executed.
 """
@@ -42,8 +42,9 @@ def steps(path: Path) -> list[Step]:
             continue
         host, words = mark[1] or "", mark[2]
         where = f"{path}:{number}"
-        if words.split()[0] in ("check", "given", "stand-in"):
-            found.append(Step(number, host, words.split()[0], path=words.split(" ", 1)[1]))
+        if plain := re.fullmatch(r"(check|given|stand-in)(, again)? (.+)", words):
+            flags = {"again"} if plain[2] or plain[1] == "check" else set()
+            found.append(Step(number, host, plain[1], path=plain[3], flags=flags))
             continue
         start = number
         if not lines[number].startswith("```"):

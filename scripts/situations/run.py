@@ -66,7 +66,7 @@ class Situation:
                 host.reboot()
             for host in booted:
                 host.wait_booted()
-            again = [step for step in self.steps if "again" in step.flags or step.does == "check"]
+            again = [step for step in self.steps if "again" in step.flags]
             if not again:
                 raise Failed(f"{self.path}: nothing is checked after the reboot")
             for step in again:
@@ -121,8 +121,8 @@ class Situation:
 
     def journals(self) -> str:
         ask = (
-            "systemctl --failed --no-legend --plain; journalctl --no-pager -q -o short-monotonic -n 200 -p 6 | "
-            "grep -Ev '(sudo|systemd-journald|systemd-logind|dbus-daemon)' | tail -25"
+            "systemctl --failed --no-legend --plain; journalctl --no-pager -q -o short-monotonic -n 600 -p 6 | "
+            "grep -Ev '(sudo|systemd-journald|systemd-logind|dbus-daemon)' | tail -90"
         )
         return "".join(
             f"{name}:\n{self.hosts[name].run(ask).stdout}" for name in hosts.BOOTED if name in self.hosts
