@@ -75,7 +75,31 @@ pub(super) fn renew(part: Part, old: Option<&str>, measured: &str) -> String {
     }
 }
 
-/// The measured part: machine, summary, and for each load its chart and its table.
+/// The file of a suite's tables, beside its page.
+pub(super) fn tables_name(suite: Suite) -> &'static str {
+    match suite {
+        Suite::Proxy => "benchmark-tables.txt",
+        Suite::Hosts => "benchmark-tables-hosts.txt",
+        Suite::Https => "benchmark-tables-https.txt",
+        Suite::Stacks => "benchmark-tables-stacks.txt",
+    }
+}
+
+/// For each load its table and the notes below it.
+pub(super) fn tables(plan: &Plan, results: &Results, suite: Suite) -> String {
+    let mut all = String::new();
+    for load in plan.loads_of(suite) {
+        let table = text::of_load(plan, results, load);
+        let _ = write!(all, "{}: {}.\n\n{table}\n", heading(load), load.describe(&plan.scale));
+        for note in text::notes(plan, results, load) {
+            let _ = writeln!(all, "- {note}");
+        }
+        all.push('\n');
+    }
+    all
+}
+
+/// The measured part: machine, summary, and for each load its chart.
 pub(super) fn measured(
     machine: &Machine,
     part: Part,
@@ -108,17 +132,10 @@ pub(super) fn measured(
     for load in plan.loads_of(suite) {
         let _ = write!(page, "\n{} {}\n\n{}.\n\n", depth(part), heading(load), load.describe(&plan.scale));
         if let Some((_, chart)) = charts.iter().find(|(own, _)| *own == load) {
-            let _ = write!(page, "![{}, by contestant]({chart})\n\n", heading(load));
-        }
-        page += &text::of_load(plan, results, load);
-        let notes = text::notes(plan, results, load);
-        if !notes.is_empty() {
-            page += "\n";
-        }
-        for note in notes {
-            let _ = writeln!(page, "- {note}");
+            let _ = write!(page, "![{}, by contestant]({chart})\n", heading(load));
         }
     }
+    let _ = write!(page, "\nEach load's table, and what ✗ stands for: [{0}]({0}).\n", tables_name(suite));
     page
 }
 

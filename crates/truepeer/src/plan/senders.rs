@@ -203,7 +203,7 @@ pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &Clai
     if allow.is_empty() {
         warnings.push("nobody may connect: the allow-list is empty; add --allow PREFIX".to_owned());
     }
-    for (place, path) in senders.files().chain(claims.files()) {
+    for (place, path) in senders.files() {
         if read(place, path).is_ok_and(|prefixes| prefixes.is_empty()) {
             warnings.push(format!("{place} {}: the file lists no prefix", path.display()));
         }
