@@ -76,7 +76,7 @@ pub(super) fn renew(part: Part, old: Option<&str>, measured: &str) -> String {
 }
 
 /// The file of a suite's tables, beside its page.
-pub(super) fn tables_name(suite: Suite) -> &'static str {
+pub(super) const fn tables_name(suite: Suite) -> &'static str {
     match suite {
         Suite::Proxy => "benchmark-tables.txt",
         Suite::Hosts => "benchmark-tables-hosts.txt",
