@@ -13,5 +13,42 @@ else
     env -u CARGO_TARGET_DIR cargo install -q --locked --no-default-features --features search --root "$tools" "mdbook@$version"
   fi
 fi
-"$mdbook" build docs --dest-dir "$target/book"
-echo "book: open $target/book/index.html"
+# Two books: for users (docs/SUMMARY.md), and Inside (docs/INSIDE.md) in the folder inside/ of the first. mdBook takes
+# its chapters from SUMMARY.md alone, so each is built from a copy, with the links between the two changed.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 - "$work" <<'PYTHON'
+import os, re, shutil, sys
+from pathlib import Path
+
+work, docs = Path(sys.argv[1]), Path("docs")
+chapters = lambda name: {link for link in re.findall(r"\]\(([^)]+\.md)\)", (docs / name).read_text())}
+users, inside = chapters("SUMMARY.md"), chapters("INSIDE.md")
+for book, own, summary, other in (("users", users, "SUMMARY.md", "inside"), ("inside", inside, "INSIDE.md", "..")):
+    shutil.copytree(docs, work / book)
+    for page in (work / book).rglob("*.md"):
+        name = page.relative_to(work / book).as_posix()
+        if name in ("SUMMARY.md", "INSIDE.md"):
+            continue
+        if name not in own:
+            page.unlink()
+            continue
+        here = Path(name).parent
+
+        def link(match):
+            target, anchor = match[1], match[2] or ""
+            path = os.path.normpath(here / target)
+            if path in own or path not in users | inside:
+                return match[0]
+            return "](" + os.path.relpath(Path(other, path).with_suffix(".html"), here) + anchor + ")"
+
+        page.write_text(re.sub(r"\]\(([^)#:]+\.md)(#[^)]*)?\)", link, page.read_text()))
+    shutil.copy(docs / summary, work / book / "SUMMARY.md")
+    (work / book / "INSIDE.md").unlink()
+config = work / "inside" / "book.toml"
+config.write_text(config.read_text().replace('title = "truepeer"', 'title = "Inside truepeer"'))
+PYTHON
+rm -rf "$target/book"
+"$mdbook" build "$work/users" --dest-dir "$target/book"
+"$mdbook" build "$work/inside" --dest-dir "$target/book/inside"
+echo "book: open $target/book/index.html; inside: $target/book/inside/index.html"

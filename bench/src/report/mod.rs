@@ -46,7 +46,8 @@ pub(crate) fn write(
         let file = dir.join(page::file_name(*suite));
         let old = fs::read_to_string(&file).ok();
         let tables = dir.join(page::tables_name(*suite));
-        fs::write(&tables, page::tables(plan, results, *suite)).with_context(|| tables.display().to_string())?;
+        fs::write(&tables, page::tables(plan, results, *suite))
+            .with_context(|| tables.display().to_string())?;
         let measured = page::measured(machine, part, plan, results, &charts);
         let text = page::renew(part, old.as_deref(), &measured);
         fs::write(&file, text).with_context(|| file.display().to_string())?;

@@ -1,5 +1,5 @@
 //! The pages of the repository: each relative link refers to a file, each fragment to a heading, and each page is
-//! in the book.
+//! in one of the two books.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -114,13 +114,20 @@ fn every_link_leads_somewhere() {
 #[test]
 fn every_page_is_in_the_book() {
     let docs = repository().join("docs");
-    let summary = fs::read_to_string(docs.join("SUMMARY.md")).expect("the book's contents");
-    let listed: BTreeSet<PathBuf> = relative_links(&summary).iter().map(|link| docs.join(link)).collect();
+    let books = ["SUMMARY.md", "INSIDE.md"];
+    let listed: BTreeSet<PathBuf> = books
+        .iter()
+        .map(|book| fs::read_to_string(docs.join(book)).expect("a book's contents"))
+        .flat_map(|contents| relative_links(&contents))
+        .map(|link| docs.join(link))
+        .collect();
     let mut pages = Vec::new();
     markdown_below(&docs, &mut pages);
-    let missing: Vec<_> =
-        pages.iter().filter(|page| !page.ends_with("SUMMARY.md") && !listed.contains(*page)).collect();
-    assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
+    let missing: Vec<_> = pages
+        .iter()
+        .filter(|page| !books.iter().any(|book| page.ends_with(book)) && !listed.contains(*page))
+        .collect();
+    assert!(missing.is_empty(), "docs/SUMMARY.md and docs/INSIDE.md lack {missing:?}");
 }
 
 #[test]
