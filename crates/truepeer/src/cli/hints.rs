@@ -241,7 +241,7 @@ mod tests {
     fn no_other_crate_names_an_option() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let mut found = Vec::new();
-        for name in ["policy", "proto", "sys", "session", "relay", "http1", "https", "handover", "bpf"] {
+        for name in ["policy", "proto", "sys", "session", "relay", "http", "https", "handover", "bpf"] {
             walk(&crates.join(name).join("src"), &mut |path, text| {
                 let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
                 found.extend(
