@@ -21,6 +21,7 @@ mod listener_sockets;
 mod made;
 mod relay;
 #[cfg(any(test, feature = "fuzzing"))]
+#[path = "../tests/simulator/mod.rs"]
 mod sim;
 pub mod tcp;
 pub mod udp;
