@@ -1,5 +1,5 @@
-//! Limits the same complaint to once a minute, without a lock or an allocation: it is called inside `accept()`,
-//! in processes that fork.
+//! Limits the same complaint to once a minute, without a lock or an allocation: it is called inside
+//! `accept()`, in processes that fork.
 
 use core::hash::{Hash, Hasher};
 use core::net::IpAddr;
@@ -45,8 +45,8 @@ impl LockFreeComplaints {
         Self { slots: [const { Slot::empty() }; SLOTS] }
     }
 
-    /// Whether a complaint about `about` for `reason` may be logged at `now` (a time since any fixed start). If
-    /// so, returns how many were suppressed before.
+    /// Whether a complaint about `about` for `reason` may be logged at `now` (a time since any fixed start).
+    /// If so, returns how many were suppressed before.
     pub fn may_say(&self, reason: &str, about: Option<IpAddr>, now: Duration) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         (reason, about).hash(&mut hasher);

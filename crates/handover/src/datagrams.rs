@@ -1,5 +1,5 @@
-//! The sending side of datagrams: places the header, whichever call sends, and removes it from answers that carry
-//! it back (`spp`).
+//! The sending side of datagrams: places the header, whichever call sends, and removes it from answers that
+//! carry it back (`spp`).
 //!
 //! | dialect | sent |
 //! |---|---|
@@ -67,15 +67,15 @@ impl Datagrams {
         self.dialect == Dialect::Spp
     }
 
-    /// Sends a program's message from this UDP socket, with its header where the dialect requires one. Returns
-    /// how many of the program's own bytes were sent, or `None` if the destination gets no headers: then nothing
-    /// was sent.
+    /// Sends a program's message from this UDP socket, with its header where the dialect requires one.
+    /// Returns how many of the program's own bytes were sent, or `None` if the destination gets no
+    /// headers: then nothing was sent.
     ///
     /// A socket without a port gets one, as the kernel would do next. `now` is the result of [`now`].
     ///
     /// # Errors
-    /// Those of `send`; those of bind(2), connect(2) and getsockname(2) where the socket's own address is needed;
-    /// EIO and EOPNOTSUPP for a message that is several datagrams, or a part of one.
+    /// Those of `send`; those of bind(2), connect(2) and getsockname(2) where the socket's own address is
+    /// needed; EIO and EOPNOTSUPP for a message that is several datagrams, or a part of one.
     pub fn send(
         &self,
         socket: BorrowedFd<'_>,
@@ -119,14 +119,15 @@ impl Datagrams {
         let told = header().and_then(|header| send(header.bytes(), Own::Apart));
         told.inspect_err(|_| self.flows.forget(flow))?;
         match send(&[], Own::Behind) {
-            // The error belongs to the header. The program gets the error of its own datagram at its next call.
+            // The error belongs to the header. The program gets the error of its own datagram at its next
+            // call.
             Err(Errno::CONNREFUSED) => send(&[], Own::Behind),
             sent => sent,
         }
     }
 
-    /// The kernel has reported that this connected socket's last datagram found no receiver (ECONNREFUSED). A new
-    /// receiver doesn't know the flow, so the next datagram starts it again.
+    /// The kernel has reported that this connected socket's last datagram found no receiver (ECONNREFUSED). A
+    /// new receiver doesn't know the flow, so the next datagram starts it again.
     pub fn on_refused(&self, socket: BorrowedFd<'_>) {
         if let (Some(to), Ok(own)) = (connected(socket), local(socket)) {
             self.flows.forget(Flow::between(own, to));
@@ -251,8 +252,9 @@ fn local(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// Whether control data (cmsg(3)) asks the kernel to split the message into several datagrams (UDP_SEGMENT): only
-/// the first would have a header. On EIO programs send the datagrams one by one, as on devices without support.
+/// Whether control data (cmsg(3)) asks the kernel to split the message into several datagrams (UDP_SEGMENT):
+/// only the first would have a header. On EIO programs send the datagrams one by one, as on devices without
+/// support.
 fn asks_for_segments(control: &[u8]) -> bool {
     const SOL_UDP: i32 = 17;
     const UDP_SEGMENT: i32 = 103;

@@ -1,8 +1,8 @@
-//! Remembers which datagram flows have started. The receiver of `first` and `standalone` identifies a flow by the
-//! sender's address, and takes a second header for data.
+//! Remembers which datagram flows have started. The receiver of `first` and `standalone` identifies a flow by
+//! the sender's address, and takes a second header for data.
 //!
-//! The table needs no lock. It is in memory that forked children share, because two processes may send from one
-//! socket.
+//! The table needs no lock. It is in memory that forked children share, because two processes may send from
+//! one socket.
 
 use core::hash::{Hash, Hasher};
 use core::net::SocketAddr;
@@ -23,9 +23,9 @@ const SETS: usize = 8192;
 const LIFE: Duration = Dialect::First.default_silence();
 const BYTES: usize = WAYS * SETS * size_of::<Slot>();
 
-/// A flow and the time it last sent: the upper half of its hash, and milliseconds of the caller's clock, which
-/// wrap around after 49 days. 0: no flow. Both are in one word, so that a reader never sees one flow with the
-/// time of another.
+/// A flow and the time it last sent: the upper half of its hash, and milliseconds of the caller's clock,
+/// which wrap around after 49 days. 0: no flow. Both are in one word, so that a reader never sees one flow
+/// with the time of another.
 type Slot = AtomicU64;
 
 /// The flows of a program and its forked children. Owns its mapping, [`BYTES`] long, until dropped.
@@ -36,7 +36,8 @@ pub(crate) struct Flows {
 
 // SAFETY: the mapping holds atomic integers only, which any thread may use; `start` never changes.
 unsafe impl Send for Flows {}
-// SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never changes.
+// SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never
+// changes.
 unsafe impl Sync for Flows {}
 
 /// A flow as the receiver identifies it.
@@ -80,14 +81,15 @@ impl Flows {
         Ok(Self { start: start.cast_const().cast() })
     }
 
-    /// Returns whether the receiver knows this flow, and marks it as started. If unknown, the caller must send a
-    /// header. Call it for each datagram: a flow's lifetime counts from its last datagram.
+    /// Returns whether the receiver knows this flow, and marks it as started. If unknown, the caller must
+    /// send a header. Call it for each datagram: a flow's lifetime counts from its last datagram.
     pub(crate) fn knows(&self, flow: Flow, now: Duration) -> Known {
         let (set, now) = (self.set(flow), milliseconds(now));
         // More attempts than other threads can make fail.
         for _ in 0..4 * WAYS {
-            // Read once: threads that begin the same flow choose the same slot, and one of them fails. If the slots were read again for the oldest, a
-            // thread could miss the flow that another one has just put there, and choose another slot.
+            // Read once: threads that begin the same flow choose the same slot, and one of them fails. If the
+            // slots were read again for the oldest, a thread could miss the flow that another one
+            // has just put there, and choose another slot.
             let seen: [u64; WAYS] = std::array::from_fn(|at| set[at].load(Relaxed));
             let known = seen.iter().position(|slot| is_of(flow, *slot));
             let oldest = || (0..WAYS).max_by_key(|at| silence(seen[*at], now));
@@ -121,8 +123,8 @@ impl Flows {
     fn set(&self, flow: Flow) -> &[Slot] {
         // Less than SETS, so it fits.
         let number = usize::try_from(flow.0 % SETS as u64).unwrap_or_default();
-        // SAFETY: SETS times WAYS slots are mapped for the life of `self`, page-aligned; any bit pattern is a valid atomic
-        // integer, and all is written through atomics, here as in other processes.
+        // SAFETY: SETS times WAYS slots are mapped for the life of `self`, page-aligned; any bit pattern is a
+        // valid atomic integer, and all is written through atomics, here as in other processes.
         unsafe { core::slice::from_raw_parts(self.start.add(number * WAYS), WAYS) }
     }
 }

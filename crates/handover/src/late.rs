@@ -1,11 +1,12 @@
 //! Connections whose header has not come yet. They are watched until it comes or their time is over.
 //!
-//! One thread owns this. It never examines the same bytes twice: events are edge-triggered, and examined bytes
-//! stay in the kernel's queue.
+//! One thread owns this. It never examines the same bytes twice: events are edge-triggered, and examined
+//! bytes stay in the kernel's queue.
 //!
-//! With preload this runs inside the application. If the application wants a descriptor's number, the descriptor
-//! is moved ([`Late::relocate`]). A descriptor that the application has closed without our notice is recognised
-//! by the connection's cookie and left alone: the number may already belong to another connection.
+//! With preload this runs inside the application. If the application wants a descriptor's number, the
+//! descriptor is moved ([`Late::relocate`]). A descriptor that the application has closed without our notice
+//! is recognised by the connection's cookie and left alone: the number may already belong to another
+//! connection.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,7 +87,8 @@ impl<L> Late<L> {
         self.waiting.is_empty()
     }
 
-    /// Adds a connection on which [`look`] could not decide. Bytes that arrived in between are noticed at once.
+    /// Adds a connection on which [`look`] could not decide. Bytes that arrived in between are noticed at
+    /// once.
     ///
     /// # Errors
     /// Those of epoll_ctl(2); the connection is then closed.
@@ -152,7 +154,8 @@ impl<L> Late<L> {
         epoll::modify(&self.epoll, inbox, again, epoll::EventFlags::IN).is_ok()
     }
 
-    /// Replaces a lost epoll with another. Connections that are lost as well are forgotten; nothing is closed.
+    /// Replaces a lost epoll with another. Connections that are lost as well are forgotten; nothing is
+    /// closed.
     ///
     /// # Errors
     /// Those of epoll_ctl(2).
@@ -211,8 +214,8 @@ impl<L> Late<L> {
         let found = self.waiting.iter_mut().find(|(_, waiting)| waiting.socket.as_raw_fd() == taken);
         let Some((number, waiting)) = found else { return Ok(false) };
         let socket = another()?;
-        // The kernel watches a connection by descriptor, so it must be added anew. Bytes that arrived in between
-        // are noticed at once.
+        // The kernel watches a connection by descriptor, so it must be added anew. Bytes that arrived in
+        // between are noticed at once.
         watch(&self.epoll, &socket, *number)?;
         let old = core::mem::replace(&mut waiting.socket, socket);
         epoll::delete(&self.epoll, &old)?;

@@ -1,5 +1,5 @@
-//! Handing over at `accept()`: what `truepeer run` does with a connection that the kernel has just accepted. Both
-//! mechanisms use it: the preloaded library and the supervisor.
+//! Handing over at `accept()`: what `truepeer run` does with a connection that the kernel has just accepted.
+//! Both mechanisms use it: the preloaded library and the supervisor.
 //!
 //! ```text
 //! accept ─▶ look ──┬── Named ──▶ take ─▶ Names::insert ─▶ the application sees the client

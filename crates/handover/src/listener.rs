@@ -9,15 +9,17 @@ use rustix::io::Errno;
 use truepeer_sys::marked::getsockname;
 use truepeer_sys::socket::{bound_device, namespace_cookie};
 
-/// Identifies the listeners that may answer for each other's connections, as in a SO_REUSEPORT group. The address alone
-/// is not enough: listeners on two devices, or in two network namespaces, may have the same one.
+/// Identifies the listeners that may answer for each other's connections, as in a SO_REUSEPORT group. The
+/// address alone is not enough: listeners on two devices, or in two network namespaces, may have the same
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ListenerAddr {
     /// The address that it is bound to.
     pub local: SocketAddr,
     /// The index of the device that it is bound to; 0: none.
     pub device: u32,
-    /// A part of its network namespace's cookie, enough to distinguish it; 0 before Linux 5.14, which has none.
+    /// A part of its network namespace's cookie, enough to distinguish it; 0 before Linux 5.14, which has
+    /// none.
     pub namespace: u32,
 }
 

@@ -105,8 +105,8 @@ impl Refused {
     }
 }
 
-/// Looks at what has arrived on an accepted connection; never waits, takes nothing. `sender` is what `accept` returned:
-/// asked for later, the kernel has forgotten the sender of a connection that was reset.
+/// Looks at what has arrived on an accepted connection; never waits, takes nothing. `sender` is what `accept`
+/// returned: asked for later, the kernel has forgotten the sender of a connection that was reset.
 pub fn look(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {
     let checker = Checker { socket, sender, rules, wake };
     let mut buffer = [0; FIRST_LOOK_BYTES];
@@ -150,8 +150,8 @@ impl Checker<'_> {
         self.ask(bytes, |reader| reader.on_bytes(bytes))
     }
 
-    /// The verdict of [`HeaderReader`], except for wake-ups: they don't come from a sender, and one whose bytes
-    /// have not arrived looks like a silent sender.
+    /// The verdict of [`HeaderReader`], except for wake-ups: they don't come from a sender, and one whose
+    /// bytes have not arrived looks like a silent sender.
     fn ask<'b>(&self, bytes: &'b [u8], ask: impl FnOnce(HeaderReader) -> Opening<'b>) -> Look {
         if self.wake.is_ours(bytes) {
             return Look::WakeUp;
@@ -230,7 +230,8 @@ impl Checker<'_> {
     }
 }
 
-/// Whether this decision hands over a connection that may have a header (`optional`) and has sent nothing in its time.
+/// Whether this decision hands over a connection that may have a header (`optional`) and has sent nothing in
+/// its time.
 pub fn is_silent(socket: BorrowedFd<'_>, sender: SenderAddr, look: &Look, rules: &RunRules) -> bool {
     *look == Look::Plain { consumed: 0 }
         && rules.policy.admit(sender) == Ok(HeaderRule::Optional)

@@ -1,19 +1,20 @@
 //! The clients of open connections, by the kernel's identifier of each socket (SO_COOKIE).
 //!
 //! A socket keeps its cookie, and cookies are unique, whichever process holds the socket under whichever
-//! descriptor. So dup, fork, SCM_RIGHTS and exec need no handling. A program and its children share the table's
-//! memory.
+//! descriptor. So dup, fork, SCM_RIGHTS and exec need no handling. A program and its children share the
+//! table's memory.
 //!
 //! ```text
 //! head │ slot slot slot …    slot = cookie mod size, or one of WINDOW, spread over the table
 //! ```
-//! Slots are taken by compare-and-swap. There is no lock: a process that is killed during an insertion leaves one
-//! unusable slot, and no other process waits for it. Cookies count up, so a slot is needed again a whole table
-//! later, when its connection is probably closed. The kernel is asked, and only closed connections are forgotten.
-//! Its answer "closed" is trusted only if the same query also finds an open one: another connection, or the one
-//! just accepted. The table starts small and doubles when all its connections are open, so memory follows open
-//! connections, not past ones. Names stay where they were written, and are searched for at each size that the
-//! table has had. If the kernel can't be asked, a full table forgets the oldest connection.
+//! Slots are taken by compare-and-swap. There is no lock: a process that is killed during an insertion leaves
+//! one unusable slot, and no other process waits for it. Cookies count up, so a slot is needed again a whole
+//! table later, when its connection is probably closed. The kernel is asked, and only closed connections are
+//! forgotten. Its answer "closed" is trusted only if the same query also finds an open one: another
+//! connection, or the one just accepted. The table starts small and doubles when all its connections are
+//! open, so memory follows open connections, not past ones. Names stay where they were written, and are
+//! searched for at each size that the table has had. If the kernel can't be asked, a full table forgets the
+//! oldest connection.
 
 mod diag;
 mod memory;
@@ -38,8 +39,8 @@ use crate::wake::WakeUp;
 const SLOTS: usize = 1 << 16;
 /// The number of slots at the start.
 const FIRST_SIZE: usize = 1 << 10;
-/// The number of slots in which a name may be. They are spread: long-lived connections are often opened one after
-/// another, and would fill a window of neighbouring slots for all later ones.
+/// The number of slots in which a name may be. They are spread: long-lived connections are often opened one
+/// after another, and would fill a window of neighbouring slots for all later ones.
 const WINDOW: usize = 32;
 
 /// What is stored about a connection.
@@ -62,7 +63,8 @@ pub struct ConnectionTuple {
     pub sender: SocketAddr,
     /// The index of the device that it is bound to; 0: none.
     pub device: u32,
-    /// A part of its network namespace's cookie, enough to distinguish it; 0 before Linux 5.14, which has none.
+    /// A part of its network namespace's cookie, enough to distinguish it; 0 before Linux 5.14, which has
+    /// none.
     pub namespace: u32,
 }
 
@@ -168,12 +170,14 @@ impl Names {
             .for_each(|(queue, inode)| queue.store(inode, Ordering::Release));
     }
 
-    /// Says that a late connection is ready and that the application was woken by other means than [`WakeUp::ring`].
+    /// Says that a late connection is ready and that the application was woken by other means than
+    /// [`WakeUp::ring`].
     pub fn announce(&self) {
         self.memory.announced().store(1, Ordering::Release);
     }
 
-    /// Whether a late connection was announced since the last call. Take all that are ready, or announce them again.
+    /// Whether a late connection was announced since the last call. Take all that are ready, or announce them
+    /// again.
     pub fn take_announcement(&self) -> bool {
         let announced = self.memory.announced();
         announced.load(Ordering::Acquire) != 0 && announced.swap(0, Ordering::AcqRel) != 0
@@ -245,8 +249,8 @@ impl Names {
         })
     }
 
-    /// Searches the whole window, so that the next insertions find free slots without asking the kernel. Returns
-    /// the oldest connection whose state is unknown.
+    /// Searches the whole window, so that the next insertions find free slots without asking the kernel.
+    /// Returns the oldest connection whose state is unknown.
     fn forget_closed(&self, cookie: u64, size: usize, name: &Name, census: &mut dyn Census) -> Option<u64> {
         // A connection that has just been accepted is known to be open, unless it was reset.
         let mut sees = census.ask(cookie, &name.tuple) == Standing::Open;

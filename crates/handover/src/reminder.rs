@@ -1,13 +1,13 @@
-//! Wakes an application that waits in epoll, without the network: this host may be unable to connect to its own
-//! listener.
+//! Wakes an application that waits in epoll, without the network: this host may be unable to connect to its
+//! own listener.
 //!
 //! ```text
 //! listener ── IN, data ──┐
 //!                        epoll ──▶ epoll_wait(): IN, data ──▶ accept() ──▶ the late connection
 //! eventfd ─── IN, data ──┘
 //! ```
-//! `/proc/self/fdinfo` lists what an epoll watches, each with its events and data (proc(5)). An eventfd that is added
-//! with those of the listener makes epoll_wait() report the listener once more.
+//! `/proc/self/fdinfo` lists what an epoll watches, each with its events and data (proc(5)). An eventfd that
+//! is added with those of the listener makes epoll_wait() report the listener once more.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -50,11 +50,13 @@ pub struct Reminded {
     pub watches: bool,
     /// Each is a reminder, until it is closed.
     pub events: Vec<OwnedFd>,
-    /// They must be closed at once: the application has changed its epoll meanwhile, so their data may be stale.
+    /// They must be closed at once: the application has changed its epoll meanwhile, so their data may be
+    /// stale.
     pub is_stale: bool,
 }
 
-/// Makes an epoll report these listeners once more, as far as it watches them. `keep` may change a descriptor's number.
+/// Makes an epoll report these listeners once more, as far as it watches them. `keep` may change a
+/// descriptor's number.
 pub fn remind(
     epoll: BorrowedFd<'_>,
     listeners: &[SocketId],
@@ -62,7 +64,8 @@ pub fn remind(
 ) -> Reminded {
     let watched = watches(epoll, listeners);
     let mut reminded = Reminded { watches: !watched.is_empty(), ..Reminded::default() };
-    // Without IN the application does not want to know now: it arms the listener again (EPOLLONESHOT), or has paused.
+    // Without IN the application does not want to know now: it arms the listener again (EPOLLONESHOT), or has
+    // paused.
     for watch in watched.iter().filter(|watch| watch.events.contains(epoll::EventFlags::IN)) {
         let Ok(event) = eventfd(1, EventfdFlags::CLOEXEC).and_then(&keep) else { continue };
         let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;

@@ -57,8 +57,8 @@ impl RunRules {
         Ok(HeaderReader { rule, limits: self.limits, times: self.times })
     }
 
-    /// How long after accept() a connection with this many bytes is decided. A connection that needs no header
-    /// may be a wake-up whose word has not arrived.
+    /// How long after accept() a connection with this many bytes is decided. A connection that needs no
+    /// header may be a wake-up whose word has not arrived.
     pub(crate) fn deadline(&self, sender: SenderAddr, received: usize) -> Duration {
         match self.reader(sender) {
             Ok(reader) if reader.rule != HeaderRule::Forbid => reader.deadline(received),

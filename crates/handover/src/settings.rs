@@ -79,8 +79,8 @@ pub enum Destination {
     Header,
 }
 
-/// The listeners to which the rules apply: all by default. Others are left alone, an application's admin port for
-/// example.
+/// The listeners to which the rules apply: all by default. Others are left alone, an application's admin port
+/// for example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Listeners {
     /// Listeners with this port, on any address.

@@ -9,8 +9,8 @@ use truepeer_policy::ClientAddr;
 pub enum Shown {
     /// The client, in the form of its socket's family.
     As(SocketAddr),
-    /// An IPv6 client can't be shown on an AF_INET socket: programs pass room for 16 bytes there, or fail on the
-    /// other family. The application sees the sender.
+    /// An IPv6 client can't be shown on an AF_INET socket: programs pass room for 16 bytes there, or fail on
+    /// the other family. The application sees the sender.
     NotShowable,
 }
 

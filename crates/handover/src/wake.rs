@@ -1,8 +1,8 @@
 //! Wakes an application that waits for its listener to become readable. Only a connection does that.
 //!
-//! A connection whose header came late was accepted long ago, so the application's epoll has nothing to report.
-//! truepeer connects to the listener itself, sends a secret word and resets the connection. Whoever accepts it
-//! recognises the word, closes it, and finds the late connection instead.
+//! A connection whose header came late was accepted long ago, so the application's epoll has nothing to
+//! report. truepeer connects to the listener itself, sends a secret word and resets the connection. Whoever
+//! accepts it recognises the word, closes it, and finds the late connection instead.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -65,11 +65,13 @@ impl WakeUp {
         bytes == self.message
     }
 
-    /// Makes the listener readable once more. Blocks for at most a fifth of a second for each address, if the queue is full.
+    /// Makes the listener readable once more. Blocks for at most a fifth of a second for each address, if the
+    /// queue is full.
     ///
     /// # Errors
-    /// Those of socket(2) and connect(2); `ETIMEDOUT` if the queue stayed full: try again later. `EHOSTUNREACH` for a
-    /// listener of a device or of another network namespace: another listener may answer there.
+    /// Those of socket(2) and connect(2); `ETIMEDOUT` if the queue stayed full: try again later.
+    /// `EHOSTUNREACH` for a listener of a device or of another network namespace: another listener may
+    /// answer there.
     pub fn ring(&self, listener: ListenerAddr) -> Result<(), Errno> {
         self.ring_by(listener, ringing_socket, drop)
     }
@@ -145,8 +147,8 @@ fn encode(message: &mut [u8], word: &[u8]) -> Result<usize, EncodeError> {
     V2Encoder::new(message, Command::Local, &Addresses::Unspecified)?.tlv(TLV, word)?.finish()
 }
 
-/// The address to connect to in order to reach a listener bound to `local`, and another one if that fails: a listener on
-/// `::` mostly takes IPv4 connections too, and IPv6 may be switched off.
+/// The address to connect to in order to reach a listener bound to `local`, and another one if that fails: a
+/// listener on `::` mostly takes IPv4 connections too, and IPv6 may be switched off.
 fn reachable(local: SocketAddr) -> (SocketAddr, Option<SocketAddr>) {
     let v4 = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), local.port());
     match local.ip() {

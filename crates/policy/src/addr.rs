@@ -5,8 +5,8 @@
 use core::fmt;
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-/// The canonical form of an address, which rules compare: IPv4-mapped IPv6 becomes IPv4, the flow label is removed, and
-/// only link-local addresses keep their scope.
+/// The canonical form of an address, which rules compare: IPv4-mapped IPv6 becomes IPv4, the flow label is
+/// removed, and only link-local addresses keep their scope.
 pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
     let SocketAddr::V6(v6) = addr else { return addr };
     match v6.ip().to_canonical() {
@@ -80,8 +80,8 @@ mod tests {
     fn ipv4_mapped_addresses_become_ipv4() {
         assert_eq!(sender("[::ffff:192.0.2.1]:80"), "192.0.2.1:80");
         assert_eq!(sender("[::ffff:127.0.0.1]:80"), "127.0.0.1:80");
-        // Deprecated, and never used on a wire. It is not a mapped address, so it isn't converted to IPv4 (claims
-        // refuse it instead).
+        // Deprecated, and never used on a wire. It is not a mapped address, so it isn't converted to IPv4
+        // (claims refuse it instead).
         assert_eq!(sender("[::127.0.0.1]:80"), "[::7f00:1]:80");
         assert_eq!(sender("[2001:db8::1]:80"), "[2001:db8::1]:80");
     }

@@ -17,7 +17,8 @@ pub enum SpecialRange {
     Multicast,
     /// `255.255.255.255`.
     Broadcast,
-    /// `240.0.0.0/4` (class E): never assigned, and used by `--pseudo-ipv4`. A claim would forge such a client.
+    /// `240.0.0.0/4` (class E): never assigned, and used by `--pseudo-ipv4`. A claim would forge such a
+    /// client.
     ClassE,
     /// `::/96` (IPv4-compatible, deprecated by RFC 4291 2.5.5.1): it would bypass rules for the IPv4 address.
     Ipv4Compatible,
@@ -27,8 +28,8 @@ pub enum SpecialRange {
 }
 
 impl SpecialRange {
-    /// The range of an address (in canonical form). An address under the well-known NAT64 prefix is classified by
-    /// the IPv4 address inside, which must not be a special one (RFC 6052 3.1).
+    /// The range of an address (in canonical form). An address under the well-known NAT64 prefix is
+    /// classified by the IPv4 address inside, which must not be a special one (RFC 6052 3.1).
     pub fn of(ip: IpAddr) -> Option<Self> {
         match ip {
             IpAddr::V4(ip) => Self::of_ipv4(ip),
@@ -139,8 +140,8 @@ impl Claims {
     /// The same for this host's addresses.
     ///
     /// A claim of one is refused even if it may be true (a client on this host that connects through the load
-    /// balancer): a forged header looks the same. Only a sender may claim its own address, because it could send
-    /// LOCAL as well, and the kernel has verified the address.
+    /// balancer): a forged header looks the same. Only a sender may claim its own address, because it could
+    /// send LOCAL as well, and the kernel has verified the address.
     pub(crate) fn check_host(
         &self,
         sender: SenderAddr,

@@ -176,9 +176,9 @@ impl Eq for Destinations {}
 pub struct Dynamic {
     /// The permitted destinations.
     pub allow: Destinations,
-    /// The addresses that truepeer listens on. They are never a destination, because the session would loop. A
-    /// wildcard address means every address of this host; the policy does not know these, so it refuses the port
-    /// on any address.
+    /// The addresses that truepeer listens on. They are never a destination, because the session would loop.
+    /// A wildcard address means every address of this host; the policy does not know these, so it
+    /// refuses the port on any address.
     pub own_listeners: Vec<SocketAddr>,
 }
 

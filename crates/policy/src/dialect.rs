@@ -1,7 +1,8 @@
-//! The position of the header in a stream of datagrams. There are four dialects; the configuration selects one.
+//! The position of the header in a stream of datagrams. There are four dialects; the configuration selects
+//! one.
 //!
-//! A receiver must not guess: in `first` and `standalone` a client's own datagram may look like a header, so any
-//! client could forge one.
+//! A receiver must not guess: in `first` and `standalone` a client's own datagram may look like a header, so
+//! any client could forge one.
 //!
 //! | dialect | header | who sends so |
 //! |---|---|---|
@@ -70,16 +71,16 @@ impl Dialect {
 
     /// The default for how long a flow may be silent. A flow with bare datagrams must be forgotten before the
     /// sender forgets it; otherwise a port that the sender reuses would be taken for the old client. Spectrum
-    /// forgets after 30 s, frp 30 s after the backend's last answer (or its first datagram), whatever the client
-    /// sends meanwhile.
+    /// forgets after 30 s, frp 30 s after the backend's last answer (or its first datagram), whatever the
+    /// client sends meanwhile.
     #[must_use]
     pub const fn default_silence(self) -> Duration {
         Duration::from_secs(if self.has_bare_datagrams() { 28 } else { 60 })
     }
 
     /// The same when truepeer is the sender: its flow must end before the receiver's; otherwise the receiver
-    /// would refuse later datagrams without a header. Its port is not reused before the receiver has forgotten
-    /// the flow, too.
+    /// would refuse later datagrams without a header. Its port is not reused before the receiver has
+    /// forgotten the flow, too.
     #[must_use]
     pub const fn default_silence_sending(self) -> Duration {
         Duration::from_secs(if self.has_bare_datagrams() { 20 } else { 60 })

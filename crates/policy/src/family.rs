@@ -1,8 +1,9 @@
 //! Clients of one IP family with a backend of the other.
 //!
-//! - IPv4 client, IPv6-only backend: `PREFIX::a.b.c.d` by RFC 6052. `::ffff:a.b.c.d` can't be bound on a socket
-//!   that talks to such a backend.
-//! - IPv6 client, IPv4-only backend: a class E address derived from the client's network, see [`pseudo_ipv4`].
+//! - IPv4 client, IPv6-only backend: `PREFIX::a.b.c.d` by RFC 6052. `::ffff:a.b.c.d` can't be bound on a
+//!   socket that talks to such a backend.
+//! - IPv6 client, IPv4-only backend: a class E address derived from the client's network, see
+//!   [`pseudo_ipv4`].
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -22,8 +23,8 @@ pub struct Nat64Prefix(Ipv6Net);
 pub struct Nat64PrefixError(String);
 
 impl Nat64Prefix {
-    /// The IPv6 address of an IPv4 client. RFC 6052 2.2: octet 8 (bits 64 to 71) stays zero, and the address is
-    /// placed around it.
+    /// The IPv6 address of an IPv4 client. RFC 6052 2.2: octet 8 (bits 64 to 71) stays zero, and the address
+    /// is placed around it.
     pub fn embed(self, ip: Ipv4Addr) -> Ipv6Addr {
         let mut octets = self.0.network().octets();
         let mut place = usize::from(self.0.prefix_len() / 8);
@@ -56,12 +57,12 @@ impl fmt::Display for Nat64Prefix {
     }
 }
 
-/// The class E address that stands for an IPv6 client: the same for every client of a /64, on every machine, in
-/// every version, so that a backend's bans and statistics keep their meaning.
+/// The class E address that stands for an IPv6 client: the same for every client of a /64, on every machine,
+/// in every version, so that a backend's bans and statistics keep their meaning.
 ///
 /// The upper 64 bits (a host changes the lower ones at will, RFC 8981) go through SplitMix64's finalizer. The
-/// result modulo 2²⁸ − 1 gives 240.0.0.0 to 255.255.255.254, never the broadcast address. Two networks share an
-/// address with probability 2⁻²⁸. The address is neither secret nor a proof of identity.
+/// result modulo 2²⁸ − 1 gives 240.0.0.0 to 255.255.255.254, never the broadcast address. Two networks share
+/// an address with probability 2⁻²⁸. The address is neither secret nor a proof of identity.
 pub fn pseudo_ipv4(client: Ipv6Addr) -> Ipv4Addr {
     let network = u64::try_from(client.to_bits() >> 64).unwrap_or_default();
     let low = u32::try_from(mix(network) % u64::from(CLASS_E_SIZE)).unwrap_or_default();

@@ -2,8 +2,8 @@
 //!
 //! No I/O, no clock, no allocation once built. For this host's addresses it calls a function of the caller
 //! ([`HostAddresses`]). Every way of delivery uses it: the relay calls [`Policy::admit`] at accept and
-//! [`Policy::route`] once the header is complete. Ways without their own upstream socket (preload, kernel) call
-//! [`Policy::admit`] and [`Policy::client`].
+//! [`Policy::route`] once the header is complete. Ways without their own upstream socket (preload, kernel)
+//! call [`Policy::admit`] and [`Policy::client`].
 //!
 //! ```text
 //! SenderAddr ──admit──▶ HeaderRule ───(HeaderReader)────▶ client ──route──▶ Route { client, source, backend }

@@ -1,8 +1,8 @@
 //! The start of a connection: the one implementation of `--header` for every way of delivery.
 //!
-//! Nothing here reads, waits or stores bytes. The caller passes all bytes so far, tells when no more will come,
-//! and how long it has waited. The relay, TLS and `run` use it. The matrix of behaviours compares the kernel
-//! programs of `attach` with the same table (docs/header-rules.md).
+//! Nothing here reads, waits or stores bytes. The caller passes all bytes so far, tells when no more will
+//! come, and how long it has waited. The relay, TLS and `run` use it. The matrix of behaviours compares the
+//! kernel programs of `attach` with the same table (docs/header-rules.md).
 //!
 //! ```text
 //!             on_bytes ──▶ Header, NoHeader, Refused
@@ -24,8 +24,8 @@ use crate::senders::HeaderRule;
 pub struct HeaderTimes {
     /// Until a header is complete (`--header-timeout`).
     pub timeout: Duration,
-    /// Until the first byte if a header is optional (`--header-wait`): the client may wait for the backend to
-    /// send first.
+    /// Until the first byte if a header is optional (`--header-wait`): the client may wait for the backend
+    /// to send first.
     pub wait: Duration,
 }
 
@@ -129,8 +129,8 @@ impl HeaderError {
         matches!(self, Self::Invalid { error, .. } if error.kind == DecodeErrorKind::V2TooLong)
     }
 
-    /// A label to group complaints by. `None`: no complaint is needed, as for a port scan or a health check that
-    /// only connects.
+    /// A label to group complaints by. `None`: no complaint is needed, as for a port scan or a health check
+    /// that only connects.
     pub fn complaint(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { error, .. } => Some(error.kind.as_str()),

@@ -63,8 +63,8 @@ impl Policy {
         self.claims.deny.contains(client.ip())
     }
 
-    /// The same without checking whether the address is this host's: for later datagrams of a flow, whose client
-    /// was checked when it started.
+    /// The same without checking whether the address is this host's: for later datagrams of a flow, whose
+    /// client was checked when it started.
     pub fn name(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
         match (self.admit(sender)?, header) {
             (HeaderRule::Require, None) => return Err(Refusal::HeaderMissing { sender }),
@@ -83,7 +83,8 @@ impl Policy {
 
     fn claimed(&self, sender: SenderAddr, header: &Header<'_>) -> Result<Client, Refusal> {
         match (header.command, header.addresses) {
-            // PROXY 2.2: the receiver must "use the real connection endpoints", whatever the address block says.
+            // PROXY 2.2: the receiver must "use the real connection endpoints", whatever the address block
+            // says.
             (Command::Local, _) => Ok(itself(sender, Origin::Local)),
             (Command::Proxy, Addresses::Inet { transport, source, destination })
                 if transport == self.transport =>

@@ -1,7 +1,7 @@
 //! Sets of prefixes, and their notation in words and files.
 //!
-//! One syntax everywhere: `loopback`, `private`, `any`, a prefix such as `10.0.0.0/8`, or a single address. Bits
-//! after the prefix length are ignored, as in similar programs written in Go.
+//! One syntax everywhere: `loopback`, `private`, `any`, a prefix such as `10.0.0.0/8`, or a single address.
+//! Bits after the prefix length are ignored, as in similar programs written in Go.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -61,8 +61,8 @@ impl PrefixSet {
         prefixes.iter().filter_map(|text| text.parse().ok()).collect()
     }
 
-    /// Parses a file: one entry on each line. `#` (or `;`) starts a comment, also after an entry. Blank lines are
-    /// skipped. Fails closed: one invalid line makes the whole file invalid.
+    /// Parses a file: one entry on each line. `#` (or `;`) starts a comment, also after an entry. Blank lines
+    /// are skipped. Fails closed: one invalid line makes the whole file invalid.
     pub fn parse_file(text: &str) -> Result<Self, PrefixFileError> {
         let mut set = Self::new();
         for (index, line) in text.lines().enumerate() {

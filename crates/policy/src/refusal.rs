@@ -1,5 +1,5 @@
-//! Why a session is refused: what was wrong and what was expected. Each value has what a front end needs to say which setting would
-//! let it pass.
+//! Why a session is refused: what was wrong and what was expected. Each value has what a front end needs to
+//! say which setting would let it pass.
 
 use core::net::SocketAddr;
 

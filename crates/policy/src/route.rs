@@ -54,8 +54,8 @@ pub enum Source {
     /// The client's address, or its substitute in the backend's family.
     #[default]
     Client,
-    /// This machine's own address, chosen by the kernel. Any client can reach any backend, and no privilege is
-    /// needed.
+    /// This machine's own address, chosen by the kernel. Any client can reach any backend, and no privilege
+    /// is needed.
     Any,
 }
 
@@ -94,16 +94,16 @@ pub struct Route {
     pub origin: Origin,
     /// The destination of the upstream connection.
     pub backend: BackendAddr,
-    /// The address to bind: the client's address (or its substitute in the backend's family) and port (0: any).
-    /// `None`: bind nothing; the kernel chooses, and no privilege is needed.
+    /// The address to bind: the client's address (or its substitute in the backend's family) and port (0:
+    /// any). `None`: bind nothing; the kernel chooses, and no privilege is needed.
     pub source: Option<SocketAddr>,
-    /// What to do when `source` is in use. Always [`OnConflict::Ephemeral`] if the sender is the client: on this
-    /// machine its own tuple is always in use.
+    /// What to do when `source` is in use. Always [`OnConflict::Ephemeral`] if the sender is the client: on
+    /// this machine its own tuple is always in use.
     pub on_conflict: OnConflict,
     /// The version of the header to write before the stream, if any.
     pub send_proxy: Option<Version>,
-    /// The address that the client connected to, if the header names it; otherwise it is the downstream socket's
-    /// own address.
+    /// The address that the client connected to, if the header names it; otherwise it is the downstream
+    /// socket's own address.
     pub destination: Option<SocketAddr>,
     /// Set if the client is one that only `--allow-claims` permits: worth a warning.
     pub special: Option<SpecialRange>,
@@ -204,7 +204,8 @@ impl Delivery {
         let addr = client.addr;
         let ip = match (addr.ip(), backend.ip()) {
             (IpAddr::V4(_), IpAddr::V4(_)) => addr.ip(),
-            // ipv6(7): binding a link-local address needs its interface, which ties the socket to that interface.
+            // ipv6(7): binding a link-local address needs its interface, which ties the socket to that
+            // interface.
             (IpAddr::V6(ip), _) if ip.is_unicast_link_local() => {
                 return Err(Refusal::ClientLinkLocal { client: addr });
             }

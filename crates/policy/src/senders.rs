@@ -1,5 +1,5 @@
-//! Which senders may connect, and whether their connections start with a header. The sender's address determines
-//! both, before its first byte is read.
+//! Which senders may connect, and whether their connections start with a header. The sender's address
+//! determines both, before its first byte is read.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -97,8 +97,8 @@ impl Senders {
         self.exceptions.get_lpm(&host(ip)).map_or(self.header, |(_, rule)| *rule)
     }
 
-    /// Checks that the senders with an optional header can be a list of load balancers, whether they come from
-    /// the default rule or from exceptions, as one prefix or as several.
+    /// Checks that the senders with an optional header can be a list of load balancers, whether they come
+    /// from the default rule or from exceptions, as one prefix or as several.
     ///
     /// # Errors
     /// They are more than half of all IPv4 or of all IPv6 addresses.
@@ -114,9 +114,9 @@ impl Senders {
         Ok(())
     }
 
-    /// How many addresses may send without a header, in the family whose lowest address is `first`. All addresses
-    /// between two borders of prefixes have the same rule. Counts one too few for each border, because 2^128 does
-    /// not fit in a u128.
+    /// How many addresses may send without a header, in the family whose lowest address is `first`. All
+    /// addresses between two borders of prefixes have the same rule. Counts one too few for each border,
+    /// because 2^128 does not fit in a u128.
     fn count_optional(&self, first: IpAddr) -> u128 {
         let allowed = self.allow.iter();
         let prefixes = allowed.chain(self.exceptions.iter().map(|(prefix, _)| prefix));

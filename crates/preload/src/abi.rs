@@ -14,8 +14,8 @@ pub(crate) fn answer<T: From<i8>>(
     work: impl FnOnce() -> Option<Result<T, Errno>>,
     otherwise: impl FnOnce() -> T,
 ) -> T {
-    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as the
-    // thread lives.
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as
+    // the thread lives.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses it.
     let before = unsafe { *errno };
@@ -26,7 +26,8 @@ pub(crate) fn answer<T: From<i8>>(
         None => otherwise(),
         Some(Ok(value)) => value,
         Some(Err(error)) => {
-            // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses it.
+            // SAFETY: errno's place is valid as long as the calling thread lives, and only this thread uses
+            // it.
             unsafe { *errno = error.raw_os_error() };
             T::from(-1)
         }
@@ -41,8 +42,9 @@ pub(crate) fn plainly(number: c_long, args: [usize; 4]) -> c_int {
 }
 
 pub(crate) fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
-    // SAFETY: the arguments are those that the program passed to the function of that name, in the form in which
-    // the C library would pass them to the kernel. The program guarantees what that function requires.
+    // SAFETY: the arguments are those that the program passed to the function of that name, in the form in
+    // which the C library would pass them to the kernel. The program guarantees what that function
+    // requires.
     unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) }
 }
 
@@ -52,13 +54,13 @@ pub(crate) fn word(value: c_int) -> usize {
 }
 
 pub(crate) fn borrow<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
-    // SAFETY: BorrowedFd requires a number other than -1, which was checked. The program must keep its descriptor
-    // open during its call, as it must for the kernel. The kernel refuses a closed one.
+    // SAFETY: BorrowedFd requires a number other than -1, which was checked. The program must keep its
+    // descriptor open during its call, as it must for the kernel. The kernel refuses a closed one.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Writes an address to the program's memory as the kernel does: truncated to the room, with its whole length in
-/// `len`.
+/// Writes an address to the program's memory as the kernel does: truncated to the room, with its whole length
+/// in `len`.
 ///
 /// # Safety
 /// `to` is null, or points to `*len` bytes, and `len` to an integer.
@@ -66,8 +68,8 @@ pub(crate) unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut soc
     if to.is_null() || len.is_null() {
         return;
     }
-    // SAFETY: the caller guarantees that `to` points to `*len` writable bytes and that `len` is valid. The source
-    // has `addr_len` bytes, and at most `*len` bytes are written.
+    // SAFETY: the caller guarantees that `to` points to `*len` writable bytes and that `len` is valid. The
+    // source has `addr_len` bytes, and at most `*len` bytes are written.
     unsafe {
         let part = addr.addr_len().min(*len);
         core::ptr::copy_nonoverlapping(addr.as_ptr().cast::<u8>(), to.cast::<u8>(), part as usize);
@@ -78,8 +80,8 @@ pub(crate) unsafe fn give(addr: &SocketAddrAny, to: *mut sockaddr, len: *mut soc
 /// No program has memory below this address: vm.mmap_min_addr is never smaller.
 pub(crate) const LOWEST: usize = 4096;
 
-/// Refuses a negative length and addresses that can't be mapped, as the kernel does. Other bad addresses end the
-/// program by a signal, which POSIX permits.
+/// Refuses a negative length and addresses that can't be mapped, as the kernel does. Other bad addresses end
+/// the program by a signal, which POSIX permits.
 ///
 /// # Safety
 /// The requirements of [`give`].
@@ -99,7 +101,8 @@ pub(crate) unsafe fn check_room(to: *mut sockaddr, len: *mut socklen_t) -> Resul
     }
 }
 
-/// Reads an internet address. `None` for anything that the kernel would refuse, so that the kernel reports it.
+/// Reads an internet address. `None` for anything that the kernel would refuse, so that the kernel reports
+/// it.
 ///
 /// # Safety
 /// `addr` is null or points to `len` bytes.
@@ -108,8 +111,8 @@ pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Opti
     if addr.addr() < LOWEST || (len as usize) < family_len {
         return None;
     }
-    // SAFETY: `addr` points to `len` readable bytes, which were checked to hold a family. The read is unaligned
-    // because C does not guarantee the alignment.
+    // SAFETY: `addr` points to `len` readable bytes, which were checked to hold a family. The read is
+    // unaligned because C does not guarantee the alignment.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     let needed = match c_int::from(family) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),

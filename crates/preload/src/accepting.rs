@@ -93,8 +93,9 @@ fn is_meant(socket: BorrowedFd<'_>, role: &Accepting) -> bool {
     meant.all() || listeners::local(socket).is_some_and(|local| meant.has(local))
 }
 
-/// Takes a late connection of this listener, or of another one of its address, device and namespace. Those of others are
-/// put back and announced again: a process that was woken for them may have searched in vain meanwhile.
+/// Takes a late connection of this listener, or of another one of its address, device and namespace. Those of
+/// others are put back and announced again: a process that was woken for them may have searched in vain
+/// meanwhile.
 fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(ListenerAddr)) -> Option<Entry> {
     let Ok(own) = ListenerAddr::of(listener) else {
         role.family.names.announce(); // a unix socket: the announcement is for another listener

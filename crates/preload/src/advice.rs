@@ -1,4 +1,5 @@
-//! Advice after a refusal, in the options of `truepeer run`. Programs that were started in another way get none.
+//! Advice after a refusal, in the options of `truepeer run`. Programs that were started in another way get
+//! none.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

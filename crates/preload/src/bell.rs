@@ -1,5 +1,6 @@
-//! Wakes the program's threads that wait in poll(), select() or a blocking `accept()`, without the network: a pipe of
-//! this process, which they watch beside the listener; poll() and select() while connections wait for their header.
+//! Wakes the program's threads that wait in poll(), select() or a blocking `accept()`, without the network: a
+//! pipe of this process, which they watch beside the listener; poll() and select() while connections wait for
+//! their header.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -110,11 +111,12 @@ pub(crate) fn blocks(listener: BorrowedFd<'_>) -> bool {
 
 /// One thread at a time takes from the queues of listeners that block.
 static TAKING: AtomicBool = AtomicBool::new(false);
-/// How often to yield to the thread that takes: a signal handler can't wait for the one that it has interrupted.
+/// How often to yield to the thread that takes: a signal handler can't wait for the one that it has
+/// interrupted.
 const ATTEMPTS: u32 = 1000;
 
-/// Runs `accept` if the listener is still readable: another thread may have taken the connection that poll() has reported
-/// to both. In the kernel's accept() a thread would not hear the bell.
+/// Runs `accept` if the listener is still readable: another thread may have taken the connection that poll()
+/// has reported to both. In the kernel's accept() a thread would not hear the bell.
 pub(crate) fn take_one<T>(
     listener: BorrowedFd<'_>,
     accept: impl FnOnce() -> Result<T, Errno>,
@@ -142,10 +144,12 @@ pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut is_anothers = false;
     loop {
-        // It opens before the first connection waits: this thread will hear of those that other threads accept.
+        // It opens before the first connection waits: this thread will hear of those that other threads
+        // accept.
         let number = out().or_else(|| open().ok().and_then(|()| out()));
-        // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process lives;
-        // if the program has just taken its number, poll() reports another file's state, and the loop looks again.
+        // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this
+        // process lives; if the program has just taken its number, poll() reports another file's
+        // state, and the loop looks again.
         let bell = number.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
         let mut asked =
             [listener, bell.unwrap_or(listener)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -174,8 +178,8 @@ pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// Whether accept() goes on after every signal that the program handles (SA_RESTART). poll() never does.
 fn are_restarted() -> bool {
     (1..=64).all(|signal| {
-        // SAFETY: sigaction writes the present action to `action`, a local, for which all zeros is a valid value;
-        // without a new action nothing changes.
+        // SAFETY: sigaction writes the present action to `action`, a local, for which all zeros is a valid
+        // value; without a new action nothing changes.
         let (known, action) = unsafe {
             let mut action: libc::sigaction = core::mem::zeroed();
             let known = libc::sigaction(signal, core::ptr::null(), &raw mut action) == 0;
@@ -201,8 +205,8 @@ pub(crate) fn on_fork() {
         let number = end.number();
         if number >= 0 && end.change(number, NOBODY).is_ok() {
             ours::release(number);
-            // SAFETY: OwnedFd requires an open descriptor without another owner. It is the end that `open` stored
-            // there, which the program can't close, and the child has one thread.
+            // SAFETY: OwnedFd requires an open descriptor without another owner. It is the end that `open`
+            // stored there, which the program can't close, and the child has one thread.
             drop(unsafe { OwnedFd::from_raw_fd(number) });
         }
     }

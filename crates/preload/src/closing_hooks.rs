@@ -1,5 +1,5 @@
-//! Hooks for the C library functions that close descriptors or replace what is under their numbers. A part of the
-//! border to C (see `hooks`); it keeps the library's own descriptors open.
+//! Hooks for the C library functions that close descriptors or replace what is under their numbers. A part of
+//! the border to C (see `hooks`); it keeps the library's own descriptors open.
 
 use core::ffi::{c_int, c_uint};
 
@@ -82,8 +82,8 @@ pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_
             return None;
         }
         if moving::make_room(new).is_err() {
-            // It may have been closed meanwhile. If not, fail with EBUSY, as the kernel does for a number that
-            // another thread is taking.
+            // It may have been closed meanwhile. If not, fail with EBUSY, as the kernel does for a number
+            // that another thread is taking.
             return ours::OURS.has(new).then_some(Err(Errno::BUSY));
         }
         let replaced = replace();

@@ -1,7 +1,7 @@
 //! `connect()`: the header is sent before anything that the program writes.
 //!
-//! The header is passed to the kernel together with the connection (MSG_FASTOPEN). The kernel sends it with the
-//! SYN, or as the first data once connected. So it is in the send queue before the program knows of the
+//! The header is passed to the kernel together with the connection (MSG_FASTOPEN). The kernel sends it with
+//! the SYN, or as the first data once connected. So it is in the send queue before the program knows of the
 //! connection, even if connect() doesn't block, or is ended by a signal or by SO_SNDTIMEO. Where the kernel
 //! doesn't support that, the program must block until the header is sent.
 
@@ -19,8 +19,8 @@ use truepeer_sys::marked::{connect, getsockname, sendto};
 
 use crate::say;
 
-/// Without support in the kernel (net.ipv4.tcp_fastopen without 1), the longest time that the program may have to
-/// block.
+/// Without support in the kernel (net.ipv4.tcp_fastopen without 1), the longest time that the program may
+/// have to block.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether this connection is to begin with a header.
@@ -32,7 +32,8 @@ pub(crate) fn is_meant(socket: BorrowedFd<'_>, to: SocketAddr, sending: &Connect
 
 /// A second connect() on the same socket only asks for the result of the first.
 fn is_under_way(socket: BorrowedFd<'_>) -> bool {
-    // SAFETY: TCP_INFO fills at most as many bytes as the length says, which is that of the local; its first byte is the state.
+    // SAFETY: TCP_INFO fills at most as many bytes as the length says, which is that of the local; its first
+    // byte is the state.
     let state = unsafe {
         let mut info = [0_u8; 8];
         let mut len: libc::socklen_t = 8;

@@ -1,5 +1,5 @@
-//! `truepeer connect --udp-dialect`: adds a header to the program's datagrams, and removes it from answers that
-//! carry it back.
+//! `truepeer connect --udp-dialect`: adds a header to the program's datagrams, and removes it from answers
+//! that carry it back.
 
 use core::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -33,8 +33,8 @@ pub(crate) fn on_refused(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Sends a message with its header and returns how many of the program's own bytes were sent. `None` if it needs
-/// no header: then nothing was sent.
+/// Sends a message with its header and returns how many of the program's own bytes were sent. `None` if it
+/// needs no header: then nothing was sent.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     message: &SendRequest<'_>,

@@ -1,11 +1,11 @@
-//! The objects that the processes of one program share: the table of names, and the queue of connections whose
-//! header came late.
+//! The objects that the processes of one program share: the table of names, and the queue of connections
+//! whose header came late.
 //!
 //! The first process creates both and describes them in its environment. Forked children inherit them. An
 //! executed program finds them by the environment; or, if the descriptors have moved, in its own `/proc`
 //! directory; or, for the names, through the `/proc` directory of the first process, of its parent, or of the
-//! supervisor. What a program closes before it executes another is not inherited: the other program may belong to
-//! another user, whom the kernel also keeps out of `/proc`.
+//! supervisor. What a program closes before it executes another is not inherited: the other program may
+//! belong to another user, whom the kernel also keeps out of `/proc`.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::{env, fs};
@@ -20,8 +20,8 @@ use crate::ours::{adopt, inspect};
 use crate::ready::Ready;
 use crate::{ours, say, supervised};
 
-/// `PID NAMES IN OUT`: the process that created them, and its descriptors. `PID NAMES` if truepeer has created the
-/// table for its supervisor: the first process with the library adds the queue.
+/// `PID NAMES IN OUT`: the process that created them, and its descriptors. `PID NAMES` if truepeer has
+/// created the table for its supervisor: the first process with the library adds the queue.
 const VARIABLE: &str = "TRUEPEER_FAMILY";
 
 /// The shared objects.
@@ -57,8 +57,8 @@ impl ProcessFamily {
         let [(into, into_inode), (out, out_inode)] = ready.ends();
         names.set_queue([into_inode, out_inode]);
         let text = format!("{} {} {into} {out}", getpid().as_raw_nonzero(), fd.as_raw_fd());
-        // SAFETY: setting a variable requires that no other thread reads the environment. This runs once, while
-        // the library is loaded: before main(), with one thread.
+        // SAFETY: setting a variable requires that no other thread reads the environment. This runs once,
+        // while the library is loaded: before main(), with one thread.
         unsafe { env::set_var(VARIABLE, text) };
         Ok(Self::of(names, Some(fd), ready))
     }
@@ -86,8 +86,8 @@ impl ProcessFamily {
             });
             return Some(Self::of(names, Some(adopt(fd)), ready.or_else(|| Ready::create().ok())?));
         }
-        // The descriptors were closed on the way here. A program that doesn't accept connections needs only the
-        // names.
+        // The descriptors were closed on the way here. A program that doesn't accept connections needs only
+        // the names.
         let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
         // A session of sshd may outlive its listener. The supervisor outlives all of them.
         let names =

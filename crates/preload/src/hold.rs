@@ -1,11 +1,13 @@
-//! A blocking `accept()` without a connection for the program, although select() or poll() reported the listener.
+//! A blocking `accept()` without a connection for the program, although select() or poll() reported the
+//! listener.
 //!
-//! The kernel made the listener readable for a connection that the program must not see: silent, refused, or a
-//! wake-up that another thread has answered. Blocking in `accept()` would keep the thread from everything else in
-//! its select(): other listeners, open connections, a signal that it unblocks only there, its time-out. So the
-//! thread's last query is remembered if it reported a supervised listener, and `accept()` waits for all of it. An
-//! event elsewhere ends the call with ECONNABORTED: a connection was there and is gone (accept(2): to be treated
-//! "like EAGAIN by retrying"; POSIX has it, too). A thread that has not asked blocks in the kernel as usual.
+//! The kernel made the listener readable for a connection that the program must not see: silent, refused, or
+//! a wake-up that another thread has answered. Blocking in `accept()` would keep the thread from everything
+//! else in its select(): other listeners, open connections, a signal that it unblocks only there, its
+//! time-out. So the thread's last query is remembered if it reported a supervised listener, and `accept()`
+//! waits for all of it. An event elsewhere ends the call with ECONNABORTED: a connection was there and is
+//! gone (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too). A thread that has not asked
+//! blocks in the kernel as usual.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -65,7 +67,8 @@ pub(crate) fn is_listener(fd: RawFd) -> bool {
     listeners::is_seen(fd)
 }
 
-/// Remembers a query of this thread and its answer. `blocked` is a set of signals; signal 1 is the lowest bit.
+/// Remembers a query of this thread and its answer. `blocked` is a set of signals; signal 1 is the lowest
+/// bit.
 pub(crate) fn remember(asked: impl Iterator<Item = Asked>, limit: Option<Duration>, blocked: u64) {
     // A thread that is ending has no thread-local memory.
     let _ = LAST.try_with(|last| {
@@ -123,8 +126,8 @@ impl Hold {
     /// Waits until the listener is readable, or the bell rings for it. Returns whether it was the bell.
     ///
     /// # Errors
-    /// ECONNABORTED as soon as another event of the query occurs, or the query's time-out or the listener's own
-    /// (SO_RCVTIMEO) is over.
+    /// ECONNABORTED as soon as another event of the query occurs, or the query's time-out or the listener's
+    /// own (SO_RCVTIMEO) is over.
     pub(crate) fn until_readable(&self, listener: BorrowedFd<'_>) -> Result<bool, Errno> {
         let mut asked: [PollFd<'_>; MOST + 2] =
             core::array::from_fn(|_| PollFd::from_borrowed_fd(listener, PollFlags::IN));
@@ -136,8 +139,9 @@ impl Hold {
             *place = PollFd::from_borrowed_fd(other_fd, events);
         }
         loop {
-            // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process
-            // lives; if the program has just taken its number, the answer is about another file and not used.
+            // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this
+            // process lives; if the program has just taken its number, the answer is about
+            // another file and not used.
             let bell = bell::number().map(|number| unsafe { BorrowedFd::borrow_raw(number) });
             let place = &mut asked[self.count + 1];
             *place = PollFd::from_borrowed_fd(bell.unwrap_or(listener), PollFlags::IN);
@@ -162,8 +166,8 @@ impl Hold {
 
 /// The signals that are pending for this thread but blocked.
 fn pending() -> u64 {
-    // SAFETY: sigpending writes a sigset_t, and `set` is one; it is a local, and all zeros is a valid value of
-    // it.
+    // SAFETY: sigpending writes a sigset_t, and `set` is one; it is a local, and all zeros is a valid value
+    // of it.
     let set = unsafe {
         let mut set: libc::sigset_t = core::mem::zeroed();
         libc::sigpending(&raw mut set);
@@ -174,8 +178,8 @@ fn pending() -> u64 {
 
 /// The signals that this thread blocks.
 pub(crate) fn blocked_now() -> u64 {
-    // SAFETY: pthread_sigmask writes a sigset_t, and `set` is one; it is a local, and all zeros is a valid value
-    // of it. Without a new set nothing is changed.
+    // SAFETY: pthread_sigmask writes a sigset_t, and `set` is one; it is a local, and all zeros is a valid
+    // value of it. Without a new set nothing is changed.
     let set = unsafe {
         let mut set: libc::sigset_t = core::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, core::ptr::null(), &raw mut set);

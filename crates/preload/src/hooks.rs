@@ -1,9 +1,9 @@
-//! Hooks for the C library functions that a program calls: the border between C and the safe modules, which make
-//! the decisions.
+//! Hooks for the C library functions that a program calls: the border between C and the safe modules, which
+//! make the decisions.
 //!
-//! Each hook converts C's arguments, calls a safe function and converts the result. A panic ends here: the call
-//! is then made as without the library. A failure sets `errno` and a success keeps it, as POSIX permits and
-//! programs expect.
+//! Each hook converts C's arguments, calls a safe function and converts the result. A panic ends here: the
+//! call is then made as without the library. A failure sets `errno` and a success keeps it, as POSIX permits
+//! and programs expect.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::net::SocketAddr;
@@ -70,8 +70,8 @@ unsafe extern "C" fn in_child() {
 
 /// The path from which this library was loaded.
 fn own_file() -> Option<&'static CStr> {
-    // SAFETY: dladdr writes a Dl_info, and `info` is one; its fields are pointers, for which zero is valid. The
-    // name that it returns lives as long as the library, which is never unloaded.
+    // SAFETY: dladdr writes a Dl_info, and `info` is one; its fields are pointers, for which zero is valid.
+    // The name that it returns lives as long as the library, which is never unloaded.
     unsafe {
         let mut info: libc::Dl_info = core::mem::zeroed();
         let found = libc::dladdr(at_load as *const c_void, &raw mut info);
@@ -87,8 +87,8 @@ fn accepting_role() -> Option<&'static Accepting> {
 /// The requirements of accept4(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: accept4 requires what accept does: `addr` is null or points to `*len` writable bytes. The caller
-    // guarantees it.
+    // SAFETY: accept4 requires what accept does: `addr` is null or points to `*len` writable bytes. The
+    // caller guarantees it.
     unsafe { accept4(fd, addr, len, 0) }
 }
 
@@ -118,8 +118,8 @@ pub(crate) unsafe extern "C" fn accept4(
             // writable bytes.
             unsafe { check_room(addr, len) }?;
             if let Some(known) = known {
-                // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
-                // writable bytes.
+                // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to
+                // `*len` writable bytes.
                 unsafe { give(&known, addr, len) };
             }
             Ok(socket.into_raw_fd())
@@ -151,7 +151,8 @@ pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 pub(crate) unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let work = || {
         let (role, socket) = (accepting_role()?, borrow(fd)?);
-        // SAFETY: the caller guarantees, as getpeername(2) requires, that `addr` points to `*len` writable bytes.
+        // SAFETY: the caller guarantees, as getpeername(2) requires, that `addr` points to `*len` writable
+        // bytes.
         unsafe { tell(peer::client(socket, role), addr, len) }
     };
     answer(work, || plainly(libc::SYS_getpeername, [marked::register(fd), addr as usize, len as usize, 0]))
@@ -163,7 +164,8 @@ pub(crate) unsafe extern "C" fn getpeername(fd: c_int, addr: *mut sockaddr, len:
 pub(crate) unsafe extern "C" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let work = || {
         let (role, socket) = (accepting_role()?, borrow(fd)?);
-        // SAFETY: the caller guarantees, as getsockname(2) requires, that `addr` points to `*len` writable bytes.
+        // SAFETY: the caller guarantees, as getsockname(2) requires, that `addr` points to `*len` writable
+        // bytes.
         unsafe { tell(peer::destination(socket, role), addr, len) }
     };
     answer(work, || plainly(libc::SYS_getsockname, [marked::register(fd), addr as usize, len as usize, 0]))

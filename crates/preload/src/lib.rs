@@ -1,4 +1,5 @@
-//! `libtruepeer.so`: hooks a program's C library calls, so that `accept()` and `getpeername()` return the client.
+//! `libtruepeer.so`: hooks a program's C library calls, so that `accept()` and `getpeername()` return the
+//! client.
 //!
 //! ```text
 //! the program                            this library                                    the kernel
@@ -12,12 +13,12 @@
 //! - `hooks` is the border to C: it makes no decisions, and no panic passes it. All other modules are safe.
 //! - Nothing here calls a hooked function of the C library: rustix makes its own system calls.
 //! - A connection whose header has arrived takes no lock and allocates nothing, so a signal or a fork may
-//!   interrupt it anywhere. A late header starts the waiter, a thread. An `accept()` in a signal handler must not
-//!   do that. POSIX permits such a program, but none is known.
-//! - If the program wants a number that a descriptor of the library has (dup2), the library moves its descriptor:
-//!   `moving`.
-//! - A forked child has no waiter. It closes its copies of waiting connections, and starts its own waiter when it
-//!   needs one.
+//!   interrupt it anywhere. A late header starts the waiter, a thread. An `accept()` in a signal handler must
+//!   not do that. POSIX permits such a program, but none is known.
+//! - If the program wants a number that a descriptor of the library has (dup2), the library moves its
+//!   descriptor: `moving`.
+//! - A forked child has no waiter. It closes its copies of waiting connections, and starts its own waiter
+//!   when it needs one.
 #![cfg_attr(
     test,
     allow(

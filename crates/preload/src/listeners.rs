@@ -13,15 +13,15 @@ use truepeer_sys::socket::set_defer_accept;
 use crate::ours::{self, FdSet};
 use crate::say;
 
-/// The prepared listeners, by descriptor. A closed one is forgotten. If a number is reused without our notice,
-/// the new listener is not prepared: its connections are handed over later, but correctly.
+/// The prepared listeners, by descriptor. A closed one is forgotten. If a number is reused without our
+/// notice, the new listener is not prepared: its connections are handed over later, but correctly.
 static SEEN: FdSet = FdSet::new();
 
 /// The largest backlog that the machine permits (net.core.somaxconn), because silent connections wait in the
 /// queue, too.
 pub(crate) const BACKLOG: i32 = 65_535;
-/// With TCP_DEFER_ACCEPT the kernel gives a connection to accept() at its first data, or after about this many
-/// seconds.
+/// With TCP_DEFER_ACCEPT the kernel gives a connection to accept() at its first data, or after about this
+/// many seconds.
 const DEFER: Duration = Duration::from_secs(1);
 
 /// Whether a socket is, or will be, one of the listeners that are meant.
@@ -73,7 +73,8 @@ pub(crate) fn at(address: ListenerAddr) -> impl Iterator<Item = (i32, SocketId)>
     })
 }
 
-/// A descriptor is about to be closed: its number will refer to something else. Returns whether it may be a listener.
+/// A descriptor is about to be closed: its number will refer to something else. Returns whether it may be a
+/// listener.
 pub(crate) fn forget(fd: i32) -> bool {
     let known = SEEN.has(fd);
     SEEN.remove(fd);

@@ -16,7 +16,8 @@ pub(crate) const NOBODY: RawFd = -1;
 /// A thread is opening it.
 pub(crate) const STARTING: RawFd = -2;
 
-/// How often, and how long each time, to wait for threads that use the old number. None of their calls blocks.
+/// How often, and how long each time, to wait for threads that use the old number. None of their calls
+/// blocks.
 const ATTEMPTS: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(1);
 
@@ -54,8 +55,8 @@ impl Movable {
         self.inode.load(Ordering::SeqCst)
     }
 
-    /// Changes the number from one of the two special values to the other. If it is a descriptor, returns that
-    /// instead.
+    /// Changes the number from one of the two special values to the other. If it is a descriptor, returns
+    /// that instead.
     pub(crate) fn change(&self, from: RawFd, to: RawFd) -> Result<(), RawFd> {
         self.number.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).map(drop)
     }
@@ -68,8 +69,9 @@ impl Movable {
         self.users.fetch_add(1, Ordering::SeqCst);
         let number = self.number();
         // SAFETY: BorrowedFd requires a number other than -1, which was checked, and a descriptor that stays
-        // open. While `users` counts this thread, `move_from` doesn't release the number. If the program takes it
-        // with its own system calls, `is_inode` finds something else there, and the descriptor is not used.
+        // open. While `users` counts this thread, `move_from` doesn't release the number. If the program
+        // takes it with its own system calls, `is_inode` finds something else there, and the
+        // descriptor is not used.
         let borrowed = (number >= 0).then(|| unsafe { BorrowedFd::borrow_raw(number) });
         let done = match borrowed {
             Some(fd) if is_inode(fd, self.inode()) => call(fd),
@@ -94,7 +96,8 @@ impl Movable {
         Ok(true)
     }
 
-    /// Replaces the descriptor and closes the old one. Only one thread at a time may call this (`alone::alone`).
+    /// Replaces the descriptor and closes the old one. Only one thread at a time may call this
+    /// (`alone::alone`).
     pub(crate) fn replace(&self, fd: OwnedFd) {
         let (spent, inode) = (self.number(), self.inode());
         self.hold(fd);
@@ -102,8 +105,8 @@ impl Movable {
             return;
         }
         // SAFETY: OwnedFd requires an open descriptor without another owner. `OURS` keeps the program from
-        // closing it; if the program did so with its own system calls, `is_inode` finds something else there. No
-        // thread uses the number any more, and no other code closes it.
+        // closing it; if the program did so with its own system calls, `is_inode` finds something else there.
+        // No thread uses the number any more, and no other code closes it.
         let spent = unsafe { OwnedFd::from_raw_fd(spent) };
         if is_inode(spent.as_fd(), inode) {
             ours::release(spent.as_raw_fd());
@@ -112,8 +115,8 @@ impl Movable {
         }
     }
 
-    /// Waits until no thread uses the old number. A thread that was interrupted by the signal handler that runs
-    /// this can't finish, so the wait is bounded.
+    /// Waits until no thread uses the old number. A thread that was interrupted by the signal handler that
+    /// runs this can't finish, so the wait is bounded.
     fn settle(&self) -> bool {
         (0..ATTEMPTS).any(|_| {
             let is_unused = self.users.load(Ordering::SeqCst) == 0;

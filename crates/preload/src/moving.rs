@@ -1,8 +1,9 @@
-//! Releases a number that the library uses to the program, and moves the library's descriptor to another number.
+//! Releases a number that the library uses to the program, and moves the library's descriptor to another
+//! number.
 //!
-//! A descriptor that the program's threads use keeps its number in one place ([`crate::movable::Movable`]); the
-//! thread that wants the number moves it. A descriptor that only the waiter uses is moved by the waiter, on
-//! request.
+//! A descriptor that the program's threads use keeps its number in one place ([`crate::movable::Movable`]);
+//! the thread that wants the number moves it. A descriptor that only the waiter uses is moved by the waiter,
+//! on request.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 use std::os::fd::RawFd;
@@ -26,8 +27,8 @@ fn own_process() -> i32 {
     getpid().as_raw_nonzero().get()
 }
 
-/// Withdraws the reminders in the program's epolls: it is about to close a listener, and may free the data by which its epoll
-/// reports it. Waits for the waiter, for at most a second.
+/// Withdraws the reminders in the program's epolls: it is about to close a listener, and may free the data by
+/// which its epoll reports it. Waits for the waiter, for at most a second.
 pub(crate) fn withdraw_reminders() {
     if waiter::reminds() && PROCESS.load(Ordering::Relaxed) == own_process() {
         // Without an answer, the program may be told once more of a listener that it has closed.

@@ -21,7 +21,8 @@ impl Next {
         if !found.is_null() {
             return found;
         }
-        // SAFETY: dlsym requires a C string, which the name is. RTLD_NEXT searches the libraries after this one.
+        // SAFETY: dlsym requires a C string, which the name is. RTLD_NEXT searches the libraries after this
+        // one.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         if found.is_null() {
             std::process::abort();

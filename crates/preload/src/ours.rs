@@ -1,5 +1,5 @@
-//! The library's descriptors in the application's process. A program that closes "all" descriptors must not close
-//! these, and must not be given their numbers while the library still uses them.
+//! The library's descriptors in the application's process. A program that closes "all" descriptors must not
+//! close these, and must not be given their numbers while the library still uses them.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -97,8 +97,8 @@ fn duplicate(fd: &OwnedFd, lowest: u64) -> Result<OwnedFd, Errno> {
     fcntl_dupfd_cloexec(fd, lowest).or_else(|_| fcntl_dupfd_cloexec(fd, 3))
 }
 
-/// Moves a descriptor to a high number, so that the program gets the same low numbers as without the library, and
-/// protects it.
+/// Moves a descriptor to a high number, so that the program gets the same low numbers as without the library,
+/// and protects it.
 pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errno> {
     let kept = duplicate(&fd, limit().min(HIGHEST).saturating_sub(ROOM))?;
     if inherited_by_exec {
@@ -108,8 +108,8 @@ pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errn
     Ok(kept)
 }
 
-/// Moves a waiting connection to a high number. The library owns it until it is handed over. Up to half of the
-/// program's descriptors can be waiting connections.
+/// Moves a waiting connection to a high number. The library owns it until it is handed over. Up to half of
+/// the program's descriptors can be waiting connections.
 pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     let kept = duplicate(&fd, (limit() / 2).min(HIGHEST - ROOM))?;
     WAITING.insert(kept.as_raw_fd());
@@ -123,8 +123,8 @@ pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// EMFILE if the program has used all the numbers that its limit allows.
 pub(crate) fn another_number(taken: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: BorrowedFd requires an open descriptor other than -1. The number is in `OURS`, and it stays open
-    // until the caller releases it to the program.
+    // SAFETY: BorrowedFd requires an open descriptor other than -1. The number is in `OURS`, and it stays
+    // open until the caller releases it to the program.
     let fd = unsafe { BorrowedFd::borrow_raw(taken) };
     let kept = fcntl_dupfd_cloexec(fd, taken.saturating_add(1))
         .or_else(|_| beyond_the_limit(fd))
@@ -138,8 +138,8 @@ pub(crate) fn another_number(taken: RawFd) -> Result<OwnedFd, Errno> {
     Ok(kept)
 }
 
-/// Finds a number at the end of the program's own limit, where the program can't use it: descriptors stay open
-/// when the limit is lowered again.
+/// Finds a number at the end of the program's own limit, where the program can't use it: descriptors stay
+/// open when the limit is lowered again.
 fn beyond_the_limit(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let before = getrlimit(Resource::Nofile);
     let soft = before.current.filter(|soft| before.maximum.is_none_or(|hard| *soft < hard));
@@ -151,16 +151,17 @@ fn beyond_the_limit(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     kept
 }
 
-/// The program closes all descriptors, perhaps before it executes another program as another user. The library's
-/// stay open, but are not inherited. A program with the permission finds the shared objects in `/proc`.
+/// The program closes all descriptors, perhaps before it executes another program as another user. The
+/// library's stay open, but are not inherited. A program with the permission finds the shared objects in
+/// `/proc`.
 pub(crate) fn close_on_exec(fd: BorrowedFd<'_>) {
     // It fails only for a closed descriptor.
     let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
 }
 
-/// Held between releasing a connection and closing it, and while the program forks: otherwise the child gets a
-/// copy that it never closes. It is held for a few instructions, or while `/proc` is read, by a thread that no signal
-/// interrupts.
+/// Held between releasing a connection and closing it, and while the program forks: otherwise the child gets
+/// a copy that it never closes. It is held for a few instructions, or while `/proc` is read, by a thread that
+/// no signal interrupts.
 static CLOSING: AtomicBool = AtomicBool::new(false);
 
 fn hold() {
@@ -169,7 +170,8 @@ fn hold() {
     }
 }
 
-/// Closes a descriptor of the library. Only the waiter may call it, because signals don't interrupt the waiter.
+/// Closes a descriptor of the library. Only the waiter may call it, because signals don't interrupt the
+/// waiter.
 pub(crate) fn close(fd: OwnedFd) {
     hold();
     release(fd.as_raw_fd());
@@ -177,9 +179,9 @@ pub(crate) fn close(fd: OwnedFd) {
     CLOSING.store(false, Ordering::Release);
 }
 
-/// Runs code that opens a descriptor at any free number and closes it again. Only the waiter may call it, because
-/// signals don't interrupt the waiter. The program may put a descriptor under the same number meanwhile;
-/// [`wait_until_closed`] keeps it from being closed.
+/// Runs code that opens a descriptor at any free number and closes it again. Only the waiter may call it,
+/// because signals don't interrupt the waiter. The program may put a descriptor under the same number
+/// meanwhile; [`wait_until_closed`] keeps it from being closed.
 pub(crate) fn with_a_passing_descriptor<T>(work: impl FnOnce() -> T) -> T {
     hold();
     let done = work();
@@ -219,9 +221,9 @@ pub(crate) fn release(fd: RawFd) {
 pub(crate) fn close_waiting() {
     WAITING.drain(|fd| {
         OURS.remove(fd);
-        // SAFETY: OwnedFd requires an open descriptor without another owner. The set contains descriptors that
-        // `keep_waiting` took over and that the program can't close (`close` is hooked). The child has one
-        // thread, so nothing else uses them.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. The set contains descriptors
+        // that `keep_waiting` took over and that the program can't close (`close` is hooked). The
+        // child has one thread, so nothing else uses them.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
     });
 }

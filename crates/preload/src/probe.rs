@@ -1,6 +1,6 @@
-//! Checks whether a header claims an address of this host. It uses a socket of each family that is open from the
-//! start: if the program has no free descriptor, the connection that it has just accepted must not be refused for
-//! that.
+//! Checks whether a header claims an address of this host. It uses a socket of each family that is open from
+//! the start: if the program has no free descriptor, the connection that it has just accepted must not be
+//! refused for that.
 
 use core::net::IpAddr;
 use std::os::fd::{OwnedFd, RawFd};

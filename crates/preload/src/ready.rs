@@ -1,8 +1,9 @@
-//! Connections whose header is complete but came late: a queue that all processes of the program can add to and
-//! take from.
+//! Connections whose header is complete but came late: a queue that all processes of the program can add to
+//! and take from.
 //!
-//! It is a pair of unix sockets. The kernel keeps the connections even if a process dies. It needs no lock, and
-//! its memory is bounded. [`truepeer_handover::WakeUp::ring`] announces queued connections to the application.
+//! It is a pair of unix sockets. The kernel keeps the connections even if a process dies. It needs no lock,
+//! and its memory is bounded. [`truepeer_handover::WakeUp::ring`] announces queued connections to the
+//! application.
 
 use core::mem::MaybeUninit;
 use core::net::SocketAddr;
@@ -72,8 +73,8 @@ impl Ready {
         self.out.on_fork();
     }
 
-    /// Adds a connection; the caller's descriptor stays open. If the program has closed the queue with its own
-    /// system calls, it is created anew, for this process alone.
+    /// Adds a connection; the caller's descriptor stays open. If the program has closed the queue with its
+    /// own system calls, it is created anew, for this process alone.
     ///
     /// # Errors
     /// `EAGAIN` if the queue is full.

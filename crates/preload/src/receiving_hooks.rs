@@ -1,6 +1,6 @@
 //! Hooks for the C library functions that receive. A part of the border to C (see `hooks`), for answers that
-//! carry a header back (`truepeer connect --udp-dialect spp`). The header is received into a separate part, so
-//! that the program's buffer holds the same bytes as without the library.
+//! carry a header back (`truepeer connect --udp-dialect spp`). The header is received into a separate part,
+//! so that the program's buffer holds the same bytes as without the library.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::net::SocketAddr;
@@ -47,7 +47,8 @@ type RecvfromChk =
     unsafe extern "C" fn(c_int, *mut c_void, usize, usize, c_int, *mut sockaddr, *mut socklen_t) -> isize;
 type ReadChk = unsafe extern "C" fn(c_int, *mut c_void, usize, usize) -> isize;
 
-/// Answers like [`answer`]. If the C library receives, it also notes an error that reports a missing receiver.
+/// Answers like [`answer`]. If the C library receives, it also notes an error that reports a missing
+/// receiver.
 fn hear<T: From<i8> + PartialEq>(
     fd: c_int,
     work: impl FnOnce() -> Option<Result<T, Errno>>,
@@ -99,8 +100,8 @@ unsafe fn receive(
         Ok(Err(_)) => return Some(Err(last_errno())),
         Err(errno) => return Some(Err(errno)),
     };
-    // SAFETY: the kernel has written `msg_namelen` bytes to `name`, and the caller guarantees that `message` has
-    // room for its name.
+    // SAFETY: the kernel has written `msg_namelen` bytes to `name`, and the caller guarantees that `message`
+    // has room for its name.
     let from = unsafe { pass_name_on(&name, behind.msg_namelen, message) };
     (message.msg_controllen, message.msg_flags) = (behind.msg_controllen, behind.msg_flags);
     let is_ours = received >= CARRIED_BYTES && datagrams::carries_ours(socket, from, &header);
@@ -129,8 +130,8 @@ unsafe fn pass_name_on(
 ) -> Option<SocketAddr> {
     if !message.msg_name.is_null() {
         let part = length.min(message.msg_namelen) as usize;
-        // SAFETY: `name` holds `length` bytes, and the caller guarantees that `message` has as much room as its
-        // `msg_namelen` says; the smaller of the two is copied.
+        // SAFETY: `name` holds `length` bytes, and the caller guarantees that `message` has as much room as
+        // its `msg_namelen` says; the smaller of the two is copied.
         unsafe {
             core::ptr::copy_nonoverlapping((&raw const *name).cast::<u8>(), message.msg_name.cast(), part);
         }
@@ -140,8 +141,8 @@ unsafe fn pass_name_on(
     unsafe { read_address((&raw const *name).cast(), length) }
 }
 
-/// A datagram without the header: moves its first bytes into the program's buffer, before the others. Returns how
-/// many bytes there is room for.
+/// A datagram without the header: moves its first bytes into the program's buffer, before the others. Returns
+/// how many bytes there is room for.
 ///
 /// # Safety
 /// Each part points to as many writable bytes as its length.
@@ -151,8 +152,8 @@ unsafe fn put_in_front(first: &[u8], parts: &[iovec], received: usize) -> usize 
     let mut left = received.saturating_sub(first.len()).min(room);
     for part in parts {
         let length = part.iov_len.min(left);
-        // SAFETY: the caller guarantees that each part points to as many bytes as its length, and `length` is not
-        // more than that.
+        // SAFETY: the caller guarantees that each part points to as many bytes as its length, and `length` is
+        // not more than that.
         bytes.extend_from_slice(unsafe { parts_bytes(part, length) });
         left -= length;
     }
@@ -160,8 +161,8 @@ unsafe fn put_in_front(first: &[u8], parts: &[iovec], received: usize) -> usize 
     let mut rest = bytes.as_slice();
     for part in parts {
         let (now, later) = rest.split_at(part.iov_len.min(rest.len()));
-        // SAFETY: the caller guarantees that each part points to as many writable bytes as its length, of which
-        // `now` needs no more. `bytes` is a separate allocation, so the two don't overlap.
+        // SAFETY: the caller guarantees that each part points to as many writable bytes as its length, of
+        // which `now` needs no more. `bytes` is a separate allocation, so the two don't overlap.
         unsafe { core::ptr::copy_nonoverlapping(now.as_ptr(), part.iov_base.cast(), now.len()) };
         rest = later;
     }
@@ -202,12 +203,12 @@ unsafe fn receive_into(
         return None;
     }
     let (part, mut message) = message(buffer, count, addr, room);
-    // SAFETY: the caller guarantees, as recvfrom(2) requires, that `part` and the name in `message` have the room
-    // that they say.
+    // SAFETY: the caller guarantees, as recvfrom(2) requires, that `part` and the name in `message` have the
+    // room that they say.
     let received = unsafe { receive(fd, &mut message, &[part], flags) };
     if wants_name && matches!(received, Some(Ok(_))) {
-        // SAFETY: the caller guarantees, as recvfrom(2) requires, that `len` points to an integer if a name is
-        // wanted.
+        // SAFETY: the caller guarantees, as recvfrom(2) requires, that `len` points to an integer if a name
+        // is wanted.
         unsafe { *len = message.msg_namelen };
     }
     received
@@ -219,11 +220,11 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Opti
     if message.addr() < LOWEST {
         return None;
     }
-    // SAFETY: the caller guarantees, as recvmsg(2) requires, that `message` points to a msghdr that nothing else
-    // uses during the call.
+    // SAFETY: the caller guarantees, as recvmsg(2) requires, that `message` points to a msghdr that nothing
+    // else uses during the call.
     let message = unsafe { &mut *message };
-    // SAFETY: the caller guarantees, as recvmsg(2) requires, that `msg_iov` points to `msg_iovlen` parts with the
-    // room that they say.
+    // SAFETY: the caller guarantees, as recvmsg(2) requires, that `msg_iov` points to `msg_iovlen` parts with
+    // the room that they say.
     unsafe { receive(fd, message, parts_at(message.msg_iov, message.msg_iovlen)?, flags) }
 }
 
@@ -231,8 +232,8 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Opti
 /// The requirements of recv(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn recv(fd: c_int, buffer: *mut c_void, count: usize, flags: c_int) -> isize {
-    // SAFETY: the caller guarantees, as recv(2) requires, that `buffer` has room for `count` bytes. No name is
-    // wanted.
+    // SAFETY: the caller guarantees, as recv(2) requires, that `buffer` has room for `count` bytes. No name
+    // is wanted.
     let work =
         || unsafe { receive_into(fd, buffer, count, flags, core::ptr::null_mut(), core::ptr::null_mut()) };
     hear(fd, work, || {
@@ -254,8 +255,8 @@ pub(crate) unsafe extern "C" fn __recv_chk(
 ) -> isize {
     let work = || {
         let (no_name, no_length) = (core::ptr::null_mut(), core::ptr::null_mut());
-        // SAFETY: the caller guarantees that `buffer` has `room` bytes, and `count` is not more. A larger `count`
-        // is left to the C library, which ends the program.
+        // SAFETY: the caller guarantees that `buffer` has `room` bytes, and `count` is not more. A larger
+        // `count` is left to the C library, which ends the program.
         (count <= room).then(|| unsafe { receive_into(fd, buffer, count, flags, no_name, no_length) })?
     };
     hear(fd, work, || {
@@ -278,8 +279,8 @@ pub(crate) unsafe extern "C" fn recvfrom(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> isize {
-    // SAFETY: the caller guarantees, as recvfrom(2) requires, that `buffer` has room for `count` bytes, and that
-    // `addr` is null or points to `*len` writable bytes.
+    // SAFETY: the caller guarantees, as recvfrom(2) requires, that `buffer` has room for `count` bytes, and
+    // that `addr` is null or points to `*len` writable bytes.
     let work = || unsafe { receive_into(fd, buffer, count, flags, addr, len) };
     hear(fd, work, || {
         // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
@@ -305,9 +306,9 @@ pub(crate) unsafe extern "C" fn __recvfrom_chk(
     len: *mut socklen_t,
 ) -> isize {
     let work = || {
-        // SAFETY: the caller guarantees that `buffer` has `room` bytes, and `count` is not more; and that `addr`
-        // is null or points to `*len` writable bytes. A larger `count` is left to the C library, which ends the
-        // program.
+        // SAFETY: the caller guarantees that `buffer` has `room` bytes, and `count` is not more; and that
+        // `addr` is null or points to `*len` writable bytes. A larger `count` is left to the C
+        // library, which ends the program.
         (count <= room).then(|| unsafe { receive_into(fd, buffer, count, flags, addr, len) })?
     };
     hear(fd, work, || {
@@ -325,8 +326,8 @@ pub(crate) unsafe extern "C" fn __recvfrom_chk(
 /// The requirements of recvmsg(2).
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
-    // SAFETY: the caller guarantees, as recvmsg(2) requires, that `message` and everything that it points to is
-    // valid.
+    // SAFETY: the caller guarantees, as recvmsg(2) requires, that `message` and everything that it points to
+    // is valid.
     let work = || unsafe { receive_message(fd, message, flags) };
     hear(fd, work, || {
         // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
@@ -349,7 +350,8 @@ pub(crate) unsafe extern "C" fn recvmmsg(
         if messages.addr() < LOWEST || !borrow(fd).is_some_and(datagrams::is_carried_back) {
             return None;
         }
-        // SAFETY: the caller guarantees, as recvmmsg(2) requires, that `timeout` is null or points to a timespec.
+        // SAFETY: the caller guarantees, as recvmmsg(2) requires, that `timeout` is null or points to a
+        // timespec.
         let deadline =
             unsafe { timeout.as_ref() }.and_then(|limit| Instant::now().checked_add(length(limit)?));
         let (wait_for_one, mut flags) = (flags & libc::MSG_WAITFORONE != 0, flags & !libc::MSG_WAITFORONE);
@@ -358,10 +360,11 @@ pub(crate) unsafe extern "C" fn recvmmsg(
             // SAFETY: the caller guarantees, as recvmmsg(2) requires, that `messages` is an array of `count`
             // messages, and `number` is below `count`.
             let message = unsafe { messages.add(number) };
-            // SAFETY: this message belongs to the array that the caller guarantees to be valid, and nothing else
-            // uses it during the call.
+            // SAFETY: this message belongs to the array that the caller guarantees to be valid, and nothing
+            // else uses it during the call.
             match unsafe { receive_message(fd, &raw mut (*message).msg_hdr, flags) }? {
-                // SAFETY: this message belongs to the array that the caller guarantees to be valid and writable.
+                // SAFETY: this message belongs to the array that the caller guarantees to be valid and
+                // writable.
                 Ok(received) => unsafe { (*message).msg_len = c_uint::try_from(received).unwrap_or(0) },
                 Err(errno) if done == 0 => return Some(Err(errno)),
                 Err(_) => break,
@@ -414,8 +417,8 @@ pub(crate) unsafe extern "C" fn __read_chk(
     count: usize,
     room: usize,
 ) -> isize {
-    // SAFETY: the caller guarantees that `buffer` has `room` bytes, and `count` is not more. A larger `count` is
-    // left to the C library, which ends the program.
+    // SAFETY: the caller guarantees that `buffer` has `room` bytes, and `count` is not more. A larger `count`
+    // is left to the C library, which ends the program.
     let work = || (count <= room).then(|| unsafe { read_into(fd, buffer, count) })?;
     hear(fd, work, || {
         // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
@@ -430,8 +433,8 @@ pub(crate) unsafe extern "C" fn __read_chk(
 /// The requirements of read(2).
 unsafe fn read_into(fd: c_int, buffer: *mut c_void, count: usize) -> Option<Result<isize, Errno>> {
     let (no_name, no_length) = (core::ptr::null_mut(), core::ptr::null_mut());
-    // SAFETY: the caller guarantees, as read(2) requires, that `buffer` has room for `count` bytes. No name is
-    // wanted.
+    // SAFETY: the caller guarantees, as read(2) requires, that `buffer` has room for `count` bytes. No name
+    // is wanted.
     (count > 0).then(|| unsafe { receive_into(fd, buffer, count, 0, no_name, no_length) })?
 }
 

@@ -1,5 +1,6 @@
-//! Keeps the program from io_uring, through which connections are accepted and made without the C library: `--allow`
-//! would not be enforced, and headers would be data. Servers fall back to epoll. With a supervisor, its filter does so.
+//! Keeps the program from io_uring, through which connections are accepted and made without the C library:
+//! `--allow` would not be enforced, and headers would be data. Servers fall back to epoll. With a supervisor,
+//! its filter does so.
 
 use rustix::io::Errno;
 use rustix::thread::{SecureComputingMode, secure_computing_mode};
@@ -31,8 +32,9 @@ pub(crate) fn refuse() {
     }
 }
 
-/// The kernel lacks io_uring, or refuses it (kernel.io_uring_disabled). EFAULT: it has it, but there are no parameters at
-/// that address. Not asked where there is a filter, which may kill whoever asks (systemd's SystemCallFilter=).
+/// The kernel lacks io_uring, or refuses it (kernel.io_uring_disabled). EFAULT: it has it, but there are no
+/// parameters at that address. Not asked where there is a filter, which may kill whoever asks (systemd's
+/// SystemCallFilter=).
 fn is_unavailable() -> bool {
     if secure_computing_mode() != Ok(SecureComputingMode::Disabled) {
         return false;

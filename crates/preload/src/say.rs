@@ -62,8 +62,8 @@ pub(crate) fn always(text: fmt::Arguments<'_>) {
     let is_anothers = |kind: FileType| {
         kind == FileType::Socket
             && truepeer_sys::marked::getpeername(stderr).is_ok_and(|peer| {
-                // A daemon's standard error may be a unix socket of the journal. An internet socket under this
-                // number is a client's connection.
+                // A daemon's standard error may be a unix socket of the journal. An internet socket under
+                // this number is a client's connection.
                 peer.is_some_and(|peer| peer.address_family() != rustix::net::AddressFamily::UNIX)
             })
     };

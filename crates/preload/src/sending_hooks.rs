@@ -1,4 +1,5 @@
-//! Hooks for the C library functions that send. A part of the border to C (see `hooks`), for `truepeer connect`.
+//! Hooks for the C library functions that send. A part of the border to C (see `hooks`), for `truepeer
+//! connect`.
 //!
 //! Sends that need no header go to the C library's own function, which remains a cancellation point.
 
@@ -23,7 +24,8 @@ static WRITE: Next = Next::new(c"write");
 static WRITEV: Next = Next::new(c"writev");
 static SETSOCKOPT: Next = Next::new(c"setsockopt");
 
-/// Finds all functions early: dlsym(3) may take locks, and write() is called in signal handlers and after fork().
+/// Finds all functions early: dlsym(3) may take locks, and write() is called in signal handlers and after
+/// fork().
 pub(crate) fn find_all() {
     for next in [&SEND, &SENDTO, &SENDMSG, &SENDMMSG, &WRITE, &WRITEV, &SETSOCKOPT] {
         next.function();
@@ -58,8 +60,8 @@ pub(crate) fn message(
     (iovec { iov_base: bytes.cast_mut(), iov_len: count }, message)
 }
 
-/// Sends a message with its header before it, and returns how many of the program's own bytes were sent. `None`
-/// if it needs no header, or if the kernel must refuse it.
+/// Sends a message with its header before it, and returns how many of the program's own bytes were sent.
+/// `None` if it needs no header, or if the kernel must refuse it.
 ///
 /// # Safety
 /// `message` is as sendmsg(2) requires, except that `parts` replaces its own parts.
@@ -83,8 +85,8 @@ unsafe fn send_told(
     let control = if message.msg_control.addr() < LOWEST {
         &[]
     } else {
-        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `msg_control` points to `msg_controllen`
-        // readable bytes; it is not null here.
+        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `msg_control` points to
+        // `msg_controllen` readable bytes; it is not null here.
         unsafe {
             slice::from_raw_parts(message.msg_control.cast_const().cast::<u8>(), message.msg_controllen)
         }
@@ -114,8 +116,8 @@ fn send_behind(
 
 /// The error of the C library's last call in this thread.
 pub(crate) fn last_errno() -> Errno {
-    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as the
-    // thread lives.
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as
+    // the thread lives.
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
@@ -151,8 +153,8 @@ pub(crate) unsafe fn parts_at<'a>(parts: *const iovec, count: usize) -> Option<&
 pub(crate) unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, count: usize, flags: c_int) -> isize {
     let work = || {
         let (part, message) = message(bytes, count, core::ptr::null(), 0);
-        // SAFETY: the message has no name and no control data, and the caller guarantees, as send(2) requires,
-        // that its part points to `count` readable bytes.
+        // SAFETY: the message has no name and no control data, and the caller guarantees, as send(2)
+        // requires, that its part points to `count` readable bytes.
         unsafe { send_told(fd, &message, &[part], flags) }
     };
     answer(work, || {
@@ -175,8 +177,8 @@ pub(crate) unsafe extern "C" fn sendto(
 ) -> isize {
     let work = || {
         let (part, message) = message(bytes, count, addr, len);
-        // SAFETY: the caller guarantees, as sendto(2) requires, that `bytes` points to `count` readable bytes,
-        // and `addr` is null or points to `len` readable bytes.
+        // SAFETY: the caller guarantees, as sendto(2) requires, that `bytes` points to `count` readable
+        // bytes, and `addr` is null or points to `len` readable bytes.
         let told = unsafe { send_told(fd, &message, &[part], flags) };
         told.or_else(|| is_fast_open(flags).then_some(Err(Errno::OPNOTSUPP)))
     };
@@ -194,8 +196,8 @@ pub(crate) unsafe extern "C" fn sendto(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
     let work = || {
-        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `message` and everything that it points to
-        // is valid.
+        // SAFETY: the caller guarantees, as sendmsg(2) requires, that `message` and everything that it points
+        // to is valid.
         let told = unsafe { send_message(fd, message, flags) };
         told.or_else(|| is_fast_open(flags).then_some(Err(Errno::OPNOTSUPP)))
     };
@@ -229,10 +231,11 @@ pub(crate) unsafe extern "C" fn sendmmsg(
             // SAFETY: the caller guarantees, as sendmmsg(2) requires, that `messages` is an array of `count`
             // messages, and `number` is below `count`.
             let message = unsafe { messages.add(number) };
-            // SAFETY: this message belongs to the array that the caller guarantees to be valid, and nothing else
-            // uses it during the call.
+            // SAFETY: this message belongs to the array that the caller guarantees to be valid, and nothing
+            // else uses it during the call.
             match unsafe { send_message(fd, &raw const (*message).msg_hdr, flags) } {
-                // SAFETY: this message belongs to the array that the caller guarantees to be valid and writable.
+                // SAFETY: this message belongs to the array that the caller guarantees to be valid and
+                // writable.
                 Some(Ok(sent)) => unsafe { (*message).msg_len = c_uint::try_from(sent).unwrap_or(0) },
                 Some(Err(errno)) if done == 0 => return Some(Err(errno)),
                 Some(Err(_)) => break,
@@ -254,8 +257,8 @@ pub(crate) unsafe extern "C" fn sendmmsg(
 pub(crate) unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
     let work = || {
         let (part, message) = message(bytes, count, core::ptr::null(), 0);
-        // SAFETY: the message has no name and no control data, and the caller guarantees, as write(2) requires,
-        // that its part points to `count` readable bytes.
+        // SAFETY: the message has no name and no control data, and the caller guarantees, as write(2)
+        // requires, that its part points to `count` readable bytes.
         unsafe { send_told(fd, &message, &[part], 0) }
     };
     answer(work, || {
@@ -275,8 +278,8 @@ pub(crate) unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_
         let parts = unsafe { parts_at(parts, usize::try_from(count).ok()?)? };
         // Unlike the other calls, writev() of nothing sends no empty datagram.
         let is_empty = parts.iter().all(|part| part.iov_len == 0);
-        // SAFETY: the message has no name and no control data, and the caller guarantees, as writev(2) requires,
-        // that each part points to as many readable bytes as its length.
+        // SAFETY: the message has no name and no control data, and the caller guarantees, as writev(2)
+        // requires, that each part points to as many readable bytes as its length.
         (!is_empty).then(|| unsafe { send_told(fd, &message, parts, 0) })?
     };
     answer(work, || {
@@ -286,8 +289,8 @@ pub(crate) unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_
     })
 }
 
-/// UDP_SEGMENT turns one call into several datagrams, and UDP_CORK several calls into one. Each datagram would
-/// need a header, so these options fail as on a kernel without them.
+/// UDP_SEGMENT turns one call into several datagrams, and UDP_CORK several calls into one. Each datagram
+/// would need a header, so these options fail as on a kernel without them.
 ///
 /// # Safety
 /// The requirements of setsockopt(2).

@@ -1,7 +1,7 @@
 //! The supervisor beside this program, which serves the programs of the family that lack this library.
 //!
-//! The library marks its own calls, so that the supervisor does not answer them. Calls that bypass the library
-//! (system calls made directly) are unmarked.
+//! The library marks its own calls, so that the supervisor does not answer them. Calls that bypass the
+//! library (system calls made directly) are unmarked.
 
 use core::sync::atomic::{AtomicI32, Ordering};
 use std::env;
@@ -18,7 +18,8 @@ static SUPERVISOR: AtomicI32 = AtomicI32::new(0);
 /// Call it while the library is loaded.
 pub(crate) fn begin() {
     let number = env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
-    // The variable alone may come from a process of another family (a saved environment): then there is no filter.
+    // The variable alone may come from a process of another family (a saved environment): then there is no
+    // filter.
     if let Some(number) = number
         && secure_computing_mode() == Ok(SecureComputingMode::Filter)
     {

@@ -1,7 +1,8 @@
-//! The thread that waits for late headers, so that `accept()` doesn't have to. The first late header starts it.
+//! The thread that waits for late headers, so that `accept()` doesn't have to. The first late header starts
+//! it.
 //!
-//! It gets connections through a pipe and delivers them through the shared queue. It shares nothing else with the
-//! program's threads.
+//! It gets connections through a pipe and delivers them through the shared queue. It shares nothing else with
+//! the program's threads.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -70,8 +71,8 @@ pub(crate) fn wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr
 
 fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Result<(), Errno> {
     let listener = ListenerAddr::of(listener)?;
-    // Low numbers may be reused by the program (dup2). Move the connection before the waiter can decide on it,
-    // because the waiter releases it.
+    // Low numbers may be reused by the program (dup2). Move the connection before the waiter can decide on
+    // it, because the waiter releases it.
     let socket = ours::keep_waiting(socket)?;
     let fd = socket.as_raw_fd();
     bell::on_given();
@@ -97,7 +98,8 @@ pub(crate) fn repeat(listener: ListenerAddr) {
     }
 }
 
-/// Sends the waiter a message. If the program has closed the pipe with its own system calls, creates a new one.
+/// Sends the waiter a message. If the program has closed the pipe with its own system calls, creates a new
+/// one.
 fn tell(line: fmt::Arguments<'_>) -> Result<(), Errno> {
     let mut message = [b' '; MESSAGE_BYTES];
     // Two addresses and a number always fit. Nothing is allocated: a signal handler may close a listener.
@@ -210,8 +212,9 @@ fn start() -> Result<RawFd, Errno> {
     });
     match spawned {
         Ok(_) => {
-            // A child that the program makes by clone(2) (vsftpd) has the C library's list of threads. While a thread there
-            // has not begun, setuid(3) in the child waits for it, and it never begins there (nptl's setxid_futex).
+            // A child that the program makes by clone(2) (vsftpd) has the C library's list of threads. While
+            // a thread there has not begun, setuid(3) in the child waits for it, and it never
+            // begins there (nptl's setxid_futex).
             let _ = runs.recv();
             let number = writer.as_raw_fd();
             INBOX.hold(writer);
@@ -226,8 +229,8 @@ fn start() -> Result<RawFd, Errno> {
 
 /// A thread inherits the signal mask. Block all: the program's signal handlers must not run in this thread.
 fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: sigfillset and pthread_sigmask read or write a sigset_t each; both are locals, and all zeros is a
-    // valid value before sigfillset.
+    // SAFETY: sigfillset and pthread_sigmask read or write a sigset_t each; both are locals, and all zeros is
+    // a valid value before sigfillset.
     unsafe {
         let mut all: libc::sigset_t = core::mem::zeroed();
         let mut before: libc::sigset_t = core::mem::zeroed();
@@ -247,8 +250,8 @@ pub(crate) fn on_fork() {
     let inbox = INBOX.number();
     if INBOX.change(inbox, NOBODY).is_ok() && inbox >= 0 {
         ours::release(inbox);
-        // SAFETY: OwnedFd requires an open descriptor without another owner. It is the writing end that `start`
-        // stored there, and the child has one thread.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. It is the writing end that
+        // `start` stored there, and the child has one thread.
         drop(unsafe { OwnedFd::from_raw_fd(inbox) });
     }
     ours::close_waiting();
@@ -271,9 +274,11 @@ struct Waiter {
     most: usize,
     /// How many connections came through the pipe since the bell was told.
     received: usize,
-    /// Entries for the shared queue, which was full: connection, listener, and the address that the program sees.
+    /// Entries for the shared queue, which was full: connection, listener, and the address that the program
+    /// sees.
     again: Vec<(OwnedFd, ListenerAddr, SocketAddr)>,
-    /// Ready connections that the program has not accepted yet. They are announced again, less and less often.
+    /// Ready connections that the program has not accepted yet. They are announced again, less and less
+    /// often.
     announced: Vec<Announced>,
     /// The listeners to which the last connection failed.
     unreachable: HashSet<ListenerAddr>,
@@ -388,8 +393,8 @@ impl Waiter {
             _ => self.received += 1,
         }
         let fd: RawFd = first.parse().ok()?;
-        // SAFETY: OwnedFd requires an open descriptor without another owner. `try_wait` gave up this descriptor
-        // when it wrote the message, and the program can't close it.
+        // SAFETY: OwnedFd requires an open descriptor without another owner. `try_wait` gave up this
+        // descriptor when it wrote the message, and the program can't close it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         Some(WaiterMessage::Wait(socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
     }
@@ -473,8 +478,8 @@ impl Waiter {
         self.announce(listener, AGAIN, role);
     }
 
-    /// By a connection, where this host can connect to its own listeners: that reaches every process that has the
-    /// listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
+    /// By a connection, where this host can connect to its own listeners: that reaches every process that has
+    /// the listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
     fn announce(&mut self, listener: ListenerAddr, interval: Duration, role: &Accepting) {
         let is_first = interval == AGAIN;
         let rung = if is_first && self.unreachable.contains(&listener) {
@@ -580,7 +585,8 @@ impl Waiter {
     }
 }
 
-/// By a socket with a high number: at a low one the program could put a descriptor of its own meanwhile (dup2).
+/// By a socket with a high number: at a low one the program could put a descriptor of its own meanwhile
+/// (dup2).
 fn ring(listener: ListenerAddr, role: &Accepting) -> Result<(), Errno> {
     let open =
         |family| ours::with_a_passing_descriptor(|| ringing_socket(family).and_then(ours::keep_waiting));

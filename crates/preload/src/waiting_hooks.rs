@@ -1,6 +1,6 @@
 //! Hooks for the C library functions that wait for descriptors. A part of the border to C (see `hooks`) that
-//! notes what a thread waits for (`hold`) if a listener is included. The functions work as usual; each descriptor
-//! that is not a listener costs one bit test.
+//! notes what a thread waits for (`hold`) if a listener is included. The functions work as usual; each
+//! descriptor that is not a listener costs one bit test.
 
 use core::ffi::{c_int, c_long};
 use core::time::Duration;
@@ -82,7 +82,8 @@ unsafe fn blocked(mask: *const sigset_t) -> u64 {
     unsafe { mask.as_ref() }.map_or_else(hold::blocked_now, hold::as_bits)
 }
 
-/// poll() while connections wait for their header: the bell reports a listener, too. `None`: the call as it is will do.
+/// poll() while connections wait for their header: the bell reports a listener, too. `None`: the call as it
+/// is will do.
 ///
 /// # Safety
 /// The requirements of ppoll(2).
@@ -107,8 +108,9 @@ unsafe fn poll_with_bell(
     loop {
         let wait = waiting.next_wait();
         let heard = count + usize::from(waiting.hears);
-        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right. `asked` has
-        // `heard` structs, `wait` is null or points to a time, and `mask` is as ppoll(2) requires.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right.
+        // `asked` has `heard` structs, `wait` is null or points to a time, and `mask` is as ppoll(2)
+        // requires.
         let answered = unsafe {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Ppoll>(PPOLL.function());
             next(asked.as_mut_ptr(), heard as nfds_t, pointer(wait.as_ref()), mask)
@@ -130,7 +132,8 @@ unsafe fn poll_with_bell(
     }
 }
 
-/// select() while connections wait for their header, as [`poll_with_bell`]; also returns the rest of its time.
+/// select() while connections wait for their header, as [`poll_with_bell`]; also returns the rest of its
+/// time.
 ///
 /// # Safety
 /// The requirements of pselect(2).
@@ -151,8 +154,9 @@ unsafe fn select_with_bell(
         let mut answers = asked.sets;
         answers[0][bell / 64] |= u64::from(waiting.hears) << (bell % 64);
         let [read, write, except] = answers.each_mut().map(|set| set.as_mut_ptr().cast::<fd_set>());
-        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right. Each set has
-        // 1024 bits, as an fd_set has, `wait` is null or points to a time, and `mask` is as pselect(2) requires.
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right. Each
+        // set has 1024 bits, as an fd_set has, `wait` is null or points to a time, and `mask` is as
+        // pselect(2) requires.
         let answered = unsafe {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Pselect>(PSELECT.function());
             next(most, read, write, except, pointer(wait.as_ref()), mask)
@@ -173,7 +177,8 @@ unsafe fn select_with_bell(
         if waiting.is_over(own > 0, is_rung) {
             for (set, answer) in sets.iter().zip(&answers).filter(|(set, _)| !set.is_null()) {
                 for (place, word) in answer.iter().take(words).enumerate() {
-                    // SAFETY: the caller guarantees that the set has `count` bits, in whole words, as `bits` reads.
+                    // SAFETY: the caller guarantees that the set has `count` bits, in whole words, as `bits`
+                    // reads.
                     unsafe { set.cast::<u64>().add(place).write_unaligned(*word) };
                 }
             }
@@ -324,7 +329,8 @@ pub(crate) unsafe extern "C" fn __ppoll_chk(
     }
 }
 
-/// As many descriptors as select() supports, one bit each. Queries of programs with larger sets are not noted.
+/// As many descriptors as select() supports, one bit each. Queries of programs with larger sets are not
+/// noted.
 const WORDS: usize = 1024 / 64;
 type Bits = [u64; WORDS];
 
@@ -364,8 +370,8 @@ unsafe fn bits(set: *const fd_set, count: usize) -> Option<Bits> {
         return None;
     }
     for (place, word) in bits.iter_mut().take(count.div_ceil(64)).enumerate() {
-        // SAFETY: the caller guarantees that the set has `count` bits, and `place` is below the number of words
-        // that hold them. The kernel, too, reads and writes whole words.
+        // SAFETY: the caller guarantees that the set has `count` bits, and `place` is below the number of
+        // words that hold them. The kernel, too, reads and writes whole words.
         *word = unsafe { set.cast::<u64>().add(place).read_unaligned() };
     }
     if let Some(last) = bits.get_mut(count / 64) {
@@ -403,8 +409,8 @@ unsafe fn ask(
     let answered = select();
     let Some(asked) = asked.filter(|_| answered > 0) else { return answered };
     let after = || {
-        // SAFETY: the caller guarantees, as select(2) requires, that each set is null or has `count` bits; the
-        // kernel has just written the answer to them.
+        // SAFETY: the caller guarantees, as select(2) requires, that each set is null or has `count` bits;
+        // the kernel has just written the answer to them.
         let readable = unsafe { bits(sets[0], usize::try_from(count).ok()?) }?;
         if descriptors(&readable).any(hold::is_listener) {
             // How select() defines readable, writable and exceptional (fs/select.c).
@@ -437,8 +443,8 @@ pub(crate) unsafe extern "C" fn select(
 ) -> c_int {
     // SAFETY: the caller guarantees, as select(2) requires, that `limit` is null or points to a time.
     let length = || unsafe { limit.as_ref() }.and_then(|limit| length(limit.tv_sec, limit.tv_usec * 1000));
-    // SAFETY: the sets are as select(2) requires, which the caller guarantees. The transmuted pointer is the C
-    // library's function of this name, so its type is right.
+    // SAFETY: the sets are as select(2) requires, which the caller guarantees. The transmuted pointer is the
+    // C library's function of this name, so its type is right.
     unsafe {
         ask(count, [read, write, except], length, core::ptr::null(), || {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Select>(SELECT.function());
@@ -468,8 +474,8 @@ pub(crate) unsafe extern "C" fn pselect(
 ) -> c_int {
     // SAFETY: the caller guarantees, as pselect(2) requires, that `limit` is null or points to a time.
     let length = || unsafe { time(limit) };
-    // SAFETY: the sets and `mask` are as pselect(2) requires, which the caller guarantees. The transmuted pointer
-    // is the C library's function of this name, so its type is right.
+    // SAFETY: the sets and `mask` are as pselect(2) requires, which the caller guarantees. The transmuted
+    // pointer is the C library's function of this name, so its type is right.
     unsafe {
         ask(count, [read, write, except], length, mask, || {
             let next = core::mem::transmute::<*mut core::ffi::c_void, Pselect>(PSELECT.function());

@@ -77,7 +77,8 @@ pub fn decode_datagram(datagram: &[u8], limits: Limits) -> Result<(Header<'_>, u
     }
 }
 
-/// Whether a stream that begins with `bytes` begins with a header, valid or not. `None`: more bytes will tell.
+/// Whether a stream that begins with `bytes` begins with a header, valid or not. `None`: more bytes will
+/// tell.
 pub fn begins_header(bytes: &[u8], accepted: Versions) -> Option<bool> {
     let mut may_begin = false;
     // PROXY 2.1: the string is followed by "exactly one space".

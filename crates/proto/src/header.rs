@@ -112,8 +112,8 @@ pub enum Decoded<'a> {
     },
 }
 
-/// The same addresses in one family, as a header needs them: IPv4 if both are IPv4 (an IPv6 socket may connect to
-/// `::ffff:`), otherwise IPv6, in which an IPv4 address is `::ffff:a.b.c.d`.
+/// The same addresses in one family, as a header needs them: IPv4 if both are IPv4 (an IPv6 socket may
+/// connect to `::ffff:`), otherwise IPv6, in which an IPv4 address is `::ffff:a.b.c.d`.
 pub fn in_one_family(source: SocketAddr, destination: SocketAddr) -> (SocketAddr, SocketAddr) {
     let canonical = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
     let (source, destination) = (canonical(source), canonical(destination));

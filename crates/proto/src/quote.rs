@@ -8,7 +8,8 @@ use crate::text::Text;
 /// The longest that an IPv6 address can be written (`INET6_ADDRSTRLEN` without its NUL).
 const MOST: usize = 45;
 
-/// One field as the sender wrote it, kept after the bytes are gone. Longer fields are cut. `Display` is safe to log.
+/// One field as the sender wrote it, kept after the bytes are gone. Longer fields are cut. `Display` is safe
+/// to log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Quote {
     bytes: [u8; MOST],
@@ -17,7 +18,8 @@ pub struct Quote {
 }
 
 impl DecodeError {
-    /// The protocol, address or port that was refused in `header`, the bytes that gave this error. `None` for other errors.
+    /// The protocol, address or port that was refused in `header`, the bytes that gave this error. `None` for
+    /// other errors.
     pub fn quote(&self, header: &[u8]) -> Option<Quote> {
         use DecodeErrorKind::{V1Address, V1Port, V1Protocol};
         if !matches!(self.kind, V1Protocol | V1Address | V1Port) {

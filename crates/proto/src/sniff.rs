@@ -1,5 +1,5 @@
-//! Guesses the protocol of bytes that are not a PROXY header, for error messages only. A receiver "MUST not try to
-//! guess" (PROXY 2), so no decision depends on it.
+//! Guesses the protocol of bytes that are not a PROXY header, for error messages only. A receiver "MUST not
+//! try to guess" (PROXY 2), so no decision depends on it.
 
 /// A first few bytes and the protocol they belong to.
 const FIRST_BYTES: &[(&[u8], &str)] = &[

@@ -187,9 +187,10 @@ fn missing(bytes: &[u8], protocol: Protocol) -> usize {
 
 /// The two addresses and two ports between `body` and the end of `line`.
 ///
-/// "The advertised protocol family dictates what format to use" (PROXY 2.1), but NGINX announces the client's family
-/// and writes its own address as it is: `TCP6 2001:db8::7 192.0.2.1` for an IPv6 client that an IPv4 sender named.
-/// So each address is read as what it is, which can't be mistaken, and the name must be that of one of them.
+/// "The advertised protocol family dictates what format to use" (PROXY 2.1), but NGINX announces the client's
+/// family and writes its own address as it is: `TCP6 2001:db8::7 192.0.2.1` for an IPv6 client that an IPv4
+/// sender named. So each address is read as what it is, which can't be mistaken, and the name must be that of
+/// one of them.
 fn parse_fields(line: &[u8], body: usize, protocol: Protocol) -> Result<Addresses<'_>, DecodeError> {
     let mut fields = Fields { line, at: body };
     let source = parse_address(fields.next_field()?)?;

@@ -36,8 +36,8 @@ impl Budget {
         self.used() + amount <= self.limit()
     }
 
-    /// Takes `amount` units without a check; call it after [`Budget::has`]. Workers that check at the same moment may
-    /// exceed the limit by one such amount each.
+    /// Takes `amount` units without a check; call it after [`Budget::has`]. Workers that check at the same
+    /// moment may exceed the limit by one such amount each.
     #[must_use]
     pub fn take_anyway(&self, amount: usize) -> Permit {
         self.0.used.fetch_add(amount, Ordering::Relaxed);
@@ -110,17 +110,18 @@ pub struct Budgets {
     pub header_bytes: Budget,
 }
 
-/// Descriptors reserved for other purposes: standard streams, epoll and event descriptors, listeners, netlink,
-/// logs.
+/// Descriptors reserved for other purposes: standard streams, epoll and event descriptors, listeners,
+/// netlink, logs.
 const RESERVED_FILES: usize = 64;
-/// The pipes of 256 KiB that the unprivileged quota of 64 MiB allows, minus a margin (`fs.pipe-user-pages-soft`).
+/// The pipes of 256 KiB that the unprivileged quota of 64 MiB allows, minus a margin
+/// (`fs.pipe-user-pages-soft`).
 const MOST_PIPES: usize = 240;
 const BACKLOG_BYTES: usize = 256 << 20;
 const HEADER_BYTES: usize = 64 << 20;
 
 impl Budgets {
-    /// Divides `open_files` descriptors among pipes, TCP sessions and UDP flows, as far as each is needed. The
-    /// byte budgets are fixed.
+    /// Divides `open_files` descriptors among pipes, TCP sessions and UDP flows, as far as each is needed.
+    /// The byte budgets are fixed.
     #[must_use]
     pub fn for_open_files(open_files: usize, tcp: bool, udp: bool) -> Self {
         let usable = open_files.saturating_sub(RESERVED_FILES).max(4);
@@ -153,9 +154,9 @@ impl Budgets {
         }
     }
 
-    /// Divides `open_files` descriptors if all sessions are HTTP. Most of them wait for a request and need one
-    /// descriptor, so two thirds are for clients. Connections to the origin share the rest. A request waits if no
-    /// descriptor is left.
+    /// Divides `open_files` descriptors if all sessions are HTTP. Most of them wait for a request and need
+    /// one descriptor, so two thirds are for clients. Connections to the origin share the rest. A request
+    /// waits if no descriptor is left.
     #[must_use]
     pub fn for_http(open_files: usize) -> Self {
         let usable = open_files.saturating_sub(RESERVED_FILES).max(4);

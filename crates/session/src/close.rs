@@ -23,7 +23,8 @@ pub enum CloseReason {
     /// The backend reset the connection. The client's was reset, too.
     #[error("reset by the backend")]
     ResetByBackend,
-    /// The session had left user space, and what its packets passed has changed: a device, an address, or IPsec policies. Both connections were reset.
+    /// The session had left user space, and what its packets passed has changed: a device, an address, or
+    /// IPsec policies. Both connections were reset.
     #[error("the way of its packets has changed")]
     WayLost,
     /// No bytes moved for too long.

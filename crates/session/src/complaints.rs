@@ -1,8 +1,8 @@
 //! Limits the same complaint to once a minute.
 //!
-//! Anyone who can open connections can cause complaints, so neither the log nor this memory may grow with their
-//! number. A complaint is identified by its reason and address. Suppressed complaints are counted, and the next
-//! one reports the count.
+//! Anyone who can open connections can cause complaints, so neither the log nor this memory may grow with
+//! their number. A complaint is identified by its reason and address. Suppressed complaints are counted, and
+//! the next one reports the count.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

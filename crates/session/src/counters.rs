@@ -1,7 +1,7 @@
 //! The registry of counters since the start.
 //!
-//! Each worker counts on its own [`Shard`] for each listener, so that counting touches no shared cache line and
-//! takes no lock. A reader sums the shards.
+//! Each worker counts on its own [`Shard`] for each listener, so that counting touches no shared cache line
+//! and takes no lock. A reader sums the shards.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -125,8 +125,8 @@ const STAYS: usize = 24;
 
 /// The counters of one listener in one worker.
 ///
-/// Aligned, so that no other worker writes to its cache lines, whatever lies beside it. 128 bytes: processors fetch
-/// lines of 64 in pairs.
+/// Aligned, so that no other worker writes to its cache lines, whatever lies beside it. 128 bytes: processors
+/// fetch lines of 64 in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Shard {

@@ -1,8 +1,8 @@
 //! The deadlines of sessions, without a heap and without stale entries.
 //!
-//! There is a queue for each purpose and duration (for example a header, 5 s). All waits in a queue are equally
-//! long, so it is sorted if new deadlines go to the back. The queues are doubly linked lists through the entries
-//! of the [`Table`]. Starting, moving and cancelling a deadline takes O(1) and allocates nothing.
+//! There is a queue for each purpose and duration (for example a header, 5 s). All waits in a queue are
+//! equally long, so it is sorted if new deadlines go to the back. The queues are doubly linked lists through
+//! the entries of the [`Table`]. Starting, moving and cancelling a deadline takes O(1) and allocates nothing.
 
 use std::time::{Duration, Instant};
 
@@ -89,8 +89,8 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         }
     }
 
-    /// Cancels the deadline of `key`, if it has one. Call it before removing the entry from the table: otherwise
-    /// its neighbours keep links to it.
+    /// Cancels the deadline of `key`, if it has one. Call it before removing the entry from the table:
+    /// otherwise its neighbours keep links to it.
     pub fn cancel<T: Linked>(&mut self, table: &mut Table<T>, key: Key) {
         let Some(queued) = table.get_mut(key).and_then(|entry| entry.link().0.take()) else { return };
         let list = &mut self.0[usize::from(queued.queue)];

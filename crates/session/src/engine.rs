@@ -1,7 +1,7 @@
 //! The changes that a running program can make to its engines.
 //!
-//! An engine serves the sessions of its listeners. A reload, a drain or an upgrade is a series of these calls,
-//! computed from the difference of two plans. Nothing else changes a running engine.
+//! An engine serves the sessions of its listeners. A reload, a drain or an upgrade is a series of these
+//! calls, computed from the difference of two plans. Nothing else changes a running engine.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ pub trait Engine {
     /// The rules for a listener's sessions.
     type Rules;
 
-    /// Opens a listener, using its sockets in `inherited` if there are any. Returns its address, with the port
-    /// that the kernel chose for port 0.
+    /// Opens a listener, using its sockets in `inherited` if there are any. Returns its address, with the
+    /// port that the kernel chose for port 0.
     ///
     /// # Errors
     /// The listener is then open in no worker.
@@ -31,16 +31,16 @@ pub trait Engine {
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError>;
 
-    /// Closes a listener. Connections that the kernel has completed and open sessions are served to their end.
-    /// UDP flows end, because replies leave from the listener's own socket. When this returns, the address is
-    /// free.
+    /// Closes a listener. Connections that the kernel has completed and open sessions are served to their
+    /// end. UDP flows end, because replies leave from the listener's own socket. When this returns, the
+    /// address is free.
     ///
     /// # Errors
     /// The listener doesn't exist.
     fn close(&mut self, id: ListenerId) -> Result<(), EngineError>;
 
-    /// Replaces all rules of a listener for new sessions. Open sessions and flows keep theirs. For datagrams of
-    /// open flows, too, the new policy decides whether the sender is admitted.
+    /// Replaces all rules of a listener for new sessions. Open sessions and flows keep theirs. For datagrams
+    /// of open flows, too, the new policy decides whether the sender is admitted.
     ///
     /// # Errors
     /// The listener doesn't exist, or the rules need other sockets: close the listener and open it again.
@@ -53,7 +53,8 @@ pub trait Engine {
     /// The listener doesn't exist, or descriptors ran out.
     fn sockets(&self, id: ListenerId) -> Result<Vec<OwnedFd>, EngineError>;
 
-    /// Stops accepting connections and opening flows on all listeners. Each worker ends with its last session.
+    /// Stops accepting connections and opening flows on all listeners. Each worker ends with its last
+    /// session.
     fn drain(&mut self);
 
     /// What the engine serves at this moment.

@@ -1,4 +1,5 @@
-//! Settings that an operator could change, as values. The front end names the options of the command that was typed.
+//! Settings that an operator could change, as values. The front end names the options of the command that was
+//! typed.
 
 use std::fmt;
 

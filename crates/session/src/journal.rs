@@ -19,8 +19,8 @@ use crate::tags::Tags;
 /// The log target of a session's line, at level `info`.
 pub const SESSION: &str = "session";
 
-/// Writes the line of an ended session or flow. All have the same fields, but for the counts before the bytes and
-/// what stands behind the duration.
+/// Writes the line of an ended session or flow. All have the same fields, but for the counts before the bytes
+/// and what stands behind the duration.
 macro_rules! log_end {
     ($line:literal, $ended:ident, $route:expr, $now:ident, [$($counts:tt)*], $($rest:tt)*) => {
         info!(
@@ -140,8 +140,8 @@ impl Journal {
         Advised { text, advice: hint.and_then(|hint| self.advise?(&hint)) }
     }
 
-    /// Records how a connection or flow begins: with a header of `version`, or without one, and how long it took
-    /// to know.
+    /// Records how a connection or flow begins: with a header of `version`, or without one, and how long it
+    /// took to know.
     pub fn on_route(&self, shard: &Shard, route: &Route, version: Option<Version>, waited: Duration) {
         shard.count(match (route.origin, version) {
             (Origin::Header, Some(Version::V1)) => Counter::HeaderV1,

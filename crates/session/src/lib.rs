@@ -1,11 +1,11 @@
 //! Everything that a session needs except moving its bytes.
 //!
-//! Two engines serve sessions: `relay` (state machines on an edge-triggered epoll) and `https` (a task for each
-//! connection). This crate has what both share: limits of sessions together ([`budget`]), counters and logs
-//! ([`counters`], [`journal`], [`complaints`], [`hint`]), reasons for endings ([`close`]), the table of sessions
-//! ([`table`]) and their deadlines ([`deadlines`]), listening sockets ([`listening`]) and connections to backends
-//! ([`connect_as`]). [`engine::Engine`] lists the changes to a running engine. Its owner keeps its [`workers`] and
-//! [`listeners`]; [`supervision`] handles workers that end unexpectedly.
+//! Two engines serve sessions: `relay` (state machines on an edge-triggered epoll) and `https` (a task for
+//! each connection). This crate has what both share: limits of sessions together ([`budget`]), counters and
+//! logs ([`counters`], [`journal`], [`complaints`], [`hint`]), reasons for endings ([`close`]), the table of
+//! sessions ([`table`]) and their deadlines ([`deadlines`]), listening sockets ([`listening`]) and
+//! connections to backends ([`connect_as`]). [`engine::Engine`] lists the changes to a running engine. Its
+//! owner keeps its [`workers`] and [`listeners`]; [`supervision`] handles workers that end unexpectedly.
 #![forbid(unsafe_code)]
 
 pub mod budget;

@@ -92,8 +92,8 @@ pub fn listen_locally(socket: BorrowedFd<'_>, backlog: i32) -> Result<(), CallEr
 /// Opens a non-blocking listening TCP socket on `address`.
 ///
 /// # Errors
-/// The system call that failed: usually EADDRINUSE from bind, or EPERM from IP_TRANSPARENT without CAP_NET_RAW or
-/// CAP_NET_ADMIN.
+/// The system call that failed: usually EADDRINUSE from bind, or EPERM from IP_TRANSPARENT without
+/// CAP_NET_RAW or CAP_NET_ADMIN.
 pub fn listen(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, ListenError> {
     let opened = match OTHER.get() {
         Some(other) => other.listen(address, options),
@@ -120,9 +120,9 @@ fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallErro
     Ok(listener.into())
 }
 
-/// Sets the options that accepted connections inherit: no Nagle delay, urgent bytes kept in the stream (otherwise
-/// they would be lost, tcp(7)), and keepalive, which ends connections of vanished senders. Errors are ignored
-/// because another network stack may lack these options.
+/// Sets the options that accepted connections inherit: no Nagle delay, urgent bytes kept in the stream
+/// (otherwise they would be lost, tcp(7)), and keepalive, which ends connections of vanished senders. Errors
+/// are ignored because another network stack may lack these options.
 pub fn prepare(socket: &OwnedFd) {
     let socket = SockRef::from(socket);
     let _ = socket.set_tcp_nodelay(true);
@@ -130,7 +130,8 @@ pub fn prepare(socket: &OwnedFd) {
     let _ = socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE));
 }
 
-/// Takes the sockets from `inherited` that are bound to `address` and are of `kind`. Stream sockets must listen.
+/// Takes the sockets from `inherited` that are bound to `address` and are of `kind`. Stream sockets must
+/// listen.
 pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: SocketType) -> Vec<OwnedFd> {
     let is_meant = |socket: &mut OwnedFd| {
         socket::local_address(socket.as_fd()).is_ok_and(|bound| bound == address)
@@ -140,8 +141,8 @@ pub fn take_inherited(inherited: &mut Vec<OwnedFd>, address: SocketAddr, kind: S
     inherited.extract_if(.., is_meant).collect()
 }
 
-/// Whether an error of accept() concerns one connection only. All other errors (no descriptors, no memory, a bad
-/// socket) persist, and an immediate retry would spin.
+/// Whether an error of accept() concerns one connection only. All other errors (no descriptors, no memory, a
+/// bad socket) persist, and an immediate retry would spin.
 #[must_use]
 pub fn concerns_one_connection(errno: Errno) -> bool {
     // accept(2): errors pending on the new connection. A firewall causes EPERM, and EPROTO is another stack's

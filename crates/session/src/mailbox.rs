@@ -72,7 +72,8 @@ impl<T> Mailbox<T> {
     /// Takes all orders.
     #[must_use]
     pub fn empty(&self) -> Vec<T> {
-        // Clear the event before taking the orders. Otherwise an order posted in between would stay unnoticed.
+        // Clear the event before taking the orders. Otherwise an order posted in between would stay
+        // unnoticed.
         let _ = rustix::io::read(&self.bell.event, &mut [0_u8; 8]);
         self.bell.rings.store(false, Ordering::Release);
         self.orders.try_iter().collect()

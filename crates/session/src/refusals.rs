@@ -1,7 +1,7 @@
 //! One worker's complaints about refused datagrams, without a lock for each.
 //!
-//! A flood of refused datagrams must not make all workers wait for each other. So each answer of [`Complaints`]
-//! is reused for a moment.
+//! A flood of refused datagrams must not make all workers wait for each other. So each answer of
+//! [`Complaints`] is reused for a moment.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -31,8 +31,8 @@ struct Recent {
 }
 
 impl Refusals {
-    /// Notes one refusal of `about` for `reason`. Returns whether it may be logged at `now`, and if so, how many
-    /// were suppressed.
+    /// Notes one refusal of `about` for `reason`. Returns whether it may be logged at `now`, and if so, how
+    /// many were suppressed.
     #[must_use]
     pub fn note(
         &mut self,
@@ -120,8 +120,8 @@ mod tests {
                 }
             }
         }
-        // The first one in the last second reports all that were suppressed before, except those that the other
-        // worker still holds.
+        // The first one in the last second reports all that were suppressed before, except those that the
+        // other worker still holds.
         assert_eq!(said.len(), 2);
         assert!(said[0] == 0 && (1190..=1199).contains(&said[1]), "{said:?}");
     }

@@ -1,8 +1,8 @@
 //! An engine's open sessions, as another thread sees and ends them.
 //!
-//! A worker owns its sessions, and nobody else can reach them. So a reader asks each worker in turn for a page: a
-//! bounded piece of its table, which the worker copies between two rounds of events. Sessions keep no copy of
-//! their state for readers.
+//! A worker owns its sessions, and nobody else can reach them. So a reader asks each worker in turn for a
+//! page: a bounded piece of its table, which the worker copies between two rounds of events. Sessions keep no
+//! copy of their state for readers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,8 @@ use crate::settings::ListenerId;
 use crate::table::Key;
 use crate::tags::Tags;
 
-/// The most places of a worker's table that one page covers. It bounds how long a worker is busy with a reader.
+/// The most places of a worker's table that one page covers. It bounds how long a worker is busy with a
+/// reader.
 pub const PAGE_PLACES: u32 = 1024;
 
 /// A table of sessions.
@@ -200,8 +201,8 @@ pub enum SessionOrder {
 
 /// An engine's sessions.
 pub trait SessionList: Send + Sync {
-    /// One page of the sessions that `filter` admits; `start` `None`: the first. A session that is open all the
-    /// time is on one page, once.
+    /// One page of the sessions that `filter` admits; `start` `None`: the first. A session that is open all
+    /// the time is on one page, once.
     fn page(&self, filter: &SessionFilter, start: Option<PageStart>) -> Page;
 
     /// Ends a session; both connections are reset. Returns whether there was one.

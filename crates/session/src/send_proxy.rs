@@ -1,5 +1,5 @@
-//! The sending side (`--send-proxy`): writes a new header before the upstream stream. It names the client to the
-//! next receiver in a chain, or at the other end of a tunnel.
+//! The sending side (`--send-proxy`): writes a new header before the upstream stream. It names the client to
+//! the next receiver in a chain, or at the other end of a tunnel.
 
 use std::net::SocketAddr;
 
@@ -12,8 +12,8 @@ use truepeer_proto::{
 /// The longest v2 header: its fixed part plus the most that its length field can hold (PROXY 2.2).
 const V2_MAX_LEN: usize = 16 + 65_535;
 
-/// The header for `route` with `tlvs`, followed by `rest`. `local` returns the address that the sender connected
-/// to.
+/// The header for `route` with `tlvs`, followed by `rest`. `local` returns the address that the sender
+/// connected to.
 ///
 /// # Errors
 /// The TLVs are too long for a header.
@@ -80,7 +80,8 @@ mod tests {
         }
     }
 
-    /// What a receiver reads from the header before `rest`: command, client and destination, bytes of extensions.
+    /// What a receiver reads from the header before `rest`: command, client and destination, bytes of
+    /// extensions.
     fn read(
         route: &Route,
         local: Option<&str>,

@@ -32,8 +32,8 @@ impl fmt::Display for ListenerId {
     }
 }
 
-/// All rules of a listener's sessions. They are replaced as a whole: a session keeps the rules that it started
-/// with.
+/// All rules of a listener's sessions. They are replaced as a whole: a session keeps the rules that it
+/// started with.
 #[derive(Debug, Clone)]
 pub struct ListenerRules {
     /// How sessions are handled.
@@ -47,8 +47,8 @@ pub struct ListenerRules {
 pub struct ListenerSettings {
     /// The address that senders connect to.
     pub address: SocketAddr,
-    /// How many SO_REUSEPORT sockets to open. The kernel spreads connections over them. With 1, all workers share
-    /// the socket.
+    /// How many SO_REUSEPORT sockets to open. The kernel spreads connections over them. With 1, all workers
+    /// share the socket.
     pub sockets: usize,
     /// IP_TRANSPARENT on the listener, for TPROXY.
     pub transparent: bool,
@@ -86,7 +86,8 @@ pub struct SpliceAfter {
 pub struct UdpSettings {
     /// The dialect.
     pub dialect: Dialect,
-    /// A flow is forgotten after this silence: of both ends, or where datagrams are bare, of the sender alone.
+    /// A flow is forgotten after this silence: of both ends, or where datagrams are bare, of the sender
+    /// alone.
     pub silence: Duration,
     /// The header for the backend, instead of the client's address; `None`: the client's address.
     pub sending: Option<Dialect>,

@@ -1,7 +1,7 @@
 //! Watches the workers of an engine.
 //!
-//! A worker that ends unexpectedly takes its sessions with it, and new connections would wait in its listeners
-//! forever. So the program must end, with the reason.
+//! A worker that ends unexpectedly takes its sessions with it, and new connections would wait in its
+//! listeners forever. So the program must end, with the reason.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,8 +35,8 @@ impl fmt::Debug for Supervision {
 }
 
 impl Supervision {
-    /// No workers yet. A worker's thread calls `on_end` when it has ended unexpectedly, or as the last one after
-    /// a drain.
+    /// No workers yet. A worker's thread calls `on_end` when it has ended unexpectedly, or as the last one
+    /// after a drain.
     #[must_use]
     pub fn new(on_end: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {

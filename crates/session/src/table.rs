@@ -1,7 +1,7 @@
 //! Sessions by key: a slab whose keys become invalid when the entry is removed, even if its index is reused.
 //!
-//! epoll may report events for descriptors that an earlier event of the same batch has closed. The generation in
-//! the key distinguishes them from those of the session that reuses the index.
+//! epoll may report events for descriptors that an earlier event of the same batch has closed. The generation
+//! in the key distinguishes them from those of the session that reuses the index.
 
 /// The key of an entry: 30 bits of index, 32 bits of generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,4 +1,5 @@
-//! What a header says besides addresses: the connection's id, and by which private endpoint of a cloud it came.
+//! What a header says besides addresses: the connection's id, and by which private endpoint of a cloud it
+//! came.
 
 use truepeer_proto::{Tlv, Tlvs};
 

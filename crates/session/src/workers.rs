@@ -1,4 +1,5 @@
-//! The workers of an engine, as their owner sees them: it orders all of them, waits for their answers, and ends them.
+//! The workers of an engine, as their owner sees them: it orders all of them, waits for their answers, and
+//! ends them.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,7 +14,8 @@ use crate::mailbox::Postbox;
 use crate::registry::{Page, PageStart, SessionFilter, SessionId, SessionList, SessionOrder, SessionTable};
 use crate::supervision::{Health, Supervision};
 
-/// How long a worker may take to list or end sessions: it may be busy with a round of events, or with handshakes.
+/// How long a worker may take to list or end sessions: it may be busy with a round of events, or with
+/// handshakes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sends orders to one worker.
@@ -44,8 +46,8 @@ pub struct Workers<Q> {
 }
 
 impl<Q: OrderQueue> Workers<Q> {
-    /// No workers yet. A worker's thread calls `on_end` when a worker has ended unexpectedly, or as the last one
-    /// after a drain.
+    /// No workers yet. A worker's thread calls `on_end` when a worker has ended unexpectedly, or as the last
+    /// one after a drain.
     #[must_use]
     pub fn new(on_end: impl Fn() + Send + Sync + 'static) -> Self {
         Self { all: Vec::new(), supervision: Supervision::new(on_end) }

@@ -1,13 +1,13 @@
-//! Sends and receives one datagram on another process's socket, with its name and control data (cmsg(3)) in that
-//! process's layout; and one on a unix socket, with the descriptors that it passes.
+//! Sends and receives one datagram on another process's socket, with its name and control data (cmsg(3)) in
+//! that process's layout; and one on a unix socket, with the descriptors that it passes.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 
-/// Sends one datagram with control data (cmsg(3)) that another process has laid out, to `to` or to the connected
-/// address. Never blocks.
+/// Sends one datagram with control data (cmsg(3)) that another process has laid out, to `to` or to the
+/// connected address. Never blocks.
 ///
 /// # Errors
 /// Those of sendmsg(2): EAGAIN if the socket's buffer is full, EINVAL for invalid control data.
@@ -76,8 +76,8 @@ pub fn receive_datagram(
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control.len() as _;
-    // SAFETY: each pointer and its length describe a whole local buffer that outlives the call; the kernel writes
-    // only there.
+    // SAFETY: each pointer and its length describe a whole local buffer that outlives the call; the kernel
+    // writes only there.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) };
     let length = usize::try_from(length).map_err(|_| last_errno())?;
     bytes.truncate(length);
@@ -120,8 +120,9 @@ pub fn receive_from_process(socket: BorrowedFd<'_>, room: usize) -> Result<Proce
         let data = &rest[CMSGHDR..length];
         match (int(&header[8..]), int(&header[12..])) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
-                // SAFETY: OwnedFd requires an open descriptor without another owner. The kernel has just created these
-                // for this process in recvmsg(2), and `received` is dropped here without being shown to anyone.
+                // SAFETY: OwnedFd requires an open descriptor without another owner. The kernel has just
+                // created these for this process in recvmsg(2), and `received` is dropped
+                // here without being shown to anyone.
                 let own = data.chunks_exact(DESCRIPTOR).map(|fd| unsafe { OwnedFd::from_raw_fd(int(fd)) });
                 descriptors.extend(own);
             }

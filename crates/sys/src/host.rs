@@ -26,8 +26,8 @@ pub fn prepare() {
     });
 }
 
-/// Whether `ip` is an address of this host. Nothing is sent. A negative answer costs one system call (.2 µs); the
-/// thread keeps a socket of each family for it.
+/// Whether `ip` is an address of this host. Nothing is sent. A negative answer costs one system call (.2 µs);
+/// the thread keeps a socket of each family for it.
 ///
 /// Returns true if the kernel can't be asked (no descriptor is left), so that a caller that refuses such
 /// addresses fails closed.
@@ -53,8 +53,8 @@ pub fn is_own_address(ip: IpAddr) -> bool {
     kept.unwrap_or_else(|_| is_own_address_once(ip))
 }
 
-/// The same with a socket that is closed afterwards: for other programs' processes, where no descriptor may stay
-/// open.
+/// The same with a socket that is closed afterwards: for other programs' processes, where no descriptor may
+/// stay open.
 #[must_use]
 pub fn is_own_address_once(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
@@ -73,8 +73,8 @@ pub fn open_probe(is_ipv6: bool) -> Result<OwnedFd, Errno> {
 }
 
 /// The same with a socket from [`open_probe`] of the address's family, for callers that may have no free
-/// descriptor. `None`: unknown. After a positive answer the socket is bound: it can still rule addresses out, but
-/// not confirm them.
+/// descriptor. `None`: unknown. After a positive answer the socket is bound: it can still rule addresses out,
+/// but not confirm them.
 #[must_use]
 pub fn is_own_address_by(probe: BorrowedFd<'_>, ip: IpAddr) -> Option<bool> {
     match ask(probe, ip.to_canonical()) {
@@ -131,8 +131,8 @@ fn ask(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
 /// With `ip_nonlocal_bind`, bind() accepts every address.
 fn confirm(probe: BorrowedFd<'_>, ip: IpAddr) -> BindAnswer {
     let is_own = match ip {
-        // Linux's ip_route_output_key_hash_rcu() finds no route for a source that no device has, whatever bind()
-        // accepted.
+        // Linux's ip_route_output_key_hash_rcu() finds no route for a source that no device has, whatever
+        // bind() accepted.
         IpAddr::V4(_) => {
             let answer = connect(probe, &SocketAddr::new(ip, 9));
             !matches!(answer, Err(Errno::NETUNREACH | Errno::INVAL))

@@ -25,8 +25,8 @@ pub struct NotPassed {
 }
 
 impl PassedSockets {
-    /// Takes them. There are none unless `LISTEN_PID` is this process. Only the first call in a process returns
-    /// any.
+    /// Takes them. There are none unless `LISTEN_PID` is this process. Only the first call in a process
+    /// returns any.
     ///
     /// # Errors
     /// A descriptor that should be a socket is not open, or was opened by this process.
@@ -56,7 +56,8 @@ impl PassedSockets {
     #[must_use]
     pub fn into_listening(self) -> Vec<OwnedFd> {
         for fd in &self.0 {
-            // On failure the descriptor stays inheritable, which is harmless: this process starts no programs.
+            // On failure the descriptor stays inheritable, which is harmless: this process starts no
+            // programs.
             let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
             // Service managers pass blocking sockets, on which a late accept() would block.
             let _ = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
@@ -65,8 +66,9 @@ impl PassedSockets {
     }
 }
 
-/// The names of the sockets that the service manager passed (`LISTEN_FDNAMES`), with their addresses. The sockets stay
-/// where they are; those without an IP address have no entry. Call it before [`PassedSockets::take`].
+/// The names of the sockets that the service manager passed (`LISTEN_FDNAMES`), with their addresses. The
+/// sockets stay where they are; those without an IP address have no entry. Call it before
+/// [`PassedSockets::take`].
 #[must_use]
 pub fn passed_names() -> Vec<(String, SocketAddr)> {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
@@ -75,8 +77,8 @@ pub fn passed_names() -> Vec<(String, SocketAddr)> {
     named.filter_map(|(name, number)| Some((name.to_owned(), address(number)?))).collect()
 }
 
-/// Closes the descriptors that came with exec, except the standard streams. For a process in the background, which
-/// must not keep files and sockets of its starter open.
+/// Closes the descriptors that came with exec, except the standard streams. For a process in the background,
+/// which must not keep files and sockets of its starter open.
 ///
 /// # Errors
 /// /proc is not mounted.
@@ -99,8 +101,9 @@ fn announced() -> u32 {
 }
 
 fn address(number: RawFd) -> Option<SocketAddr> {
-    // SAFETY: BorrowedFd requires a number other than -1, and a descriptor that stays open for the borrow. The borrow
-    // ends with this call; the number was found open, and nothing owns it yet that could close it.
+    // SAFETY: BorrowedFd requires a number other than -1, and a descriptor that stays open for the borrow.
+    // The borrow ends with this call; the number was found open, and nothing owns it yet that could close
+    // it.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     SocketAddr::try_from(getsockname(fd).ok()?).ok()
 }
@@ -111,8 +114,8 @@ fn number(variable: &str) -> Option<u32> {
 
 /// Whether a descriptor came with exec.
 fn is_inherited(number: RawFd) -> bool {
-    // SAFETY: BorrowedFd requires a number other than -1. The borrow ends with this call, which fails with EBADF
-    // if nothing is open there.
+    // SAFETY: BorrowedFd requires a number other than -1. The borrow ends with this call, which fails with
+    // EBADF if nothing is open there.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl_getfd(fd).is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
 }

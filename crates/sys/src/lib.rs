@@ -1,6 +1,7 @@
 //! The system calls that rustix and socket2 lack.
 //!
-//! Every function here is small, takes borrowed descriptors, and fails with a [`CallError`] that names the call.
+//! Every function here is small, takes borrowed descriptors, and fails with a [`CallError`] that names the
+//! call.
 
 pub mod datagram;
 mod error;

@@ -1,9 +1,9 @@
-//! Calls that the library makes for a program that also has a supervisor. The filter passes them on to the kernel:
-//! the mark is in the half of the descriptor's register that the kernel ignores
+//! Calls that the library makes for a program that also has a supervisor. The filter passes them on to the
+//! kernel: the mark is in the half of the descriptor's register that the kernel ignores
 //! ([`Filter::rule_unless_marked`](crate::seccomp::Filter::rule_unless_marked)).
 //!
-//! Without the mark the supervisor would answer each of them: correctly, but ten times slower. A program that marks
-//! its own calls harms only itself: it gets what the kernel has.
+//! Without the mark the supervisor would answer each of them: correctly, but ten times slower. A program that
+//! marks its own calls harms only itself: it gets what the kernel has.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -19,8 +19,8 @@ use crate::seccomp::MARK;
 
 static ON: AtomicBool = AtomicBool::new(false);
 
-/// Marks all calls of this module from now on. Without a supervisor they are unmarked: other filters and auditors
-/// see them, too.
+/// Marks all calls of this module from now on. Without a supervisor they are unmarked: other filters and
+/// auditors see them, too.
 pub fn begin() {
     ON.store(true, Ordering::Relaxed);
 }
@@ -48,7 +48,8 @@ pub fn accept(
         call(libc::SYS_accept4, [register(listener.as_raw_fd()), address, length, flags, 0, 0])
     })?;
     let raw = RawFd::try_from(raw).map_err(|_| Errno::BADF)?;
-    // SAFETY: OwnedFd requires an open descriptor without another owner: the kernel has just created this one.
+    // SAFETY: OwnedFd requires an open descriptor without another owner: the kernel has just created this
+    // one.
     Ok((unsafe { OwnedFd::from_raw_fd(raw) }, peer))
 }
 
@@ -117,7 +118,8 @@ fn name_by(number: libc::c_long, socket: BorrowedFd<'_>) -> Result<Option<Socket
     named.map(|(_, name)| name)
 }
 
-/// Gives a call the addresses of a `sockaddr_storage` and of its length, and reads what the kernel has written.
+/// Gives a call the addresses of a `sockaddr_storage` and of its length, and reads what the kernel has
+/// written.
 fn with_room(
     ask: impl FnOnce(usize, usize) -> Result<usize, Errno>,
 ) -> Result<(usize, Option<SocketAddrAny>), Errno> {
@@ -128,8 +130,8 @@ fn with_room(
     if length < FAMILY_BYTES || length > whole {
         return Ok((answer, None)); // an unnamed socket
     }
-    // SAFETY: all of `storage` is initialised, by zeros first, and the kernel has written an address of `length`
-    // bytes, which lies between a family's and the storage's size.
+    // SAFETY: all of `storage` is initialised, by zeros first, and the kernel has written an address of
+    // `length` bytes, which lies between a family's and the storage's size.
     Ok((answer, Some(unsafe { SocketAddrAny::new(storage, length) })))
 }
 
@@ -137,8 +139,8 @@ const FAMILY_BYTES: libc::socklen_t = 2;
 
 /// Makes a system call whose arguments are those of the functions above.
 fn call(number: libc::c_long, words: [usize; 6]) -> Result<usize, Errno> {
-    // SAFETY: this function is private. Each caller passes a call's number and its arguments: pointers to locals or
-    // borrowed memory that outlive the call, with the length that the kernel may read or write.
+    // SAFETY: this function is private. Each caller passes a call's number and its arguments: pointers to
+    // locals or borrowed memory that outlive the call, with the length that the kernel may read or write.
     let answer = unsafe { libc::syscall(number, words[0], words[1], words[2], words[3], words[4], words[5]) };
     usize::try_from(answer)
         .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))

@@ -45,7 +45,8 @@ impl NetlinkAnswer {
         Self { sequence, is_interrupted: false }
     }
 
-    /// Takes one datagram: shows the messages of the answer to `found`, and returns its end once that has come.
+    /// Takes one datagram: shows the messages of the answer to `found`, and returns its end once that has
+    /// come.
     pub fn on_datagram(
         &mut self,
         datagram: &[u8],

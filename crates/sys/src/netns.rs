@@ -1,7 +1,8 @@
 //! Namespaces: handles to network namespaces, and the mount and user namespaces that private beds need.
 //!
-//! A network namespace belongs to a *thread*. So [`NetNs::run`] runs the closure on a separate thread instead of
-//! moving the caller there and back: a caller that fails half-way could otherwise stay in the wrong namespace.
+//! A network namespace belongs to a *thread*. So [`NetNs::run`] runs the closure on a separate thread instead
+//! of moving the caller there and back: a caller that fails half-way could otherwise stay in the wrong
+//! namespace.
 
 use std::fs::File;
 use std::io;
@@ -48,8 +49,8 @@ impl NetNs {
         Ok(Self { handle: Arc::new(file.into()) })
     }
 
-    /// Moves the calling thread into this namespace permanently. Threads and programs that it starts from now on
-    /// are in it, too.
+    /// Moves the calling thread into this namespace permanently. Threads and programs that it starts from now
+    /// on are in it, too.
     pub fn enter(&self) -> Result<(), CallError> {
         move_into_link_name_space(self.handle.as_fd(), Some(LinkNameSpaceType::Network))
             .named("setns(CLONE_NEWNET)")
@@ -75,8 +76,8 @@ impl AsFd for NetNs {
     }
 }
 
-/// Runs `work` on a separate thread in the cgroup namespace of a process: paths of cgroups then begin at that namespace's root. Needs
-/// CAP_SYS_ADMIN.
+/// Runs `work` on a separate thread in the cgroup namespace of a process: paths of cgroups then begin at that
+/// namespace's root. Needs CAP_SYS_ADMIN.
 pub fn in_cgroup_namespace_of<T: Send>(
     process: u32,
     work: impl FnOnce() -> T + Send,
@@ -90,7 +91,8 @@ pub fn in_cgroup_namespace_of<T: Send>(
     })
 }
 
-/// Runs `work` on a separate thread that sees the mounts of a process, and begins at its root. Needs CAP_SYS_ADMIN and CAP_SYS_CHROOT.
+/// Runs `work` on a separate thread that sees the mounts of a process, and begins at its root. Needs
+/// CAP_SYS_ADMIN and CAP_SYS_CHROOT.
 pub fn in_mount_namespace_of<T: Send>(process: u32, work: impl FnOnce() -> T + Send) -> Result<T, CallError> {
     let path = format!("/proc/{process}/ns/mnt");
     let namespace = File::open(path).named("open(namespace)")?;
@@ -103,8 +105,8 @@ pub fn in_mount_namespace_of<T: Send>(process: u32, work: impl FnOnce() -> T + S
     })
 }
 
-/// Gives the calling thread (and everything that it starts) its own mounts. Needs CAP_SYS_ADMIN. While the mounts
-/// are shared, later mounts still reach the outside: make them private first.
+/// Gives the calling thread (and everything that it starts) its own mounts. Needs CAP_SYS_ADMIN. While the
+/// mounts are shared, later mounts still reach the outside: make them private first.
 pub fn enter_new_mount_namespace() -> Result<(), CallError> {
     unshare(UnshareFlags::NEWNS, "unshare(CLONE_NEWNS)")
 }

@@ -22,20 +22,21 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens one on a device of the calling thread's network namespace. Frames that this host itself sends are
-    /// not received.
+    /// Opens one on a device of the calling thread's network namespace. Frames that this host itself sends
+    /// are not received.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW, ENODEV if there is no such device.
     pub fn open(device: &str) -> Result<PacketSocket, CallError> {
         let index = index_of(device)?;
-        // A socket of protocol 0 receives nothing: no frame of another device is queued before bind names the device.
-        // SAFETY: socket(2) takes no pointers.
+        // A socket of protocol 0 receives nothing: no frame of another device is queued before bind names the
+        // device. SAFETY: socket(2) takes no pointers.
         let raw = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if raw < 0 {
             return Err(CallError { call: "socket(AF_PACKET)", errno: last_errno() });
         }
-        // SAFETY: invariant of from_raw_fd: the descriptor is open and nobody else's; socket(2) has just returned it.
+        // SAFETY: invariant of from_raw_fd: the descriptor is open and nobody else's; socket(2) has just
+        // returned it.
         let socket = PacketSocket { socket: unsafe { OwnedFd::from_raw_fd(raw) } };
         socket.ignore_outgoing()?;
         socket.bind(index)?;
@@ -44,7 +45,8 @@ impl PacketSocket {
 
     fn ignore_outgoing(&self) -> Result<(), CallError> {
         let on: libc::c_int = 1;
-        // SAFETY: invariant of setsockopt(2): the pointer is to as many readable bytes as the length says; `on` outlives the call.
+        // SAFETY: invariant of setsockopt(2): the pointer is to as many readable bytes as the length says;
+        // `on` outlives the call.
         let result = unsafe {
             libc::setsockopt(
                 self.socket.as_raw_fd(),
@@ -62,12 +64,14 @@ impl PacketSocket {
     }
 
     fn bind(&self, index: i32) -> Result<(), CallError> {
-        // SAFETY: invariant of zeroed: all bits zero is a valid value; sockaddr_ll has integers and arrays of them only.
+        // SAFETY: invariant of zeroed: all bits zero is a valid value; sockaddr_ll has integers and arrays of
+        // them only.
         let mut address: libc::sockaddr_ll = unsafe { zeroed() };
         address.sll_family = AF_PACKET;
         address.sll_protocol = ETH_P_ALL.to_be();
         address.sll_ifindex = index;
-        // SAFETY: invariant of bind(2): the pointer is to as many readable bytes as the length says; `address` outlives the call.
+        // SAFETY: invariant of bind(2): the pointer is to as many readable bytes as the length says;
+        // `address` outlives the call.
         let result = unsafe {
             libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), len_of::<libc::sockaddr_ll>())
         };
@@ -82,8 +86,8 @@ impl PacketSocket {
         rustix::net::send(&self.socket, frame, SendFlags::empty()).named("send(AF_PACKET)").map(drop)
     }
 
-    /// Receives one frame if there is one. Returns its length, which is truncated to the buffer's. A VLAN tag is
-    /// not included.
+    /// Receives one frame if there is one. Returns its length, which is truncated to the buffer's. A VLAN tag
+    /// is not included.
     ///
     /// # Errors
     /// ENETDOWN after the device went down.
@@ -95,8 +99,8 @@ impl PacketSocket {
         }
     }
 
-    /// How much may wait to be received; more is lost. Without CAP_NET_ADMIN in the machine's own user namespace it is at most
-    /// net.core.rmem_max.
+    /// How much may wait to be received; more is lost. Without CAP_NET_ADMIN in the machine's own user
+    /// namespace it is at most net.core.rmem_max.
     pub fn grow_recv_buffer(&self, bytes: usize) {
         crate::udp::grow_recv_buffer(self.as_fd(), bytes);
     }
@@ -111,7 +115,8 @@ impl AsFd for PacketSocket {
 fn index_of(device: &str) -> Result<i32, CallError> {
     const CALL: &str = "if_nametoindex";
     let name = CString::new(device).map_err(|_| CallError { call: CALL, errno: Errno::INVAL })?;
-    // SAFETY: invariant of if_nametoindex(3): the pointer is to a string that ends with a NUL; `name` outlives the call.
+    // SAFETY: invariant of if_nametoindex(3): the pointer is to a string that ends with a NUL; `name`
+    // outlives the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     match i32::try_from(index) {
         Ok(index) if index > 0 => Ok(index),

@@ -1,6 +1,8 @@
-//! TCP_REPAIR: reads what a TCP connection has sent and received so far, and closes the connection without FIN or RST.
+//! TCP_REPAIR: reads what a TCP connection has sent and received so far, and closes the connection without
+//! FIN or RST.
 //!
-//! The calls that need CAP_NET_ADMIN are [orders](Order). This process carries them out, or [another one](repair_by).
+//! The calls that need CAP_NET_ADMIN are [orders](Order). This process carries them out, or [another
+//! one](repair_by).
 
 mod order;
 
@@ -54,8 +56,8 @@ pub fn has_unsent(socket: BorrowedFd<'_>) -> Result<bool, CallError> {
 /// Reads where the connection stands.
 ///
 /// # Errors
-/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`repair_by`] has named nobody who has it; what the kernel says; or the
-/// process that [`repair_by`] has named does not answer.
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`repair_by`] has named nobody
+/// who has it; what the kernel says; or the process that [`repair_by`] has named does not answer.
 pub fn stand(socket: BorrowedFd<'_>) -> Result<Stand, CallError> {
     let [stand, _] = order::give(&Order::Stand, &[socket])?;
     stand.ok_or(NO_ANSWER)
@@ -72,8 +74,8 @@ pub fn stands(sockets: [BorrowedFd<'_>; 2]) -> Result<[Stand; 2], CallError> {
 
 const NO_ANSWER: CallError = CallError { call: "an order under repair", errno: rustix::io::Errno::PROTO };
 
-/// Reads how much has been received, by the number of the first byte of [`Stand`]. That needs no capability: the kernel counts the numbers
-/// that it has received (TCP_INFO), an end (FIN) like a byte.
+/// Reads how much has been received, by the number of the first byte of [`Stand`]. That needs no capability:
+/// the kernel counts the numbers that it has received (TCP_INFO), an end (FIN) like a byte.
 ///
 /// # Errors
 /// If getsockopt(2) or ioctl(2) fails.
@@ -103,7 +105,8 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
     ioctl_int(socket, libc::FIONREAD).named("ioctl(SIOCINQ)")
 }
 
-/// Has the peers of two sockets say what they have received and take: each is sent a segment as it comes when a window stays closed.
+/// Has the peers of two sockets say what they have received and take: each is sent a segment as it comes when
+/// a window stays closed.
 ///
 /// # Errors
 /// As [`stand`].
@@ -111,7 +114,8 @@ pub fn ask_peers(sockets: [BorrowedFd<'_>; 2]) -> Result<(), CallError> {
     order::give(&Order::AskPeers, &sockets).map(drop)
 }
 
-/// Resets a connection that has no socket here. `expected`: the number that the peer expects; it believes no other one (RFC 5961, 3.2).
+/// Resets a connection that has no socket here. `expected`: the number that the peer expects; it believes no
+/// other one (RFC 5961, 3.2).
 ///
 /// # Errors
 /// As [`stand`].
@@ -119,9 +123,10 @@ pub fn reset(own: SocketAddr, peer: SocketAddr, expected: u32) -> Result<(), Cal
     order::give(&Order::Reset { own, peer, expected }, &[]).map(drop)
 }
 
-/// Asks the peer of a connection without a socket here whether it still has the connection, as a keepalive does: it answers a segment whose number
-/// it has taken already. `expected`: the number that the peer expects; `acknowledged`: the one that we expect of it. `timestamp`: the newest that it was
-/// told, if any. `before` gets the socket before that sends anything.
+/// Asks the peer of a connection without a socket here whether it still has the connection, as a keepalive
+/// does: it answers a segment whose number it has taken already. `expected`: the number that the peer
+/// expects; `acknowledged`: the one that we expect of it. `timestamp`: the newest that it was told, if any.
+/// `before` gets the socket before that sends anything.
 ///
 /// # Errors
 /// As [`stand`].
@@ -139,7 +144,8 @@ pub fn ask_unattended(
     order::give(&Order::AskUnattended { own, peer, numbers, timestamp }, &[socket]).map(drop)
 }
 
-/// The kernel doesn't widen the receive buffer, and so the window that it offers (SO_BUF_LOCK, Linux 5.14), until it may again.
+/// The kernel doesn't widen the receive buffer, and so the window that it offers (SO_BUF_LOCK, Linux 5.14),
+/// until it may again.
 ///
 /// # Errors
 /// ENOPROTOOPT on older kernels.
@@ -198,7 +204,8 @@ pub fn offered_window(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
     Ok(u32::from_ne_bytes([info[228], info[229], info[230], info[231]]))
 }
 
-/// How many bytes the peer takes, counted from the first one that it has acknowledged: those, and the window behind them. For tests.
+/// How many bytes the peer takes, counted from the first one that it has acknowledged: those, and the window
+/// behind them. For tests.
 ///
 /// # Errors
 /// As [`connection`].
@@ -227,7 +234,8 @@ fn tcp_info<const LEN: usize>(socket: BorrowedFd<'_>) -> Result<[u8; LEN], CallE
     Ok(info)
 }
 
-/// Waits until no program of the kernel runs any more that ran when this was called (an RCU grace period): some 10 to 30 ms.
+/// Waits until no program of the kernel runs any more that ran when this was called (an RCU grace period):
+/// some 10 to 30 ms.
 ///
 /// # Errors
 /// EINVAL where the kernel has CPUs set aside (nohz_full).
@@ -243,7 +251,8 @@ pub fn wait_for_grace_period() -> Result<(), CallError> {
 fn unsigned_option(socket: BorrowedFd<'_>, option: libc::c_int) -> std::io::Result<u32> {
     let mut value = 0_u32;
     let mut length: libc::socklen_t = 4;
-    // SAFETY: the option is one C int; the kernel writes at most `length` bytes, which is the size of the local.
+    // SAFETY: the option is one C int; the kernel writes at most `length` bytes, which is the size of the
+    // local.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -272,7 +281,8 @@ fn set_int(
     option: libc::c_int,
     value: libc::c_int,
 ) -> std::io::Result<()> {
-    // SAFETY: the option takes one C int; pointer and length name exactly that local, which outlives the call.
+    // SAFETY: the option takes one C int; pointer and length name exactly that local, which outlives the
+    // call.
     result(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), 4) })
 }
 

@@ -23,20 +23,23 @@ const IPPROTO_TCP: u8 = 6;
 const ID_LEN: usize = 48;
 /// The length of a request: `struct nlmsghdr` and `struct inet_diag_req_v2`, which ends with the sockid.
 const REQUEST_LEN: usize = HEADER_LEN + 8 + ID_LEN;
-/// The offset of `idiag_inode` in `struct inet_diag_msg`: family, state, timer, retransmissions, the sockid, and four other numbers.
+/// The offset of `idiag_inode` in `struct inet_diag_msg`: family, state, timer, retransmissions, the sockid,
+/// and four other numbers.
 const INODE_AT: usize = 4 + ID_LEN + 16;
 /// States of include/net/tcp_states.h.
 const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;
 const LISTEN: u8 = 10;
-/// Attributes of a socket behind `struct inet_diag_msg`: INET_DIAG_SKV6ONLY and INET_DIAG_CGROUP_ID (linux/inet_diag.h).
+/// Attributes of a socket behind `struct inet_diag_msg`: INET_DIAG_SKV6ONLY and INET_DIAG_CGROUP_ID
+/// (linux/inet_diag.h).
 const IPV6_ONLY: u16 = 11;
 const CGROUP_ID: u16 = 21;
 /// `struct inet_diag_msg`: its inode is the last field.
 const MESSAGE_LEN: usize = INODE_AT + 4;
 /// All states, as the bits of `idiag_states`.
 const EVERY_STATE: u32 = u32::MAX;
-/// Room for one answer: the message about a socket has 72 bytes and few attributes, an error repeats the request.
+/// Room for one answer: the message about a socket has 72 bytes and few attributes, an error repeats the
+/// request.
 const ANSWER_BYTES: usize = 512;
 /// Room for one datagram of a dump: netlink_dump() makes none longer than 32 KiB.
 const DUMP_BYTES: usize = 32 << 10;
@@ -59,7 +62,8 @@ pub struct SocketId {
 }
 
 impl SocketId {
-    /// The socket with these ends, which are of one family; `device`: the index of the device that it is bound to, or 0; `cookie`: SO_COOKIE.
+    /// The socket with these ends, which are of one family; `device`: the index of the device that it is
+    /// bound to, or 0; `cookie`: SO_COOKIE.
     #[must_use]
     pub fn new(local: SocketAddr, sender: SocketAddr, device: u32, cookie: u64) -> Self {
         let mut id = [0; ID_LEN];
@@ -120,8 +124,8 @@ impl SockDiag {
         Ok(Self { socket: socket.named("socket(NETLINK_SOCK_DIAG)")?, sequence: 0 })
     }
 
-    /// Whether questions are answered. A kernel without tcp_diag says of every socket that it does not exist; it refuses a dump.
-    /// This one asks for sockets in none of the states: its answer is empty.
+    /// Whether questions are answered. A kernel without tcp_diag says of every socket that it does not exist;
+    /// it refuses a dump. This one asks for sockets in none of the states: its answer is empty.
     pub fn is_answered(&mut self) -> bool {
         let nowhere = SocketAddr::from(([0; 4], 0));
         let all = SocketId::new(nowhere, nowhere, 0, 0);
@@ -129,8 +133,9 @@ impl SockDiag {
         answer == Ok(true)
     }
 
-    /// Whether a program has this socket open. `Ok(false)`: there is none, or the kernel is finishing it (FIN_WAIT, LAST_ACK), or remembers
-    /// its ends (TIME_WAIT). Allocates nothing and does not wait: the kernel answers within the call that asks.
+    /// Whether a program has this socket open. `Ok(false)`: there is none, or the kernel is finishing it
+    /// (FIN_WAIT, LAST_ACK), or remembers its ends (TIME_WAIT). Allocates nothing and does not wait: the
+    /// kernel answers within the call that asks.
     ///
     /// # Errors
     /// The kernel does not say.
@@ -197,7 +202,8 @@ impl SockDiag {
         Err(CallError { call: "sock_diag", errno: Errno::INTR })
     }
 
-    /// Ends a connection: its peer receives a RST, its owner's calls fail with ECONNABORTED. If it has ended meanwhile, that is a success.
+    /// Ends a connection: its peer receives a RST, its owner's calls fail with ECONNABORTED. If it has ended
+    /// meanwhile, that is a success.
     ///
     /// # Errors
     /// The kernel's: EOPNOTSUPP without `CONFIG_INET_DIAG_DESTROY`, EPERM without CAP_NET_ADMIN.
@@ -252,8 +258,8 @@ impl AsFd for SockDiag {
     }
 }
 
-/// Reads `struct inet_diag_msg`. `None` for what is left of a connection that its owner has closed: no program receives its bytes, and
-/// older kernels (6.1) can't end it.
+/// Reads `struct inet_diag_msg`. `None` for what is left of a connection that its owner has closed: no
+/// program receives its bytes, and older kernels (6.1) can't end it.
 fn connection(body: &[u8]) -> Option<SocketId> {
     let (family, state) = (*body.first()?, *body.get(1)?);
     let has_inode = body.get(INODE_AT..INODE_AT + 4)? != [0; 4];
@@ -270,7 +276,8 @@ pub struct Listener {
     pub local: SocketAddr,
     /// It takes IPv6 connections only.
     pub is_ipv6_only: bool,
-    /// The number of the cgroup that made it, which is its directory's inode. `None`: the kernel does not say.
+    /// The number of the cgroup that made it, which is its directory's inode. `None`: the kernel does not
+    /// say.
     pub cgroup: Option<u64>,
 }
 

@@ -61,7 +61,8 @@ pub fn set_mark(socket: BorrowedFd<'_>, mark: u32) -> Result<(), CallError> {
     SockRef::from(&socket).set_mark(mark).named("setsockopt(SO_MARK)")
 }
 
-/// Limits the segments of both directions to those that fit through a path of this MTU (TCP_MAXSEG). Call it before connect().
+/// Limits the segments of both directions to those that fit through a path of this MTU (TCP_MAXSEG). Call it
+/// before connect().
 ///
 /// # Errors
 /// If a system call fails.
@@ -82,7 +83,8 @@ pub fn limit_segments(socket: BorrowedFd<'_>, mtu: u32, is_ipv4: bool) -> Result
 /// ENOPROTOOPT on older kernels.
 pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> Result<(), CallError> {
     let on: libc::c_int = 1;
-    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives
+    // the call.
     let answer = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -95,14 +97,15 @@ pub fn set_bind_address_no_port(socket: BorrowedFd<'_>) -> Result<(), CallError>
     last_result(answer).named("setsockopt(IP_BIND_ADDRESS_NO_PORT)")
 }
 
-/// Lets `listener` keep a connection to itself until its first data has come, or for about as long as `wait` (rounded up
-/// to 1, 3, 7 s…): then it is given out without any (TCP_DEFER_ACCEPT).
+/// Lets `listener` keep a connection to itself until its first data has come, or for about as long as `wait`
+/// (rounded up to 1, 3, 7 s…): then it is given out without any (TCP_DEFER_ACCEPT).
 ///
 /// # Errors
 /// ENOPROTOOPT on a socket that isn't TCP; EOPNOTSUPP on an MPTCP one before Linux 5.17.
 pub fn set_defer_accept(listener: BorrowedFd<'_>, wait: Duration) -> Result<(), CallError> {
     let seconds = libc::c_int::try_from(wait.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives
+    // the call.
     let answer = unsafe {
         libc::setsockopt(
             listener.as_raw_fd(),
@@ -115,14 +118,16 @@ pub fn set_defer_accept(listener: BorrowedFd<'_>, wait: Duration) -> Result<(), 
     last_result(answer).named("setsockopt(TCP_DEFER_ACCEPT)")
 }
 
-/// Binds an unconnected TCP socket to `address` even if another socket listens on its port, on this address or on every
-/// one: for a socket that will be connected, and so is told apart by both its ends. Its SO_REUSEADDR is set afterwards.
+/// Binds an unconnected TCP socket to `address` even if another socket listens on its port, on this address
+/// or on every one: for a socket that will be connected, and so is told apart by both its ends. Its
+/// SO_REUSEADDR is set afterwards.
 ///
 /// Linux's inet_csk_get_port() makes no exception for that by SO_REUSEADDR, but one for sockets under repair
 /// (SK_FORCE_REUSE); what a socket must not share, its tuple, connect() judges.
 ///
 /// # Errors
-/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`share_ports_by`] has named nobody who has it; what bind(2) says.
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace, if [`share_ports_by`] has named
+/// nobody who has it; what bind(2) says.
 pub fn bind_beside_listeners(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), CallError> {
     match OTHER.get() {
         Some(other) => other(socket, address).named("bind by the keeper"),
@@ -135,7 +140,8 @@ pub type BindBeside = dyn Fn(BorrowedFd<'_>, SocketAddr) -> Result<(), Errno> + 
 
 static OTHER: OnceLock<Box<BindBeside>> = OnceLock::new();
 
-/// Names another process that binds sockets in [`bind_beside_listeners`], because this one lacks the capability. Only the first call has an effect.
+/// Names another process that binds sockets in [`bind_beside_listeners`], because this one lacks the
+/// capability. Only the first call has an effect.
 pub fn share_ports_by(other: Box<BindBeside>) {
     let _ = OTHER.set(other);
 }
@@ -151,7 +157,8 @@ fn bind_under_repair(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<(), 
 
 fn set_repair(socket: BorrowedFd<'_>, is_on: bool) -> Result<(), CallError> {
     let value = libc::c_int::from(is_on);
-    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives
+    // the call.
     let answer = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -184,17 +191,18 @@ pub fn is_unconnected(socket: BorrowedFd<'_>) -> bool {
     answer == 0 && info[0] == TCP_CLOSE
 }
 
-/// Begins to connect, and gives the kernel the first bytes to send: with the SYN, or as soon as there is a connection
-/// (MSG_FASTOPEN, without a cookie: Linux 4.15). Never waits.
+/// Begins to connect, and gives the kernel the first bytes to send: with the SYN, or as soon as there is a
+/// connection (MSG_FASTOPEN, without a cookie: Linux 4.15). Never waits.
 ///
 /// # Errors
-/// EOPNOTSUPP where net.ipv4.tcp_fastopen forbids it; EINPROGRESS if it connects but the bytes were not taken; else as
-/// connect(2).
+/// EOPNOTSUPP where net.ipv4.tcp_fastopen forbids it; EINPROGRESS if it connects but the bytes were not
+/// taken; else as connect(2).
 pub fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Result<(), Errno> {
     /// linux/tcp.h
     const TCP_FASTOPEN_NO_COOKIE: libc::c_int = 34;
     let on: libc::c_int = 1;
-    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives the call.
+    // SAFETY: the option takes one c_int; the pointer and the length name exactly that local, which outlives
+    // the call.
     let answer = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -221,10 +229,10 @@ pub fn send_with_syn(socket: BorrowedFd<'_>, to: SocketAddr, bytes: &[u8]) -> Re
 /// EINVAL on a socket that is not connected or not TCP.
 pub fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> Result<usize, CallError> {
     let (mut bytes, mut length): (libc::c_int, u32) = (0, INT_LEN);
-    // VPP's library takes ioctl(2) over and reads one more argument, a pointer to the buffer's length (its ldp.c).
-    // The kernel does not read it.
-    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one c_int through the first pointer, and VPP's library
-    // reads one u32 through the second; both are those of live locals.
+    // VPP's library takes ioctl(2) over and reads one more argument, a pointer to the buffer's length (its
+    // ldp.c). The kernel does not read it.
+    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one c_int through the first pointer, and VPP's
+    // library reads one u32 through the second; both are those of live locals.
     let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes, &raw mut length) };
     last_result(answer).named("ioctl(SIOCOUTQ)")?;
     Ok(usize::try_from(bytes).unwrap_or(0))
@@ -258,8 +266,8 @@ pub fn peer_address(socket: BorrowedFd<'_>) -> Result<SocketAddr, CallError> {
         .named("getpeername")
 }
 
-/// The device that `socket` is bound to, 0 if to none (SO_BINDTOIFINDEX, Linux 5.0): bound by a program, as its listener was, or by the kernel,
-/// to the device of a link-local peer, or to a VRF.
+/// The device that `socket` is bound to, 0 if to none (SO_BINDTOIFINDEX, Linux 5.0): bound by a program, as
+/// its listener was, or by the kernel, to the device of a link-local peer, or to a VRF.
 #[must_use]
 pub fn bound_device(socket: BorrowedFd<'_>) -> u32 {
     const SO_BINDTOIFINDEX: libc::c_int = 62;
@@ -279,7 +287,8 @@ pub fn namespace_cookie(socket: BorrowedFd<'_>) -> Option<u64> {
 fn read_option(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut [u8]) -> bool {
     let Ok(mut length) = libc::socklen_t::try_from(value.len()) else { return false };
     let wanted = length;
-    // SAFETY: the kernel writes at most `length` bytes, which is the length of the slice, and no longer than the call lasts.
+    // SAFETY: the kernel writes at most `length` bytes, which is the length of the slice, and no longer than
+    // the call lasts.
     let answer = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,5 +1,5 @@
-//! VPP's library takes ioctl(2) over in the programs that it is loaded into. This program does so too, and reads the
-//! arguments as VPP's ldp.c does.
+//! VPP's library takes ioctl(2) over in the programs that it is loaded into. This program does so too, and
+//! reads the arguments as VPP's ldp.c does.
 
 use std::ffi::{c_int, c_ulong};
 use std::net::{TcpListener, TcpStream};
@@ -7,8 +7,10 @@ use std::os::fd::AsFd;
 
 use truepeer_sys::socket::unacknowledged_bytes;
 
-/// Stands before the C library's. A call with fewer arguments leaves `length` as whatever the register contains.
-// SAFETY: the C library's ioctl has the same arguments and result; no other function of this program has the name.
+/// Stands before the C library's. A call with fewer arguments leaves `length` as whatever the register
+/// contains.
+// SAFETY: the C library's ioctl has the same arguments and result; no other function of this program has the
+// name.
 #[unsafe(no_mangle)]
 extern "C" fn ioctl(_: c_int, request: c_ulong, buffer: *mut c_int, length: *const u32) -> c_int {
     if request != libc::TIOCOUTQ || length.is_null() {

@@ -1,4 +1,5 @@
-//! The client's side of sessions that a backend accounts for, by the client's name and a digest of its bytes ([`Behaviour::Account`]).
+//! The client's side of sessions that a backend accounts for, by the client's name and a digest of its bytes
+//! ([`Behaviour::Account`]).
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -12,7 +13,8 @@ pub fn behaviour() -> Behaviour {
     if half_closes() { Behaviour::Account } else { Behaviour::Counted }
 }
 
-/// go-mmproxy ends both directions when one ends, so with a half-close none of its sessions would get an answer.
+/// go-mmproxy ends both directions when one ends, so with a half-close none of its sessions would get an
+/// answer.
 fn half_closes() -> bool {
     peer().as_deref() != Some("go-mmproxy")
 }
@@ -41,7 +43,8 @@ pub fn account_of(client: SocketAddr, bytes: &[u8]) -> String {
     format!("{client} {}", digest.report())
 }
 
-/// Ends the client's direction, and reads the backend's account to its end. What came before an error is returned, too.
+/// Ends the client's direction, and reads the backend's account to its end. What came before an error is
+/// returned, too.
 pub fn read_account(stream: &mut TcpStream) -> (String, io::Result<()>) {
     let mut answer = Vec::new();
     let ended = if half_closes() { stream.shutdown(Shutdown::Write) } else { Ok(()) };

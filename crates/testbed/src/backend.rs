@@ -1,9 +1,9 @@
 //! Backends that show one behaviour each. For truepeer they are unmodified servers: they don't understand the
 //! PROXY protocol, and answer with the result of `getpeername`.
 //!
-//! A backend is a separate process (the test binary, started with other arguments), so that every way of delivery
-//! can be applied to it, even a preloaded library. It writes a line to its standard output when it accepts a
-//! connection, and one when the connection has ended:
+//! A backend is a separate process (the test binary, started with other arguments), so that every way of
+//! delivery can be applied to it, even a preloaded library. It writes a line to its standard output when it
+//! accepts a connection, and one when the connection has ended:
 //! ```text
 //! 203.0.113.7:5000 accepted
 //! 203.0.113.7:5000 eof 1048576
@@ -45,8 +45,8 @@ pub enum Behaviour {
     Who,
     /// Reads to the end, answers with both: `ADDRESS:PORT COUNT DIGEST`, ends.
     Account,
-    /// The same, but the client does not end its direction first: its first 8 bytes are the number of all its bytes (big endian), and
-    /// the answer comes after so many.
+    /// The same, but the client does not end its direction first: its first 8 bytes are the number of all its
+    /// bytes (big endian), and the answer comes after so many.
     Counted,
     /// Reads some bytes, then resets the connection.
     Reset,

@@ -65,7 +65,8 @@ impl Bed {
         wait_for(what, holds)
     }
 
-    /// Every `truepeer proxy` that is started in this bed from now on gets these options as well. Call it once.
+    /// Every `truepeer proxy` that is started in this bed from now on gets these options as well. Call it
+    /// once.
     pub fn add_proxy_options(&self, options: &'static [&'static str]) {
         self.proxy_options.set(options).expect("set once");
     }

@@ -1,5 +1,5 @@
-//! The client's and the sender's side: connections, and PROXY headers written without truepeer's own encoder, so
-//! that an error in the encoder can't hide itself.
+//! The client's and the sender's side: connections, and PROXY headers written without truepeer's own encoder,
+//! so that an error in the encoder can't hide itself.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};

@@ -89,9 +89,9 @@ pub fn begin_to_connect(n: usize, to: SocketAddr) -> io::Result<Socket> {
 
 /// The address of a different client for each number: `nth_client(0)`, `nth_client(1)`, … below five million.
 ///
-/// The ports are below those that the kernel chooses from (32768 to 60999). While a socket is bound to a port, in TIME_WAIT too, the
-/// kernel gives this port to no connect(), whatever the addresses are. Truepeer's sockets are bound to clients' ports, so the test's
-/// own connections would find none.
+/// The ports are below those that the kernel chooses from (32768 to 60999). While a socket is bound to a
+/// port, in TIME_WAIT too, the kernel gives this port to no connect(), whatever the addresses are. Truepeer's
+/// sockets are bound to clients' ports, so the test's own connections would find none.
 ///
 /// # Panics
 /// Above that, which is a mistake in the test.
@@ -102,7 +102,8 @@ pub fn nth_client(n: usize) -> SocketAddr {
     SocketAddr::new(Ipv4Addr::new(203, 0, 113, host).into(), port)
 }
 
-/// Runs `work(0..count)` on a few threads in the calling thread's network namespace. The first failure ends all.
+/// Runs `work(0..count)` on a few threads in the calling thread's network namespace. The first failure ends
+/// all.
 pub fn in_parallel(
     threads: usize,
     count: usize,

@@ -40,8 +40,8 @@ pub fn spp(client: impl Display, proxy: impl Display) -> Result<Vec<u8>> {
     Ok(header)
 }
 
-/// Waits until a port that was just closed is free. A program that another test starts may hold it between fork
-/// and exec.
+/// Waits until a port that was just closed is free. A program that another test starts may hold it between
+/// fork and exec.
 fn bind_to(address: &impl Display) -> Result<UdpSocket> {
     let mut outcome = UdpSocket::bind(address.to_string());
     let _ = wait_for("the port to be free", || {
@@ -90,7 +90,8 @@ pub fn ask(socket: &UdpSocket, parts: &[&[u8]]) -> Result<Vec<u8>> {
     receive(socket)
 }
 
-/// Checks that nothing arrives for a while. It always takes that long, so use it only for what must not arrive.
+/// Checks that nothing arrives for a while. It always takes that long, so use it only for what must not
+/// arrive.
 pub fn hears_nothing(socket: &UdpSocket) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_millis(300)))?;
     let heard = socket.recv(&mut [0; 65_536]);

@@ -7,8 +7,8 @@ use anyhow::{Context as _, ensure};
 
 use crate::{Bed, Program};
 
-/// On a machine that has compiled no Go yet, the compiler begins with the standard library: minutes if other tests run.
-/// `scripts/test.sh` does that beforehand.
+/// On a machine that has compiled no Go yet, the compiler begins with the standard library: minutes if other
+/// tests run. `scripts/test.sh` does that beforehand.
 const BUILD_LIMIT: Duration = Duration::from_secs(240);
 
 /// Compiles a static program (no cgo) and returns where it is.

@@ -185,8 +185,8 @@ impl Need {
     }
 }
 
-/// Runs the body on its own thread in the test's namespaces. A thread that exceeds its time can't be killed and
-/// is abandoned; its programs are killed.
+/// Runs the body on its own thread in the test's namespaces. A thread that exceeds its time can't be killed
+/// and is abandoned; its programs are killed.
 fn run_within(limit: Duration, name: &str, bed: &Arc<Bed>, body: Body) -> anyhow::Result<()> {
     let (report, outcome) = mpsc::channel();
     let for_thread = Arc::clone(bed);
@@ -242,8 +242,8 @@ pub fn main(tests: Vec<Test>) -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// For programs that are not tests, such as the demo: runs `work` in private namespaces, or prints why none are
-/// available. On an error, prints it with the programs' output.
+/// For programs that are not tests, such as the demo: runs `work` in private namespaces, or prints why none
+/// are available. On an error, prints it with the programs' output.
 pub fn run_privately(name: &str, work: impl FnOnce(&Bed) -> anyhow::Result<ExitCode>) -> ExitCode {
     if let Some(code) = backend::run_if_asked().or_else(crowd::run_if_asked) {
         return code;

@@ -1,8 +1,8 @@
 //! The test bed: private network namespaces, topologies, real programs, and a harness for tests on them.
 //!
 //! Nothing here changes the machine's own routes, addresses, ports or mounts. A test binary first moves into
-//! private user (if the caller is not root), network, mount and process namespaces. Each test then gets its own
-//! network namespace with `lo` up, and every program that it started ends with it.
+//! private user (if the caller is not root), network, mount and process namespaces. Each test then gets its
+//! own network namespace with `lo` up, and every program that it started ends with it.
 //!
 //! # How to write a test
 //! In `Cargo.toml`: `[[test]] name = "echo"`, `harness = false`. In `tests/echo.rs`:
@@ -34,8 +34,8 @@
 //!
 //! A test that finds that the machine lacks something returns [`skip`]. It is then listed with its reason and
 //! counted as ignored, never as passed. Tests always wait for a state, with a deadline ([`Bed::wait_for`],
-//! [`Running::wait_listening`], [`Running::wait_for_log`]); none sleeps to get the timing right. On failure the
-//! harness prints the last lines of each program's log.
+//! [`Running::wait_listening`], [`Running::wait_for_log`]); none sleeps to get the timing right. On failure
+//! the harness prints the last lines of each program's log.
 
 #![forbid(unsafe_code)]
 

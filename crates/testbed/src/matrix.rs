@@ -1,5 +1,5 @@
-//! The matrix of behaviours × ways of delivery. A behaviour is written once, against [`Deliver`], and runs for
-//! each of truepeer's ways of delivery. A test binary runs one column:
+//! The matrix of behaviours × ways of delivery. A behaviour is written once, against [`Deliver`], and runs
+//! for each of truepeer's ways of delivery. A test binary runs one column:
 //!
 //! ```no_run
 //! # let exe = "target/debug/truepeer";
@@ -83,8 +83,9 @@ pub trait Deliver: Send + Sync {
         Ok(())
     }
 
-    /// Starts a backend that serves IPv4 and IPv6 clients, and truepeer for it, with additional truepeer options
-    /// (`--header-timeout`, `1s`). Senders on loopback are admitted. Everything is ready on return.
+    /// Starts a backend that serves IPv4 and IPv6 clients, and truepeer for it, with additional truepeer
+    /// options (`--header-timeout`, `1s`). Senders on loopback are admitted. Everything is ready on
+    /// return.
     fn put_behind(&self, bed: &Bed, behaviour: Behaviour, options: &[&str]) -> anyhow::Result<Delivered>;
 }
 
@@ -95,11 +96,11 @@ pub struct Delivered {
     pub v4: SocketAddr,
     /// The address that senders connect to over IPv6.
     pub v6: SocketAddr,
-    /// truepeer, if the way has a process. Declared before the backend so that it ends first, and its sessions
-    /// end in order.
+    /// truepeer, if the way has a process. Declared before the backend so that it ends first, and its
+    /// sessions end in order.
     pub truepeer: Option<Running>,
-    /// The backend. Its log says what it saw. If truepeer started it, this is truepeer's process and the log has
-    /// both outputs.
+    /// The backend. Its log says what it saw. If truepeer started it, this is truepeer's process and the log
+    /// has both outputs.
     pub backend: Running,
 }
 

@@ -1,5 +1,5 @@
-//! A byte stream that each end can generate or check without storing it. Each byte depends on its position, so a
-//! lost, doubled or reordered byte is detected.
+//! A byte stream that each end can generate or check without storing it. Each byte depends on its position,
+//! so a lost, doubled or reordered byte is detected.
 
 use std::io;
 

@@ -1,5 +1,6 @@
-//! The programs that truepeer is compared with, set up for the same job as in their own documentation. `FAULTS_OF` names one:
-//! `go-mmproxy`, `haproxy`, `nginx`, or `mmproxy-rs`, whose path is in `MMPROXY_RS`. They write a line for each session, if they can.
+//! The programs that truepeer is compared with, set up for the same job as in their own documentation.
+//! `FAULTS_OF` names one: `go-mmproxy`, `haproxy`, `nginx`, or `mmproxy-rs`, whose path is in `MMPROXY_RS`.
+//! They write a line for each session, if they can.
 
 use std::env;
 use std::fs;
@@ -50,8 +51,8 @@ pub fn over_udp(name: &str, place: Place<'_>) -> Result<Program> {
     mmproxy(name, place, "udp")
 }
 
-/// The rules that bring replies to clients back to this host, as in the documentation of mmproxy and go-mmproxy, for backends on loopback.
-/// Only for tests of programs that add none.
+/// The rules that bring replies to clients back to this host, as in the documentation of mmproxy and
+/// go-mmproxy, for backends on loopback. Only for tests of programs that add none.
 pub fn classic_rules(bed: &Bed) -> Result<()> {
     let v4 = "rule add from 127.0.0.1/8 iif lo table 123\nroute add local 0.0.0.0/0 dev lo table 123\n";
     let v6 = "rule add from ::1/128 iif lo table 123\nroute add local ::/0 dev lo table 123\n";

@@ -99,8 +99,9 @@ impl Program {
         self
     }
 
-    /// Runs it with exactly these capabilities, as setpriv names them (`net_raw`), inherited by what it executes.
-    /// Root keeps no others either. Together with [`Program::as_user`]: "a plain user with only CAP_NET_RAW".
+    /// Runs it with exactly these capabilities, as setpriv names them (`net_raw`), inherited by what it
+    /// executes. Root keeps no others either. Together with [`Program::as_user`]: "a plain user with only
+    /// CAP_NET_RAW".
     pub fn with_capabilities(mut self, capabilities: &[&str]) -> Program {
         self.capabilities = Some(capabilities.iter().map(|name| (*name).to_owned()).collect());
         self
@@ -118,7 +119,8 @@ impl Program {
         self
     }
 
-    /// Sets the descriptor of its standard input, for example a socket to inherit. Instead of [`Program::input`].
+    /// Sets the descriptor of its standard input, for example a socket to inherit. Instead of
+    /// [`Program::input`].
     pub fn stdin(mut self, stdin: impl Into<OwnedFd>) -> Program {
         self.stdin = Some(Arc::new(stdin.into()));
         self
@@ -157,8 +159,8 @@ impl Program {
         Ok(Running::adopt(name, child, self.stop_by, [out, err], bed))
     }
 
-    /// Runs it to its end, for at most twice [`crate::WAIT_LIMIT`], and returns its standard output. If it fails,
-    /// the error contains its output.
+    /// Runs it to its end, for at most twice [`crate::WAIT_LIMIT`], and returns its standard output. If it
+    /// fails, the error contains its output.
     pub fn run(&self, bed: &Bed) -> anyhow::Result<String> {
         let running = self.start(bed)?;
         let status = running.wait_end()?;

@@ -96,8 +96,8 @@ impl Running {
         matches!(self.lock().try_wait(), Ok(None))
     }
 
-    /// Waits until something in its network namespace listens (TCP) on `address`, or on its port on a wildcard
-    /// address. It asks the kernel and makes no connection. Fails at once if the program ends.
+    /// Waits until something in its network namespace listens (TCP) on `address`, or on its port on a
+    /// wildcard address. It asks the kernel and makes no connection. Fails at once if the program ends.
     pub fn wait_listening(&self, address: impl Display) -> anyhow::Result<()> {
         let address: SocketAddr = address.to_string().parse().with_context(|| address.to_string())?;
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
@@ -106,8 +106,8 @@ impl Running {
         })
     }
 
-    /// Waits until something in its network namespace has a UDP socket bound to `address`, or to its port on a
-    /// wildcard address.
+    /// Waits until something in its network namespace has a UDP socket bound to `address`, or to its port on
+    /// a wildcard address.
     pub fn wait_bound_udp(&self, address: impl Display) -> anyhow::Result<()> {
         let address = address.to_string().parse().with_context(|| address.to_string())?;
         // "07" is what the kernel shows for an unconnected UDP socket.
@@ -162,8 +162,8 @@ impl Running {
         self.wait_end()
     }
 
-    /// Signals twice what does not end soon: truepeer lets open sessions go on after the first SIGTERM, and ends at once after
-    /// the second.
+    /// Signals twice what does not end soon: truepeer lets open sessions go on after the first SIGTERM, and
+    /// ends at once after the second.
     fn ask_to_end(&self) -> anyhow::Result<()> {
         self.signal(self.stop_by)?;
         if wait_until(SOON, || Ok(!self.is_alive())).is_err() {
@@ -173,8 +173,8 @@ impl Running {
         Ok(())
     }
 
-    /// Reads only as far as the sockets with this state go. The kernel lists listeners before connections, of which there may be
-    /// so many in TIME_WAIT that a whole table takes it half a minute.
+    /// Reads only as far as the sockets with this state go. The kernel lists listeners before connections, of
+    /// which there may be so many in TIME_WAIT that a whole table takes it half a minute.
     fn has_socket(&self, address: &SocketAddr, tables: [&str; 2], state: &str) -> bool {
         tables.iter().any(|table| {
             let Ok(table) = File::open(format!("/proc/{}/net/{table}", self.pid())) else { return false };

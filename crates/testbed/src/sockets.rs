@@ -24,8 +24,8 @@ pub struct SocketEntry {
     pub unread: u64,
 }
 
-/// All TCP sockets in the calling thread's network namespace. The kernel scans its whole table, which takes tens
-/// of milliseconds.
+/// All TCP sockets in the calling thread's network namespace. The kernel scans its whole table, which takes
+/// tens of milliseconds.
 pub fn all() -> Vec<SocketEntry> {
     [of_family(false), of_family(true)].concat()
 }
@@ -56,8 +56,8 @@ pub fn wait_until_read(stream: &TcpStream) -> anyhow::Result<()> {
     })
 }
 
-/// Limits the buffers of new connections in the calling thread's network namespace, so that a stalled end is noticed soon: those that receive to
-/// `most` bytes, those that send to half of it.
+/// Limits the buffers of new connections in the calling thread's network namespace, so that a stalled end is
+/// noticed soon: those that receive to `most` bytes, those that send to half of it.
 pub fn keep_buffers_below(most: u32) -> anyhow::Result<()> {
     for (direction, most) in [("rmem", most), ("wmem", most / 2)] {
         let file = format!("/proc/sys/net/ipv4/tcp_{direction}");

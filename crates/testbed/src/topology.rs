@@ -4,8 +4,8 @@
 //! client ──10.77.0.0/24── lb ──10.77.1.0/24── proxy ──10.77.2.0/24── backend
 //!       .1  fd77:0::/64  .2 .1  fd77:1::/64  .2    .1  fd77:2::/64  .2
 //! ```
-//! Interfaces are named after the host at their other end. Inner hosts forward. The default route leads to the
-//! left, towards the client, so a backend answers any client through the proxy beside it.
+//! Interfaces are named after the host at their other end. Inner hosts forward. The default route leads to
+//! the left, towards the client, so a backend answers any client through the proxy beside it.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -90,7 +90,8 @@ impl Host {
             ip_here(&["link set lo up"])?;
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("ip_forward")?;
             std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").context("IPv6 forwarding")?;
-            // Without a neighbour, duplicate address detection of link-local addresses would take two seconds.
+            // Without a neighbour, duplicate address detection of link-local addresses would take two
+            // seconds.
             std::fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0").context("accept_dad")
         })??;
         Ok(host)
@@ -116,8 +117,8 @@ fn join(link: usize, left: &Host, right: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The routes of the host at `place`: networks to the right go through the right neighbour, everything else to
-/// the left. The leftmost host has only a right neighbour.
+/// The routes of the host at `place`: networks to the right go through the right neighbour, everything else
+/// to the left. The leftmost host has only a right neighbour.
 fn routes(place: usize, hosts: &[Host]) -> Vec<String> {
     let default = |link, end| {
         [
@@ -164,8 +165,8 @@ fn added_to_loopback(command: &str) -> Option<Ipv6Addr> {
     is_loopback.then(|| address.split('/').next().unwrap_or_default().parse().ok()).flatten()
 }
 
-/// Gives the calling thread's network a device `here` with the addresses 10.9.0.1 and fd00:9::1, and default routes through it:
-/// a way out, as every real machine has.
+/// Gives the calling thread's network a device `here` with the addresses 10.9.0.1 and fd00:9::1, and default
+/// routes through it: a way out, as every real machine has.
 pub fn device_here() -> anyhow::Result<()> {
     ip_here(&[
         "link add here type veth peer name there",
@@ -182,8 +183,9 @@ pub fn device_here() -> anyhow::Result<()> {
     await_own("fd00:9::1".parse()?)
 }
 
-/// Waits until packets for an IPv6 address of the calling thread's network stay there. The kernel adds the address's own route in
-/// a work queue (`addrconf_dad_work`), on a busy machine 100 ms later; until then packets take the default route.
+/// Waits until packets for an IPv6 address of the calling thread's network stay there. The kernel adds the
+/// address's own route in a work queue (`addrconf_dad_work`), on a busy machine 100 ms later; until then
+/// packets take the default route.
 fn await_own(address: Ipv6Addr) -> anyhow::Result<()> {
     const RTF_LOCAL: u32 = 0x8000_0000;
     let start = format!("{:032x} 80 ", u128::from(address));

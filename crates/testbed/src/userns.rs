@@ -62,8 +62,8 @@ pub(crate) fn become_root() -> anyhow::Result<Users> {
     Ok(Users::RootOnly)
 }
 
-/// newuidmap must run outside of the namespace to write its maps. So it is started before, and waits for a signal
-/// to proceed.
+/// newuidmap must run outside of the namespace to write its maps. So it is started before, and waits for a
+/// signal to proceed.
 fn start_mapper(caller: User) -> Option<Child> {
     let (uids, gids) = (subordinates("/etc/subuid", caller.uid)?, subordinates("/etc/subgid", caller.uid)?);
     let (newuidmap, newgidmap) =

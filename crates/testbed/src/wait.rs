@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long to wait for a state before the test fails. It is long because waiting costs nothing if all is well,
-/// and other tests may keep the machine busy.
+/// How long to wait for a state before the test fails. It is long because waiting costs nothing if all is
+/// well, and other tests may keep the machine busy.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often a state is checked.

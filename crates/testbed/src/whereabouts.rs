@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// In the bed the unpacked servers are mounted here, where every user can access them.
 pub(crate) const EXPOSED_SERVERS: &str = "/run/testbed/servers";
 
-/// The directories of the unpacked tree that contain programs. `bin` comes first, because it has the names of an
-/// installation.
+/// The directories of the unpacked tree that contain programs. `bin` comes first, because it has the names of
+/// an installation.
 const PROGRAM_DIRS: [&str; 5] = ["bin", "root/usr/sbin", "root/usr/bin", "root/sbin", "root/bin"];
 /// The directories of the unpacked tree that contain libraries, besides the architecture's.
 const LIBRARY_DIRS: [&str; 2] = ["root/usr/lib", "root/lib"];
@@ -46,8 +46,8 @@ fn search_path() -> Vec<PathBuf> {
     versioned_postgres(&servers).chain(unpacked).chain(own).collect()
 }
 
-/// Debian installs PostgreSQL's programs by version, outside of any PATH. The scripts in the PATH work only when
-/// installed, so these directories come first.
+/// Debian installs PostgreSQL's programs by version, outside of any PATH. The scripts in the PATH work only
+/// when installed, so these directories come first.
 fn versioned_postgres(servers: &Path) -> impl Iterator<Item = PathBuf> {
     let versions = std::fs::read_dir(servers.join("root/usr/lib/postgresql"));
     versions.into_iter().flatten().flatten().map(|version| version.path().join("bin"))

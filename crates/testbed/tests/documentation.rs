@@ -1,5 +1,5 @@
-//! The pages of the repository: each relative link refers to a file, each fragment to a heading, and each page is
-//! in one of the two books.
+//! The pages of the repository: each relative link refers to a file, each fragment to a heading, and each
+//! page is in one of the two books.
 
 use std::collections::BTreeSet;
 use std::fs;

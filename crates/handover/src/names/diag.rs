@@ -6,7 +6,8 @@ use truepeer_sys::sock_diag::{SockDiag, SocketId};
 
 use super::{Census, ConnectionTuple, Standing, namespace_of};
 
-/// A netlink socket, opened when it is first needed. It knows the connections of the network namespace that it was opened in.
+/// A netlink socket, opened when it is first needed. It knows the connections of the network namespace that
+/// it was opened in.
 #[derive(Debug, Default)]
 pub struct SocketDiag(Option<(SockDiag, u32)>);
 
@@ -16,7 +17,8 @@ impl SocketDiag {
         Self(None)
     }
 
-    /// Whether the kernel answers at all: a service manager may forbid netlink sockets (RestrictAddressFamilies).
+    /// Whether the kernel answers at all: a service manager may forbid netlink sockets
+    /// (RestrictAddressFamilies).
     pub fn is_answered(&mut self) -> bool {
         self.ready().is_some()
     }

@@ -39,7 +39,8 @@ pub(super) struct Memory {
 
 // SAFETY: the mapping holds atomic integers only, which any thread may use; `start` never changes.
 unsafe impl Send for Memory {}
-// SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never changes.
+// SAFETY: the mapping holds atomic integers only, which several threads may use at once; `start` never
+// changes.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -74,9 +75,9 @@ impl Memory {
     }
 
     pub(super) fn slots(&self) -> &[Slot] {
-        // SAFETY: behind the head, within the `bytes` mapped for the life of `self`, are `slots` of them (bytes_of), aligned
-        // as the head's length is a multiple of theirs; any bit pattern is a valid atomic integer, and all is written through
-        // atomics, here as in other processes.
+        // SAFETY: behind the head, within the `bytes` mapped for the life of `self`, are `slots` of them
+        // (bytes_of), aligned as the head's length is a multiple of theirs; any bit pattern is a
+        // valid atomic integer, and all is written through atomics, here as in other processes.
         unsafe { core::slice::from_raw_parts(self.start.add(size_of::<Head>()).cast(), self.slots) }
     }
 
@@ -97,7 +98,8 @@ impl Memory {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: the mapping begins with it, is page-aligned, and lives as long as `self`; it has atomic integers only.
+        // SAFETY: the mapping begins with it, is page-aligned, and lives as long as `self`; it has atomic
+        // integers only.
         unsafe { &*self.start.cast() }
     }
 }

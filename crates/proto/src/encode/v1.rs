@@ -11,7 +11,8 @@ pub const V1_MAX_LEN: usize = 107;
 
 /// Writes the line for `addresses` to the start of `buffer`; returns its length, at most [`V1_MAX_LEN`].
 ///
-/// Addresses that version 1 can't express (UDP, UNIX sockets, unspecified) become `UNKNOWN`, as PROXY 2.1 demands.
+/// Addresses that version 1 can't express (UDP, UNIX sockets, unspecified) become `UNKNOWN`, as PROXY 2.1
+/// demands.
 ///
 /// # Errors
 /// [`EncodeError::BufferTooSmall`], [`EncodeError::MixedFamilies`].

@@ -31,7 +31,8 @@ pub struct V2Encoder<'b> {
 impl<'b> V2Encoder<'b> {
     /// Starts a header at the start of `buffer`.
     ///
-    /// LOCAL is written without addresses, whatever they are: "it should not present any address" (PROXY 2.2).
+    /// LOCAL is written without addresses, whatever they are: "it should not present any address" (PROXY
+    /// 2.2).
     ///
     /// # Errors
     /// [`EncodeError::BufferTooSmall`], [`EncodeError::MixedFamilies`].

@@ -1,8 +1,9 @@
 //! The extensions of a v2 header: type, length, value (PROXY 2.2).
 //!
-//! `validate` checks the structure once, when the header is decoded: lengths, the checksum's and the unique id's
-//! size, the SSL TLV's nesting. After that the iterators cannot fail. A value that only its reader can judge (a string
-//! that is not UTF-8, a vendor's value of another form) does not make the header malformed: a receiver "may choose to skip over and ignore the TLVs it is not interested in".
+//! `validate` checks the structure once, when the header is decoded: lengths, the checksum's and the unique
+//! id's size, the SSL TLV's nesting. After that the iterators cannot fail. A value that only its reader can
+//! judge (a string that is not UTF-8, a vendor's value of another form) does not make the header malformed: a
+//! receiver "may choose to skip over and ignore the TLVs it is not interested in".
 
 mod ssl;
 mod types;

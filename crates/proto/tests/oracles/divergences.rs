@@ -1,5 +1,5 @@
-//! Where an oracle is known to differ from us: what it does, what the specification says, and the vectors that
-//! show it. A row that no longer holds fails the test as a new one would.
+//! Where an oracle is known to differ from us: what it does, what the specification says, and the vectors
+//! that show it. A row that no longer holds fails the test as a new one would.
 
 /// One way in which an oracle differs.
 pub(crate) struct Divergence {

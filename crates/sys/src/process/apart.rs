@@ -16,9 +16,10 @@ const FIRST: RawFd = 3;
 /// The status after a panic, as Rust's own.
 const PANICKED: i32 = 101;
 
-/// Forks a process that does `work` and ends with the status that it returns. It has the standard streams and `kept`, and no other descriptor of this
-/// process; it blocks all signals that can be blocked, because those of a terminal or of a service manager are for this process. `work` must not use values
-/// of this process that own descriptors.
+/// Forks a process that does `work` and ends with the status that it returns. It has the standard streams and
+/// `kept`, and no other descriptor of this process; it blocks all signals that can be blocked, because those
+/// of a terminal or of a service manager are for this process. `work` must not use values of this process
+/// that own descriptors.
 ///
 /// # Errors
 /// EINVAL if this process has several threads, otherwise those of fork(2).
@@ -44,15 +45,17 @@ fn keep_only(kept: RawFd) -> io::Result<OwnedFd> {
         close_range(FIRST, kept - 1)?;
     }
     close_range(kept + 1, RawFd::MAX)?;
-    // SAFETY: OwnedFd requires an open descriptor without another owner. Its owner is a value of the parent's part of the program, which the child neither
-    // uses nor drops: `fork_apart` ends the process instead of returning.
+    // SAFETY: OwnedFd requires an open descriptor without another owner. Its owner is a value of the parent's
+    // part of the program, which the child neither uses nor drops: `fork_apart` ends the process instead
+    // of returning.
     Ok(unsafe { OwnedFd::from_raw_fd(kept) })
 }
 
 /// Both ends included.
 fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
-    // SAFETY: the call takes numbers only. The owners of these descriptors are values of the parent's part of the program, which the child neither uses nor
-    // drops: `fork_apart` ends the process instead of returning.
+    // SAFETY: the call takes numbers only. The owners of these descriptors are values of the parent's part of
+    // the program, which the child neither uses nor drops: `fork_apart` ends the process instead of
+    // returning.
     let answer = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     if answer == 0 {
         return Ok(());
@@ -68,7 +71,8 @@ fn close_each(first: RawFd, last: RawFd) -> io::Result<()> {
     let names: Vec<_> = std::fs::read_dir("/proc/self/fd")?.map_while(Result::ok).collect();
     let numbers = names.iter().filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
     for number in numbers.filter(|number| (first..=last).contains(number)) {
-        // SAFETY: as in `close_range`. The directory's own descriptor is closed already: then this fails with EBADF.
+        // SAFETY: as in `close_range`. The directory's own descriptor is closed already: then this fails with
+        // EBADF.
         unsafe { libc::close(number) };
     }
     Ok(())

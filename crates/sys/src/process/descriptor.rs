@@ -16,8 +16,8 @@ pub enum Reach {
     Forbidden(Errno),
 }
 
-/// Duplicates descriptor `number` of the process of `thread`. A thread's id can be reused by another process at
-/// any time, so check afterwards that it is still the same thread.
+/// Duplicates descriptor `number` of the process of `thread`. A thread's id can be reused by another process
+/// at any time, so check afterwards that it is still the same thread.
 ///
 /// # Errors
 /// See [`Reach`].

@@ -1,8 +1,8 @@
 //! Another process's memory.
 //!
 //! It uses process_vm_readv(2) and process_vm_writev(2), which respect page protection like the process's own
-//! calls: a write to a read-only page fails with EFAULT. A thread's id could be reused between a check and the
-//! call, so callers check directly before and after that the thread still waits for their answer.
+//! calls: a write to a read-only page fails with EFAULT. A thread's id could be reused between a check and
+//! the call, so callers check directly before and after that the thread still waits for their answer.
 
 use std::io;
 
@@ -15,8 +15,8 @@ use rustix::io::Errno;
 pub fn read_memory(thread: i32, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {
     let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let there = distant(address, buffer.len())?;
-    // SAFETY: `here` describes exactly the caller's buffer, which is borrowed mutably. `there` is only a number
-    // in this process.
+    // SAFETY: `here` describes exactly the caller's buffer, which is borrowed mutably. `there` is only a
+    // number in this process.
     let done = unsafe { libc::process_vm_readv(thread, &raw const here, 1, &raw const there, 1, 0) };
     complete(done, buffer.len())
 }
@@ -28,8 +28,8 @@ pub fn read_memory(thread: i32, address: u64, buffer: &mut [u8]) -> Result<(), E
 pub fn write_memory(thread: i32, address: u64, bytes: &[u8]) -> Result<(), Errno> {
     let here = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let there = distant(address, bytes.len())?;
-    // SAFETY: `here` describes exactly the caller's bytes, which the kernel only reads. `there` is an address in
-    // another process.
+    // SAFETY: `here` describes exactly the caller's bytes, which the kernel only reads. `there` is an address
+    // in another process.
     let done = unsafe { libc::process_vm_writev(thread, &raw const here, 1, &raw const there, 1, 0) };
     complete(done, bytes.len())
 }

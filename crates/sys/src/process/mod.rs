@@ -1,7 +1,7 @@
 //! Other processes: starts one under a supervisor, and accesses it on its behalf.
 //!
-//! Access needs the same permission as ptrace(2): the same user, or CAP_SYS_PTRACE; with Yama's ptrace_scope=1
-//! the process must also be a descendant.
+//! Access needs the same permission as ptrace(2): the same user, or CAP_SYS_PTRACE; with Yama's
+//! ptrace_scope=1 the process must also be a descendant.
 
 mod apart;
 mod descriptor;

@@ -13,7 +13,8 @@ use crate::error::{CallError, Named};
 pub struct Caught {
     /// Its number.
     pub signal: i32,
-    /// Sent by the kernel (a terminal's Ctrl-C, which its whole foreground group gets), not by another process.
+    /// Sent by the kernel (a terminal's Ctrl-C, which its whole foreground group gets), not by another
+    /// process.
     pub from_kernel: bool,
     /// The process that sent it; 0 if it has no id here.
     pub sender: u32,
@@ -107,16 +108,18 @@ pub(super) fn block_all_signals() {
     set_mask(&all);
 }
 
-/// Blocks SIGCHLD in the calling thread, and so in the threads that it starts: call it before there are others.
+/// Blocks SIGCHLD in the calling thread, and so in the threads that it starts: call it before there are
+/// others.
 ///
-/// Where its action is the default one, the kernel discards the signal, but not while the thread that started the
-/// program blocks it, as posix_spawn(3) does until it returns. Then a thread that doesn't block it is woken, and its
-/// read(2) on a socket with a time limit fails with EINTR (signal(7)).
+/// Where its action is the default one, the kernel discards the signal, but not while the thread that started
+/// the program blocks it, as posix_spawn(3) does until it returns. Then a thread that doesn't block it is
+/// woken, and its read(2) on a socket with a time limit fails with EINTR (signal(7)).
 pub fn block_child_signal() {
     change_child_signal(libc::SIG_BLOCK);
 }
 
-/// Starts a program with SIGCHLD unblocked, because a program inherits the mask (execve(2)). Afterwards it is as before.
+/// Starts a program with SIGCHLD unblocked, because a program inherits the mask (execve(2)). Afterwards it is
+/// as before.
 pub fn with_child_signal<T>(start: impl FnOnce() -> T) -> T {
     let before = change_child_signal(libc::SIG_UNBLOCK);
     let started = start();
@@ -127,7 +130,8 @@ pub fn with_child_signal<T>(start: impl FnOnce() -> T) -> T {
 /// Makes a program start without blocked signals, which it would inherit from this thread (execve(2)).
 pub fn unblock_signals_in(command: &mut Command) -> &mut Command {
     let none = no_signals();
-    // SAFETY: after the fork the child only makes the call of `set_mask`, which neither allocates nor takes a lock.
+    // SAFETY: after the fork the child only makes the call of `set_mask`, which neither allocates nor takes a
+    // lock.
     unsafe {
         command.pre_exec(move || {
             set_mask(&none);
@@ -145,8 +149,8 @@ fn no_signals() -> libc::sigset_t {
 /// Returns the previous mask.
 fn change_child_signal(how: libc::c_int) -> libc::sigset_t {
     let (mut child, mut before) = (no_signals(), no_signals());
-    // SAFETY: sigaddset changes `child`, and pthread_sigmask reads it and writes `before`; both are locals. Neither can fail: the signal
-    // is a valid one, and so is each `how` above.
+    // SAFETY: sigaddset changes `child`, and pthread_sigmask reads it and writes `before`; both are locals.
+    // Neither can fail: the signal is a valid one, and so is each `how` above.
     unsafe {
         libc::sigaddset(&raw mut child, libc::SIGCHLD);
         libc::pthread_sigmask(how, &raw const child, &raw mut before);
@@ -154,17 +158,18 @@ fn change_child_signal(how: libc::c_int) -> libc::sigset_t {
     before
 }
 
-/// Restores the default action of signals that shells and nohup(1) make background jobs ignore (HUP, INT, QUIT):
-/// an ignored signal stays ignored in every program that this process starts (execve(2)).
+/// Restores the default action of signals that shells and nohup(1) make background jobs ignore (HUP, INT,
+/// QUIT): an ignored signal stays ignored in every program that this process starts (execve(2)).
 pub fn hear_ignored_signals() {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
-        // SAFETY: the default action runs no code of this process. It can't fail: these signals may be changed.
+        // SAFETY: the default action runs no code of this process. It can't fail: these signals may be
+        // changed.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }
 
-/// Ends this process by the signal that has ended another one, so that its parent sees the same status. Leaves no
-/// core dump, because the other has left one. Returns if the signal doesn't end processes.
+/// Ends this process by the signal that has ended another one, so that its parent sees the same status.
+/// Leaves no core dump, because the other has left one. Returns if the signal doesn't end processes.
 pub fn die_by(signal: i32) {
     let none = rustix::process::Rlimit { current: Some(0), maximum: None };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);

@@ -26,8 +26,8 @@ pub struct SpawnCommand {
     argv: Vec<CString>,
     /// `NAME=value`, zero-terminated.
     environment: Vec<Vec<u8>>,
-    /// Where the number of the program goes, which is known only after the fork: the index of an entry, and the
-    /// length of its name with `=`.
+    /// Where the number of the program goes, which is known only after the fork: the index of an entry, and
+    /// the length of its name with `=`.
     own_number: Vec<(usize, usize)>,
     mask: Option<libc::sigset_t>,
 }
@@ -47,8 +47,8 @@ const DIGITS: usize = 10;
 const NOT_EXECUTED: libc::c_int = 127;
 
 impl SpawnCommand {
-    /// A command that runs `file` without searching PATH. `words` are its name and arguments. The environment is
-    /// this process's.
+    /// A command that runs `file` without searching PATH. `words` are its name and arguments. The environment
+    /// is this process's.
     ///
     /// # Errors
     /// EINVAL for a zero byte in an argument.
@@ -126,8 +126,8 @@ impl SpawnCommand {
             // SAFETY: _exit ends this process, a fork that has nothing to clean up.
             unsafe { libc::_exit(NOT_EXECUTED) }
         };
-        // SAFETY: between fork and exec only system calls are made, and only memory is used that was allocated
-        // before.
+        // SAFETY: between fork and exec only system calls are made, and only memory is used that was
+        // allocated before.
         unsafe { command.pre_exec(become_the_program) };
         let mut child = command.spawn().named("start")?;
         // Dropping it closes this process's copy of the socket's other end; exec closes the child's.
@@ -163,8 +163,8 @@ impl SpawnCommand {
 
     /// Executes the program. Returns only on failure.
     fn exec(&self, argv: &Pointers, environment: &Pointers) -> io::Error {
-        // SAFETY: both arrays end with a null pointer, and their entries point to zero-terminated strings on the
-        // heap that `self` owns and has not changed.
+        // SAFETY: both arrays end with a null pointer, and their entries point to zero-terminated strings on
+        // the heap that `self` owns and has not changed.
         unsafe { libc::execvpe(self.file.as_ptr(), argv.0.as_ptr(), environment.0.as_ptr()) };
         io::Error::last_os_error()
     }
@@ -173,7 +173,8 @@ impl SpawnCommand {
 /// Pointers to strings, with a null pointer at the end.
 struct Pointers(Vec<*const libc::c_char>);
 
-// SAFETY: nothing writes through the pointers, and the strings move with them into the closure that owns both.
+// SAFETY: nothing writes through the pointers, and the strings move with them into the closure that owns
+// both.
 unsafe impl Send for Pointers {}
 // SAFETY: the pointers are only read, and nothing writes to the strings.
 unsafe impl Sync for Pointers {}
@@ -209,8 +210,8 @@ fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'
         message.msg_controllen = size_of::<Rights>() as _; // musl has another integer than glibc here
     }
     let marked = u64::from(MARK) << 32;
-    // SAFETY: the message points to locals that outlive the call, which only reads them. `Rights` has the layout
-    // and, by its alignment, the size that CMSG_SPACE(4) requires.
+    // SAFETY: the message points to locals that outlive the call, which only reads them. `Rights` has the
+    // layout and, by its alignment, the size that CMSG_SPACE(4) requires.
     let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, marked) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

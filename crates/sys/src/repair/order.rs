@@ -1,4 +1,5 @@
-//! The calls that need CAP_NET_ADMIN, as orders. This process carries them out, or another one that has kept the capability.
+//! The calls that need CAP_NET_ADMIN, as orders. This process carries them out, or another one that has kept
+//! the capability.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -53,11 +54,14 @@ pub enum Order {
 /// Where a connection stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stand {
-    /// The number of the byte that would be written next; `None` while bytes wait in the queue that were never sent.
+    /// The number of the byte that would be written next; `None` while bytes wait in the queue that were
+    /// never sent.
     ///
-    /// While this queue is chosen the kernel takes for sent what it would send, so it is asked only when there is nothing.
+    /// While this queue is chosen the kernel takes for sent what it would send, so it is asked only when
+    /// there is nothing.
     pub next_to_write: Option<u32>,
-    /// The number of the first byte that TCP_INFO counts as received: see [`received_since`](super::received_since).
+    /// The number of the first byte that TCP_INFO counts as received: see
+    /// [`received_since`](super::received_since).
     pub first_received: u32,
 }
 
@@ -100,7 +104,8 @@ pub(super) fn give(order: &Order, sockets: &[BorrowedFd<'_>]) -> Result<Stands, 
 /// Carries out an order in this process.
 ///
 /// # Errors
-/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace; EINVAL if the order has too many or too few sockets.
+/// EPERM without CAP_NET_ADMIN in the network namespace's user namespace; EINVAL if the order has too many or
+/// too few sockets.
 pub fn carry_out(order: &Order, sockets: &[BorrowedFd<'_>]) -> Result<Stands, CallError> {
     match (*order, sockets) {
         (Order::Stand, [socket]) => return Ok([Some(stand(*socket)?), None]),
@@ -173,8 +178,8 @@ fn silence(socket: BorrowedFd<'_>) -> Result<(), CallError> {
     on.and(end_forced_reuse(socket))
 }
 
-/// Under repair a socket binds beside every other one (SK_FORCE_REUSE), also once its owner has disconnected it.
-/// SO_REUSEADDR takes its place: a listener's next start needs that.
+/// Under repair a socket binds beside every other one (SK_FORCE_REUSE), also once its owner has disconnected
+/// it. SO_REUSEADDR takes its place: a listener's next start needs that.
 fn end_forced_reuse(socket: BorrowedFd<'_>) -> Result<(), CallError> {
     SockRef::from(&socket).set_reuse_address(true).named("setsockopt(SO_REUSEADDR)")
 }

@@ -4,18 +4,18 @@ use std::io;
 
 use libc::sock_filter;
 
-/// Installs `program` for the calling thread and the threads that it starts. Calls that it refuses are written to the
-/// kernel's audit log. The thread must have no_new_privs or CAP_SYS_ADMIN.
+/// Installs `program` for the calling thread and the threads that it starts. Calls that it refuses are
+/// written to the kernel's audit log. The thread must have no_new_privs or CAP_SYS_ADMIN.
 ///
-/// Speculation stays as it is: before Linux 5.16 a filter also turns off store bypass and indirect branches for the
-/// thread, which protects programs that run foreign code, and would slow this one.
+/// Speculation stays as it is: before Linux 5.16 a filter also turns off store bypass and indirect branches
+/// for the thread, which protects programs that run foreign code, and would slow this one.
 ///
 /// # Errors
 /// EINVAL where the kernel lacks seccomp filters or refuses the program, EACCES without no_new_privs.
 pub fn confine(program: &[sock_filter]) -> io::Result<()> {
     let program = described(program)?;
-    // SAFETY: the kernel reads a sock_fprog at this address and the `len` instructions that it points to, copies both
-    // before it returns, and writes neither; `program` lives until then.
+    // SAFETY: the kernel reads a sock_fprog at this address and the `len` instructions that it points to,
+    // copies both before it returns, and writes neither; `program` lives until then.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_seccomp,

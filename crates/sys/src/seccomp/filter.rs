@@ -30,7 +30,8 @@ pub struct Filter {
 /// `linux/audit.h`: the machine, 64 bits, little endian. The calls of a 32-bit program have other numbers.
 pub(super) const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xC000_00B7 } else { 0xC000_003E };
 
-/// The offsets in struct seccomp_data of the call's number, the architecture, and the low half of an argument.
+/// The offsets in struct seccomp_data of the call's number, the architecture, and the low half of an
+/// argument.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const fn argument(index: u32) -> u32 {
@@ -76,7 +77,8 @@ impl ForeignCalls {
     pub const CONNECTING: Self =
         Self { numbers: if IS_X86 { &[362] } else { &[283] }, socketcalls: if IS_X86 { &[3] } else { &[] } };
 
-    /// Instructions that end with a verdict: `action` for these calls and io_uring, whose numbers are the same everywhere.
+    /// Instructions that end with a verdict: `action` for these calls and io_uring, whose numbers are the
+    /// same everywhere.
     fn program(self, action: SeccompAction) -> Vec<sock_filter> {
         let rings = [calls::IO_URING_SETUP, calls::IO_URING_ENTER, calls::IO_URING_REGISTER].map(number);
         let rule = |number: u32| [jump(BPF_JEQ, number, 0, 1), give(action.code())];
@@ -99,8 +101,8 @@ impl ForeignCalls {
 const X32: u32 = 0x4000_0000;
 
 impl Filter {
-    /// A filter for these calls of programs of another architecture, too: all other calls of theirs pass. x32 programs fail
-    /// (ENOSYS), as on a kernel without x32, which most are.
+    /// A filter for these calls of programs of another architecture, too: all other calls of theirs pass. x32
+    /// programs fail (ENOSYS), as on a kernel without x32, which most are.
     #[must_use]
     pub fn with_foreign(calls: ForeignCalls, action: SeccompAction) -> Self {
         let foreign = calls.program(action);
@@ -134,8 +136,8 @@ impl Filter {
         ])
     }
 
-    /// Adds a rule for a call, except if its argument (counted from 0) has the mark in its upper half. Only for
-    /// arguments that are an int for the kernel, which uses the lower half.
+    /// Adds a rule for a call, except if its argument (counted from 0) has the mark in its upper half. Only
+    /// for arguments that are an int for the kernel, which uses the lower half.
     #[must_use]
     pub fn rule_unless_marked(self, call: i64, index: u32, verdict: SeccompAction) -> Self {
         self.append(&[
@@ -147,8 +149,8 @@ impl Filter {
         ])
     }
 
-    /// Adds a rule for a call whose argument `index` has any of these bits set, except if its argument `marked` has
-    /// the mark in its upper half, as in [`Self::rule_unless_marked`].
+    /// Adds a rule for a call whose argument `index` has any of these bits set, except if its argument
+    /// `marked` has the mark in its upper half, as in [`Self::rule_unless_marked`].
     #[must_use]
     pub fn rule_if_set_unless_marked(
         self,
@@ -206,13 +208,15 @@ impl Filter {
         self
     }
 
-    /// Installs it permanently for the calling thread, and returns the descriptor of its notifications. Without
-    /// CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID programs.
+    /// Installs it permanently for the calling thread, and returns the descriptor of its notifications.
+    /// Without CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID
+    /// programs.
     ///
     /// Allocates nothing, so that it may be called between fork and exec.
     ///
     /// # Errors
-    /// EINVAL before Linux 5.19, EBUSY if there is a supervisor already, EACCES or EPERM if seccomp is forbidden.
+    /// EINVAL before Linux 5.19, EBUSY if there is a supervisor already, EACCES or EPERM if seccomp is
+    /// forbidden.
     pub fn install(&self) -> io::Result<OwnedFd> {
         let raw = self.try_install().or_else(|error| {
             if error.raw_os_error() != Some(libc::EACCES) {
@@ -225,9 +229,10 @@ impl Filter {
         Ok(unsafe { OwnedFd::from_raw_fd(raw) })
     }
 
-    /// Installs it permanently for the calling thread and what it starts, without a supervisor: only for rules that fail
-    /// calls. Without CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges from set-user-ID programs. Below
-    /// another filter it calls prctl(2): systemd's SystemCallFilter=@system-service kills a program that calls seccomp(2).
+    /// Installs it permanently for the calling thread and what it starts, without a supervisor: only for
+    /// rules that fail calls. Without CAP_SYS_ADMIN it first sets no_new_privs, which takes privileges
+    /// from set-user-ID programs. Below another filter it calls prctl(2): systemd's
+    /// SystemCallFilter=@system-service kills a program that calls seccomp(2).
     ///
     /// # Errors
     /// EINVAL or ENOSYS where the kernel lacks seccomp filters, EPERM if they are forbidden.
@@ -247,7 +252,8 @@ impl Filter {
 
     fn apply_by_prctl(&self) -> io::Result<()> {
         let program = described(&self.program)?;
-        // SAFETY: the kernel reads a sock_fprog and the instructions that it points to; both live during the call.
+        // SAFETY: the kernel reads a sock_fprog and the instructions that it points to; both live during the
+        // call.
         let answer =
             unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program, 0, 0) };
         if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -259,8 +265,8 @@ impl Filter {
     }
 }
 
-/// Whether this kernel supports what the supervisor needs, and permits it: EFAULT means "supported, but there is
-/// no program at that address".
+/// Whether this kernel supports what the supervisor needs, and permits it: EFAULT means "supported, but there
+/// is no program at that address".
 ///
 /// # Errors
 /// EINVAL before Linux 5.19, ENOSYS or EPERM where a sandbox forbids seccomp.
@@ -274,8 +280,8 @@ pub fn is_supported() -> io::Result<()> {
 
 fn set_filter(program: *const libc::sock_fprog) -> io::Result<RawFd> {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    // SAFETY: the kernel reads a sock_fprog at `program` and the instructions that it points to; both live in the
-    // callers during the call. A null pointer makes it fail with EFAULT.
+    // SAFETY: the kernel reads a sock_fprog at `program` and the instructions that it points to; both live in
+    // the callers during the call. A null pointer makes it fail with EFAULT.
     let answer = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, program) };
     if answer < 0 {
         return Err(io::Error::last_os_error());

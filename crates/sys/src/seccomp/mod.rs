@@ -6,8 +6,8 @@
 //!          ◀───────────────────────────── result or errno, or "go on" ─────────────────────────┘
 //! ```
 //!
-//! It needs Linux 5.19 (SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV): on older kernels any signal interrupts a call that is
-//! being answered, and a descriptor that was just handed over is lost.
+//! It needs Linux 5.19 (SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV): on older kernels any signal interrupts a
+//! call that is being answered, and a descriptor that was just handed over is lost.
 
 pub mod calls;
 mod confine;

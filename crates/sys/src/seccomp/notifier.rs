@@ -65,14 +65,14 @@ impl Notifier {
     #[must_use]
     pub fn new(descriptor: OwnedFd) -> Self {
         let notifier = Self(descriptor);
-        // One thread answers another, which waits for it: wake that up here (SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, Linux
-        // 6.6). On older kernels it is only slower.
+        // One thread answers another, which waits for it: wake that up here
+        // (SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, Linux 6.6). On older kernels it is only slower.
         let _ = notifier.ioctl(libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, std::ptr::without_provenance_mut(1));
         notifier
     }
 
-    /// The next notification; `None` if its thread was killed meanwhile. Blocks if there is none, so call it when
-    /// readable.
+    /// The next notification; `None` if its thread was killed meanwhile. Blocks if there is none, so call it
+    /// when readable.
     ///
     /// # Errors
     /// Those of ioctl(SECCOMP_IOCTL_NOTIF_RECV).
@@ -118,9 +118,9 @@ impl Notifier {
         }
     }
 
-    /// Gives the caller a duplicate of `descriptor`, and returns its number there. This does not answer the call
-    /// yet: close `descriptor` before that, or the caller may close its own and find the file still open (in
-    /// epoll, for example).
+    /// Gives the caller a duplicate of `descriptor`, and returns its number there. This does not answer the
+    /// call yet: close `descriptor` before that, or the caller may close its own and find the file still
+    /// open (in epoll, for example).
     ///
     /// # Errors
     /// EMFILE if the caller may open no more, ENOENT if it was killed meanwhile.
@@ -140,11 +140,12 @@ impl Notifier {
         self.ioctl(libc::SECCOMP_IOCTL_NOTIF_ADDFD, (&raw mut raw).cast())
     }
 
-    /// `argument` is one of the structs that `request` names, or the number that it takes instead of a pointer.
+    /// `argument` is one of the structs that `request` names, or the number that it takes instead of a
+    /// pointer.
     ///
-    /// All requests but RECV fail with EINTR if this thread is stopped, frozen or traced while it waits for the
-    /// kernel's lock (kernel/seccomp.c, mutex_lock_interruptible). Nothing has been done then, and without a
-    /// retry a call would stay unanswered forever.
+    /// All requests but RECV fail with EINTR if this thread is stopped, frozen or traced while it waits for
+    /// the kernel's lock (kernel/seccomp.c, mutex_lock_interruptible). Nothing has been done then, and
+    /// without a retry a call would stay unanswered forever.
     fn ioctl(&self, request: libc::Ioctl, argument: *mut libc::c_void) -> Result<i32, Errno> {
         loop {
             match self.ioctl_once(request, argument) {
@@ -155,8 +156,8 @@ impl Notifier {
     }
 
     fn ioctl_once(&self, request: libc::Ioctl, argument: *mut libc::c_void) -> Result<i32, Errno> {
-        // SAFETY: this function is private, and each caller passes a pointer to a live local of the struct (or
-        // u64) that the request reads and writes. SET_FLAGS takes its argument as a number.
+        // SAFETY: this function is private, and each caller passes a pointer to a live local of the struct
+        // (or u64) that the request reads and writes. SET_FLAGS takes its argument as a number.
         let answer = unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) };
         if answer < 0 {
             return Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO));

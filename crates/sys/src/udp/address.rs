@@ -50,8 +50,8 @@ impl RawAddress {
 
     /// The address that the kernel has written; `None` if it is of neither family.
     pub(super) fn decode(&self) -> Option<SocketAddr> {
-        // SAFETY: the family is the first field of both members, and every member is plain integers, initialised
-        // (to zeros at least) over its whole length.
+        // SAFETY: the family is the first field of both members, and every member is plain integers,
+        // initialised (to zeros at least) over its whole length.
         unsafe {
             match self.v4.sin_family {
                 AF_INET => Some(decode_v4(&self.v4)),

@@ -1,5 +1,5 @@
-//! Datagrams by the batch: recvmmsg, sendmmsg, and the control messages that say where a datagram was sent to and how
-//! a large buffer falls into datagrams (UDP_GRO, UDP_SEGMENT).
+//! Datagrams by the batch: recvmmsg, sendmmsg, and the control messages that say where a datagram was sent to
+//! and how a large buffer falls into datagrams (UDP_GRO, UDP_SEGMENT).
 
 mod address;
 mod receive;

@@ -13,20 +13,21 @@ use super::{LONGEST_DATAGRAM, Local};
 /// Room for the control messages of one receive: those that this crate enables, and one small message more.
 const CONTROL_BYTES: usize = 192;
 const _: () = assert!(CONTROL_BYTES >= ENABLED_BYTES);
-/// The control messages that this crate enables (`enable_arrival_reports`, `enable_gro`), see ip(7), ipv6(7) and udp(7). A socket
-/// of both families gets the IPv4 ones, too.
+/// The control messages that this crate enables (`enable_arrival_reports`, `enable_gro`), see ip(7), ipv6(7)
+/// and udp(7). A socket of both families gets the IPv4 ones, too.
 const ENABLED_BYTES: usize = space::<libc::in_pktinfo>()
     + space::<libc::in6_pktinfo>()
     + space::<libc::sockaddr_in>()
     + space::<libc::sockaddr_in6>()
     + space::<libc::c_int>();
 
-/// A control message with a `T`, as long as CMSG_SPACE(3) says: a header of 16 bytes, and data, in units of 8.
+/// A control message with a `T`, as long as CMSG_SPACE(3) says: a header of 16 bytes, and data, in units of
+/// 8.
 const fn space<T>() -> usize {
     size_of::<libc::cmsghdr>() + size_of::<T>().next_multiple_of(8)
 }
-/// From one buffer to the next: a little more than the longest datagram, and no multiple of a power of two, so that
-/// the beginnings of a batch don't all fall into the same few cache lines.
+/// From one buffer to the next: a little more than the longest datagram, and no multiple of a power of two,
+/// so that the beginnings of a batch don't all fall into the same few cache lines.
 const STRIDE: usize = LONGEST_DATAGRAM + 1 + 192;
 
 /// One receive of a batch: a datagram, or several of equal size that the kernel has merged (UDP_GRO).
@@ -59,8 +60,8 @@ struct Control([u8; CONTROL_BYTES]);
 
 /// Buffers for a batch of receives, used again and again.
 pub struct ReceiveBatch {
-    /// Pointers in here, and in `parts`, are set by each receive before the kernel follows them, and followed by nobody
-    /// afterwards: `ReceiveBatch` may move in between.
+    /// Pointers in here, and in `parts`, are set by each receive before the kernel follows them, and
+    /// followed by nobody afterwards: `ReceiveBatch` may move in between.
     headers: Box<[libc::mmsghdr]>,
     parts: Box<[libc::iovec]>,
     names: Box<[RawAddress]>,
@@ -69,8 +70,8 @@ pub struct ReceiveBatch {
     count: usize,
 }
 
-// SAFETY: the raw pointers inside `headers` and `parts` are followed only within `receive`, which sets them first, by the thread
-// that calls it; everything else is owned.
+// SAFETY: the raw pointers inside `headers` and `parts` are followed only within `receive`, which sets them
+// first, by the thread that calls it; everything else is owned.
 unsafe impl Send for ReceiveBatch {}
 
 impl ReceiveBatch {
@@ -114,9 +115,9 @@ impl ReceiveBatch {
         self.count = 0;
         self.connect_pointers();
         let room = libc::c_uint::try_from(self.headers.len()).unwrap_or(libc::c_uint::MAX);
-        // SAFETY: `connect_pointers` has just made every header lead to a name, a control and a payload buffer of the lengths it
-        // says, all in boxes of `self`, which is borrowed until the call is over; `room` is the number of headers. The kernel
-        // writes nowhere else.
+        // SAFETY: `connect_pointers` has just made every header lead to a name, a control and a payload
+        // buffer of the lengths it says, all in boxes of `self`, which is borrowed until the call is
+        // over; `room` is the number of headers. The kernel writes nowhere else.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -130,13 +131,14 @@ impl ReceiveBatch {
         Ok(self.count)
     }
 
-    /// The receives of the last batch. One that was cut off (longer than any datagram) or came from nowhere is left out.
+    /// The receives of the last batch. One that was cut off (longer than any datagram) or came from nowhere
+    /// is left out.
     pub fn arrivals(&self) -> impl Iterator<Item = Arrival<'_>> {
         (0..self.count).filter_map(|number| self.arrival(number))
     }
 
-    /// How many receives of the last batch [`Self::arrivals`] leaves out because they were cut off: a datagram, or what the kernel
-    /// says of it, was longer than the room for it.
+    /// How many receives of the last batch [`Self::arrivals`] leaves out because they were cut off: a
+    /// datagram, or what the kernel says of it, was longer than the room for it.
     pub fn cut_off(&self) -> usize {
         self.headers[..self.count].iter().filter(|header| is_cut_off(header)).count()
     }
@@ -211,7 +213,8 @@ impl<'a> Iterator for ControlMessages<'a> {
 /// The first bytes as a `T`, if there are enough of them.
 fn read<T: Plain>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
-    // SAFETY: there are size_of::<T>() bytes, as was just checked, of which a `Plain` type takes any; the read is unaligned.
+    // SAFETY: there are size_of::<T>() bytes, as was just checked, of which a `Plain` type takes any; the
+    // read is unaligned.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
@@ -310,7 +313,8 @@ mod tests {
         assert_eq!(walk(&message(libc::SOL_UDP, libc::UDP_GRO, b"xy")), (1, 0), "too short for a number");
     }
 
-    /// A socket that reports more than there is room for: the datagram is not half understood, and not lost unnoticed.
+    /// A socket that reports more than there is room for: the datagram is not half understood, and not lost
+    /// unnoticed.
     #[test]
     fn what_is_cut_off_is_left_out_and_counted() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

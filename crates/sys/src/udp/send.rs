@@ -22,7 +22,8 @@ const CONTROL_BYTES: usize = 64;
 pub struct Run<'a> {
     /// Their bytes: of one datagram, or of several that the kernel cuts apart.
     pub parts: &'a [IoSlice<'a>],
-    /// The length of each datagram but the last, which may be shorter (UDP_SEGMENT); `None`: it is one datagram.
+    /// The length of each datagram but the last, which may be shorter (UDP_SEGMENT); `None`: it is one
+    /// datagram.
     pub segment_bytes: Option<u16>,
 }
 
@@ -30,12 +31,12 @@ pub struct Run<'a> {
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Sends the first of `runs`, at most 32, to `to` (`None`: where the socket is connected to) and from `from` (`None`:
-/// where it is bound). Returns how many were sent, at least one.
+/// Sends the first of `runs`, at most 32, to `to` (`None`: where the socket is connected to) and from `from`
+/// (`None`: where it is bound). Returns how many were sent, at least one.
 ///
 /// # Errors
-/// The error of the first run, none of which was sent then: AGAIN, MSGSIZE or INVAL where the path can't segment,
-/// CONNREFUSED for what was sent before.
+/// The error of the first run, none of which was sent then: AGAIN, MSGSIZE or INVAL where the path can't
+/// segment, CONNREFUSED for what was sent before.
 pub fn send_runs(
     socket: BorrowedFd<'_>,
     to: Option<&SocketAddr>,
@@ -63,8 +64,8 @@ pub fn send_runs(
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let length = libc::c_uint::try_from(count).unwrap_or(0);
-    // SAFETY: the first `count` headers lead to `name`, to their own control and to the caller's slices, with the lengths
-    // that they say; all of it outlives the call.
+    // SAFETY: the first `count` headers lead to `name`, to their own control and to the caller's slices, with
+    // the lengths that they say; all of it outlives the call.
     let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), length, flags as _) };
     usize::try_from(sent).map_err(|_| last_errno())
 }
@@ -78,7 +79,8 @@ impl Control {
         }
         match from {
             Some(Local { ip: IpAddr::V4(ip), .. }) => {
-                // in_pktinfo: the interface (any), the source (ipi_spec_dst), the destination (not used for sending).
+                // in_pktinfo: the interface (any), the source (ipi_spec_dst), the destination (not used for
+                // sending).
                 let mut info = [0; 12];
                 info[4..8].copy_from_slice(&ip.octets());
                 used += self.put(used, libc::SOL_IP, libc::IP_PKTINFO, &info);
@@ -94,8 +96,8 @@ impl Control {
         used
     }
 
-    /// One control message at `offset` (8-aligned); returns the room it takes, padding included. cmsg(3): a header of
-    /// length, level and type, the data, padding to the next multiple of a word.
+    /// One control message at `offset` (8-aligned); returns the room it takes, padding included. cmsg(3): a
+    /// header of length, level and type, the data, padding to the next multiple of a word.
     fn put(&mut self, offset: usize, level: libc::c_int, kind: libc::c_int, data: &[u8]) -> usize {
         const HEADER: usize = size_of::<libc::cmsghdr>();
         let message = &mut self.0[offset..offset + HEADER + data.len()];

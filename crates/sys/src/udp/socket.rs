@@ -18,7 +18,8 @@ pub fn udp_socket(address: SocketAddr) -> Result<OwnedFd, CallError> {
     rustix::net::socket_with(family, SocketType::DGRAM, flags, None).named("socket")
 }
 
-/// Lets every datagram say what it was sent to (IP_PKTINFO), and for TPROXY also to which port (IP_RECVORIGDSTADDR).
+/// Lets every datagram say what it was sent to (IP_PKTINFO), and for TPROXY also to which port
+/// (IP_RECVORIGDSTADDR).
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -57,8 +58,9 @@ pub fn supports_segmentation(socket: BorrowedFd<'_>) -> bool {
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
 }
 
-/// Asks for buffers of `bytes` in both directions: beyond the system's limit with CAP_NET_ADMIN, else up to it
-/// (net.core.rmem_max, net.core.wmem_max). Returns whether the socket has them. Larger ones stay as they are.
+/// Asks for buffers of `bytes` in both directions: beyond the system's limit with CAP_NET_ADMIN, else up to
+/// it (net.core.rmem_max, net.core.wmem_max). Returns whether the socket has them. Larger ones stay as they
+/// are.
 pub fn grow_buffers(socket: BorrowedFd<'_>, bytes: usize) -> bool {
     if has_buffers(socket, bytes) || force_buffers(socket, bytes).is_ok() {
         return true;
@@ -95,7 +97,8 @@ pub fn grow_later_by(other: Box<GrowLater>) {
     let _ = OTHER.set(other);
 }
 
-/// Has the process of [`grow_later_by`] grow buffers for which [`grow_buffers`] lacked the capability, if there is one. Never waits for it.
+/// Has the process of [`grow_later_by`] grow buffers for which [`grow_buffers`] lacked the capability, if
+/// there is one. Never waits for it.
 pub fn grow_later(sockets: &[BorrowedFd<'_>], bytes: usize) {
     if let Some(other) = OTHER.get().filter(|_| !sockets.is_empty()) {
         other(sockets, bytes);
@@ -108,8 +111,8 @@ pub(crate) fn grow_recv_buffer(socket: BorrowedFd<'_>, bytes: usize) {
     }
 }
 
-/// Makes a classic BPF program choose the socket of the SO_REUSEPORT group, by the order in which they were bound
-/// (SO_ATTACH_REUSEPORT_CBPF, Linux 4.5). It sees the UDP payload.
+/// Makes a classic BPF program choose the socket of the SO_REUSEPORT group, by the order in which they were
+/// bound (SO_ATTACH_REUSEPORT_CBPF, Linux 4.5). It sees the UDP payload.
 ///
 /// # Errors
 /// EINVAL for a program that the kernel's checker refuses.
@@ -124,8 +127,8 @@ pub fn set_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Re
 
 fn set<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> std::io::Result<()> {
     let length = libc::socklen_t::try_from(size_of::<T>()).map_err(std::io::Error::other)?;
-    // SAFETY: pointer and length name exactly the local `value`; the kernel copies it (and the program that a sock_fprog
-    // leads to, which the caller borrows) before it returns.
+    // SAFETY: pointer and length name exactly the local `value`; the kernel copies it (and the program that a
+    // sock_fprog leads to, which the caller borrows) before it returns.
     let answer = unsafe {
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw const value).cast(), length)
     };

@@ -142,7 +142,8 @@ impl Connection {
         self.answer(&self.digest.report())
     }
 
-    /// If the first bytes are the number of all, it answers after so many, and reads on to the end: more bytes would be a fault.
+    /// If the first bytes are the number of all, it answers after so many, and reads on to the end: more
+    /// bytes would be a fault.
     fn account(&mut self, is_counted: bool) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER];
         let (mut number, mut has_answered) = (Vec::new(), false);

@@ -94,8 +94,8 @@ fn a_slow_backends_bytes_all_arrive(bed: &Bed, by: &dyn Deliver) -> anyhow::Resu
     receive_and_compare(&delivered, 16 * MIB, Duration::ZERO)
 }
 
-/// No end reads until every session is full. Together they hold more than the 64 MiB of pipes that a plain user may
-/// have (pipe(7), `pipe-user-pages-soft`). Afterwards each session must deliver everything.
+/// No end reads until every session is full. Together they hold more than the 64 MiB of pipes that a plain
+/// user may have (pipe(7), `pipe-user-pages-soft`). Afterwards each session must deliver everything.
 fn three_hundred_stalled_bulk_sessions_lose_nothing(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const SESSIONS: usize = 300;
     const LEN: u64 = 2 * MIB;

@@ -119,8 +119,8 @@ fn a_reset_by_the_backend_reaches_a_client_that_sends(bed: &Bed, by: &dyn Delive
     anyhow::bail!("a gibibyte was sent although nobody read it")
 }
 
-/// Bytes that arrived before a reset can still be read, as without truepeer (tcp(7): the reset ends the queue but
-/// doesn't empty it).
+/// Bytes that arrived before a reset can still be read, as without truepeer (tcp(7): the reset ends the queue
+/// but doesn't empty it).
 fn bytes_before_a_reset_arrive_first(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     const LEN: usize = 50_000;
     let digest = by.put_behind(bed, Behaviour::Digest, &[])?;

@@ -69,7 +69,8 @@ fn a_v1_header_may_have_addresses_of_two_families(bed: &Bed, by: &dyn Deliver) -
     Ok(())
 }
 
-/// With `set_real_ip_from`, NGINX writes the client that it was told and its own address, in whatever families.
+/// With `set_real_ip_from`, NGINX writes the client that it was told and its own address, in whatever
+/// families.
 fn nginx_names_clients_of_the_other_family(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let who = by.put_behind(bed, Behaviour::Who, &[])?;
     let directives =
@@ -167,7 +168,8 @@ fn the_same_client_can_come_again_at_once(bed: &Bed, by: &dyn Deliver) -> anyhow
     let who = by.put_behind(bed, Behaviour::Who, &[])?;
     for round in 0..20 {
         let saw: SocketAddr = seen(who.v4, &client::v2(CLIENT4, DESTINATION4)?)?.parse()?;
-        // Its port may be in TIME_WAIT, or the previous round may not have ended: then the kernel chooses one.
+        // Its port may be in TIME_WAIT, or the previous round may not have ended: then the kernel chooses
+        // one.
         ensure!(saw.ip() == CLIENT4.parse::<SocketAddr>()?.ip(), "round {round}: the backend saw {saw}");
     }
     Ok(())

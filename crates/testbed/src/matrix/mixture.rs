@@ -1,5 +1,5 @@
-//! Random sessions: chunks of any size, readers at any pace, ends at any time. No wake-up may get lost between
-//! copying and splicing, and no byte where one changes to the other.
+//! Random sessions: chunks of any size, readers at any pace, ends at any time. No wake-up may get lost
+//! between copying and splicing, and no byte where one changes to the other.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

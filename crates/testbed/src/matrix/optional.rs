@@ -162,7 +162,8 @@ fn where_headers_are_optional_a_malformed_one_is_refused(bed: &Bed, by: &dyn Del
     Ok(())
 }
 
-/// AWS NLB's default: its header comes with the client's first payload, so a server that speaks first is not told the client.
+/// AWS NLB's default: its header comes with the client's first payload, so a server that speaks first is not
+/// told the client.
 fn where_headers_are_optional_one_after_the_wait_is_refused(
     bed: &Bed,
     by: &dyn Deliver,

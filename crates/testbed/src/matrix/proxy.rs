@@ -38,8 +38,8 @@ impl ByProxy {
         ByProxy { exe: exe.into(), as_plain_user: false, is_spliced: false, is_full: false }
     }
 
-    /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, but not for
-    /// routes, which root creates before. The kernel's quotas for plain users (pipes) apply.
+    /// Run by a plain user whose only capability is CAP_NET_RAW. That suffices for IP_TRANSPARENT, but not
+    /// for routes, which root creates before. The kernel's quotas for plain users (pipes) apply.
     pub fn as_plain_user(self) -> ByProxy {
         ByProxy { as_plain_user: true, ..self }
     }

@@ -8,8 +8,8 @@ use crate::bed::Bed;
 use crate::harness::Test;
 use crate::passwd::User;
 
-/// AF_INET6 sockets, which can show clients of either family. Senders connect to 127.0.0.1 and ::1. A plain user
-/// may listen on these ports.
+/// AF_INET6 sockets, which can show clients of either family. Senders connect to 127.0.0.1 and ::1. A plain
+/// user may listen on these ports.
 const BACKEND: [&str; 2] = ["[::ffff:127.0.0.1]:8080", "[::1]:8080"];
 
 /// Delivers by `truepeer run --via MECHANISM`.

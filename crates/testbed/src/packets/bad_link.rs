@@ -1,5 +1,5 @@
-//! A link between two hosts that damages, reorders, duplicates and loses packets. It needs no kernel module: the
-//! frames pass through this program.
+//! A link between two hosts that damages, reorders, duplicates and loses packets. It needs no kernel module:
+//! the frames pass through this program.
 //!
 //! ```text
 //!  left ──veth── [ Mischief: a queue for each direction ] ──veth── right
@@ -257,8 +257,8 @@ impl Carrier {
     /// packet.
     fn damage(&mut self, frame: &mut Vec<u8>) {
         let place = LINK_HEADER + self.chance.below(frame.len() - LINK_HEADER);
-        // IPv6 has no checksum over its own header: a changed next header or hop limit is no damage that a host
-        // could detect.
+        // IPv6 has no checksum over its own header: a changed next header or hop limit is no damage that a
+        // host could detect.
         if frame[12] == 0x86 && (20..22).contains(&place) {
             return frame.truncate(place);
         }

@@ -6,8 +6,8 @@
 //!                         fragments, extension headers
 //! ```
 //! The near end of a [`Wire`] has no address and no kernel that would answer: only the test receives what the
-//! host sends. A [`Talker`] is a TCP sender on such a wire. A [`BadLink`] connects two hosts and damages their
-//! packets.
+//! host sends. A [`Talker`] is a TCP sender on such a wire. A [`BadLink`] connects two hosts and damages
+//! their packets.
 
 mod bad_link;
 mod packet;

@@ -20,8 +20,8 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Creates a packet with a header of its addresses' version, which must be the same. The IPv4 header checksum
-    /// is valid.
+    /// Creates a packet with a header of its addresses' version, which must be the same. The IPv4 header
+    /// checksum is valid.
     pub fn new(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Packet {
         let mut bytes = Vec::with_capacity(V6_FIXED + payload.len());
         match (from, to) {
@@ -179,7 +179,8 @@ impl Packet {
         self.error(to, kind, code, 0)
     }
 
-    /// The ICMP error about this packet, as the host `by` sends it. `rest`: the last four bytes of the ICMP header.
+    /// The ICMP error about this packet, as the host `by` sends it. `rest`: the last four bytes of the ICMP
+    /// header.
     ///
     /// # Panics
     /// If the packet has no addresses.
@@ -193,7 +194,8 @@ impl Packet {
         Packet::new(by, from, protocol, &message)
     }
 
-    /// The content of an ICMP error: type, code, the rest of its header, and as much of the quoted packet as it has.
+    /// The content of an ICMP error: type, code, the rest of its header, and as much of the quoted packet as
+    /// it has.
     pub fn as_error(&self) -> Option<(u8, u8, u32, &[u8])> {
         let protocol = if self.is_ipv6() { ICMPV6 } else { ICMP };
         let (_, _, message) = read(&self.bytes, protocol)?;

@@ -85,8 +85,8 @@ impl Segment {
         bytes
     }
 
-    /// Reads one from an IP packet without extension headers. Checksums are ignored: a device with offloads has
-    /// not set them yet.
+    /// Reads one from an IP packet without extension headers. Checksums are ignored: a device with offloads
+    /// has not set them yet.
     pub fn parse(packet: &[u8]) -> Option<Segment> {
         let (from, to, tcp) = super::packet::read(packet, TCP)?;
         let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));

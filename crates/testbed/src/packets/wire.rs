@@ -114,7 +114,8 @@ impl Wire {
         self.send_frame(&Wire::frame(packet, &[]))
     }
 
-    /// Sends any bytes to the host. If a busy host's queue is full (net.core.netdev_max_backlog), waits for room.
+    /// Sends any bytes to the host. If a busy host's queue is full (net.core.netdev_max_backlog), waits for
+    /// room.
     pub fn send_frame(&self, frame: &[u8]) -> Result<()> {
         let deadline = Instant::now() + STALL;
         loop {
@@ -166,7 +167,8 @@ impl Wire {
     }
 }
 
-/// Connects the two by a veth pair. The near end, called like the host (`wire`) or `NAME-near`, has no address.
+/// Connects the two by a veth pair. The near end, called like the host (`wire`) or `NAME-near`, has no
+/// address.
 fn join(near: &NetNs, host: &Host, name: &str, link: [[u8; 6]; 2]) -> Result<()> {
     use std::os::fd::{AsFd, AsRawFd};
     let own = if name == "wire" { host.name.clone() } else { format!("{name}-near") };

@@ -33,8 +33,8 @@ impl Nginx {
         self
     }
 
-    /// The test's own `server` block, which listens on `address`; options such as ` proxy_protocol` may follow
-    /// it.
+    /// The test's own `server` block, which listens on `address`; options such as ` proxy_protocol` may
+    /// follow it.
     pub fn server(mut self, address: impl Display, listen_options: &str, directives: &str) -> Nginx {
         let _ = writeln!(self.http, "  server {{ listen {address} {listen_options}; {directives} }}");
         self.listeners.push(address.to_string());
@@ -47,7 +47,8 @@ impl Nginx {
         self
     }
 
-    /// A TCP relay, with directives such as `proxy_protocol on;`. Options such as ` proxy_protocol` may follow the address.
+    /// A TCP relay, with directives such as `proxy_protocol on;`. Options such as ` proxy_protocol` may
+    /// follow the address.
     pub fn relay(mut self, bind: impl Display, backend: impl Display, directives: &str) -> Nginx {
         let _ = writeln!(self.stream, "  server {{ listen {bind}; proxy_pass {backend}; {directives} }}");
         self.listeners.extend(bind.to_string().split(' ').next().map(str::to_owned));

@@ -1,5 +1,5 @@
-//! OpenSSH with private host keys and one user who logs in by key. Needs [`crate::Test::needs_several_users`],
-//! because sshd switches to its own user.
+//! OpenSSH with private host keys and one user who logs in by key. Needs
+//! [`crate::Test::needs_several_users`], because sshd switches to its own user.
 
 use std::path::{Path, PathBuf};
 
@@ -43,8 +43,8 @@ impl Sshd {
         Ok(Sshd { running, key })
     }
 
-    /// An ssh that logs in as the bed's user and prints the client that sshd shows to its session (`$SSH_CLIENT`:
-    /// address, port, sshd's port).
+    /// An ssh that logs in as the bed's user and prints the client that sshd shows to its session
+    /// (`$SSH_CLIENT`: address, port, sshd's port).
     pub fn login(&self, host: &str, port: u16) -> Program {
         self.session(host, port, "echo $SSH_CLIENT")
     }

@@ -1,5 +1,5 @@
-//! The rows over UDP: dnsdist as the load balancer, and Unbound, whose query log names the client (without its
-//! port).
+//! The rows over UDP: dnsdist as the load balancer, and Unbound, whose query log names the client (without
+//! its port).
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use truepeer_testbed::{Bed, Host, Program, Running};
 
 use crate::Row;
 
-/// Unbound's port for queries without truepeer. It differs because the rules for a backend's IPv6 replies match
-/// its port.
+/// Unbound's port for queries without truepeer. It differs because the rules for a backend's IPv6 replies
+/// match its port.
 const PLAIN_PORT: u16 = 54;
 const TRUEPEER_PORT: u16 = 5300;
 /// dnsdist's ports, each with its own server: directly to Unbound, and through truepeer. The next port is for

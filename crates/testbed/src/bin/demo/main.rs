@@ -4,9 +4,9 @@
 //! client ───── lb: HAProxy ───── backend's host: truepeer ── NGINX, and a server that sends first
 //!              lb: dnsdist ─────                 truepeer ── Unbound
 //! ```
-//! Each line of its table is two connections from one address and port of the client. HAProxy passes one directly
-//! to the backend, and the other to truepeer with `send-proxy-v2`. Over UDP the rows are two queries, and dnsdist
-//! sends the header (`useProxyProtocol=true`).
+//! Each line of its table is two connections from one address and port of the client. HAProxy passes one
+//! directly to the backend, and the other to truepeer with `send-proxy-v2`. Over UDP the rows are two
+//! queries, and dnsdist sends the header (`useProxyProtocol=true`).
 
 mod dns;
 
