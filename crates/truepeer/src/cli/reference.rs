@@ -1,5 +1,6 @@
 //! docs/options.md, generated from the commands' `--help`, and tests that compare both with the table.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -43,8 +44,10 @@ In `truepeer.toml` a key is the name of a long option: [the configuration file](
 `--compat PROGRAM` and the names of other programs: [drop-in](drop-in.md).
 ";
 
+/// A row that an earlier command has is named only.
 fn page() -> String {
     let mut page = HEAD.to_owned();
+    let mut explained: BTreeMap<[String; 3], &str> = BTreeMap::new();
     let mut all = command();
     all.build();
     for &(name, _) in COMMANDS {
@@ -54,20 +57,29 @@ fn page() -> String {
         let mut args: Vec<&Arg> = options(command);
         args.sort_by_key(|arg| table::find(which(name), &key(arg)).map(|(place, _)| place));
         let mut heading = "";
+        let mut same: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for arg in args {
             let (_, row) =
                 table::find(which(name), &key(arg)).unwrap_or_else(|| panic!("{name} {arg}: no row"));
-            if row.heading != heading {
-                heading = row.heading;
-                let _ = write!(page, "\n### {heading}\n\n| option | default | meaning |\n|---|---|---|\n");
-            }
             let default = row.default_text().map_or_else(String::new, |default| match row.default {
                 Default::Value(_) => format!("`{default}`"),
                 _ => default,
             });
             let cells = [spelling(arg, row.value), default, row.help.to_owned()];
             let cells = cells.map(|cell| cell.replace('|', "\\|"));
+            if let Some(earlier) = explained.get(&cells) {
+                same.entry(earlier).or_default().push(cells[0].clone());
+                continue;
+            }
+            if row.heading != heading {
+                heading = row.heading;
+                let _ = write!(page, "\n### {heading}\n\n| option | default | meaning |\n|---|---|---|\n");
+            }
             let _ = writeln!(page, "| {} | {} | {} |", cells[0], cells[1], cells[2]);
+            explained.insert(cells, name);
+        }
+        for (earlier, options) in same {
+            let _ = writeln!(page, "\nAs for [{earlier}](#truepeer-{earlier}): {}.", options.join(", "));
         }
     }
     page
