@@ -36,13 +36,17 @@ for book, own, summary, other in (("users", users, "SUMMARY.md", "inside"), ("in
         here = Path(name).parent
 
         def link(match):
-            target, anchor = match[1], match[2] or ""
-            path = os.path.normpath(here / target)
-            if path in own or path not in users | inside:
-                return match[0]
-            return "](" + os.path.relpath(Path(other, path).with_suffix(".html"), here) + anchor + ")"
+            text, target, anchor = match[1], match[2], match[3] or ""
+            path = Path(os.path.normpath(here / target))
+            if path.as_posix() not in users | inside:
+                return text  # a page of the repository, outside of docs/
+            if path.name == "README.md":  # mdBook calls its page so
+                path, target = path.with_name("index.md"), target.replace("README.md", "index.md")
+            if os.path.normpath(here / match[2]) in own:
+                return f"[{text}]({target}{anchor})"
+            return f"[{text}]({os.path.relpath(Path(other, path).with_suffix('.html'), here)}{anchor})"
 
-        page.write_text(re.sub(r"\]\(([^)#:]+\.md)(#[^)]*)?\)", link, page.read_text()))
+        page.write_text(re.sub(r"\[([^\]]*)\]\(([^)#:]+\.md)(#[^)]*)?\)", link, page.read_text()))
     shutil.copy(docs / summary, work / book / "SUMMARY.md")
     (work / book / "INSIDE.md").unlink()
 config = work / "inside" / "book.toml"
