@@ -14,7 +14,6 @@ const LINES: &[&str] = &[
     "truepeer proxy --allow ./no-such-list",
     "truepeer proxy --allowed-subnets no-such-list",
     "truepeer proxy --allow /dev/null",
-    "truepeer proxy --deny-clients /dev/null",
     "truepeer proxy --deny-clients 192.0.2.300",
     "truepeer proxy --deny-clients no-such-list",
     "truepeer proxy -4 [::1]:80",
@@ -173,6 +172,11 @@ fn messages_name_only_options_that_the_command_has() {
             assert!(has, "{line}: there is no {word}: {message}");
         }
     }
+}
+
+#[test]
+fn an_empty_list_of_denied_clients_is_fine() {
+    assert_eq!(said("truepeer proxy --deny-clients /dev/null"), "fine");
 }
 
 #[test]
