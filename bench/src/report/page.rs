@@ -90,7 +90,7 @@ pub(super) fn tables(plan: &Plan, results: &Results, suite: Suite) -> String {
     let mut all = String::new();
     for load in plan.loads_of(suite) {
         let table = text::of_load(plan, results, load);
-        let _ = write!(all, "{}: {}.\n\n{table}\n", heading(load), load.describe(&plan.scale));
+        let _ = writeln!(all, "{}: {}.\n\n{table}", heading(load), load.describe(&plan.scale));
         for note in text::notes(plan, results, load) {
             let _ = writeln!(all, "- {note}");
         }
@@ -135,7 +135,7 @@ pub(super) fn measured(
             let _ = write!(page, "![{}, by contestant]({chart})\n", heading(load));
         }
     }
-    let _ = write!(page, "\nEach load's table, and what ✗ stands for: [{0}]({0}).\n", tables_name(suite));
+    let _ = writeln!(page, "\nEach load's table, and what ✗ stands for: [{0}]({0}).", tables_name(suite));
     page
 }
 
