@@ -132,7 +132,7 @@ pub(super) fn measured(
     for load in plan.loads_of(suite) {
         let _ = write!(page, "\n{} {}\n\n{}.\n\n", depth(part), heading(load), load.describe(&plan.scale));
         if let Some((_, chart)) = charts.iter().find(|(own, _)| *own == load) {
-            let _ = write!(page, "![{}, by contestant]({chart})\n", heading(load));
+            let _ = writeln!(page, "![{}, by contestant]({chart})", heading(load));
         }
     }
     let _ = writeln!(page, "\nEach load's table, and what ✗ stands for: [{0}]({0}).", tables_name(suite));
