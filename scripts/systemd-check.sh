@@ -1,6 +1,6 @@
 #!/bin/bash
 # truepeer.service under a real systemd, process 1 of namespaces of its own: start, reload, upgrade, stop, the journal, and the
-# unit with one privilege less. Of Debian 13 by default: its systemd (257) knows Type=notify-reload.
+# unit with one privilege less. Then truepeer-attach@: reloads, other words, kill -9, stop. Of Debian 13 by default: its systemd (257) knows Type=notify-reload.
 # Options: the release, and a truepeer for it (by default the debug build). Needs root; a minute, and more the first time.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -138,3 +138,39 @@ for less in CAP_NET_ADMIN CAP_NET_BIND_SERVICE; do
 done
 rm -r "${dropin%/*}"
 say "with less: neither without CAP_NET_ADMIN nor without CAP_NET_BIND_SERVICE does it start; the journal names them"
+
+# Each machine's systemd mounts one; in a container it doesn't.
+debian_run mount -t bpf -o mode=700 bpf /sys/fs/bpf
+mkdir -p "$root/etc/truepeer/attach"
+cp deploy/systemd/truepeer-attach@.service "$root/etc/systemd/system/"
+debian_run systemctl daemon-reload
+attach=truepeer-attach@web
+words() { echo "ATTACH=--port 8080  --allow 10.0.0.7 $*" >"$root/etc/truepeer/attach/web.conf"; }
+main() { debian_run systemctl show -P MainPID "$attach"; }
+attached() { debian_run truepeer attach status | grep -q '^port 8080/tcp: attached'; }
+# Waits until another process than this one follows.
+follows() { # process
+  for _ in $(seq 100); do
+    case $(main) in 0 | "$1") ;; *) [ "$(debian_run systemctl is-active "$attach")" != active ] || return 0 ;; esac
+    sleep .1
+  done
+  debian_run journalctl --no-pager -u "$attach" -n 25
+  fail "nothing follows after $1"
+}
+words
+debian_run systemctl start "$attach" || fail "start of $attach"
+first=$(main)
+for _ in 1 2 3 4 5; do debian_run systemctl reload "$attach" || fail "a reload of $attach soon after another"; done
+[ "$(main)" = "$first" ] || fail "a reload without other words replaced the process"
+words --allow 10.0.0.8
+debian_run systemctl reload "$attach" || fail "a reload of $attach with other words"
+attached || fail "a reload detached"
+follows "$first"
+second=$(main)
+debian_run grep -qz 10.0.0.8 "/proc/$second/cmdline" || fail "it follows by the old words"
+debian_run sh -c "kill -KILL $second"
+attached || fail "kill -9 detached"
+follows "$second"
+debian_run systemctl stop "$attach" || fail "stop of $attach"
+if attached; then fail "stop left a port attached"; fi
+say "$attach: reloaded five times at once and with other words, killed, stopped"
