@@ -144,10 +144,12 @@ fn each_unit_has_its_own_ports(bed: &Bed) -> Result<()> {
     let (lb, host) = (line.host("lb"), line.host("host"));
     let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80", "0.0.0.0:81"])?;
     let of_unit = |key: &str, words: &str| {
-        let prefix = format!("{key}=/usr/bin/truepeer attach ");
-        let found = unit.lines().find_map(|line| line.strip_prefix(&prefix)).context(prefix)?;
-        let words: Vec<String> =
-            found.replace("$ATTACH", words).split_whitespace().map(str::to_owned).collect();
+        let mut lines = unit.lines().filter(|line| line.starts_with(key));
+        let (_, found) = lines
+            .find_map(|line| line.split_once("/usr/bin/truepeer attach "))
+            .with_context(|| format!("no {key}="))?;
+        let found = found.trim_end_matches('\'').replace("$ATTACH", words);
+        let words: Vec<String> = found.split_whitespace().map(str::to_owned).collect();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         anyhow::Ok(command(bed, &words)?.in_netns(&host.netns))
     };
