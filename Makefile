@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check book setup servers engines kube frp h2spec fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -99,6 +99,11 @@ sanitize:
 # All kinds of load and faults for half an hour (SOAK_SECONDS), with reloads and upgrades; writes docs/soak-*.svg. `make test` does it for seconds.
 soak: setup servers
 	@scripts/soak.sh
+
+# Executes the pages of docs/situations/ word by word, in a Debian with a real systemd, with a reboot. Needs root; minutes, more the first time.
+situations: frp
+	cargo build -p truepeer
+	@scripts/situations.sh
 
 fmt:
 	cargo fmt --all
