@@ -229,7 +229,9 @@ else note_skip "systemd: long: make test-all runs it"; fi
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check units scripts/units-check.sh
 else note_skip "units: long: make test-all runs it"; fi
 # Of the pages by situation, a fast one. The others install more.
-if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check_tests situations scripts/situations.sh
+if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then
+  check_tests situations scripts/situations.sh
+  check_tests situations-next env TRUEPEER_SITUATIONS_RELEASE=trixie scripts/situations.sh
 else check_tests situations scripts/situations.sh --if-ready game-server-haproxy; fi
 check deny scripts/cargo-deny.sh --log-level error check --hide-inclusion-graph bans licenses sources
 check agent-deny scripts/cargo-deny.sh "${agent[@]}" --config crates/agent/deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
