@@ -86,7 +86,8 @@ pub(crate) struct Settings {
     pub(crate) edition: u32,
     pub(crate) validated: u32,
     pub(crate) begins_again: u32,
-    pub(crate) unused: u32,
+    /// [`crate::programs::fingerprint`]; 0: of a truepeer that did not write it.
+    pub(crate) programs: u32,
     pub(crate) netns: u64,
 }
 

@@ -1,5 +1,7 @@
 //! The compiled programs.
 
+use std::sync::OnceLock;
+
 use crate::error::AttachError;
 
 /// An object file and its name.
@@ -20,6 +22,17 @@ impl Object {
     pub(crate) fn has_gro_splits(self) -> bool {
         self.name == UDP_INGRESS.name || self.name == UDP_EGRESS.name
     }
+}
+
+/// Tells one build of the programs of an attachment from another (FNV-1a). Never 0.
+pub(crate) fn fingerprint() -> u32 {
+    static FINGERPRINT: OnceLock<u32> = OnceLock::new();
+    const OBJECTS: [Object; 9] =
+        [TCP_INGRESS, TCP_EGRESS, PEER_NAME, TCP_END, UDP_INGRESS, UDP_EGRESS, UDP_SEND, BACKSTOP, WITNESS];
+    *FINGERPRINT.get_or_init(|| {
+        let bytes = OBJECTS.iter().flat_map(|object| object.bytes);
+        bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)).max(1)
+    })
 }
 
 /// Whether clang was available when this was built.

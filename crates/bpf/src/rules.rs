@@ -96,6 +96,29 @@ impl Rules {
     }
 }
 
+/// The rules of an attachment, read from the kernel's tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RulesInForce {
+    /// The longest prefix around a sender applies; `None`, as for an address in no prefix: its packets pass unchanged.
+    pub senders: Vec<(IpNet, Option<HeaderRule>)>,
+    /// Clients in special ranges (loopback, multicast…) that may be claimed all the same.
+    pub claims_allowed: Vec<IpNet>,
+    /// The host's own addresses, which may not be claimed.
+    pub claims_refused: Vec<IpNet>,
+    /// Clients that are refused.
+    pub denied: Vec<IpNet>,
+    /// See [`Rules::header_timeout`].
+    pub header_timeout: Duration,
+    /// See [`Rules::header_wait`].
+    pub header_wait: Duration,
+    /// See [`Rules::header_max`]; in bytes.
+    pub header_max: u32,
+    /// See [`Rules::refuse_unshowable`].
+    pub refuse_unshowable: bool,
+    /// See [`Rules::udp_silence`].
+    pub udp_silence: Duration,
+}
+
 /// What becomes of ports that are attached already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Others {

@@ -11,7 +11,7 @@ use crate::error::AttachError;
 use crate::layout::{FlowKey, Port, RawFlow, RawPending, SLOT_OF_NO_PORT, UdpFlow, UdpKey};
 use crate::memory::{Memory, memory};
 use crate::place::Place;
-use crate::rules::UdpPort;
+use crate::rules::{RulesInForce, UdpPort};
 use crate::sizes;
 use crate::tables::{REFUSING, Tables};
 
@@ -23,6 +23,10 @@ const PENDING_LIFE: Duration = Duration::from_secs(70);
 pub struct Status {
     /// By port, or by range: ports that are counted together.
     pub ports: Vec<PortStatus>,
+    /// The rules of each attachment, by [`PortStatus::attachment`].
+    pub rules: BTreeMap<u8, RulesInForce>,
+    /// The programs are those of this build of truepeer.
+    pub has_current_programs: bool,
     /// Packets from senders that were dropped because their port could not be found: they have more IPv6
     /// extension headers than any real packet.
     pub refused_unread: u64,
@@ -141,7 +145,10 @@ pub fn status_among(place: &Place, cgroups: &Living) -> Result<Option<Status>, A
     ports.extend(udp);
     let unread = counters_of(Of::Both, tables.counters(SLOT_OF_NO_PORT)?);
     let refused_unread = unread.into_iter().map(|(_, count)| count).sum();
+    let groups: BTreeSet<u8> = ports.iter().map(|port| port.attachment).collect();
     Ok(Some(Status {
+        rules: tables.rules_of(groups.into_iter())?,
+        has_current_programs: tables.has_current_programs()?,
         ports,
         refused_unread,
         begins_again: tables.begins_again()?,

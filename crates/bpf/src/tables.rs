@@ -19,9 +19,10 @@ use crate::layout::{
 };
 use crate::place::Place;
 use crate::ports::{PortRange, port_list};
+use crate::programs::fingerprint;
 use crate::rules;
 use crate::rules::NewConnections;
-use crate::rules::{Others, Rules, UdpDialect};
+use crate::rules::{Others, Rules, RulesInForce, UdpDialect};
 use crate::trie::{self, Entry};
 
 /// Counters of each port.
@@ -134,6 +135,7 @@ impl Tables {
             begins_again: begins_again.into(),
             validated: if before.validated == 0 { random_mark() } else { before.validated },
             netns: netns_inode(),
+            programs: fingerprint(),
             ..before
         })?;
         let terms = Terms {
@@ -475,13 +477,51 @@ impl Tables {
 
     /// See [`Rules::udp_silence`]; by group.
     pub(crate) fn udp_silence(&self, group: u8) -> Result<Duration, AttachError> {
-        let terms = self.terms.get(&group.into(), 0).map_err(AttachError::map("reading", "tp_terms"))?;
-        Ok(Duration::from_secs(terms.udp_silence_s.into()))
+        Ok(Duration::from_secs(self.terms(group)?.udp_silence_s.into()))
+    }
+
+    fn terms(&self, group: u8) -> Result<Terms, AttachError> {
+        self.terms.get(&group.into(), 0).map_err(AttachError::map("reading", "tp_terms"))
     }
 
     /// The inode of the network namespace.
     pub(crate) fn netns(&self) -> Result<u64, AttachError> {
         Ok(self.settings()?.netns)
+    }
+
+    /// Whether the programs are those of this build.
+    pub(crate) fn has_current_programs(&self) -> Result<bool, AttachError> {
+        Ok(self.settings()?.programs == fingerprint())
+    }
+
+    /// The rules of these groups.
+    pub(crate) fn rules_of(
+        &self,
+        groups: impl Iterator<Item = u8>,
+    ) -> Result<BTreeMap<u8, RulesInForce>, AttachError> {
+        let senders = list(&self.senders, "tp_senders")?;
+        let claims = list(&self.claims, "tp_claims")?;
+        let denied = list(&self.denied, "tp_denied")?;
+        let rules = groups.map(|group| {
+            let terms = self.terms(group)?;
+            let (claims_allowed, claims_refused) = trie::exceptional_claims(&groups::of(&claims, group));
+            let rules = RulesInForce {
+                senders: groups::of(&senders, group)
+                    .into_iter()
+                    .map(|(net, value)| (trie::to_net(net), trie::rule_of(value)))
+                    .collect(),
+                claims_allowed,
+                claims_refused,
+                denied: groups::of(&denied, group).into_iter().map(|(net, _)| trie::to_net(net)).collect(),
+                header_timeout: Duration::from_nanos(terms.header_timeout_ns),
+                header_wait: Duration::from_nanos(terms.header_wait_ns),
+                header_max: terms.header_max,
+                refuse_unshowable: terms.refuse_unshowable != 0,
+                udp_silence: Duration::from_secs(terms.udp_silence_s.into()),
+            };
+            Ok((group, rules))
+        });
+        rules.collect()
     }
 
     /// Whether handshakes that the kernel gives up go on.
@@ -591,8 +631,7 @@ pub(crate) fn write(
     group: u8,
     entries: &[Entry],
 ) -> Result<(), AttachError> {
-    let found: Result<List, MapError> = table.iter().map(|entry| entry.map(from_entry)).collect();
-    let found = found.map_err(AttachError::map("reading", name))?;
+    let found = list(table, name)?;
     let wanted = groups::with(&found, group, entries);
     for (prefix, value) in wanted.iter().filter(|(prefix, value)| found.get(prefix) != Some(value)) {
         table.insert(&key_of(prefix), value, 0).map_err(AttachError::map("writing", name))?;
@@ -601,6 +640,11 @@ pub(crate) fn write(
         table.remove(&key_of(prefix)).map_err(AttachError::map("removing from", name))?;
     }
     Ok(())
+}
+
+fn list(table: &LpmTrie<MapData, Address, u32>, name: &'static str) -> Result<List, AttachError> {
+    let found: Result<List, MapError> = table.iter().map(|entry| entry.map(from_entry)).collect();
+    found.map_err(AttachError::map("reading", name))
 }
 
 fn key_of(prefix: &Ipv6Net) -> Key<Address> {

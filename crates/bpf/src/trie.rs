@@ -104,6 +104,36 @@ fn value_of(rule: HeaderRule) -> u32 {
     }
 }
 
+/// The rule of an entry of [`senders`]; `None`: its packets pass unchanged.
+pub(crate) fn rule_of(value: u32) -> Option<HeaderRule> {
+    match value {
+        REQUIRE => Some(HeaderRule::Require),
+        OPTIONAL => Some(HeaderRule::Optional),
+        _ => None,
+    }
+}
+
+/// As it was written: IPv4 without the prefix that it has in the tables.
+pub(crate) fn to_net(net: Ipv6Net) -> IpNet {
+    let ipv4 = net.network().to_ipv4_mapped().filter(|_| MAPPED.contains(&net));
+    let len = net.prefix_len().saturating_sub(MAPPED.prefix_len());
+    let ipv4 = ipv4.and_then(|ip| Ipv4Net::new(ip, len).ok());
+    ipv4.map_or(IpNet::V6(net), IpNet::V4)
+}
+
+/// Of a list of [`claims`]: the claims that it allows although they are special, and those that it refuses although they are not.
+pub(crate) fn exceptional_claims(list: &[Entry]) -> (Vec<IpNet>, Vec<IpNet>) {
+    let special: Vec<IpNet> = SPECIAL.iter().filter_map(|text| text.parse().ok()).collect();
+    let is_refused = |range: &IpNet| {
+        let around = list.iter().filter(|(net, _)| net.contains(&to_ipv6(*range)));
+        around.max_by_key(|(net, _)| net.prefix_len()).is_some_and(|(_, value)| *value == REFUSED)
+    };
+    let inside = list.iter().filter(|(_, value)| *value == ALLOWED).map(|(net, _)| to_net(*net));
+    let allowed = special.iter().copied().filter(|range| !is_refused(range)).chain(inside).collect();
+    let refused = list.iter().filter(|(_, value)| *value == REFUSED).map(|(net, _)| to_net(*net));
+    (allowed, refused.filter(|net| !special.contains(net)).collect())
+}
+
 /// The claims that are refused. Prefixes are nested or disjoint: a special range inside an allowed one is
 /// left out, an allowed one inside a special one is a separate entry, and the longest prefix applies. Each
 /// address of this host is an entry; IPv4 ones also under the well-known NAT64 prefix.
@@ -225,6 +255,9 @@ mod tests {
                 let rule = policy.rule(SenderAddr::new(std::net::SocketAddr::new(ip, 1)));
                 let expected = if allow.contains(ip) { value_of(rule) } else { NOTHING };
                 prop_assert_eq!(look_up(&entries, ip), expected, "{}", ip);
+                let told = entries.iter().map(|(net, value)| (to_net(*net), rule_of(*value)));
+                let around = told.filter(|(net, _)| net.contains(&ip)).max_by_key(|(net, _)| net.prefix_len());
+                prop_assert_eq!(around.and_then(|(_, rule)| rule).map_or(NOTHING, value_of), expected, "{}", ip);
             }
         }
 
@@ -243,6 +276,12 @@ mod tests {
                 let refused = is_special && !rules.allow.contains(ip);
                 prop_assert_eq!(look_up(&entries, ip) == REFUSED, refused, "{}", ip);
             }
+            let (allowed, refused) = exceptional_claims(&entries);
+            prop_assert_eq!(allowed.is_empty(), SPECIAL.iter().all(|text| {
+                let range: IpNet = text.parse().expect("a prefix");
+                rules.allow.iter().all(|prefix| !range.contains(&prefix) && !prefix.contains(&range))
+            }), "{:?}", allowed);
+            prop_assert!(refused.iter().all(|net| net.prefix_len() == net.max_prefix_len()));
         }
     }
 }

@@ -79,7 +79,7 @@ struct settings {
 	__u32 edition;    /* of the rules: changes after each change of them; never 0 */
 	__u32 validated;     /* random, never 0: skb->priority of packets that a device's program has validated */
 	__u32 begins_again; /* the kernel makes a connection of a handshake that it has given up: restart.h */
-	__u32 unused;
+	__u32 programs;   /* a fingerprint of those that were attached last; no program reads it, `status` does */
 	__u64 netns;      /* the namespace's inode; no program reads it, `status` shows it */
 };
 

@@ -8,6 +8,7 @@ mod engine;
 mod entry;
 mod follow;
 mod hints;
+mod in_force;
 mod listeners;
 mod network;
 mod oci_hook;

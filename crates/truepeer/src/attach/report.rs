@@ -9,6 +9,7 @@ use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic, port_l
 
 use super::all::Namespace;
 use super::hints;
+use super::in_force::{JsonRules, write_senders};
 
 /// Text for people: only the counters that are not zero.
 pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn Write) -> Result<()> {
@@ -32,6 +33,9 @@ pub(crate) fn write(status: Option<&Status>, left_behind: usize, out: &mut dyn W
             let attachments = attachments(status);
             for (id, ports) in attachments.iter().filter(|_| attachments.len() > 1) {
                 writeln!(out, "attachment {id}: port {}", ports.join(", "))?;
+            }
+            for (id, ports) in &attachments {
+                status.rules.get(id).map_or(Ok(()), |rules| write_senders(ports, rules, out))?;
             }
             status.ports.iter().try_for_each(|port| write_port(port, out))?;
             write_room(status, out)?;
@@ -135,6 +139,8 @@ struct Json {
     ports: Vec<JsonPort>,
     refused_unread: u64,
     begins_again: bool,
+    /// The programs are those of this build.
+    current: bool,
     cgroup_gone: bool,
     max_flows: u32,
     max_udp_flows: u32,
@@ -169,6 +175,7 @@ struct JsonNamespace {
 struct JsonAttachment {
     id: u8,
     ports: Vec<String>,
+    rules: Option<JsonRules>,
 }
 
 /// In bytes.
@@ -232,14 +239,16 @@ fn print(json: &impl Serialize, out: &mut dyn Write) -> Result<()> {
 fn json(place: &Place, status: Option<&Status>) -> Json {
     let ports = status.map(|status| status.ports.as_slice()).unwrap_or_default();
     let attachments = status.map(attachments).unwrap_or_default().into_iter();
+    let rules = |id| status.and_then(|status| status.rules.get(&id)).map(JsonRules::of);
     Json {
         attached: status.is_some(),
         netns_cookie: place.netns_cookie(),
         netns: status.map(|status| status.netns).filter(|inode| *inode > 0),
-        attachments: attachments.map(|(id, ports)| JsonAttachment { id, ports }).collect(),
+        attachments: attachments.map(|(id, ports)| JsonAttachment { id, ports, rules: rules(id) }).collect(),
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
         begins_again: status.is_some_and(|status| status.begins_again),
+        current: status.is_some_and(|status| status.has_current_programs),
         cgroup_gone: status.is_some_and(|status| status.is_cgroup_gone),
         max_flows: status.map_or(0, |status| status.max_flows),
         max_udp_flows: status.map_or(0, |status| status.max_udp_flows),

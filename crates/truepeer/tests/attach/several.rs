@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use truepeer_testbed::{Bed, Behaviour, Test, client, datagrams, tests};
 
 use crate::kit::{DESTINATION, attach, attachments, command, header, is_answered, longer_header, status};
@@ -74,6 +75,19 @@ fn each_has_its_own_rules(bed: &Bed) -> Result<()> {
     let status = status(bed)?;
     let found = status["attachments"].as_array().map_or(0, Vec::len);
     ensure!(found == 3 && status["netns"].as_u64().is_some(), "{status}");
+    // The rules are those that the kernel has, of each attachment its own.
+    let senders = |id: usize| &status["attachments"][id]["rules"]["senders"];
+    ensure!(*senders(0) == json!([{"prefix": "127.0.0.0/30", "header": "require"}]), "{status}");
+    ensure!(*senders(1) == json!([{"prefix": "127.0.0.2/32", "header": "optional"}]), "{status}");
+    let rules = |id: usize, name: &str| &status["attachments"][id]["rules"][name];
+    ensure!(*rules(1, "denied") == json!(["203.0.113.0/25"]) && *rules(0, "denied") == json!([]), "{status}");
+    ensure!(*rules(2, "claims_allowed") == json!(["127.0.0.0/8"]), "{status}");
+    ensure!(
+        *rules(0, "claims_allowed") == json!([]) && *rules(0, "header_timeout_ms") == json!(5000),
+        "{status}"
+    );
+    ensure!(status["current"] == json!(true), "{status}");
+    ensure!(attach(bed, &["status"])?.contains("senders of port 81: 127.0.0.2/32 optional"));
     ensure!(attach(bed, &["status"])?.contains("attachment 1: port 81"));
     Ok(())
 }
