@@ -42,7 +42,7 @@ state() {
 }
 trap 'state >&2' ERR
 # What must be gone after the uninstall.
-objects() { k get namespace,clusterrole,clusterrolebinding -o name | grep truepeer; node_run find /sys/fs/bpf/truepeer -mindepth 1 2>/dev/null || true; }
+objects() { k get namespace,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding -o name | grep truepeer; node_run find /sys/fs/bpf/truepeer -mindepth 1 2>/dev/null || true; }
 
 # A client behind the load balancer: 198.51.100.77.
 start_senders() {
@@ -107,6 +107,21 @@ node_port_of_the_cluster() {
   check_is "$1: its probes pass" "$(k get pods -l app=web -o jsonpath='{.items[*].status.containerStatuses[*].restartCount} {.items[*].status.containerStatuses[*].ready}')" "0 true"
 }
 
+# In a namespace of the user's choice, as helm's users do it.
+install() {
+  node_run helm install truepeer deploy/helm/truepeer -n truepeer --create-namespace \
+    --set image.repository=truepeer-agent --set 'allowSenders={private}' "$@"
+}
+
+# What is wrong is said at once, and before anything is made.
+helm_refuses() {
+  check_is "$1: an install without an image is refused" "$(node_run helm install truepeer deploy/helm/truepeer --set 'allowSenders={private}' 2>&1 | grep -o 'image.repository: where your nodes')" "image.repository: where your nodes"
+  check_is "$1: an install that lets pods name anybody unasked is refused" "$(node_run helm install truepeer deploy/helm/truepeer --set image.repository=a 2>&1 | grep -o 'allowSenders: the senders that pods may name')" "allowSenders: the senders that pods may name"
+  check_is "$1: a sender that is no prefix is refused" "$(node_run helm install truepeer deploy/helm/truepeer --set image.repository=a --set 'allowSenders={10.0.0.0/99}' 2>&1 | grep -c 'does not match pattern')" 1
+  check_is "$1: --wait waits for an image that does not exist" "$(install --set image.tag=none --wait --timeout 8s 2>&1 | grep -c 'INSTALLATION FAILED')" 1
+  node_run helm uninstall truepeer -n truepeer --no-hooks --wait >/dev/null
+}
+
 # So that what follows can fail.
 without_agent() {
   k apply -f deploy/kubernetes/web.yaml >/dev/null
@@ -115,6 +130,32 @@ without_agent() {
   check_is "$1: without the agent the gate keeps the pod out of its service" "$(k get pod -l app=web -o jsonpath='{.items[0].status.conditions[?(@.type=="Ready")].reason}')" ReadinessGatesNotReady
   k delete -f deploy/kubernetes/web.yaml --wait=false >/dev/null
   node_wait 20 sh -c '! kubectl get pods --no-headers 2>/dev/null | grep -q web'
+}
+
+# Whoever reaches the metrics takes all their places, and the kubelet still gets its answers.
+flooded_metrics() {
+  local agent before
+  agent=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.podIP}')
+  node_run python3 scripts/containers/flood.py "$agent" 9464 64 70 >/dev/null &
+  local flooding=$!
+  wait $flooding # longer than three failed probes take
+  before=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount} {.items[0].status.containerStatuses[0].ready}')
+  check_is "$1: 64 connections to the metrics for 70 s restart no agent" "$before" "0 true"
+}
+
+# With the token of the agent's pod, as whoever takes it over has it.
+taken_over() {
+  local pod token
+  pod=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].metadata.name}')
+  token=$(k -n truepeer create token truepeer-agent --bound-object-kind Pod --bound-object-name "$pod")
+  attack() { # resource, patch
+    node_run curl -sk -o /dev/null -w '%{http_code}' -X PATCH -H "Authorization: Bearer $token" -H 'Content-Type: application/strategic-merge-patch+json' \
+      "https://10.0.0.1:6443/api/v1/namespaces/default/pods/$(k get pod -l app=web -o jsonpath='{.items[0].metadata.name}')/$1" -d "$2"
+  }
+  check_is "$1: the agent's token redirects no service" "$(attack status '{"status":{"podIP":"10.0.0.7","podIPs":[{"ip":"10.0.0.7"}]}}')" 422
+  check_is "$1: the agent's token changes no label" "$(attack status '{"metadata":{"labels":{"app":"dns"}}}')" 422
+  check_is "$1: the agent's token writes no pod" "$(attack '' '{"metadata":{"labels":{"app":"dns"}}}')" 403
+  check_is "$1: the agent's token writes its condition" "$(attack status '{"status":{"conditions":[{"type":"truepeer.dev/attached","status":"True"}]}}')" 200
 }
 
 # 10,000 connections while a pod starts, at its service's port: none reaches a raw server.
@@ -170,8 +211,8 @@ many_pods() { # name
 }
 
 uninstall() {
-  node_run helm uninstall truepeer --wait --timeout 120s >/dev/null
-  node_wait 30 sh -c '! kubectl get namespace truepeer'
+  node_run helm uninstall truepeer -n truepeer --wait --timeout 120s >/dev/null
+  k delete namespace truepeer >/dev/null # --create-namespace leaves it
   check_is "$1: uninstalled, nothing is left" "$(objects)" ""
   check_is "$1: uninstalled, the server is raw again" "$(from_lb tcp "$(pod_address web)" 80 203.0.113.9 999 v1 | grep -o 400)" 400
 }
@@ -186,12 +227,15 @@ for layout in $layouts; do
   node_up "$layout"
   cluster_up
   without_agent "$layout"
-  node_run helm install truepeer deploy/helm/truepeer --wait --timeout 60s >/dev/null
+  helm_refuses "$layout"
+  install --wait --timeout 60s >/dev/null
   echo "kube: the agent is ready"
   senders "$layout"
   node_port_of_the_cluster "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
+  taken_over "$layout"
+  flooded_metrics "$layout"
   [ "$pods" = 0 ] || many_pods "$layout"
   uninstall "$layout"
   node_end

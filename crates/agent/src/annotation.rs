@@ -36,6 +36,8 @@ pub(crate) enum Wrong {
     Missing { name: &'static str, expected: &'static str, example: &'static str },
     #[error("{PREFIX}{written}: there is no such annotation; did you mean {PREFIX}{meant}?")]
     Name { written: String, meant: &'static str },
+    #[error("{written}: there is no such annotation; did you mean {PREFIX}{meant}?")]
+    Domain { written: String, meant: &'static str },
     #[error("{PREFIX}{name} lists too much: at most {limit} {of}")]
     TooMany { name: &'static str, limit: usize, of: &'static str },
     #[error("{PREFIX}{PORTS}: port {port} is listed twice, with different destinations")]
@@ -48,6 +50,10 @@ pub(crate) enum Wrong {
 pub(crate) fn parse<'a>(
     annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<Option<Rules>, Wrong> {
+    let annotations: Vec<_> = annotations.into_iter().collect();
+    if let Some(wrong) = annotations.iter().find_map(|(name, _)| near_miss(name)) {
+        return Err(wrong);
+    }
     let written: BTreeMap<&str, &str> = annotations
         .into_iter()
         .filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value)))
@@ -199,6 +205,14 @@ fn dialect(text: &str) -> Result<Dialect, Wrong> {
     }
 }
 
+/// `truepeer.io/ports`, `truepeer/allow`: an annotation of ours by another domain.
+fn near_miss(name: &str) -> Option<Wrong> {
+    let (domain, last) = name.split_once('/')?;
+    let meant = NAMES.into_iter().find(|known| known.eq_ignore_ascii_case(last))?;
+    let is_near = domain.to_ascii_lowercase().contains("truepeer") && !name.starts_with(PREFIX);
+    is_near.then(|| Wrong::Domain { written: quoted(name).escape_debug().to_string(), meant })
+}
+
 /// The beginning, if it is long.
 fn quoted(text: &str) -> String {
     match text.char_indices().nth(MAX_QUOTED) {
@@ -233,6 +247,18 @@ mod tests {
     fn other_annotations_ask_for_nothing() {
         assert_eq!(parsed(&[]), Ok(None));
         assert_eq!(parse([("example.org/ports", "80")]), Ok(None));
+        assert_eq!(parse([("truepeer.io/attached-by", "x")]), Ok(None));
+    }
+
+    #[test]
+    fn another_domain_is_named() {
+        for name in ["truepeer.io/ports", "truepeer/allow", "Truepeer.dev/ports", "www.truepeer.dev/header"] {
+            let said = parse([(name, "80")]).unwrap_err().to_string();
+            assert!(
+                said.starts_with(&format!("{name}: there is no such annotation; did you mean truepeer.dev/")),
+                "{said}"
+            );
+        }
     }
 
     #[test]

@@ -1,11 +1,14 @@
-//! `/metrics`, `/healthz` and `/readyz`.
+//! `/metrics`, and `/healthz` and `/readyz` for people: the kubelet asks elsewhere ([`crate::probe`]).
 
 use std::convert::Infallible;
+use std::fs::File;
+use std::io::Read as _;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -17,15 +20,16 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::metrics;
+use crate::probe::Question;
 use crate::statuses::StatusTable;
 use crate::truepeer::Truepeer;
 
-/// The node's loop turns once a second. Without that for so long, it hangs.
-const HANGS: Duration = Duration::from_secs(60);
-/// A connection's bounds: how many at a time, and how long each.
+/// A connection's bounds: how many at a time, and how long each, for one request.
 const CONNECTIONS: usize = 32;
-const LIFETIME: Duration = Duration::from_secs(120);
-const HEAD: Duration = Duration::from_secs(10);
+const LIFETIME: Duration = Duration::from_secs(30);
+const HEAD: Duration = Duration::from_secs(2);
+/// The longest token, in bytes.
+const MAX_TOKEN: u64 = 4096;
 
 /// The pages.
 pub(crate) struct Pages {
@@ -34,10 +38,44 @@ pub(crate) struct Pages {
     pub(crate) metrics: metrics::Labels,
     pub(crate) counters: metrics::Counters,
     pub(crate) started: Instant,
+    /// Whoever asks must have it: `Authorization: Bearer TOKEN`.
+    pub(crate) token: Option<TokenFile>,
+}
+
+/// A file with a token, read for each request: Kubernetes replaces it when its secret changes.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenFile(pub(crate) PathBuf);
+
+impl TokenFile {
+    fn read(&self) -> Result<String> {
+        let mut text = String::new();
+        let file = File::open(&self.0).with_context(|| self.0.display().to_string())?;
+        file.take(MAX_TOKEN).read_to_string(&mut text)?;
+        let token = text.trim();
+        ensure!(!token.is_empty(), "{} is empty", self.0.display());
+        Ok(token.to_owned())
+    }
+
+    /// Takes as long for any wrong token of the same length.
+    fn admits(&self, said: Option<&[u8]>) -> bool {
+        let expected = match self.read() {
+            Ok(token) => format!("Bearer {token}"),
+            Err(error) => {
+                tracing::warn!("metrics are refused: --metrics-token: {error:#}");
+                return false;
+            }
+        };
+        let Some(said) = said.filter(|said| said.len() == expected.len()) else { return false };
+        let differences = said.iter().zip(expected.bytes()).fold(0, |sum, (one, other)| sum | (one ^ other));
+        differences == 0
+    }
 }
 
 /// Opens the listener, and serves it in the background.
 pub(crate) async fn serve(address: SocketAddr, pages: Pages) -> Result<()> {
+    if let Some(token) = &pages.token {
+        token.read().context("--metrics-token")?;
+    }
     let listener = TcpListener::bind(address).await.with_context(|| format!("--listen {address}"))?;
     tracing::info!(address = %listener.local_addr()?, "serving /metrics, /healthz and /readyz");
     tokio::spawn(accept(listener, Arc::new(pages)));
@@ -58,7 +96,7 @@ async fn accept(listener: TcpListener, pages: Arc<Pages>) {
         tokio::spawn(async move {
             let service = service_fn(move |request| answer(pages.clone(), request));
             let mut http = http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(16 * 1024);
+            http.keep_alive(false).timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(16 * 1024);
             // A client's mistakes are its own.
             let _ = timeout(LIFETIME, http.serve_connection(TokioIo::new(stream), service)).await;
             drop(permit);
@@ -68,7 +106,12 @@ async fn accept(listener: TcpListener, pages: Arc<Pages>) {
 
 async fn answer(pages: Arc<Pages>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let text = "text/plain; charset=utf-8";
+    let said = request.headers().get(hyper::header::AUTHORIZATION).map(|value| value.as_bytes());
+    let is_admitted = pages.token.as_ref().is_none_or(|token| token.admits(said));
     let (status, kind, body) = match (request.method(), request.uri().path()) {
+        _ if !is_admitted => {
+            (StatusCode::UNAUTHORIZED, text, "expected Authorization: Bearer TOKEN\n".to_owned())
+        }
         (&Method::GET | &Method::HEAD, "/healthz") => {
             let (status, body) = pages.health(Instant::now());
             (status, text, body)
@@ -96,14 +139,38 @@ async fn answer(pages: Arc<Pages>, request: Request<Incoming>) -> Result<Respons
 }
 
 impl Pages {
-    /// Before the first list, an API server that can't be reached is no reason to be restarted.
     fn health(&self, now: Instant) -> (StatusCode, String) {
-        match self.statuses.last_alive() {
-            Some(last) if now.duration_since(last) > HANGS => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("nothing has moved for {} s\n", now.duration_since(last).as_secs()),
-            ),
-            _ => (StatusCode::OK, format!("ok, for {} s\n", now.duration_since(self.started).as_secs())),
+        match Question::Live.answer(&self.statuses, now) {
+            Some(why) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{why}\n")),
+            None => (StatusCode::OK, format!("ok, for {} s\n", now.duration_since(self.started).as_secs())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_whole_token_is_admitted() {
+        let path = std::env::temp_dir().join(format!("truepeer-agent-token-{}", std::process::id()));
+        std::fs::write(&path, "secret\n").unwrap();
+        let token = TokenFile(path.clone());
+        assert!(token.admits(Some(b"Bearer secret")));
+        for wrong in [
+            None,
+            Some(&b"Bearer secre"[..]),
+            Some(b"Bearer secreT"),
+            Some(b"secret"),
+            Some(b"Bearer secret2"),
+        ] {
+            assert!(!token.admits(wrong), "{wrong:?}");
+        }
+        std::fs::write(&path, "other").unwrap();
+        assert!(token.admits(Some(b"Bearer other")) && !token.admits(Some(b"Bearer secret")));
+        std::fs::write(&path, " \n").unwrap();
+        assert!(!token.admits(Some(b"Bearer ")));
+        std::fs::remove_file(&path).unwrap();
+        assert!(!token.admits(Some(b"Bearer other")));
     }
 }

@@ -6,12 +6,14 @@ mod annotation;
 mod backoff;
 mod docker;
 mod http;
+mod in_force;
 mod kubernetes;
 mod log;
 mod metrics;
 mod node;
 mod options;
 mod plan;
+mod probe;
 mod processes;
 mod refusals;
 mod rules;
@@ -19,7 +21,6 @@ mod sender_limit;
 mod statuses;
 mod truepeer;
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ use tokio::sync::oneshot;
 
 use kubernetes::PodPolicy;
 use node::Node;
-use options::{Command, Common, Options};
+use options::{Command, Common, Listen, Options};
 use sender_limit::SenderLimit;
 use statuses::StatusTable;
 use truepeer::Truepeer;
@@ -41,6 +42,9 @@ const LEAVE: Duration = Duration::from_secs(20);
 
 fn main() -> ExitCode {
     let options = Options::parse();
+    if let Command::Probe(options) = &options.command {
+        return probe::ask(&options.probes, options.question);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.context("the async runtime").and_then(|runtime| runtime.block_on(run(options))) {
         Ok(()) => ExitCode::SUCCESS,
@@ -59,10 +63,12 @@ async fn run(options: Options) -> Result<()> {
             if options.leave {
                 agent.statuses.set_left(false);
             }
+            probe::serve(&options.probes, agent.statuses.clone())?;
             let changes = kubernetes::start(&options.node, policy, agent.statuses.clone()).await?;
             let agent = if options.leave { agent.with_patience(LEAVE) } else { agent };
             agent.run(changes).await
         }
+        Command::Probe(_) => Ok(()),
         Command::Retire(options) => {
             log::init(options::LogFormat::Text, tracing::Level::INFO);
             kubernetes::retire(&options).await
@@ -87,7 +93,7 @@ struct Agent {
 }
 
 impl Agent {
-    async fn prepare(common: &Common, listen: SocketAddr, max: usize, kind: &'static str) -> Result<Self> {
+    async fn prepare(common: &Common, listen: Listen, max: usize, kind: &'static str) -> Result<Self> {
         log::init(common.log_format, common.log_level);
         let sender_limit = SenderLimit::of(&common.allow_senders)?;
         let truepeer = Truepeer::find(common.truepeer.clone(), common.pins.clone());
@@ -96,18 +102,17 @@ impl Agent {
         let statuses = Arc::new(StatusTable::default());
         let node = Node::new(truepeer.clone(), max, statuses.clone())?;
         tokio::spawn(refusals::run(truepeer.clone(), statuses.clone()));
-        let metrics = metrics::Labels { kind, truepeer: version };
-        http::serve(
-            listen,
-            http::Pages {
+        if let Listen(Some(address)) = listen {
+            let pages = http::Pages {
                 statuses: statuses.clone(),
                 truepeer,
-                metrics,
+                metrics: metrics::Labels { kind, truepeer: version },
                 counters: metrics::Counters::default(),
                 started: Instant::now(),
-            },
-        )
-        .await?;
+                token: common.metrics_token.clone().map(http::TokenFile),
+            };
+            http::serve(address, pages).await?;
+        }
         Ok(Self { statuses, sender_limit, node })
     }
 

@@ -7,8 +7,9 @@
 //!                          truepeer attach …, a process for each step
 //! ```
 //!
-//! One task owns all state. Steps of different pods run beside each other, two at a time; those of one pod one after another.
+//! The kernel is the memory: an agent that starts asks it what is attached, and believes nothing else. One task owns all state. Steps of different pods run beside each other, two at a time; those of one pod one after another.
 
+mod core;
 mod entry;
 mod steps;
 
@@ -19,23 +20,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
-use crate::plan::{self, Doing, Key, Step, Want};
+use crate::plan::{Key, Want};
 use crate::processes::{Place, Proc, cgroup_mounts};
-use crate::statuses::{Name, StatusTable};
-use crate::truepeer::Truepeer;
+use crate::statuses::{NO_SERVER, Name, StatusRow, StatusTable};
+use crate::truepeer::{Status, Truepeer};
 
-use entry::Entry;
-use steps::Done;
+use self::core::{Core, Done, Found, Started};
 
 /// How often attached places are looked at.
 const CHECK: Duration = Duration::from_secs(1);
-/// How soon, and how rarely, processes of a pod are looked for.
-const SOON: Duration = Duration::from_millis(50);
-const RARELY: Duration = Duration::from_secs(2);
-/// How long after an end leftovers are removed: several pods often end together.
-const SWEEP: Duration = Duration::from_secs(2);
+/// How often the kernel's rules are compared with what was attached.
+const COMPARE: Duration = Duration::from_secs(60);
+/// How soon they are read again that could not be read at the start.
+const UNREAD: Duration = Duration::from_secs(1);
 /// How long steps may go on when the agent is told to end.
 const END: Duration = Duration::from_secs(5);
 
@@ -56,12 +55,6 @@ pub(crate) struct Claim {
     pub(crate) description: String,
     /// The rules served then; else they were being detached.
     pub(crate) is_true: bool,
-}
-
-/// A place, and whether the network plugin is through with it.
-struct Found {
-    place: Place,
-    has_address: bool,
 }
 
 fn find(proc: &Proc, host: u64, wanted: BTreeMap<Key, Option<u32>>) -> BTreeMap<Key, Found> {
@@ -92,18 +85,21 @@ pub(crate) struct Node {
     host: u64,
     cgroups: Vec<PathBuf>,
     max: usize,
-    entries: BTreeMap<Key, Entry>,
-    arrivals: u64,
     steps: JoinSet<Done>,
+    handles: BTreeMap<(Key, u64), AbortHandle>,
     permits: Arc<Semaphore>,
     statuses: Arc<StatusTable>,
     patience: Option<Duration>,
-    /// When leftovers are removed: a moment after the last end.
-    sweep: Option<Instant>,
-    next_check: Instant,
-    next_search: Instant,
-    has_heard_all: bool,
 }
+
+/// When the driver looks, whatever happens.
+struct Clock {
+    check: Instant,
+    compare: Instant,
+}
+
+/// The kernel's state at a moment after this one.
+type Compared = Option<(Instant, Vec<Status>)>;
 
 impl Node {
     pub(crate) fn new(truepeer: Truepeer, max: usize, statuses: Arc<StatusTable>) -> Result<Self> {
@@ -112,23 +108,17 @@ impl Node {
             .netns_of_host()
             .context("/proc/1/ns/net can't be read: expected root with CAP_SYS_PTRACE, in the host's PID namespace (hostPID: true)")?;
         let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
-        let now = Instant::now();
         Ok(Self {
             truepeer,
             proc,
             host,
             cgroups: cgroup_mounts(&mountinfo),
             max,
-            entries: BTreeMap::new(),
-            arrivals: 0,
             steps: JoinSet::new(),
+            handles: BTreeMap::new(),
             permits: Arc::new(Semaphore::new(2)),
             statuses,
             patience: None,
-            sweep: None,
-            next_check: now,
-            next_search: now,
-            has_heard_all: false,
         })
     }
 
@@ -139,169 +129,115 @@ impl Node {
 
     /// Works until told to end. What is attached stays.
     pub(crate) async fn run(mut self, mut changes: mpsc::Receiver<Change>, mut end: oneshot::Receiver<()>) {
+        // Before the pods' list, which is then newer than this.
+        let mut core = Core::new(self.max, self.read_kernel().await, Instant::now());
+        let mut clock = Clock { check: Instant::now(), compare: Instant::now() + COMPARE };
+        let mut compares: JoinSet<Compared> = JoinSet::new();
         loop {
-            let wake = self.wake();
+            let now = Instant::now();
+            let wake = core.wake(now).into_iter().chain([clock.check, clock.compare]).min().unwrap_or(now);
+            let mut heard = Vec::new();
             tokio::select! {
                 change = changes.recv() => match change {
-                    Some(change) => self.update(change),
+                    Some(change) => heard.push(change),
                     None => break,
                 },
-                Some(done) = self.steps.join_next() => if let Ok(done) = done { self.finish(done) },
+                Some(done) = self.steps.join_next() => if let Ok(done) = done { self.finish(&mut core, done) },
+                Some(Ok(Some((begun, all)))) = compares.join_next() => {
+                    core.compare(&all, begun);
+                    if !core.has_looked_for_unasked() {
+                        core.find_unasked(&self.pods().await, Some(&all), Instant::now());
+                    }
+                }
                 () = tokio::time::sleep_until(wake.into()) => {}
                 _ = &mut end => break,
             }
-            while let Ok(change) = changes.try_recv() {
-                self.update(change);
-            }
-            self.find_processes().await;
-            self.start_steps();
-            self.sweep();
-            self.publish();
-        }
-        self.wind_up().await;
-    }
-
-    fn update(&mut self, change: Change) {
-        match change {
-            Change::Set(key, desired) => {
-                match self.entries.get_mut(&key) {
-                    Some(entry) => entry.update(desired),
-                    None => {
-                        self.arrivals += 1;
-                        self.entries.insert(key, Entry::new(desired, self.arrivals));
+            heard.extend(std::iter::from_fn(|| changes.try_recv().ok()));
+            for change in heard {
+                if core.update(change, Instant::now()) {
+                    core.find_unasked(&self.pods().await, None, Instant::now());
+                    if !core.has_looked_for_unasked() {
+                        clock.compare = Instant::now() + UNREAD;
                     }
                 }
-                self.next_search = Instant::now();
             }
-            Change::Gone(key) => self.remove(&key),
-            Change::Only(keys) => {
-                let gone: Vec<_> = self.entries.keys().filter(|key| !keys.contains(*key)).cloned().collect();
-                gone.iter().for_each(|key| self.remove(key));
-                if !self.has_heard_all {
-                    // Of pods that ended while no agent ran.
-                    self.sweep = Some(Instant::now() + SWEEP);
-                }
-                self.has_heard_all = true;
-            }
+            self.find_processes(&mut core, &mut clock).await;
+            self.start_steps(&mut core);
+            self.sweep(&mut core);
+            self.look_for_servers(&mut core);
+            self.compare(&core, &mut compares, &mut clock);
+            self.publish(&core);
         }
+        self.wind_up(core).await;
     }
 
-    /// Its network namespace ends with it, and everything in there.
-    fn remove(&mut self, key: &Key) {
-        if let Some(mut entry) = self.entries.remove(key) {
-            entry.interrupt();
-            if entry.is_attached() {
-                tracing::info!(name = %entry.desired.name, "gone");
-                self.sweep = Some(Instant::now() + SWEEP);
-            }
+    /// `None` if it can't be read.
+    async fn read_kernel(&self) -> Option<Vec<Status>> {
+        let all = self.truepeer.status_of_all().await;
+        let complain = |error: &anyhow::Error| tracing::warn!("what is attached already: {error:#}");
+        all.inspect_err(complain).ok().map(|all| all.namespaces)
+    }
+
+    /// Those that have a process.
+    async fn pods(&self) -> BTreeMap<Key, Place> {
+        let (proc, host) = (self.proc.clone(), self.host);
+        tokio::task::spawn_blocking(move || proc.pods(host)).await.unwrap_or_default()
+    }
+
+    fn finish(&mut self, core: &mut Core, done: Done) {
+        self.handles.remove(&(done.key.clone(), done.number));
+        if let Some((step, result)) = core.finish(done, Instant::now()) {
+            self.statuses.count(step, result);
         }
-        self.statuses.remove(key);
     }
 
     /// Loses places whose process has ended, and looks for processes where one is missing.
-    async fn find_processes(&mut self) {
+    async fn find_processes(&self, core: &mut Core, clock: &mut Clock) {
         let now = Instant::now();
-        if now >= self.next_check {
-            self.next_check = now + CHECK;
-            for entry in self.entries.values_mut() {
-                if entry.place.as_ref().is_some_and(|place| !self.proc.is_still(place)) {
-                    entry.lose_place(now);
-                    self.next_search = now;
-                }
-            }
+        if now >= clock.check {
+            clock.check = now + CHECK;
+            core.check_places(|place| self.proc.is_still(place), now);
         }
-        if now < self.next_search || !self.entries.values().any(Entry::is_searching) {
+        let wanted = core.missing(now);
+        if wanted.is_empty() {
             return;
         }
-        let searched = self.entries.iter().filter(|(_, entry)| entry.is_searching());
-        let wanted = searched.map(|(key, entry)| (key.clone(), entry.desired.process)).collect();
         let (proc, host) = (self.proc.clone(), self.host);
         // Some microseconds for each process of the machine, and pods say how long their tables are.
-        let mut found =
-            tokio::task::spawn_blocking(move || find(&proc, host, wanted)).await.unwrap_or_default();
-        for (key, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_searching()) {
-            entry.found(found.remove(key));
-        }
-        self.find_conflicts();
-        let now = Instant::now();
-        let waits = self.entries.values().filter_map(|entry| entry.searching_for(now));
-        let youngest = waits.min().unwrap_or(RARELY);
-        self.next_search = now + (youngest / 8).clamp(SOON, RARELY);
+        let found = tokio::task::spawn_blocking(move || find(&proc, host, wanted)).await;
+        core.found(found.unwrap_or_default(), Instant::now());
     }
 
-    /// Containers may share a network namespace, and each attach replaces all that is there: who came first keeps it.
-    fn find_conflicts(&mut self) {
-        let mut holders: BTreeMap<u64, (u64, Name)> = BTreeMap::new();
-        let asking = |entry: &Entry| matches!(entry.desired.want, Want::Attach(_));
-        for entry in self.entries.values().filter(|entry| asking(entry)) {
-            let Some(place) = &entry.place else { continue };
-            let is_earlier = holders.get(&place.netns).is_none_or(|(arrival, _)| entry.arrival < *arrival);
-            if is_earlier {
-                holders.insert(place.netns, (entry.arrival, entry.desired.name.clone()));
+    fn start_steps(&mut self, core: &mut Core) {
+        for Started { key, number, step, place } in core.start_steps(Instant::now()) {
+            let work = steps::Work {
+                key: key.clone(),
+                place,
+                truepeer: self.truepeer.clone(),
+                proc: self.proc.clone(),
+                cgroups: self.cgroups.clone(),
+                permits: self.permits.clone(),
+                patience: self.patience,
+            };
+            self.handles.insert((key, number), self.steps.spawn(work.run(step, number)));
+        }
+        self.end_steps(core);
+    }
+
+    /// Those whose results nobody waits for, with their processes.
+    fn end_steps(&mut self, core: &Core) {
+        self.handles.retain(|(key, number), handle| {
+            let is_wanted = core.is_running(key, *number);
+            if !is_wanted {
+                handle.abort();
             }
-        }
-        for entry in self.entries.values_mut() {
-            let holder = entry.place.as_ref().and_then(|place| holders.get(&place.netns));
-            entry.conflict =
-                holder.filter(|(arrival, _)| asking(entry) && *arrival != entry.arrival).map(|(_, name)| {
-                    Want::Forbidden(format!(
-                        "it shares the network of {name}, which has such labels: name all ports there"
-                    ))
-                });
-        }
-    }
-
-    fn start_steps(&mut self) {
-        let now = Instant::now();
-        let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now))).collect();
-        let plan = plan::plan(&views, self.max);
-        for (key, entry) in &mut self.entries {
-            entry.is_without_room = plan.without_room.contains(key);
-        }
-        for (key, step) in plan.steps {
-            self.start(&key, step, now);
-        }
-    }
-
-    fn start(&mut self, key: &Key, step: Step, now: Instant) {
-        let Some(entry) = self.entries.get_mut(key) else { return };
-        entry.interrupt();
-        if step == Step::Forget {
-            self.sweep = Some(now + SWEEP);
-            return entry.forget();
-        }
-        let Some(place) = entry.place.clone() else { return };
-        let work = steps::Work {
-            key: key.clone(),
-            place,
-            truepeer: self.truepeer.clone(),
-            proc: self.proc.clone(),
-            cgroups: self.cgroups.clone(),
-            permits: self.permits.clone(),
-            patience: self.patience,
-        };
-        let doing = match &step {
-            Step::Verify(_) => Doing::Verify,
-            Step::Detach => Doing::Detach,
-            Step::Attach(_) | Step::Forget => Doing::Attach,
-        };
-        entry.begin(doing, now, |number| self.steps.spawn(work.run(step, number)));
-    }
-
-    fn finish(&mut self, done: Done) {
-        let Some(entry) = self.entries.get_mut(&done.key) else { return };
-        if let Some((step, result)) = entry.finish(done) {
-            self.statuses.count(step, result);
-        }
-        // Before the next plan, which would take a place that is missing for one that has ended.
-        if entry.is_searching() {
-            self.next_search = Instant::now();
-        }
+            is_wanted
+        });
     }
 
     /// The pins and the hooks of network namespaces that have ended.
-    fn sweep(&mut self) {
-        if self.sweep.take_if(|time| *time <= Instant::now()).is_none() {
+    fn sweep(&self, core: &mut Core) {
+        if !core.is_sweep_due(Instant::now()) {
             return;
         }
         let truepeer = self.truepeer.clone();
@@ -312,27 +248,47 @@ impl Node {
         });
     }
 
-    fn publish(&mut self) {
-        for (key, entry) in &self.entries {
-            self.statuses.write(key, entry.line(self.max));
+    /// A wrong port in the annotation has no other sign: connections to the right one reach the server with their header.
+    fn look_for_servers(&self, core: &mut Core) {
+        for (key, place, ports) in core.without_known_server(Instant::now()) {
+            let unserved = self.proc.unserved(&place, &ports);
+            if !unserved.is_empty() {
+                let ports: Vec<String> = unserved.iter().map(ToString::to_string).collect();
+                let text = format!(
+                    "nothing listens on port {} of the pod: truepeer.dev/ports names the ports of the server in the pod, not those of its service",
+                    ports.join(",")
+                );
+                tracing::warn!(%key, "{text}");
+                self.statuses.warn(key, NO_SERVER, text);
+            }
         }
-        if self.has_heard_all {
+    }
+
+    /// Somebody else may change what is attached.
+    fn compare(&self, core: &Core, compares: &mut JoinSet<Compared>, clock: &mut Clock) {
+        let begun = Instant::now();
+        if begun < clock.compare {
+            return;
+        }
+        clock.compare = begun + if core.has_looked_for_unasked() { COMPARE } else { UNREAD };
+        let truepeer = self.truepeer.clone();
+        if compares.is_empty() {
+            compares.spawn(async move { Some((begun, truepeer.status_of_all().await.ok()?.namespaces)) });
+        }
+    }
+
+    fn publish(&self, core: &Core) {
+        let rows: BTreeMap<Key, StatusRow> = core.rows().map(|(key, row)| (key.clone(), row)).collect();
+        self.statuses.replace(rows);
+        if core.has_heard_all() {
             self.statuses.mark_alive(Instant::now());
         }
     }
 
-    fn wake(&self) -> Instant {
-        let now = Instant::now();
-        let due = self.entries.values().filter_map(|entry| entry.backoff.due()).filter(|due| *due > now);
-        let is_searching = self.entries.values().any(Entry::is_searching);
-        let search = is_searching.then_some(self.next_search);
-        due.chain(search).chain(self.sweep).chain([self.next_check]).min().unwrap_or(self.next_check)
-    }
-
     /// A step that is cut off would be left half done. Waits for connections are: the next agent waits again.
-    async fn wind_up(mut self) {
-        let waiting = self.entries.values_mut().filter(|entry| entry.doing() == Some(Doing::Detach));
-        waiting.for_each(Entry::interrupt);
+    async fn wind_up(mut self, mut core: Core) {
+        core.interrupt_waits();
+        self.end_steps(&core);
         let rest = async { while self.steps.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(END, rest).await;
     }

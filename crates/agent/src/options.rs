@@ -2,15 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::probe;
 use crate::sender_limit::Entry;
 
 /// Where metrics are served: on each node, to the cluster; or on this host alone.
 const LISTEN_NODE: &str = "[::]:9464";
 const LISTEN_HERE: &str = "127.0.0.1:9464";
+/// Where probes are answered.
+const PROBES: &str = "@truepeer-agent";
 
 const KUBERNETES_HELP: &str = "\
 Examples:
@@ -60,6 +64,8 @@ pub(crate) enum Command {
     Kubernetes(Kubernetes),
     /// Before the DaemonSet is deleted: its agents detach all pods (kubernetes --leave)
     Retire(Retire),
+    /// For the kubelet's probes: whether the agent in this network namespace is alive, or ready
+    Probe(Probe),
     /// The containers of Docker or Podman, by their labels
     #[command(after_long_help = DOCKER_HELP, after_help = "More, with examples: truepeer-agent docker --help")]
     Docker(Docker),
@@ -75,9 +81,13 @@ pub(crate) struct Kubernetes {
     #[arg(long, value_name = "COUNT", default_value_t = 250)]
     pub(crate) max_pods: usize,
 
-    /// Address of /metrics, /healthz and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = LISTEN_NODE, value_parser = address)]
-    pub(crate) listen: SocketAddr,
+    /// Address of /metrics, /healthz and /readyz; none: they are not served
+    #[arg(long, value_name = "ADDRESS", default_value = LISTEN_NODE)]
+    pub(crate) listen: Listen,
+
+    /// Socket of the kubelet's probes (truepeer-agent probe): a name in the pod's network namespace
+    #[arg(long, value_name = "@NAME", default_value = PROBES)]
+    pub(crate) probes: probe::Name,
 
     /// Detach all pods and remove the condition, instead of attaching; /readyz says when nothing is left. Open connections have 20 s
     #[arg(long)]
@@ -103,6 +113,16 @@ pub(crate) struct Retire {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Probe {
+    #[arg(value_enum)]
+    pub(crate) question: probe::Question,
+
+    /// Socket of the probes
+    #[arg(long, value_name = "@NAME", default_value = PROBES)]
+    pub(crate) probes: probe::Name,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Docker {
     /// The engine's socket [default: /run/docker.sock, or /run/podman/podman.sock where that does not exist]
     #[arg(long, env = "DOCKER_HOST", value_name = "PATH")]
@@ -112,9 +132,9 @@ pub(crate) struct Docker {
     #[arg(long, value_name = "COUNT", default_value_t = 250)]
     pub(crate) max_containers: usize,
 
-    /// Address of /metrics, /healthz and /readyz
-    #[arg(long, value_name = "ADDRESS", default_value = LISTEN_HERE, value_parser = address)]
-    pub(crate) listen: SocketAddr,
+    /// Address of /metrics, /healthz and /readyz; none: they are not served
+    #[arg(long, value_name = "ADDRESS", default_value = LISTEN_HERE)]
+    pub(crate) listen: Listen,
 
     #[command(flatten)]
     pub(crate) common: Common,
@@ -126,6 +146,10 @@ pub(crate) struct Common {
     /// [default: any]
     #[arg(long, value_name = "PREFIX|FILE")]
     pub(crate) allow_senders: Vec<Entry>,
+
+    /// File with a token that whoever asks for /metrics must have (Authorization: Bearer TOKEN)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics_token: Option<PathBuf>,
 
     /// The program truepeer [default: beside this program, else as found in PATH]
     #[arg(long, value_name = "PATH")]
@@ -155,13 +179,25 @@ fn seconds(text: &str) -> Result<Duration, String> {
     number.map(Duration::from_secs).map_err(|_| "expected seconds, such as 60 or 60s".to_owned())
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let port_alone = text.strip_prefix(':').unwrap_or(text).parse::<u16>();
-    match port_alone {
-        Ok(port) => Ok((std::net::Ipv6Addr::UNSPECIFIED, port).into()),
-        Err(_) => text
-            .parse()
-            .map_err(|_| "expected an address and a port, such as 127.0.0.1:9464 or [::]:9464".to_owned()),
+/// Where something is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listen(pub(crate) Option<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let port_alone = text.strip_prefix(':').unwrap_or(text).parse::<u16>();
+        let address = match port_alone {
+            Ok(port) => (std::net::Ipv6Addr::UNSPECIFIED, port).into(),
+            Err(_) => text.parse().map_err(
+                |_| "expected an address and a port, such as 127.0.0.1:9464 or [::]:9464, or none",
+            )?,
+        };
+        Ok(Self(Some(address)))
     }
 }
 
@@ -185,12 +221,16 @@ mod tests {
         else {
             panic!("another command");
         };
-        assert_eq!((options.max_pods, options.listen.to_string().as_str()), (250, LISTEN_NODE));
+        assert_eq!((options.max_pods, options.listen), (250, LISTEN_NODE.parse().unwrap()));
         assert!(options.common.allow_senders.is_empty() && options.common.truepeer.is_none());
         let Command::Docker(options) = parsed("truepeer-agent docker --listen :9000").unwrap().command else {
             panic!("another command");
         };
-        assert_eq!(options.listen.to_string(), "[::]:9000");
+        assert_eq!(options.listen, Listen("[::]:9000".parse().ok()));
+        let Command::Docker(options) = parsed("truepeer-agent docker --listen none").unwrap().command else {
+            panic!("another command");
+        };
+        assert_eq!(options.listen, Listen(None));
     }
 
     #[test]
@@ -198,7 +238,7 @@ mod tests {
         for (line, expected) in [
             (
                 "docker --listen here",
-                "invalid value 'here' for '--listen <ADDRESS>': expected an address and a port, such as 127.0.0.1:9464 or [::]:9464",
+                "invalid value 'here' for '--listen <ADDRESS>': expected an address and a port, such as 127.0.0.1:9464 or [::]:9464, or none",
             ),
             (
                 "docker --allow-senders lan",

@@ -23,12 +23,16 @@ pub(crate) enum Want {
 /// What is attached in the kernel, as far as the agent knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Actual {
-    /// An earlier agent said that it had attached this (see [`description`]).
-    Claimed(String),
+    /// The kernel is to be asked.
+    Unknown,
     Nothing,
     Attached {
         netns: u64,
         rules: Rules,
+    },
+    /// Something is attached, with other rules than those that were wanted when the kernel was asked.
+    Other {
+        netns: u64,
     },
 }
 
@@ -36,7 +40,7 @@ pub(crate) enum Actual {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doing {
     Attach,
-    Verify,
+    Look,
     /// Waits for open connections, perhaps for days.
     Detach,
 }
@@ -46,8 +50,8 @@ pub(crate) enum Doing {
 pub(crate) enum Step {
     /// Attaches, or changes the rules; ends a `Detach` that is under way.
     Attach(Rules),
-    /// Asks the kernel whether these rules, which an earlier agent attached, are still there.
-    Verify(Rules),
+    /// Asks the kernel what is attached, and whether it is exactly these rules.
+    Look(Option<Rules>),
     Detach,
     /// The network namespace has ended, and everything with it; ends a `Detach` that is under way.
     Forget,
@@ -81,7 +85,7 @@ pub(crate) fn plan(views: &BTreeMap<Key, View<'_>>, max: usize) -> Plan {
     let mut plan = Plan::default();
     let has_room_already = |view: &View<'_>| match (view.actual, view.doing) {
         (_, Some(Doing::Attach)) => true,
-        (Actual::Attached { .. } | Actual::Claimed(_), _) => {
+        (Actual::Attached { .. } | Actual::Other { .. } | Actual::Unknown, _) => {
             !matches!(view.want, Want::Nothing | Want::Forbidden(_))
         }
         (Actual::Nothing, _) => false,
@@ -104,14 +108,14 @@ pub(crate) fn plan(views: &BTreeMap<Key, View<'_>>, max: usize) -> Plan {
 }
 
 fn next(view: &View<'_>) -> Option<Step> {
-    if matches!(view.doing, Some(Doing::Attach | Doing::Verify)) {
+    if matches!(view.doing, Some(Doing::Attach | Doing::Look)) {
         return None;
     }
     let Some(place) = view.place else { return without_place(view) };
     let elsewhere = |netns: u64| netns != place.netns;
     let step = match (view.want, view.actual) {
         // A sandbox that was started again has another network namespace.
-        (want, Actual::Attached { netns, .. }) if elsewhere(*netns) => match want {
+        (want, Actual::Attached { netns, .. } | Actual::Other { netns }) if elsewhere(*netns) => match want {
             Want::Attach(rules) => Step::Attach(rules.clone()),
             _ => return Some(Step::Forget),
         },
@@ -119,14 +123,12 @@ fn next(view: &View<'_>) -> Option<Step> {
             let is_as_wanted = rules == attached && view.doing.is_none();
             (!is_as_wanted).then(|| Step::Attach(rules.clone()))?
         }
-        (Want::Attach(rules), Actual::Claimed(claim)) if *claim == description(rules, place.netns) => {
-            Step::Verify(rules.clone())
-        }
+        // A detach that waits is ended by new rules: no need to ask.
+        (Want::Attach(rules), Actual::Unknown) if view.doing.is_none() => Step::Look(Some(rules.clone())),
         (Want::Attach(rules), _) => Step::Attach(rules.clone()),
-        (Want::Nothing | Want::Forbidden(_), Actual::Attached { .. } | Actual::Claimed(_)) => {
-            view.doing.is_none().then_some(Step::Detach)?
-        }
+        (Want::Unclear(_), Actual::Unknown) if view.doing.is_none() => Step::Look(None),
         (Want::Nothing | Want::Forbidden(_), Actual::Nothing) | (Want::Unclear(_), _) => return None,
+        (Want::Nothing | Want::Forbidden(_), _) => view.doing.is_none().then_some(Step::Detach)?,
     };
     view.is_due.then_some(step)
 }
@@ -134,17 +136,16 @@ fn next(view: &View<'_>) -> Option<Step> {
 /// Nothing can be attached. What was attached ended with its namespace.
 fn without_place(view: &View<'_>) -> Option<Step> {
     match view.actual {
-        Actual::Attached { .. } => Some(Step::Forget),
-        Actual::Claimed(_) if view.is_lost && matches!(view.want, Want::Nothing | Want::Forbidden(_)) => {
+        Actual::Attached { .. } | Actual::Other { .. } => Some(Step::Forget),
+        Actual::Unknown if view.is_lost && matches!(view.want, Want::Nothing | Want::Forbidden(_)) => {
             Some(Step::Forget)
         }
         // The process may still be found.
-        Actual::Claimed(_) | Actual::Nothing => None,
+        Actual::Unknown | Actual::Nothing => None,
     }
 }
 
-/// What is said of an attachment where an agent that starts later reads it. The same rules attached by another version are attached again, which
-/// brings its kernel programs.
+/// What is said of an attachment.
 pub(crate) fn description(rules: &Rules, netns: u64) -> String {
     format!("{rules}; netns {netns}; truepeer {}", env!("CARGO_PKG_VERSION"))
 }

@@ -9,11 +9,13 @@
 //!
 //! A container may have cgroups below its own, with any name. So only the outermost component that names a pod counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use crate::rules::Port;
 
 /// Where to attach: a process that is in the pod's network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +85,7 @@ impl Proc {
         for pid in self.pids() {
             let Ok(text) = fs::read_to_string(self.of(pid).join("cgroup")) else { continue };
             let Some(Member { uid, cgroup }) = Member::of(&text) else { continue };
-            let Some(place) = self.place(pid, host) else { continue };
+            let Some(place) = self.place(pid, host).filter(|_| !self.is_of_runtime(pid)) else { continue };
             let is_first =
                 pods.get(&uid).is_none_or(|found| (place.started, pid) < (found.started, found.pid));
             if is_first {
@@ -93,9 +95,31 @@ impl Proc {
         pods
     }
 
+    /// runc's own processes are in a pod's cgroup and network for a moment, before the pod's first program begins (`runc:[1:CHILD]`).
+    fn is_of_runtime(&self, pid: u32) -> bool {
+        fs::read_to_string(self.of(pid).join("comm")).is_ok_and(|name| name.starts_with("runc:["))
+    }
+
     fn pids(&self) -> impl Iterator<Item = u32> {
         let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    }
+
+    /// Ports without a server in the network namespace of a place: of TCP those without a listening socket, of UDP those without any. Empty if
+    /// its sockets can't be read.
+    pub(crate) fn unserved(&self, place: &Place, ports: &BTreeSet<Port>) -> Vec<Port> {
+        let read = |name: &str| read_some(&self.of(place.pid).join("net").join(name));
+        let (Some(tcp), Some(tcp6)) = (read("tcp"), read("tcp6")) else { return Vec::new() };
+        let (Some(udp), Some(udp6)) = (read("udp"), read("udp6")) else { return Vec::new() };
+        // Each has a line of titles, unless it could not be read.
+        if tcp.is_empty() || udp.is_empty() {
+            return Vec::new();
+        }
+        let is_served = |port: &Port| match port {
+            Port::Tcp(port) => [&tcp, &tcp6].iter().any(|table| has_socket(table, *port, "0A")),
+            Port::Udp { backend, .. } => [&udp, &udp6].iter().any(|table| has_socket(table, *backend, "07")),
+        };
+        ports.iter().filter(|port| !is_served(port)).copied().collect()
     }
 
     /// Whether the network plugin is through: there is an address besides the loopback's and link-local ones.
@@ -113,6 +137,16 @@ fn read_some(path: &Path) -> Option<String> {
     let file = fs::File::open(path).map(|file| file.take(MAX));
     let length = file.and_then(|mut file| file.read_to_string(&mut text)).unwrap_or_default();
     u64::try_from(length).is_ok_and(|length| length < MAX).then_some(text)
+}
+
+/// A line of /proc/net/tcp or udp: `0: 0100007F:0050 00000000:0000 0A …`: the local address and port, the other one, the state (0A: TCP_LISTEN, 07: a
+/// UDP socket that is not connected).
+fn has_socket(table: &str, port: u16, state: &str) -> bool {
+    let port = format!(":{port:04X}");
+    table.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(state)
+    })
 }
 
 /// The kernel's routing tables: an address of this network namespace is the line before `/32 host LOCAL`.

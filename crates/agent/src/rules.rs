@@ -57,6 +57,10 @@ impl Rules {
         arguments
     }
 
+    pub(crate) fn has_tcp(&self) -> bool {
+        self.ports.iter().any(|port| matches!(port, Port::Tcp(_)))
+    }
+
     fn has_udp(&self) -> bool {
         self.ports.iter().any(|port| matches!(port, Port::Udp { .. }))
     }

@@ -9,6 +9,9 @@ use tokio::sync::futures::Notified;
 
 use crate::plan::Key;
 
+/// The reason of an event: the annotation's port has no server.
+pub(crate) const NO_SERVER: &str = "NothingListens";
+
 /// A pod's namespace and name, or a container's name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name {
@@ -91,17 +94,14 @@ pub(crate) struct StatusTable {
 }
 
 impl StatusTable {
-    /// Replaces a line; those that read are woken if it is another.
-    pub(crate) fn write(&self, key: &Key, line: StatusRow) {
+    /// Replaces all lines; those that read are woken if a state is another.
+    pub(crate) fn replace(&self, rows: BTreeMap<Key, StatusRow>) {
         let mut lines = locked(&self.lines);
-        let before = lines.insert(key.clone(), line.clone());
-        if before.is_none_or(|before| before.state != line.state) {
+        let before = std::mem::replace(&mut *lines, rows);
+        let state = |rows: &BTreeMap<Key, StatusRow>, key: &Key| rows.get(key).map(|row| row.state.clone());
+        if lines.keys().any(|key| state(&before, key) != state(&lines, key)) {
             self.changed.notify_waiters();
         }
-    }
-
-    pub(crate) fn remove(&self, key: &Key) {
-        locked(&self.lines).remove(key);
     }
 
     pub(crate) fn rows(&self) -> BTreeMap<Key, StatusRow> {
@@ -111,6 +111,11 @@ impl StatusTable {
     /// Ends when a state has changed since this call.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()
+    }
+
+    /// Something that an event tells; `reason`: one of few.
+    pub(crate) fn warn(&self, key: Key, reason: &str, text: String) {
+        self.refused(key, reason.to_owned(), text);
     }
 
     /// A connection or datagram was refused, for a reason of which there are few.
@@ -146,7 +151,9 @@ impl StatusTable {
     /// Why it is not ready, if it isn't.
     pub(crate) fn unready_reason(&self) -> Option<&'static str> {
         let has_heard = self.last_alive().is_some();
-        let has_left = locked(&self.left).unwrap_or(true);
+        // What is told of it may be older than the lines.
+        let is_idle = locked(&self.lines).values().all(|line| line.state == State::Idle);
+        let has_left = locked(&self.left).is_none_or(|has_left| has_left && is_idle);
         match (has_heard, has_left) {
             (false, _) => Some("the list of pods or containers has not come yet"),
             (true, false) => Some("some are still attached"),

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use crate::in_force::RulesInForce;
 use crate::processes::Place;
 use crate::rules::Rules;
 
@@ -35,29 +36,58 @@ pub(crate) struct AllStatus {
 }
 
 /// `truepeer attach status --json`, as far as it is used here.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Status {
     #[serde(default)]
     pub(crate) attached: bool,
     #[serde(default)]
     pub(crate) netns: Option<u64>,
+    /// The programs are those of this truepeer.
+    #[serde(default)]
+    pub(crate) current: bool,
+    #[serde(default)]
+    pub(crate) cgroup_gone: bool,
+    /// Devices without programs; of one network namespace alone.
+    #[serde(default)]
+    pub(crate) uncovered: Vec<String>,
+    #[serde(default)]
+    pub(crate) attachments: Vec<Attachment>,
     #[serde(default)]
     pub(crate) ports: Vec<PortStatus>,
     #[serde(default)]
     pub(crate) memory: Memory,
 }
 
+/// Ports with the same rules.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct Attachment {
+    pub(crate) id: u8,
+    /// `None`: of a truepeer that does not tell them.
+    #[serde(default)]
+    pub(crate) rules: Option<RulesInForce>,
+}
+
 /// Bytes of kernel memory.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct Memory {
     #[serde(default)]
     pub(crate) tables: u64,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct PortStatus {
     pub(crate) port: u16,
+    /// All that are counted together: `80`, `40000-41000`.
+    #[serde(default)]
+    pub(crate) ports: String,
     pub(crate) protocol: String,
+    #[serde(default)]
+    pub(crate) attachment: u8,
+    /// UDP.
+    #[serde(default)]
+    pub(crate) backend_port: Option<u16>,
+    #[serde(default)]
+    pub(crate) dialect: Option<String>,
     #[serde(default)]
     pub(crate) draining: bool,
     /// TCP: open connections with and without a translated sequence number.
@@ -121,6 +151,8 @@ impl Truepeer {
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{}", shortened(&complaint));
         let warnings = complaint.lines().filter_map(|line| line.strip_prefix("warning: "));
+        // As a rule the pod's server has not started yet: the agent looks again later.
+        let warnings = warnings.filter(|warning| !warning.starts_with("nothing listens on port"));
         Ok(warnings.map(str::to_owned).collect())
     }
 

@@ -33,9 +33,11 @@ impl Condition {
             State::Idle => None,
             State::Waiting(what) => condition(false, "Waiting", (*what).to_owned()),
             State::Attached { description, .. } => condition(true, ATTACHED, description.clone()),
-            // The earlier annotations still hold, and the message is what an agent that starts later compares.
-            State::Refused { kept: Some(description), .. }
-            | State::Failed { kept: Some(description), .. } => condition(true, ATTACHED, description.clone()),
+            // The earlier annotations still hold. Events end after an hour, the condition doesn't.
+            State::Refused { why, kept: Some(description) }
+            | State::Failed { why, kept: Some(description) } => {
+                condition(true, ATTACHED, format!("{description}; not followed: {why}"))
+            }
             State::Refused { why, kept: None } => condition(false, "Refused", why.clone()),
             State::Failed { why, kept: None } => condition(false, "AttachFailed", why.clone()),
             State::NoRoom { max } => condition(false, "TooManyPods", no_room(*max)),
@@ -120,7 +122,8 @@ mod tests {
     fn a_wrong_annotation_keeps_a_pod_ready_that_is_attached() {
         let refused = |kept| Condition::of(&State::Refused { why: "wrong".to_owned(), kept }).unwrap();
         assert!(!refused(None).is_true);
-        assert_eq!(refused(Some("ports 80".to_owned())).claim(), claim("ports 80", true));
+        let kept = refused(Some("ports 80".to_owned()));
+        assert_eq!(kept.claim(), claim("ports 80; not followed: wrong", true));
     }
 
     #[test]

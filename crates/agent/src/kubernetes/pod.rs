@@ -24,7 +24,7 @@ pub(super) struct AnnotatedPod {
 }
 
 impl AnnotatedPod {
-    /// `None`: nothing to do with it, or no more.
+    /// `None`: it has ended. One that asks for nothing may have something attached all the same.
     pub(super) fn of(pod: &Pod, policy: &PodPolicy) -> Option<Self> {
         let (metadata, status) = (&pod.metadata, pod.status.as_ref());
         let uid = metadata.uid.clone().filter(|uid| is_uid(uid))?;
@@ -38,9 +38,6 @@ impl AnnotatedPod {
             .map(of_api);
         let want = if policy.leaves { Want::Nothing } else { want(pod, &policy.sender_limit) };
         let claim = condition.as_ref().and_then(Condition::claim);
-        if want == Want::Nothing && condition.is_none() {
-            return None;
-        }
         let name = Name { namespace: metadata.namespace.clone(), name: metadata.name.clone()? };
         Some(Self { uid, desired: Desired { name, want, process: None, claim }, condition })
     }
@@ -54,9 +51,19 @@ fn of_api(condition: &PodCondition) -> Condition {
     }
 }
 
+/// It waits for what nobody asks for.
+const NO_ANNOTATIONS: &str = "the pod waits for truepeer.dev/attached (readinessGates), and has no annotation truepeer.dev/ports: write the \
+    annotations in the template of its Deployment (spec.template.metadata.annotations)";
+
+fn has_gate(pod: &Pod) -> bool {
+    let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    gates.into_iter().any(|gate| gate.condition_type == conditions::TYPE)
+}
+
 fn want(pod: &Pod, sender_limit: &SenderLimit) -> Want {
     let annotations = pod.metadata.annotations.iter().flatten();
     let rules = match annotation::parse(annotations.map(|(name, value)| (name.as_str(), value.as_str()))) {
+        Ok(None) if has_gate(pod) => return Want::Forbidden(NO_ANNOTATIONS.to_owned()),
         Ok(None) => return Want::Nothing,
         Ok(Some(rules)) => rules,
         Err(wrong) => return Want::Unclear(wrong.to_string()),
@@ -114,7 +121,8 @@ mod tests {
         let seen = annotated(pod(asking(), containers.clone(), running.clone()), &[]).unwrap();
         assert_eq!((seen.uid.as_str(), seen.desired.name.to_string().as_str()), (UID, "default/web"));
         assert!(matches!(seen.desired.want, Want::Attach(_)), "{seen:?}");
-        assert!(annotated(pod(serde_json::json!({}), containers.clone(), running.clone()), &[]).is_none());
+        let plain = annotated(pod(serde_json::json!({}), containers.clone(), running.clone()), &[]).unwrap();
+        assert_eq!((plain.desired.want, plain.desired.claim), (Want::Nothing, None));
         for phase in ["Succeeded", "Failed"] {
             assert!(
                 annotated(pod(asking(), containers.clone(), serde_json::json!({"phase": phase})), &[])
@@ -146,6 +154,19 @@ mod tests {
         let mut mirror = asking();
         mirror[MIRROR] = "x".into();
         assert!(why(pod(mirror, containers, status), &[]).starts_with("static pods"));
+    }
+
+    #[test]
+    fn a_gate_without_annotations_is_explained() {
+        let gate =
+            serde_json::json!({"containers": [], "readinessGates": [{"conditionType": conditions::TYPE}]});
+        let want = |spec| {
+            annotated(pod(serde_json::json!({}), spec, serde_json::json!({})), &[]).unwrap().desired.want
+        };
+        assert_eq!(want(gate), Want::Forbidden(NO_ANNOTATIONS.to_owned()));
+        let other =
+            serde_json::json!({"containers": [], "readinessGates": [{"conditionType": "example.org/gate"}]});
+        assert_eq!(want(other), Want::Nothing);
     }
 
     #[test]

@@ -1,11 +1,21 @@
 //! Before the DaemonSet is deleted: its agents start again with `--leave`, and become ready when nothing of them is left on their node.
+//!
+//! ```text
+//! look: an agent that is not ready on a ready node? ──yes──▶ nothing is changed
+//!   │ no
+//! agents leave ──all on ready nodes have left──▶ done, and says which nodes were not ready
+//!   │ too long
+//! agents attach again ──▶ failed, and all is as before
+//! ```
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::apps::v1::DaemonSet;
-use kube::Api;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::options::Retire;
@@ -13,102 +23,237 @@ use crate::options::Retire;
 const LEAVE: &str = "--leave";
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Patches the DaemonSet and waits for all nodes.
+/// See the module.
 pub(crate) async fn retire(options: &Retire) -> Result<()> {
-    let Retire { namespace, daemonset, timeout } = options;
-    let sets: Api<DaemonSet> = Api::namespaced(super::client().await?, namespace);
-    let place = format!("DaemonSet {namespace}/{daemonset}");
-    let set = sets.get(daemonset).await.with_context(|| place.clone())?;
-    let patch = Patch::Strategic(patch(&set).with_context(|| place.clone())?);
-    let patched =
-        sets.patch(daemonset, &PatchParams::default(), &patch).await.with_context(|| place.clone())?;
-    let generation = patched.metadata.generation.unwrap_or_default();
-    tracing::info!("{place}: agents leave");
-    let end = Instant::now() + *timeout;
-    loop {
-        let set = sets.get(daemonset).await.with_context(|| place.clone())?;
-        match progress(&set, generation) {
-            Progress::Done(nodes) => {
-                tracing::info!("{place}: nothing is left on {nodes} nodes");
-                return Ok(());
+    let set = Set::find(super::client().await?, options).await?;
+    let before = set.nodes().await?;
+    let unable = before.without(|agent| agent.is_ready);
+    if !unable.is_empty() {
+        bail!(
+            "{}: nothing was changed, because the agent is not ready on {}: mend it there, or uninstall with uninstall.detach=false, \
+             which leaves attachments until their pods end",
+            set.place,
+            names(&unable)
+        );
+    }
+    before.warn_of_lost(&set.place);
+    set.write(&leaving(&set.found)?).await?;
+    tracing::info!("{}: agents leave", set.place);
+    match set.wait_until_left(options.timeout).await {
+        Ok(count) => {
+            tracing::info!("{}: nothing is left on {count} nodes", set.place);
+            Ok(())
+        }
+        Err(error) => {
+            set.write(&as_before(&set.found)?).await.context("agents could not be told to attach again")?;
+            Err(error.context(format!("{}: agents attach again; all is as before", set.place)))
+        }
+    }
+}
+
+/// The DaemonSet, as it was found.
+struct Set {
+    client: Client,
+    namespace: String,
+    found: DaemonSet,
+    place: String,
+}
+
+impl Set {
+    async fn find(client: Client, options: &Retire) -> Result<Self> {
+        let Retire { namespace, daemonset, .. } = options;
+        let place = format!("DaemonSet {namespace}/{daemonset}");
+        let sets: Api<DaemonSet> = Api::namespaced(client.clone(), namespace);
+        let found = sets.get(daemonset).await.with_context(|| place.clone())?;
+        Ok(Self { client, namespace: namespace.clone(), found, place })
+    }
+
+    async fn write(&self, patch: &Value) -> Result<()> {
+        let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), &self.namespace);
+        let name = self.found.metadata.name.as_deref().unwrap_or_default();
+        let patch = Patch::Strategic(patch);
+        sets.patch(name, &PatchParams::default(), &patch).await.with_context(|| self.place.clone())?;
+        Ok(())
+    }
+
+    async fn nodes(&self) -> Result<Nodes> {
+        let all = ListParams::default();
+        let nodes = Api::<Node>::all(self.client.clone()).list(&all).await.context("listing nodes")?;
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace).list(&all).await;
+        let uid = self.found.metadata.uid.as_deref().unwrap_or_default();
+        Ok(Nodes::of(&nodes.items, &pods.context("listing pods")?.items, uid))
+    }
+
+    /// How many nodes.
+    async fn wait_until_left(&self, limit: Duration) -> Result<usize> {
+        let end = Instant::now() + limit;
+        let mut lost = BTreeSet::new();
+        loop {
+            let nodes = self.nodes().await?;
+            let left = nodes.without(|agent| agent.is_leaving && agent.is_ready);
+            if left.is_empty() {
+                return Ok(nodes.agents.len());
             }
-            Progress::Waiting(what) if Instant::now() >= end => {
-                bail!("{place}: after {} s, {what}; see the logs of its pods", timeout.as_secs());
+            if Instant::now() >= end {
+                bail!("after {} s, something is still attached on {}", limit.as_secs(), names(&left));
             }
-            Progress::Waiting(_) => tokio::time::sleep(INTERVAL).await,
+            if nodes.lost.difference(&lost).next().is_some() {
+                nodes.warn_of_lost(&self.place);
+                lost.clone_from(&nodes.lost);
+            }
+            tokio::time::sleep(INTERVAL).await;
         }
     }
 }
 
 /// All nodes at a time, since nothing is served meanwhile anyway.
-fn patch(set: &DaemonSet) -> Result<Value> {
-    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
-    let container = pod.and_then(|pod| pod.containers.first()).context("it has no container")?;
-    let mut arguments = container.args.clone().unwrap_or_default();
+fn leaving(set: &DaemonSet) -> Result<Value> {
+    let (container, mut arguments) = container(set)?;
     if !arguments.iter().any(|argument| argument == LEAVE) {
         arguments.push(LEAVE.to_owned());
     }
-    let containers = json!([{"name": container.name, "args": arguments}]);
     let strategy =
         json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}});
-    Ok(json!({"spec": {"updateStrategy": strategy, "template": {"spec": {"containers": containers}}}}))
+    Ok(patch(&container, &arguments, &strategy))
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Progress {
-    Done(i32),
-    Waiting(String),
+/// As it was, and never leaving: an earlier attempt may have been cut off.
+fn as_before(set: &DaemonSet) -> Result<Value> {
+    let (container, mut arguments) = container(set)?;
+    arguments.retain(|argument| argument != LEAVE);
+    let strategy = set.spec.as_ref().and_then(|spec| spec.update_strategy.as_ref());
+    Ok(patch(&container, &arguments, &serde_json::to_value(strategy)?))
 }
 
-fn progress(set: &DaemonSet, generation: i64) -> Progress {
-    let Some(status) = &set.status else {
-        return Progress::Waiting("the DaemonSet has no status".to_owned());
-    };
-    if status.observed_generation.unwrap_or_default() < generation {
-        return Progress::Waiting("the controller has not seen the change".to_owned());
+fn container(set: &DaemonSet) -> Result<(String, Vec<String>)> {
+    let pod = set.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+    let container = pod.and_then(|pod| pod.containers.first()).context("the DaemonSet has no container")?;
+    Ok((container.name.clone(), container.args.clone().unwrap_or_default()))
+}
+
+fn patch(container: &str, arguments: &[String], strategy: &Value) -> Value {
+    let containers = json!([{"name": container, "args": arguments}]);
+    json!({"spec": {"updateStrategy": strategy, "template": {"spec": {"containers": containers}}}})
+}
+
+fn names(nodes: &[&str]) -> String {
+    nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
+}
+
+/// An agent of a node.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Agent {
+    is_ready: bool,
+    is_leaving: bool,
+}
+
+/// The nodes that have an agent.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Nodes {
+    /// Of nodes that are ready.
+    agents: BTreeMap<String, Agent>,
+    /// Not ready: nobody can be told anything there.
+    lost: BTreeSet<String>,
+}
+
+impl Nodes {
+    /// `owner`: the DaemonSet's UID.
+    fn of(nodes: &[Node], pods: &[Pod], owner: &str) -> Self {
+        let ready: BTreeSet<&str> = nodes
+            .iter()
+            .filter(|node| is_ready(node))
+            .filter_map(|node| node.metadata.name.as_deref())
+            .collect();
+        let mut all = Self::default();
+        for pod in pods {
+            let owners = pod.metadata.owner_references.iter().flatten();
+            let Some(spec) = pod.spec.as_ref().filter(|_| owners.into_iter().any(|one| one.uid == owner))
+            else {
+                continue;
+            };
+            let Some(node) = spec.node_name.clone() else { continue };
+            if !ready.contains(node.as_str()) {
+                all.lost.insert(node);
+                continue;
+            }
+            let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            let is_ready = conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True");
+            let arguments = spec.containers.iter().flat_map(|container| container.args.iter().flatten());
+            let is_leaving = arguments.into_iter().any(|argument| argument == LEAVE);
+            // Another one may be ending beside it: it has to be gone, too.
+            let agent = all.agents.entry(node).or_insert(Agent { is_ready: true, is_leaving: true });
+            agent.is_ready &= is_ready;
+            agent.is_leaving &= is_leaving;
+        }
+        all
     }
-    let nodes = status.desired_number_scheduled;
-    let (updated, ready) = (status.updated_number_scheduled.unwrap_or_default(), status.number_ready);
-    if updated == nodes && ready == nodes {
-        return Progress::Done(nodes);
+
+    fn without(&self, is_done: impl Fn(&Agent) -> bool) -> Vec<&str> {
+        let rest = self.agents.iter().filter(|(_, agent)| !is_done(agent));
+        rest.map(|(node, _)| node.as_str()).collect()
     }
-    Progress::Waiting(format!(
-        "of {nodes} nodes, {updated} have the agent that leaves, and {ready} are ready"
-    ))
+
+    fn warn_of_lost(&self, place: &str) {
+        for node in &self.lost {
+            tracing::warn!(
+                "{place}: node {node} is not ready: what is attached there stays until its pods end"
+            );
+        }
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn set(status: Value) -> DaemonSet {
-        let containers = json!([{"name": "agent", "args": ["kubernetes"]}, {"name": "side"}]);
-        let template = json!({"metadata": {}, "spec": {"containers": containers}});
-        serde_json::from_value(json!({"spec": {"selector": {}, "template": template}, "status": status}))
+    fn node(name: &str, ready: &str) -> Node {
+        let conditions = json!([{"type": "Ready", "status": ready}]);
+        serde_json::from_value(json!({"metadata": {"name": name}, "status": {"conditions": conditions}}))
             .unwrap()
     }
 
-    #[test]
-    fn the_agents_container_gets_the_option_once() {
-        let patched = patch(&set(json!({}))).unwrap();
-        let containers = &patched["spec"]["template"]["spec"]["containers"];
-        assert_eq!(containers, &json!([{"name": "agent", "args": ["kubernetes", "--leave"]}]));
-        let mut again = set(json!({}));
-        let spec = again.spec.as_mut().unwrap().template.spec.as_mut().unwrap();
-        spec.containers[0].args = Some(vec!["kubernetes".to_owned(), "--leave".to_owned()]);
-        assert_eq!(patch(&again).unwrap(), patched);
+    fn pod(node: &str, owner: &str, arguments: &[&str], ready: &str) -> Pod {
+        let owner = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": owner}]);
+        serde_json::from_value(json!({"metadata": {"ownerReferences": owner},
+            "spec": {"nodeName": node, "containers": [{"name": "agent", "args": arguments}]},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+        .unwrap()
     }
 
     #[test]
-    fn all_nodes_are_waited_for() {
-        let status = |seen, updated, ready| {
-            json!({"observedGeneration": seen, "desiredNumberScheduled": 2, "currentNumberScheduled": 2, "numberMisscheduled": 0,
-                   "updatedNumberScheduled": updated, "numberReady": ready})
-        };
-        assert_eq!(progress(&set(status(3, 2, 2)), 3), Progress::Done(2));
-        assert!(matches!(progress(&set(status(2, 2, 2)), 3), Progress::Waiting(_)));
-        let waiting =
-            Progress::Waiting("of 2 nodes, 1 have the agent that leaves, and 2 are ready".to_owned());
-        assert_eq!(progress(&set(status(3, 1, 2)), 3), waiting);
+    fn nodes_that_are_not_ready_are_told_apart() {
+        let nodes = [node("a", "True"), node("b", "Unknown"), node("c", "True")];
+        let pods = [
+            pod("a", "set", &["kubernetes", LEAVE], "True"),
+            pod("b", "set", &["kubernetes"], "False"),
+            pod("c", "set", &["kubernetes", LEAVE], "False"),
+            pod("c", "other", &["kubernetes"], "False"),
+        ];
+        let all = Nodes::of(&nodes, &pods, "set");
+        assert_eq!(all.lost, ["b".to_owned()].into());
+        assert_eq!(all.without(|agent| agent.is_leaving && agent.is_ready), ["c"]);
+        assert_eq!(all.without(|agent| agent.is_leaving), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn the_way_back_is_as_it_was_found() {
+        let containers =
+            json!([{"name": "agent", "args": ["kubernetes", LEAVE, "--max-pods=9"]}, {"name": "side"}]);
+        let strategy =
+            json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}});
+        let template = json!({"metadata": {}, "spec": {"containers": containers}});
+        let spec = json!({"selector": {}, "template": template, "updateStrategy": strategy});
+        let found: DaemonSet = serde_json::from_value(json!({"spec": spec})).unwrap();
+        let left = leaving(&found).unwrap();
+        assert_eq!(left["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "100%");
+        let back = as_before(&found).unwrap();
+        let containers = &back["spec"]["template"]["spec"]["containers"];
+        assert_eq!(containers, &json!([{"name": "agent", "args": ["kubernetes", "--max-pods=9"]}]));
+        assert_eq!(back["spec"]["updateStrategy"], strategy);
     }
 }

@@ -1,8 +1,7 @@
 //! One pod or container: what is wanted, what is, and what is under way.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-
-use tokio::task::AbortHandle;
 
 use crate::backoff::Backoff;
 use crate::plan::{Actual, Doing, View, Want, description};
@@ -10,8 +9,8 @@ use crate::processes::Place;
 use crate::rules::Rules;
 use crate::statuses::{State, StatusRow};
 
-use super::steps::{Done, Outcome};
-use super::{Desired, Found};
+use super::core::{Done, Found, Outcome, Seen};
+use super::{Claim, Desired};
 
 /// See the module.
 pub(super) struct Entry {
@@ -19,9 +18,17 @@ pub(super) struct Entry {
     pub(super) place: Option<Place>,
     pub(super) backoff: Backoff,
     pub(super) is_without_room: bool,
-    actual: Actual,
-    /// The claim is of rules that served, in a namespace that may still be there.
-    is_claim_good: bool,
+    pub(super) actual: Actual,
+    /// What was said to be attached, by an agent before this one: shown until the kernel has been asked, and believed for nothing else.
+    claim: Option<Claim>,
+    /// Of [`Actual::Other`].
+    other: String,
+    /// Its first place has not been found yet.
+    is_new: bool,
+    /// Since the last change of `actual`.
+    pub(super) changed_at: Instant,
+    /// Its server has been looked for.
+    pub(super) is_server_known: bool,
     /// Another one in the same network namespace was there first.
     pub(super) conflict: Option<Want>,
     pub(super) arrival: u64,
@@ -41,14 +48,19 @@ pub(super) struct Entry {
 struct Running {
     doing: Doing,
     number: u64,
-    handle: AbortHandle,
 }
 
 impl Entry {
-    pub(super) fn new(desired: Desired, arrival: u64) -> Self {
+    pub(super) fn new(desired: Desired, arrival: u64, now: Instant) -> Self {
+        let may_be_attached =
+            matches!(desired.want, Want::Attach(_) | Want::Unclear(_)) || desired.claim.is_some();
         Self {
-            actual: desired.claim.clone().map_or(Actual::Nothing, |claim| Actual::Claimed(claim.description)),
-            is_claim_good: desired.claim.as_ref().is_some_and(|claim| claim.is_true),
+            actual: if may_be_attached { Actual::Unknown } else { Actual::Nothing },
+            claim: desired.claim.clone(),
+            other: String::new(),
+            is_new: true,
+            changed_at: now,
+            is_server_known: false,
             conflict: None,
             desired,
             place: None,
@@ -59,7 +71,7 @@ impl Entry {
             running: None,
             failure: None,
             warnings: Vec::new(),
-            searching_since: Instant::now(),
+            searching_since: now,
             has_process: false,
             was_searched: false,
             steps: 0,
@@ -67,16 +79,30 @@ impl Entry {
     }
 
     /// The same pod or container, perhaps with other annotations or another process.
-    pub(super) fn update(&mut self, desired: Desired) {
+    pub(super) fn update(&mut self, desired: Desired, now: Instant) {
         if desired.want != self.desired.want {
             self.failure = None;
             self.warnings.clear();
         }
         if desired.process != self.desired.process {
-            self.lose_place(Instant::now());
+            self.lose_place(now);
         }
         // The claim was the earlier agent's only when this one began.
         self.desired = desired;
+    }
+
+    /// The kernel has this in its network namespace, though nobody asks for it.
+    pub(super) fn is_attached_unasked(&mut self, netns: u64, description: String) {
+        self.actual = Actual::Other { netns };
+        self.other = description;
+    }
+
+    /// The kernel is to be asked what it has. `is_good`: until then the pod stays ready.
+    pub(super) fn doubt(&mut self, is_good: bool) {
+        if let Actual::Attached { netns, rules } = &self.actual {
+            self.claim = Some(Claim { description: description(rules, *netns), is_true: is_good });
+            self.actual = Actual::Unknown;
+        }
     }
 
     pub(super) fn lose_place(&mut self, now: Instant) {
@@ -95,22 +121,24 @@ impl Entry {
         self.is_searching().then(|| now.duration_since(self.searching_since))
     }
 
-    pub(super) fn found(&mut self, found: Option<Found>) {
+    /// `had`: the network namespaces in which something was attached when the agent started, if all are known.
+    pub(super) fn found(&mut self, found: Option<Found>, had: Option<&BTreeSet<u64>>) {
         let (place, has_address) =
             found.map_or((None, false), |found| (Some(found.place), found.has_address));
         self.has_process = place.is_some();
         self.was_searched = true;
-        let is_same = |place: &Place| {
-            self.attached_at
-                .as_ref()
-                .is_some_and(|before| (before.pid, before.started) == (place.pid, place.started))
-        };
+        let before = self.attached_at.as_ref().map(|before| (before.pid, before.started));
+        let is_same = |place: &Place| before == Some((place.pid, place.started));
         // The kernel may give the number of a network namespace that has ended to the next one. Only the same process proves that it is the same.
-        if let (Actual::Attached { netns, rules }, Some(place)) = (&self.actual, &place)
-            && !is_same(place)
-        {
-            self.actual = Actual::Claimed(description(rules, *netns));
-            self.is_claim_good = false;
+        if place.as_ref().is_some_and(|place| !is_same(place)) {
+            self.doubt(false);
+        }
+        if let Some(place) = &place {
+            let had_nothing = had.is_some_and(|had| !had.contains(&place.netns));
+            if self.is_new && had_nothing && self.actual == Actual::Unknown {
+                self.actual = Actual::Nothing;
+            }
+            self.is_new = false;
         }
         self.place = place.filter(|place| is_same(place) || has_address);
     }
@@ -135,11 +163,14 @@ impl Entry {
         matches!(self.actual, Actual::Attached { .. })
     }
 
-    /// Ends the step that is under way, with its process.
+    /// The number of the step that is under way.
+    pub(super) fn running(&self) -> Option<u64> {
+        self.running.as_ref().map(|running| running.number)
+    }
+
+    /// Its result will not count; its process ends.
     pub(super) fn interrupt(&mut self) {
-        if let Some(running) = self.running.take() {
-            running.handle.abort();
-        }
+        self.running = None;
     }
 
     pub(super) fn forget(&mut self) {
@@ -149,15 +180,21 @@ impl Entry {
         self.failure = None;
     }
 
-    pub(super) fn begin(&mut self, doing: Doing, now: Instant, start: impl FnOnce(u64) -> AbortHandle) {
-        self.backoff.begin(now);
+    /// The step's number.
+    pub(super) fn begin(&mut self, doing: Doing, now: Instant) -> u64 {
+        // It changes nothing, and doesn't make the next change wait.
+        if doing != Doing::Look {
+            self.backoff.begin(now);
+        }
         self.steps += 1;
-        self.running = Some(Running { doing, number: self.steps, handle: start(self.steps) });
+        self.running = Some(Running { doing, number: self.steps });
+        self.steps
     }
 
     /// The step's name and its result, unless it was interrupted meanwhile.
-    pub(super) fn finish(&mut self, done: Done) -> Option<(&'static str, &'static str)> {
+    pub(super) fn finish(&mut self, done: Done, now: Instant) -> Option<(&'static str, &'static str)> {
         self.running.take_if(|running| running.number == done.number)?;
+        self.changed_at = now;
         let name = &self.desired.name;
         Some(match done.outcome {
             Outcome::Attached { rules, warnings } => {
@@ -167,40 +204,68 @@ impl Entry {
                 self.attached(done.place, rules, warnings);
                 ("attach", "ok")
             }
-            Outcome::Adopted(rules) => {
-                tracing::info!(%name, rules = %rules, netns = done.place.netns, "adopted");
-                self.attached(done.place, rules, Vec::new());
-                // Nothing was changed: a change may follow at once.
-                self.backoff = Backoff::new();
-                ("adopt", "ok")
-            }
-            Outcome::NotAdopted(why) => {
-                tracing::info!(%name, "not as it was left: {why}");
-                self.actual = Actual::Nothing;
-                self.backoff = Backoff::new();
-                ("adopt", "lost")
+            Outcome::Looked(seen) => {
+                let netns = done.place.netns;
+                match seen {
+                    Seen::Same(rules) => {
+                        tracing::info!(%name, rules = %rules, netns, "adopted");
+                        self.attached(done.place, rules, Vec::new());
+                        ("adopt", "ok")
+                    }
+                    Seen::Other { description, difference } => {
+                        tracing::info!(%name, found = %description, "not as it is wanted: {difference}");
+                        self.actual = Actual::Other { netns };
+                        self.other = description;
+                        self.attached_at = Some(done.place);
+                        ("adopt", "changed")
+                    }
+                    Seen::Nothing => {
+                        self.actual = Actual::Nothing;
+                        ("adopt", "lost")
+                    }
+                }
             }
             Outcome::Detached => {
                 tracing::info!(%name, "detached");
                 self.forget_quietly();
                 ("detach", "ok")
             }
+            Outcome::Ended => {
+                tracing::debug!(%name, pid = done.place.pid, "its process has ended meanwhile");
+                self.is_half_done();
+                self.lose_place(now);
+                self.backoff = Backoff::new();
+                ("attach", "ended")
+            }
             Outcome::Failed { step, why } => {
                 if self.failure.as_ref() != Some(&why) {
                     tracing::warn!(%name, step, "{why}");
                 }
                 self.failure = Some(why);
+                if step == "attach" {
+                    self.is_half_done();
+                }
                 // Its process may have ended meanwhile, and another have its number.
-                self.lose_place(Instant::now());
+                self.lose_place(now);
                 (step, "failed")
             }
         })
+    }
+
+    /// An attach that did not end well: what the kernel has is unknown.
+    fn is_half_done(&mut self) {
+        self.doubt(true);
+        if self.actual == Actual::Nothing {
+            self.actual = Actual::Unknown;
+            self.claim = None;
+        }
     }
 
     fn attached(&mut self, place: Place, rules: Rules, warnings: Vec<String>) {
         self.actual = Actual::Attached { netns: place.netns, rules };
         self.attached_at = Some(place);
         self.warnings = warnings;
+        self.is_server_known = false;
         self.failure = None;
     }
 
@@ -213,7 +278,7 @@ impl Entry {
     pub(super) fn line(&self, max: usize) -> StatusRow {
         let netns = match &self.actual {
             Actual::Attached { netns, .. } => Some(*netns),
-            Actual::Claimed(_) | Actual::Nothing => None,
+            Actual::Unknown | Actual::Other { .. } | Actual::Nothing => None,
         };
         StatusRow { name: self.desired.name.clone(), state: self.state(max), netns }
     }
@@ -221,7 +286,11 @@ impl Entry {
     fn state(&self, max: usize) -> State {
         let attached = match &self.actual {
             Actual::Attached { netns, rules } => Some(description(rules, *netns)),
-            Actual::Claimed(claim) => Some(claim.clone()),
+            // Without what an agent before this one did not follow.
+            Actual::Unknown => self.claim.as_ref().map(|claim| {
+                claim.description.split("; not followed: ").next().unwrap_or_default().to_owned()
+            }),
+            Actual::Other { .. } => Some(self.other.clone()),
             Actual::Nothing => None,
         };
         match (self.want(), attached) {
@@ -248,7 +317,7 @@ impl Entry {
         let is_here = |place: &Place| description.contains(&format!("; netns {}; ", place.netns));
         let is_attached = match self.actual {
             Actual::Attached { .. } => true,
-            Actual::Claimed(_) => self.is_claim_good,
+            Actual::Unknown | Actual::Other { .. } => self.claim.as_ref().is_some_and(|claim| claim.is_true),
             Actual::Nothing => false,
         };
         is_attached && !self.is_lost() && self.place.as_ref().is_none_or(is_here)
@@ -258,7 +327,7 @@ impl Entry {
         self.was_searched && !self.has_process
     }
 
-    fn want(&self) -> &Want {
+    pub(super) fn want(&self) -> &Want {
         self.conflict.as_ref().unwrap_or(&self.desired.want)
     }
 

@@ -10,8 +10,10 @@ use tokio::time::timeout;
 
 use crate::plan::{Key, Step};
 use crate::processes::{Place, Proc, cgroup_directory};
-use crate::rules::{Port, Rules};
-use crate::truepeer::{Status, Truepeer};
+use crate::rules::Rules;
+use crate::truepeer::Truepeer;
+
+use super::core::{Done, Outcome, Seen};
 
 /// All that a step needs.
 pub(super) struct Work {
@@ -25,23 +27,6 @@ pub(super) struct Work {
     pub(super) patience: Option<Duration>,
 }
 
-/// The end of a step.
-pub(super) struct Done {
-    pub(super) key: Key,
-    pub(super) number: u64,
-    pub(super) place: Place,
-    pub(super) took: Duration,
-    pub(super) outcome: Outcome,
-}
-
-pub(super) enum Outcome {
-    Attached { rules: Rules, warnings: Vec<String> },
-    Adopted(Rules),
-    NotAdopted(String),
-    Detached,
-    Failed { step: &'static str, why: String },
-}
-
 impl Work {
     pub(super) async fn run(self, step: Step, number: u64) -> Done {
         let failed = |step, error: anyhow::Error| Outcome::Failed { step, why: format!("{error:#}") };
@@ -53,16 +38,14 @@ impl Work {
                 begin = Instant::now();
                 match self.attach(&rules).await {
                     Ok(warnings) => Outcome::Attached { rules, warnings },
+                    // It has ended, and another one is looked for: nothing is wrong.
+                    Err(_) if !self.proc.is_still(&self.place) => Outcome::Ended,
                     Err(error) => failed("attach", error),
                 }
             }
-            Step::Verify(rules) => {
+            Step::Look(rules) => {
                 let _permit = self.permits.acquire().await;
-                match self.truepeer.status(&self.place).await {
-                    Ok(status) if serves(&status, &rules) => Outcome::Adopted(rules),
-                    Ok(_) => Outcome::NotAdopted("the kernel has other ports".to_owned()),
-                    Err(error) => Outcome::NotAdopted(format!("{error:#}")),
-                }
+                Outcome::Looked(self.look(rules).await)
             }
             // Waits for connections to end: doesn't hold others up.
             Step::Detach | Step::Forget => match self.detach().await {
@@ -82,8 +65,20 @@ impl Work {
         }
     }
 
+    /// What can't be read is not what is wanted: it is attached anew, or detached.
+    async fn look(&self, wanted: Option<Rules>) -> Seen {
+        match self.truepeer.status(&self.place).await {
+            Ok(status) => Seen::of(&status, wanted),
+            Err(error) => Seen::Other {
+                description: format!("unknown; netns {}; ", self.place.netns),
+                difference: format!("{error:#}"),
+            },
+        }
+    }
+
     async fn attach(&self, rules: &Rules) -> Result<Vec<String>> {
-        let cgroup = self.place.cgroup.as_ref().map(|name| {
+        // It has no effect for UDP.
+        let cgroup = self.place.cgroup.as_ref().filter(|_| rules.has_tcp()).map(|name| {
             cgroup_directory(&self.cgroups, name).with_context(|| {
                 format!("no cgroup {name} is below {}: mount the host's /sys/fs/cgroup", self.shown_cgroups())
             })
@@ -103,51 +98,5 @@ impl Work {
             return "any mount of cgroup v2, there is none".to_owned();
         }
         self.cgroups.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
-    }
-}
-
-/// Whether exactly these ports are attached and none of them is about to be detached.
-fn serves(status: &Status, rules: &Rules) -> bool {
-    let mut found: Vec<(u16, bool)> = status
-        .ports
-        .iter()
-        .filter(|port| !port.draining)
-        .map(|port| (port.port, port.protocol == "udp"))
-        .collect();
-    let mut wanted: Vec<(u16, bool)> = rules
-        .ports
-        .iter()
-        .map(|port| match port {
-            Port::Tcp(port) => (*port, false),
-            Port::Udp { from, .. } => (*from, true),
-        })
-        .collect();
-    found.sort_unstable();
-    wanted.sort_unstable();
-    status.attached && found == wanted
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::truepeer::PortStatus;
-
-    #[test]
-    fn the_kernels_ports_are_compared() {
-        let rules = Rules {
-            ports: [Port::Tcp(80), Port::Udp { from: 53, backend: 5353 }].into(),
-            ..Rules::default()
-        };
-        let port = |port, protocol: &str, draining| PortStatus {
-            port,
-            protocol: protocol.to_owned(),
-            draining,
-            ..PortStatus::default()
-        };
-        let status = |ports| Status { attached: true, ports, ..Status::default() };
-        assert!(serves(&status(vec![port(80, "tcp", false), port(53, "udp", false)]), &rules));
-        assert!(!serves(&status(vec![port(80, "tcp", true), port(53, "udp", false)]), &rules));
-        assert!(!serves(&status(vec![port(80, "tcp", false)]), &rules));
-        assert!(!serves(&Status::default(), &rules));
     }
 }

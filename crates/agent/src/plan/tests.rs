@@ -40,7 +40,8 @@ fn what_is_wanted_no_more_is_detached() {
     for want in [Want::Nothing, Want::Forbidden(String::new())] {
         assert_eq!(step(&want, Some(&here), &attached(1, 80), None), Some(Step::Detach));
         assert_eq!(step(&want, Some(&here), &attached(1, 80), Some(Doing::Detach)), None);
-        assert_eq!(step(&want, Some(&here), &Actual::Claimed(String::new()), None), Some(Step::Detach));
+        assert_eq!(step(&want, Some(&here), &Actual::Unknown, None), Some(Step::Detach));
+        assert_eq!(step(&want, Some(&here), &Actual::Other { netns: 1 }, None), Some(Step::Detach));
         assert_eq!(step(&want, Some(&here), &Actual::Nothing, None), None);
         assert_eq!(step(&want, Some(&here), &attached(2, 80), None), Some(Step::Forget));
     }
@@ -49,9 +50,11 @@ fn what_is_wanted_no_more_is_detached() {
 #[test]
 fn a_wrong_annotation_leaves_what_is_attached() {
     let want = Want::Unclear(String::new());
-    for actual in [attached(1, 80), Actual::Nothing, Actual::Claimed(String::new())] {
+    for actual in [attached(1, 80), Actual::Nothing, Actual::Other { netns: 1 }] {
         assert_eq!(step(&want, Some(&place(1)), &actual, None), None);
     }
+    // But what it is must be known.
+    assert_eq!(step(&want, Some(&place(1)), &Actual::Unknown, None), Some(Step::Look(None)));
 }
 
 #[test]
@@ -65,13 +68,14 @@ fn a_detach_that_waits_is_ended_by_new_rules_and_by_the_pods_end() {
 }
 
 #[test]
-fn an_earlier_agents_attachment_is_adopted_if_it_is_the_same() {
+fn what_an_earlier_agent_left_is_asked_of_the_kernel() {
     let (want, here) = (Want::Attach(rules(80)), place(1));
-    let claim = |port, netns| Actual::Claimed(description(&rules(port), netns));
-    assert_eq!(step(&want, Some(&here), &claim(80, 1), None), Some(Step::Verify(rules(80))));
-    assert_eq!(step(&want, Some(&here), &claim(80, 2), None), Some(Step::Attach(rules(80))));
-    assert_eq!(step(&want, Some(&here), &claim(81, 1), None), Some(Step::Attach(rules(80))));
-    assert_eq!(step(&want, None, &claim(80, 1), None), None);
+    assert_eq!(step(&want, Some(&here), &Actual::Unknown, None), Some(Step::Look(Some(rules(80)))));
+    assert_eq!(step(&want, Some(&here), &Actual::Unknown, Some(Doing::Look)), None);
+    assert_eq!(step(&want, None, &Actual::Unknown, None), None);
+    for netns in [1, 2] {
+        assert_eq!(step(&want, Some(&here), &Actual::Other { netns }, None), Some(Step::Attach(rules(80))));
+    }
 }
 
 #[test]
@@ -128,7 +132,8 @@ fn actual() -> impl Strategy<Value = Actual> {
     prop_oneof![
         Just(Actual::Nothing),
         (1u64..3, 80u16..83).prop_map(|(netns, port)| attached(netns, port)),
-        (1u64..3, 80u16..83).prop_map(|(netns, port)| Actual::Claimed(description(&rules(port), netns))),
+        Just(Actual::Unknown),
+        (1u64..3).prop_map(|netns| Actual::Other { netns }),
     ]
 }
 
@@ -154,7 +159,8 @@ proptest! {
                 let (_, place, actual) = world.get_mut(&key).unwrap();
                 let netns = place.as_ref().map_or(0, |place| place.netns);
                 *actual = match step {
-                    Step::Attach(rules) | Step::Verify(rules) => Actual::Attached { netns, rules },
+                    Step::Attach(rules) | Step::Look(Some(rules)) => Actual::Attached { netns, rules },
+                    Step::Look(None) => Actual::Other { netns },
                     Step::Detach | Step::Forget => Actual::Nothing,
                 };
             }

@@ -46,6 +46,25 @@ fn uid_of(cgroup: &str) -> Option<(String, Option<String>)> {
 }
 
 #[test]
+fn ports_without_a_server_are_found() {
+    let title = "  sl  local_address rem_address   st tx_queue rx_queue\n";
+    let tcp = format!(
+        "{title}   0: 0100007F:0050 00000000:0000 0A 00000000:00000000\n   1: 0100007F:0051 0100007F:C000 01 0:0\n"
+    );
+    assert!(has_socket(&tcp, 80, "0A") && !has_socket(&tcp, 81, "0A") && !has_socket(&tcp, 8, "0A"));
+    let here = Place { pid: std::process::id(), started: 0, netns: 0, cgroup: None };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket =
+        std::net::UdpSocket::bind("[::1]:0").or_else(|_| std::net::UdpSocket::bind("127.0.0.1:0")).unwrap();
+    let served = Port::Tcp(listener.local_addr().unwrap().port());
+    let udp = socket.local_addr().unwrap().port();
+    let wrong = Port::Udp { from: udp, backend: 1 };
+    let ports = [served, Port::Udp { from: 1, backend: udp }, wrong].into();
+    assert_eq!(Proc::new("/proc").unserved(&here, &ports), [wrong]);
+    assert_eq!(Proc::new("/none").unserved(&here, &ports), []);
+}
+
+#[test]
 fn both_drivers_and_both_layouts_are_read() {
     let member = |cgroup: Option<&str>| Some((UID.to_owned(), cgroup.map(str::to_owned)));
     let slice = format!("kubepods-burstable-pod{}.slice", UID.replace('-', "_"));

@@ -34,9 +34,17 @@ pub(crate) fn command_line(address: SocketAddr, more: &[&str]) -> Result<Vec<Str
     let mut line: Vec<String> = ["kubernetes", "--node", NODE].map(str::to_owned).into();
     line.extend(["--truepeer".to_owned(), truepeer()?.display().to_string()]);
     line.extend(["--pins".to_owned(), format!("{}/truepeer", crate::mounts::BPF)]);
-    line.extend(["--listen".to_owned(), address.to_string()]);
+    if !more.contains(&"--listen") {
+        line.extend(["--listen".to_owned(), address.to_string()]);
+    }
+    line.extend(["--probes".to_owned(), probes(address)]);
     line.extend(more.iter().map(|word| (*word).to_owned()));
     Ok(line)
+}
+
+/// An agent in a pod has a network namespace of its own; here they share one.
+fn probes(address: SocketAddr) -> String {
+    format!("@truepeer-agent-test-{}", address.port())
 }
 
 impl Agent {
@@ -64,11 +72,20 @@ impl Agent {
             Killed(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?);
         let is_ready = until("the agent", || {
             let has_ended = process.0.try_wait()?.is_some();
-            Ok(if has_ended { Some(false) } else { (page(address, "/readyz")?.0 == 200).then_some(true) })
+            Ok(if has_ended { Some(false) } else { probe(address, "ready")?.0.then_some(true) })
         });
         let agent = Self { process, address, log };
         ensure!(is_ready.with_context(|| agent.log())?, "the agent has ended: {}", agent.log());
         Ok(agent)
+    }
+
+    /// As the kubelet asks: whether the answer is yes, and what was printed.
+    pub(crate) fn probe(&self, question: &str) -> Result<(bool, String)> {
+        probe(self.address, question)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Status and body.
@@ -105,6 +122,12 @@ impl Agent {
         ensure!(status.success(), "{status}: {}", self.log());
         Ok(())
     }
+}
+
+fn probe(address: SocketAddr, question: &str) -> Result<(bool, String)> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_truepeer-agent"));
+    let output = command.args(["probe", question, "--probes", &probes(address)]).output()?;
+    Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned()))
 }
 
 fn page(address: SocketAddr, path: &str) -> Result<(u16, String)> {

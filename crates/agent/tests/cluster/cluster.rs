@@ -5,19 +5,24 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use crate::bed::NODE;
 use crate::wait::until;
 
 /// The namespace of all pods here.
 pub(crate) const NAMESPACE: &str = "default";
+/// The agent's, as in the manifests.
+const AGENT_NAMESPACE: &str = "truepeer";
+const ACCOUNT: &str = "truepeer-agent";
 
 /// What this machine lacks.
 pub(crate) fn lack() -> Option<String> {
@@ -55,6 +60,8 @@ pub(crate) struct Cluster {
     programs: Vec<Child>,
     runtime: Runtime,
     client: Client,
+    /// Its port.
+    api: u16,
 }
 
 impl Cluster {
@@ -76,7 +83,7 @@ impl Cluster {
                 "--unsafe-no-fsync".to_owned(),
             ],
         )?];
-        fs::write(directory.join("tokens"), "admin-token,admin,1,\"system:masters\"\nagent-token,agent,2\n")?;
+        fs::write(directory.join("tokens"), "admin-token,admin,1,\"system:masters\"\n")?;
         let key = directory.join("key");
         let made = Command::new("openssl")
             .args(["genrsa", "-out"])
@@ -108,12 +115,9 @@ impl Cluster {
         )?);
         let certificate = certificates.join("apiserver.crt");
         until("the API server's certificate", || Ok(certificate.is_file().then_some(())))?;
-        for user in ["admin", "agent"] {
-            let text = kubeconfig(api, &certificate, user);
-            fs::write(directory.join(format!("{user}.conf")), text.to_string())?;
-        }
+        fs::write(directory.join("admin.conf"), kubeconfig(api, &certificate, "admin-token").to_string())?;
         let client = runtime.block_on(client(&directory.join("admin.conf")))?;
-        let cluster = Self { directory, programs, runtime, client };
+        let cluster = Self { directory, programs, runtime, client, api };
         until("the API server", || {
             let nodes: Api<Node> = Api::all(cluster.client.clone());
             Ok(cluster.wait(nodes.list(&ListParams::default())).ok())
@@ -126,19 +130,75 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The agent's rights, and no others.
+    /// The agent's rights, as deploy/kubernetes/agent.yaml grants them to the account of its pods, and no others.
     fn grant(&self) -> Result<()> {
-        use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-        let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": "agent"}, "rules": [
-            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-            {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
-            {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]}]}))?;
-        let binding: ClusterRoleBinding = serde_json::from_value(json!({"metadata": {"name": "agent"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "agent"},
-            "subjects": [{"kind": "User", "name": "agent", "apiGroup": "rbac.authorization.k8s.io"}]}))?;
-        self.wait(Api::all(self.client.clone()).create(&PostParams::default(), &role))?;
-        self.wait(Api::all(self.client.clone()).create(&PostParams::default(), &binding))?;
+        for object in manifests()? {
+            let is_wanted = object["kind"].as_str().is_some_and(|kind| {
+                ["Namespace", "ServiceAccount"].contains(&kind)
+                    || ["ClusterRole", "ValidatingAdmissionPolicy"]
+                        .iter()
+                        .any(|begin| kind.starts_with(begin))
+            });
+            if is_wanted {
+                self.create(object)?;
+            }
+        }
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), AGENT_NAMESPACE);
+        let pod = json!({"metadata": {"name": "agent"}, "spec": {"nodeName": NODE, "serviceAccountName": ACCOUNT,
+            "containers": [{"name": "agent", "image": "none"}]}});
+        let pod = self.wait(pods.create(&PostParams::default(), &serde_json::from_value(pod)?))?;
+        let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": pod.metadata.uid});
+        let request = json!({"spec": {"audiences": [], "boundObjectRef": bound}});
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), AGENT_NAMESPACE);
+        let request = serde_json::from_value(request)?;
+        let made = self.wait(accounts.create_token_request(ACCOUNT, &PostParams::default(), &request))?;
+        let token = made.status.context("no token")?.token;
+        let text = kubeconfig(self.api, &self.directory.join("certificates/apiserver.crt"), &token);
+        fs::write(self.kubeconfig(), text.to_string())?;
         Ok(())
+    }
+
+    fn create(&self, object: Value) -> Result<()> {
+        let object: DynamicObject = serde_json::from_value(object)?;
+        let types = object.types.as_ref().context("no kind")?;
+        let kind = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
+        let api: Api<DynamicObject> = match &object.metadata.namespace {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, &kind),
+            None => Api::all_with(self.client.clone(), &kind),
+        };
+        self.wait(api.create(&PostParams::default(), &object))?;
+        Ok(())
+    }
+
+    pub(crate) fn as_admin<T>(&self, work: impl AsyncFnOnce(Client) -> Result<T, kube::Error>) -> Result<T> {
+        self.wait(work(self.client.clone()))
+    }
+
+    /// As a process that has the agent's token.
+    pub(crate) fn as_agent<T>(
+        &self,
+        work: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
+    ) -> Result<Result<T, kube::Error>> {
+        self.runtime.block_on(async { Ok(work(client(&self.kubeconfig()).await?).await) })
+    }
+
+    /// Takes the right to write conditions from the agent, or gives it back, and waits until it is so.
+    pub(crate) fn let_write_conditions(&self, may: bool) -> Result<()> {
+        let roles: Api<ClusterRole> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({"rules": rights(may)?}));
+        self.wait(roles.patch(ACCOUNT, &PatchParams::default(), &patch))?;
+        let nothing = Patch::Merge(json!({"status": {}}));
+        until("the agent's rights", || {
+            let refused = self.as_agent(async |client| {
+                let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+                pods.patch_status("none", &PatchParams::default(), &nothing).await
+            })?;
+            let code = match refused {
+                Err(kube::Error::Api(status)) => status.code,
+                other => bail!("{other:?}"),
+            };
+            Ok((code == if may { 404 } else { 403 }).then_some(()))
+        })
     }
 
     /// The file by which the agent reaches the API server.
@@ -200,6 +260,21 @@ impl Drop for Cluster {
     }
 }
 
+/// What deploy/kubernetes/agent.yaml has.
+fn manifests() -> Result<Vec<Value>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/agent.yaml");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let documents = text.split("\n---\n").skip(1);
+    documents.map(|document| Ok(serde_saphyr::from_str(document)?)).collect()
+}
+
+fn rights(may_write_conditions: bool) -> Result<Value> {
+    let role = manifests()?.into_iter().find(|object| object["kind"] == "ClusterRole").context("no role")?;
+    let mut rules = role["rules"].as_array().context("no rules")?.clone();
+    rules.retain(|rule| may_write_conditions || rule["resources"] != json!(["pods/status"]));
+    Ok(rules.into())
+}
+
 fn start(directory: &Path, name: &str, arguments: &[String]) -> Result<Child> {
     let log = File::create(directory.join(format!("{name}.log")))?;
     let path = program(name).with_context(|| name.to_owned())?;
@@ -218,11 +293,11 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
     Ok(ports)
 }
 
-fn kubeconfig(port: u16, certificate: &Path, user: &str) -> Value {
+fn kubeconfig(port: u16, certificate: &Path, token: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Config", "current-context": "test",
         "clusters": [{"name": "test", "cluster": {"server": format!("https://127.0.0.1:{port}"), "certificate-authority": certificate}}],
-        "users": [{"name": user, "user": {"token": format!("{user}-token")}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}]})
+        "users": [{"name": "user", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "user"}}]})
 }
 
 async fn client(kubeconfig: &Path) -> Result<Client> {

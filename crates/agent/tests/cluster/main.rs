@@ -10,7 +10,10 @@ mod mounts;
 mod needs;
 mod peers;
 mod pods;
+mod probes;
 mod restarts;
+mod rights;
+mod uninstall;
 mod wait;
 
 use std::process::ExitCode;
@@ -34,7 +37,13 @@ fn main() -> ExitCode {
     // One machine, one API server.
     arguments.test_threads = Some(1);
     let bed: Arc<Mutex<Option<Result<Bed, String>>>> = Arc::default();
-    let tests = pods::TESTS.iter().chain(restarts::TESTS).chain(needs::TESTS);
+    let tests = pods::TESTS
+        .iter()
+        .chain(restarts::TESTS)
+        .chain(probes::TESTS)
+        .chain(rights::TESTS)
+        .chain(uninstall::TESTS)
+        .chain(needs::TESTS);
     let trials = tests.map(|(name, test)| {
         let bed = bed.clone();
         Trial::ignorable_test(*name, move || run(&bed, *test))

@@ -1,13 +1,13 @@
 //! What the annotations of a pod do.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use crate::Test;
 use crate::agent::Agent;
 use crate::bed::{Bed, Pod, run};
 use crate::peers::CLIENT;
-use crate::wait::until;
+use crate::wait::{until, within};
 
 pub(crate) const TESTS: &[Test] = &[
     ("an_annotated_pod_sees_its_clients", an_annotated_pod_sees_its_clients),
@@ -17,6 +17,8 @@ pub(crate) const TESTS: &[Test] = &[
         "a_wrong_annotation_is_explained_and_leaves_what_is_attached",
         a_wrong_annotation_is_explained_and_leaves_what_is_attached,
     ),
+    ("a_port_without_a_server_is_told_later", a_port_without_a_server_is_told_later),
+    ("the_likeliest_mistakes_are_named", the_likeliest_mistakes_are_named),
     ("the_hosts_network_is_refused", the_hosts_network_is_refused),
     ("the_operators_cap_holds", the_operators_cap_holds),
     ("only_so_many_pods_are_attached", only_so_many_pods_are_attached),
@@ -110,9 +112,48 @@ fn a_wrong_annotation_is_explained_and_leaves_what_is_attached(bed: &Bed) -> Res
         Ok(note.contains("/etc/passwd").then_some(note))
     })?;
     ensure!(note.contains("(what was attached before stays: ports 80;"), "{note}");
-    ensure!(pod.wait_for("Attached")? == attached);
+    let message = pod.wait_for("Attached")?;
+    ensure!(
+        message.starts_with(&format!("{attached}; not followed: truepeer.dev/allow: \"/etc/passwd\"")),
+        "{message}"
+    );
     pod.expect_attached(80)?;
     ensure!(agent.steps("attach", "ok")? == steps);
+    Ok(())
+}
+
+/// A server may start after the attach; one that never does has another port, as a rule.
+fn a_port_without_a_server_is_told_later(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let (mut slow, mut wrong) = (bed.pod(&WEB)?, bed.pod(&[("ports", "8080"), ("allow", "LB")])?);
+    for pod in [&mut slow, &mut wrong] {
+        pod.start_sandbox()?;
+        let note = pod.wait_for_event("Attached")?;
+        ensure!(!note.contains("warning"), "{note}");
+        pod.start_server(80)?;
+    }
+    let note = within(std::time::Duration::from_secs(60), "the event", || {
+        Ok(wrong.events()?.into_iter().find(|(reason, _)| reason == "NothingListens"))
+    })?;
+    ensure!(note.1.starts_with("nothing listens on port 8080 of the pod"), "{note:?}");
+    ensure!(slow.events()?.iter().all(|(reason, _)| reason != "NothingListens"), "{:?}", slow.events());
+    Ok(())
+}
+
+fn the_likeliest_mistakes_are_named(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[])?;
+    pod.start_sandbox()?;
+    pod.annotate(json!({"truepeer.io/ports": "80", "truepeer.io/allow": "any"}))?;
+    let note = pod.wait_for_event("Refused")?;
+    ensure!(
+        note.starts_with("truepeer.io/allow: there is no such annotation; did you mean truepeer.dev/allow?"),
+        "{note}"
+    );
+    // Annotations of the Deployment instead of its template.
+    let gated = bed.pod_with(&[], json!({"readinessGates": [{"conditionType": "truepeer.dev/attached"}]}))?;
+    let note = gated.wait_for_event("Refused")?;
+    ensure!(note.contains("spec.template.metadata.annotations"), "{note}");
     Ok(())
 }
 
@@ -214,7 +255,7 @@ fn refusals_are_told(bed: &Bed) -> Result<()> {
 
 /// As by Istio: connections to the port reach another socket.
 fn a_redirected_port_is_told(bed: &Bed) -> Result<()> {
-    let _agent = Agent::start(bed, &[])?;
+    let agent = Agent::start(bed, &[])?;
     let mut pod = bed.pod(&WEB)?;
     let pid = pod.start_sandbox()?;
     pod.wait_for("Attached")?;
@@ -223,7 +264,7 @@ fn a_redirected_port_is_told(bed: &Bed) -> Result<()> {
     run(pid, "nft add table ip istio")?;
     run(pid, "nft add chain ip istio in { type nat hook prerouting priority -100 ; }")?;
     run(pid, "nft add rule ip istio in tcp dport 80 redirect to :15006")?;
-    let note = refused(&pod, true, "redirected")?;
+    let note = refused(&pod, true, "redirected").with_context(|| agent.log())?;
     ensure!(note.contains("redirected") && note.contains("excludeInboundPorts"), "{note}");
     Ok(())
 }

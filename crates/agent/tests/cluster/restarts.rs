@@ -13,6 +13,11 @@ use crate::wait::until;
 pub(crate) const TESTS: &[Test] = &[
     ("an_agent_that_starts_again_adopts_without_a_gap", an_agent_that_starts_again_adopts_without_a_gap),
     ("changes_while_no_agent_runs_are_followed", changes_while_no_agent_runs_are_followed),
+    (
+        "rules_that_the_kernel_does_not_have_are_not_adopted",
+        rules_that_the_kernel_does_not_have_are_not_adopted,
+    ),
+    ("what_no_condition_tells_is_detached", what_no_condition_tells_is_detached),
     ("a_container_that_starts_again_stays_attached", a_container_that_starts_again_stays_attached),
     ("a_sandbox_that_starts_again_is_attached_again", a_sandbox_that_starts_again_is_attached_again),
     ("a_sandbox_is_not_taken_for_the_one_before", a_sandbox_is_not_taken_for_the_one_before),
@@ -81,6 +86,63 @@ fn changes_while_no_agent_runs_are_followed(bed: &Bed) -> Result<()> {
     until("port 81", || Ok(changed.wait_for("Attached")?.starts_with("ports 81;").then_some(())))?;
     changed.expect_attached(81)?;
     changed.expect_raw(80)
+}
+
+/// Gives the agent its right back, whatever became of the test.
+struct WithoutConditions<'a>(&'a Bed);
+
+impl<'a> WithoutConditions<'a> {
+    fn begin(bed: &'a Bed) -> Result<Self> {
+        bed.cluster.let_write_conditions(false)?;
+        Ok(Self(bed))
+    }
+}
+
+impl Drop for WithoutConditions<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.cluster.let_write_conditions(true);
+    }
+}
+
+fn rules_that_the_kernel_does_not_have_are_not_adopted(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[("ports", "80"), ("allow", "192.0.2.7")])?;
+    pod.start_sandbox()?;
+    pod.start_server(80)?;
+    let message = pod.wait_for("Attached")?;
+    ensure!(message.contains("allow 192.0.2.7/32"), "{message}");
+    pod.expect_raw(80)?;
+    let without = WithoutConditions::begin(bed)?;
+    pod.annotate(json!({"truepeer.dev/allow": "any"}))?;
+    until("the wider rules", || Ok(pod.expect_attached(80).is_ok().then_some(())))?;
+    ensure!(pod.wait_for("Attached")? == message, "the condition was written");
+    agent.kill();
+    pod.annotate(json!({"truepeer.dev/allow": "192.0.2.7"}))?;
+    drop(without);
+    let agent = Agent::start(bed, &[])?;
+    until("the annotation's rules", || Ok(pod.expect_raw(80).is_ok().then_some(())))?;
+    ensure!(agent.log().contains("the kernel has other senders"), "{}", agent.log());
+    Ok(())
+}
+
+fn what_no_condition_tells_is_detached(bed: &Bed) -> Result<()> {
+    let _without = WithoutConditions::begin(bed)?;
+    let agent = Agent::start(bed, &[])?;
+    let (mut while_up, mut while_down) = (bed.pod(&WEB)?, bed.pod(&WEB)?);
+    for pod in [&mut while_up, &mut while_down] {
+        pod.start_sandbox()?;
+        pod.start_server(80)?;
+        until("an attachment", || Ok(pod.expect_attached(80).is_ok().then_some(())))?;
+        ensure!(pod.condition().is_err(), "the condition was written");
+    }
+    let none = json!({"truepeer.dev/ports": null, "truepeer.dev/allow": null});
+    while_up.annotate(none.clone())?;
+    until("the detach", || Ok(while_up.expect_raw(80).is_ok().then_some(())))?;
+    agent.kill();
+    while_down.annotate(none)?;
+    while_down.expect_attached(80)?;
+    let _agent = Agent::start(bed, &[])?;
+    until("the detach", || Ok(while_down.expect_raw(80).is_ok().then_some(())))
 }
 
 fn a_container_that_starts_again_stays_attached(bed: &Bed) -> Result<()> {

@@ -5,8 +5,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 /// Asks again until there is an answer.
-pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-    let end = Instant::now() + Duration::from_secs(20);
+pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    within(Duration::from_secs(20), what, ask)
+}
+
+/// For what itself takes long.
+pub(crate) fn within<T>(
+    limit: Duration,
+    what: &str,
+    mut ask: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let end = Instant::now() + limit;
     let mut complaint = String::new();
     while Instant::now() < end {
         match ask() {

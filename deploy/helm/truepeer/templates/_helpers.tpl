@@ -1,9 +1,10 @@
 {{- define "truepeer.namespace" -}}
-{{ if .Values.namespace.create }}{{ .Values.namespace.name }}{{ else }}{{ .Values.namespace.name | default .Release.Namespace }}{{ end }}
+{{ .Values.namespace.name | default .Release.Namespace }}
 {{- end }}
 
 {{- define "truepeer.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $repository := required "image.repository: where your nodes pull the agent's image from, such as registry.example/truepeer-agent (see docs/kubernetes.md)" .Values.image.repository -}}
+{{ if .Values.image.digest }}{{ $repository }}@{{ .Values.image.digest }}{{ else }}{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- define "truepeer.labels" -}}

@@ -1,0 +1,364 @@
+//! What is known of all pods or containers of this machine, and what is to be done next: without processes, and with the time as a parameter.
+//! [`super::Node`] drives it, and so does a simulator.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::in_force;
+use crate::plan::{self, Actual, Doing, Key, Step, Want};
+use crate::processes::Place;
+use crate::rules::{Port, Rules};
+use crate::statuses::{Name, StatusRow};
+use crate::truepeer::Status;
+
+use super::entry::Entry;
+use super::{Change, Desired};
+
+/// How soon, and how rarely, processes of a pod are looked for.
+const SOON: Duration = Duration::from_millis(50);
+const RARELY: Duration = Duration::from_secs(2);
+/// How long after an end leftovers are removed: several pods often end together.
+const SWEEP: Duration = Duration::from_secs(2);
+
+/// How long a pod's server may take to start.
+const SERVER: Duration = Duration::from_secs(30);
+
+/// A place, and whether the network plugin is through with it.
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    pub(super) place: Place,
+    pub(super) has_address: bool,
+}
+
+/// A step to take.
+#[derive(Debug, Clone)]
+pub(super) struct Started {
+    pub(super) key: Key,
+    pub(super) number: u64,
+    pub(super) step: Step,
+    pub(super) place: Place,
+}
+
+/// The end of a step.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) key: Key,
+    pub(super) number: u64,
+    pub(super) place: Place,
+    pub(super) took: Duration,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Attached {
+        rules: Rules,
+        warnings: Vec<String>,
+    },
+    Looked(Seen),
+    Detached,
+    /// The process has ended meanwhile.
+    Ended,
+    Failed {
+        step: &'static str,
+        why: String,
+    },
+}
+
+/// What the kernel has, compared with what is wanted.
+#[derive(Debug)]
+pub(super) enum Seen {
+    Same(Rules),
+    Other { description: String, difference: String },
+    Nothing,
+}
+
+impl Seen {
+    pub(super) fn of(status: &Status, wanted: Option<Rules>) -> Self {
+        if !status.attached {
+            return Self::Nothing;
+        }
+        let difference = wanted.as_ref().map(|rules| in_force::difference(status, rules));
+        match (wanted, difference) {
+            (Some(rules), Some(None)) => Self::Same(rules),
+            (_, difference) => Self::Other {
+                description: in_force::shown(status),
+                difference: difference.flatten().unwrap_or_else(|| "no rules are wanted".to_owned()),
+            },
+        }
+    }
+}
+
+/// See the module.
+pub(super) struct Core {
+    max: usize,
+    entries: BTreeMap<Key, Entry>,
+    /// They exist, ask for nothing, and nothing is known to be attached to them.
+    idle: BTreeMap<Key, Desired>,
+    /// What was attached when the agent started; `None`: that could not be read.
+    inherited: Option<BTreeMap<u64, Status>>,
+    arrivals: u64,
+    next_search: Instant,
+    /// When leftovers are removed: a moment after the last end.
+    sweep: Option<Instant>,
+    has_heard_all: bool,
+    has_looked_for_unasked: bool,
+}
+
+impl Core {
+    /// `inherited`: the kernel's state before anything was heard of pods.
+    pub(super) fn new(max: usize, inherited: Option<Vec<Status>>, now: Instant) -> Self {
+        // Attached by a truepeer that did not note the network namespace: then the absence of one proves nothing.
+        let all: Option<BTreeMap<u64, Status>> = inherited.and_then(|all| {
+            all.into_iter().map(|status| Some((status.netns?, status))).collect::<Option<_>>()
+        });
+        Self {
+            max,
+            entries: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            inherited: all,
+            arrivals: 0,
+            next_search: now,
+            sweep: None,
+            has_heard_all: false,
+            has_looked_for_unasked: false,
+        }
+    }
+
+    /// Returns whether it was the first list of all of them.
+    pub(super) fn update(&mut self, change: Change, now: Instant) -> bool {
+        match change {
+            Change::Set(key, desired) => self.set(key, desired, now),
+            Change::Gone(key) => self.remove(&key, now),
+            Change::Only(keys) => {
+                let known = self.entries.keys().chain(self.idle.keys());
+                let gone: Vec<_> = known.filter(|key| !keys.contains(*key)).cloned().collect();
+                gone.iter().for_each(|key| self.remove(key, now));
+                if !self.has_heard_all {
+                    // Of pods that ended while no agent ran.
+                    self.sweep = Some(now + SWEEP);
+                    self.has_heard_all = true;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn set(&mut self, key: Key, desired: Desired, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.update(desired, now);
+        } else if desired.want == Want::Nothing && desired.claim.is_none() {
+            self.idle.insert(key, desired);
+            return;
+        } else {
+            self.idle.remove(&key);
+            self.enter(key, desired, now);
+        }
+        self.next_search = now;
+    }
+
+    fn enter(&mut self, key: Key, desired: Desired, now: Instant) -> &mut Entry {
+        self.arrivals += 1;
+        self.entries.entry(key).or_insert(Entry::new(desired, self.arrivals, now))
+    }
+
+    /// Its network namespace ends with it, and everything in there.
+    fn remove(&mut self, key: &Key, now: Instant) {
+        self.idle.remove(key);
+        if let Some(entry) = self.entries.remove(key)
+            && entry.is_attached()
+        {
+            tracing::info!(name = %entry.desired.name, "gone");
+            self.sweep = Some(now + SWEEP);
+        }
+    }
+
+    /// Whether it is known what is attached to pods that ask for nothing.
+    pub(super) fn has_looked_for_unasked(&self) -> bool {
+        self.has_looked_for_unasked
+    }
+
+    /// After the first list: what is attached to pods that ask for nothing, whatever their conditions say. `pods`: those that have a process; `all`:
+    /// the kernel's state, unless it was read at the start.
+    pub(super) fn find_unasked(&mut self, pods: &BTreeMap<Key, Place>, all: Option<&[Status]>, now: Instant) {
+        let fresh = all.map(|all| all.iter().filter_map(|one| Some((one.netns?, one.clone()))).collect());
+        let Some(inherited) = fresh.or_else(|| self.inherited.clone()) else { return };
+        self.has_looked_for_unasked = true;
+        for (key, place) in pods {
+            let Some(status) = inherited.get(&place.netns) else { continue };
+            if let Some(desired) = self.idle.remove(key) {
+                self.enter(key.clone(), desired, now);
+            }
+            // Of what asks, or has a claim, the kernel is asked anyway.
+            let entry = self.entries.get_mut(key).filter(|entry| entry.actual == Actual::Nothing);
+            if let Some(entry) = entry {
+                entry.is_attached_unasked(place.netns, in_force::shown(status));
+                self.next_search = now;
+            }
+        }
+    }
+
+    /// The kernel's state at a moment after `begun`: whatever of it differs from what was attached is looked at again.
+    pub(super) fn compare(&mut self, all: &[Status], begun: Instant) {
+        let all: BTreeMap<u64, &Status> =
+            all.iter().filter_map(|status| Some((status.netns?, status))).collect();
+        for entry in
+            self.entries.values_mut().filter(|entry| entry.running().is_none() && entry.changed_at < begun)
+        {
+            let Actual::Attached { netns, rules } = &entry.actual else { continue };
+            let status = all.get(netns);
+            let difference = status.map_or_else(
+                || Some("it is not attached".to_owned()),
+                |status| in_force::difference(status, rules),
+            );
+            if let Some(difference) = difference {
+                tracing::warn!(name = %entry.desired.name, "not as the agent left it: {difference}");
+                entry.doubt(true);
+            }
+        }
+    }
+
+    /// Loses places whose process has ended.
+    pub(super) fn check_places(&mut self, is_still: impl Fn(&Place) -> bool, now: Instant) {
+        for entry in self.entries.values_mut() {
+            if entry.place.as_ref().is_some_and(|place| !is_still(place)) {
+                entry.lose_place(now);
+                self.next_search = now;
+            }
+        }
+    }
+
+    /// Those whose server must have started by now, if there is one; each is told once.
+    pub(super) fn without_known_server(&mut self, now: Instant) -> Vec<(Key, Place, BTreeSet<Port>)> {
+        let mut all = Vec::new();
+        for (key, entry) in &mut self.entries {
+            let (Actual::Attached { rules, .. }, Some(place)) = (&entry.actual, &entry.place) else {
+                continue;
+            };
+            if !entry.is_server_known && now.duration_since(entry.changed_at) >= SERVER {
+                all.push((key.clone(), place.clone(), rules.ports.clone()));
+                entry.is_server_known = true;
+            }
+        }
+        all
+    }
+
+    /// Whose processes are to be looked for now, with a container's process.
+    pub(super) fn missing(&self, now: Instant) -> BTreeMap<Key, Option<u32>> {
+        if now < self.next_search {
+            return BTreeMap::new();
+        }
+        let searched = self.entries.iter().filter(|(_, entry)| entry.is_searching());
+        searched.map(|(key, entry)| (key.clone(), entry.desired.process)).collect()
+    }
+
+    /// Those of [`Core::missing`] that were found.
+    pub(super) fn found(&mut self, mut found: BTreeMap<Key, Found>, now: Instant) {
+        let had: Option<BTreeSet<u64>> =
+            self.inherited.as_ref().map(|inherited| inherited.keys().copied().collect());
+        for (key, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_searching()) {
+            entry.found(found.remove(key), had.as_ref());
+        }
+        self.find_conflicts();
+        let waits = self.entries.values().filter_map(|entry| entry.searching_for(now));
+        let youngest = waits.min().unwrap_or(RARELY);
+        self.next_search = now + (youngest / 8).clamp(SOON, RARELY);
+    }
+
+    /// Containers may share a network namespace, and each attach replaces all that is there: who came first keeps it.
+    fn find_conflicts(&mut self) {
+        let mut holders: BTreeMap<u64, (u64, Name)> = BTreeMap::new();
+        let asking = |entry: &Entry| matches!(entry.desired.want, Want::Attach(_));
+        for entry in self.entries.values().filter(|entry| asking(entry)) {
+            let Some(place) = &entry.place else { continue };
+            let is_earlier = holders.get(&place.netns).is_none_or(|(arrival, _)| entry.arrival < *arrival);
+            if is_earlier {
+                holders.insert(place.netns, (entry.arrival, entry.desired.name.clone()));
+            }
+        }
+        for entry in self.entries.values_mut() {
+            let holder = entry.place.as_ref().and_then(|place| holders.get(&place.netns));
+            entry.conflict =
+                holder.filter(|(arrival, _)| asking(entry) && *arrival != entry.arrival).map(|(_, name)| {
+                    Want::Forbidden(format!(
+                        "it shares the network of {name}, which has such labels: name all ports there"
+                    ))
+                });
+        }
+    }
+
+    /// The steps that begin now. One that was under way for the same pod ends by that: see [`Core::is_running`].
+    pub(super) fn start_steps(&mut self, now: Instant) -> Vec<Started> {
+        let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now))).collect();
+        let plan = plan::plan(&views, self.max);
+        for (key, entry) in &mut self.entries {
+            entry.is_without_room = plan.without_room.contains(key);
+        }
+        plan.steps.into_iter().filter_map(|(key, step)| self.start(key, step, now)).collect()
+    }
+
+    fn start(&mut self, key: Key, step: Step, now: Instant) -> Option<Started> {
+        let entry = self.entries.get_mut(&key)?;
+        entry.interrupt();
+        if step == Step::Forget {
+            self.sweep = Some(now + SWEEP);
+            entry.forget();
+            return None;
+        }
+        let place = entry.place.clone()?;
+        let doing = match &step {
+            Step::Look(_) => Doing::Look,
+            Step::Detach => Doing::Detach,
+            Step::Attach(_) | Step::Forget => Doing::Attach,
+        };
+        let number = entry.begin(doing, now);
+        Some(Started { key, number, step, place })
+    }
+
+    /// Whether the result of a step is still waited for.
+    pub(super) fn is_running(&self, key: &Key, number: u64) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.running() == Some(number))
+    }
+
+    /// Returns the step's name and how it ended, unless nobody waits for it.
+    pub(super) fn finish(&mut self, done: Done, now: Instant) -> Option<(&'static str, &'static str)> {
+        let entry = self.entries.get_mut(&done.key)?;
+        let counted = entry.finish(done, now);
+        // Before the next plan, which would take a place that is missing for one that has ended.
+        if entry.is_searching() {
+            self.next_search = now;
+        }
+        counted
+    }
+
+    /// Steps that only wait: the next agent waits again.
+    pub(super) fn interrupt_waits(&mut self) {
+        let waiting = self.entries.values_mut().filter(|entry| entry.doing() == Some(Doing::Detach));
+        waiting.for_each(Entry::interrupt);
+    }
+
+    /// Whether leftovers of network namespaces that have ended are to be removed now. Says so once.
+    pub(super) fn is_sweep_due(&mut self, now: Instant) -> bool {
+        self.sweep.take_if(|time| *time <= now).is_some()
+    }
+
+    pub(super) fn has_heard_all(&self) -> bool {
+        self.has_heard_all
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&Key, StatusRow)> {
+        self.entries.iter().map(|(key, entry)| (key, entry.line(self.max)))
+    }
+
+    /// When something is to be done, if nothing is heard before.
+    pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
+        let due = self.entries.values().filter_map(|entry| entry.backoff.due()).filter(|due| *due > now);
+        let is_searching = self.entries.values().any(Entry::is_searching);
+        due.chain(is_searching.then_some(self.next_search)).chain(self.sweep).min()
+    }
+}
+
+#[cfg(test)]
+#[path = "sim.rs"]
+mod sim;

@@ -1,0 +1,323 @@
+//! The agent's memory, with the real planner, a kernel, an API server that fails, and agents that are killed between any two steps.
+//!
+//! After each return of the agent, once the API answers, the kernel's rules must equal the annotations within 5 s.
+
+use super::*;
+use crate::in_force::{RulesInForce, SenderInForce};
+use crate::node::Claim;
+use crate::plan::description;
+use crate::rules::{Header, Port};
+use crate::truepeer::{Attachment, PortStatus};
+
+const PODS: usize = 200;
+const FAULTS: usize = 20;
+/// What a step takes; two run at a time.
+const LOOK: Duration = Duration::from_millis(25);
+const CHANGE: Duration = Duration::from_millis(300);
+const TURN: Duration = Duration::from_millis(25);
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Small numbers, from one seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = usize::try_from(self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap_or_default();
+        high % sides
+    }
+}
+
+/// One pod: as the API server has it, as the last list had it, and as the kernel has it.
+#[derive(Clone)]
+struct Pod {
+    want: Want,
+    condition: Option<Claim>,
+    netns: u64,
+    kernel: Option<Rules>,
+}
+
+struct World {
+    pods: BTreeMap<Key, Pod>,
+    dice: Dice,
+    netns: u64,
+    now: Instant,
+    /// Conditions can't be written.
+    is_deaf: bool,
+}
+
+fn rules(dice: &mut Dice) -> Rules {
+    let allow = ["10.0.0.7/32", "0.0.0.0/0", "10.0.0.0/24"][dice.roll(3)];
+    Rules {
+        ports: [Port::Tcp([80, 81][dice.roll(2)])].into(),
+        allow: [allow.parse().unwrap()].into(),
+        header: [Header::Require, Header::Optional][dice.roll(2)],
+        ..Rules::default()
+    }
+}
+
+fn want(dice: &mut Dice) -> Want {
+    if dice.roll(4) == 0 { Want::Nothing } else { Want::Attach(rules(dice)) }
+}
+
+/// As truepeer tells it.
+fn status(netns: u64, kernel: Option<&Rules>) -> Status {
+    let Some(rules) = kernel else { return Status { netns: Some(netns), ..Status::default() } };
+    let sender = |prefix: &ipnet::IpNet| SenderInForce { prefix: *prefix, header: rules.header.to_string() };
+    let port = |port: &Port| PortStatus {
+        ports: port.to_string(),
+        protocol: "tcp".to_owned(),
+        ..PortStatus::default()
+    };
+    let in_force = RulesInForce {
+        senders: rules.allow.iter().map(sender).collect(),
+        header_timeout_ms: 5000,
+        header_wait_ms: 1000,
+        header_max: 16384,
+        unshowable: "show-sender".to_owned(),
+        close_after_s: 60,
+        ..RulesInForce::default()
+    };
+    Status {
+        attached: true,
+        current: true,
+        netns: Some(netns),
+        ports: rules.ports.iter().map(port).collect(),
+        attachments: vec![Attachment { id: 0, rules: Some(in_force) }],
+        ..Status::default()
+    }
+}
+
+/// A life of the agent.
+struct Agent {
+    core: Core,
+    flying: Vec<(Instant, Started)>,
+    next_read: Instant,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice(seed | 1);
+        let pods = (0..PODS).map(|number| {
+            let want = want(&mut dice);
+            let kernel = if let Want::Attach(rules) = &want { Some(rules.clone()) } else { None };
+            let netns = 1 + number as u64;
+            (format!("{number:03}"), Pod { want, condition: None, netns, kernel })
+        });
+        let pods = pods.collect();
+        Self { pods, dice, netns: 1 + PODS as u64, now: Instant::now(), is_deaf: false }
+    }
+
+    fn start(&mut self) -> Agent {
+        // Reading it may fail.
+        let inherited = (self.dice.roll(8) != 0).then(|| self.all());
+        let core = Core::new(PODS, inherited, self.now);
+        let mut agent = Agent { core, flying: Vec::new(), next_read: self.now + super::super::UNREAD };
+        self.list(&mut agent);
+        agent.core.find_unasked(&self.places(), None, self.now);
+        agent
+    }
+
+    fn all(&self) -> Vec<Status> {
+        let attached = self.pods.values().filter(|pod| pod.kernel.is_some());
+        attached.map(|pod| status(pod.netns, pod.kernel.as_ref())).collect()
+    }
+
+    fn places(&self) -> BTreeMap<Key, Place> {
+        self.pods.iter().map(|(key, pod)| (key.clone(), place(pod.netns))).collect()
+    }
+
+    fn list(&mut self, agent: &mut Agent) {
+        for (key, pod) in &self.pods {
+            agent.core.update(Change::Set(key.clone(), desired(key, pod)), self.now);
+        }
+        agent.core.update(Change::Only(self.pods.keys().cloned().collect()), self.now);
+    }
+
+    /// Something of the outside: an annotation, a sandbox, the API server.
+    fn fault(&mut self, agent: Option<&mut Agent>) {
+        let key = format!("{:03}", self.dice.roll(PODS));
+        match self.dice.roll(6) {
+            0 | 1 => {
+                let want = want(&mut self.dice);
+                self.pods.get_mut(&key).unwrap().want = want;
+                self.tell(&key, agent);
+            }
+            // A stale watch: it is heard with the next list.
+            2 => {
+                let want = want(&mut self.dice);
+                self.pods.get_mut(&key).unwrap().want = want;
+            }
+            3 => self.is_deaf = !self.is_deaf,
+            // A condition that is not true: half a write, a conflict, somebody else's.
+            4 => {
+                let rules = rules(&mut self.dice);
+                let pod = self.pods.get_mut(&key).unwrap();
+                let claim =
+                    Claim { description: description(&rules, pod.netns), is_true: self.dice.roll(2) == 0 };
+                pod.condition = (self.dice.roll(3) != 0).then_some(claim);
+                self.tell(&key, agent);
+            }
+            // Another sandbox: the attachment ends with the one before.
+            _ => {
+                self.netns += 1;
+                let pod = self.pods.get_mut(&key).unwrap();
+                (pod.netns, pod.kernel) = (self.netns, None);
+            }
+        }
+    }
+
+    fn tell(&self, key: &Key, agent: Option<&mut Agent>) {
+        if let (Some(agent), Some(pod)) = (agent, self.pods.get(key)) {
+            agent.core.update(Change::Set(key.clone(), desired(key, pod)), self.now);
+        }
+    }
+
+    /// One look of the agent at its world.
+    fn turn(&mut self, agent: &mut Agent) {
+        self.now += TURN;
+        let now = self.now;
+        let (done, flying): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut agent.flying).into_iter().partition(|(end, _)| *end <= now);
+        agent.flying = flying;
+        for (_, started) in done {
+            let done = self.finish(started);
+            agent.core.finish(done, now);
+        }
+        if !agent.core.has_looked_for_unasked() && now >= agent.next_read {
+            agent.core.find_unasked(&self.places(), Some(&self.all()), now);
+        }
+        let netns: BTreeMap<Key, u64> = self.pods.iter().map(|(key, pod)| (key.clone(), pod.netns)).collect();
+        let all: BTreeSet<u64> = netns.values().copied().collect();
+        agent.core.check_places(|place| all.contains(&place.netns), now);
+        let missing = agent.core.missing(now);
+        if !missing.is_empty() {
+            let found = missing.into_keys().map(|key| {
+                let place = place(netns[&key]);
+                (key, Found { place, has_address: true })
+            });
+            agent.core.found(found.collect(), now);
+        }
+        for started in agent.core.start_steps(now) {
+            // Two at a time: the earliest end of two before it.
+            let takes = if matches!(started.step, Step::Look(_)) { LOOK } else { CHANGE };
+            let mut ends: Vec<Instant> = agent.flying.iter().map(|(end, _)| *end).collect();
+            ends.sort_unstable();
+            let begin = ends.len().checked_sub(2).map_or(now, |last| ends[last]);
+            agent.flying.push((begin + takes, started));
+        }
+        let core = &agent.core;
+        agent.flying.retain(|(_, started)| core.is_running(&started.key, started.number));
+        if !self.is_deaf {
+            self.write_conditions(agent);
+        }
+    }
+
+    fn write_conditions(&mut self, agent: &Agent) {
+        for (key, row) in agent.core.rows() {
+            let pod = self.pods.get_mut(key).unwrap();
+            match row.state {
+                crate::statuses::State::Attached { description, .. } => {
+                    pod.condition = Some(Claim { description, is_true: true });
+                }
+                crate::statuses::State::Idle => pod.condition = None,
+                _ => {}
+            }
+        }
+    }
+
+    /// What a step of truepeer does.
+    fn finish(&mut self, Started { key, number, step, place }: Started) -> Done {
+        let fails = self.dice.roll(50) == 0;
+        let pod = self.pods.get_mut(&key).unwrap();
+        let is_here = pod.netns == place.netns;
+        let outcome = match step {
+            Step::Look(wanted) => {
+                let kernel = pod.kernel.as_ref().filter(|_| is_here);
+                Outcome::Looked(Seen::of(&status(place.netns, kernel), wanted))
+            }
+            // Half a write: done, and said to have failed.
+            Step::Attach(rules) => {
+                if is_here {
+                    pod.kernel = Some(rules.clone());
+                }
+                match (is_here, fails) {
+                    (true, false) => Outcome::Attached { rules, warnings: Vec::new() },
+                    (true, true) => Outcome::Failed { step: "attach", why: "it takes too long".to_owned() },
+                    (false, _) => Outcome::Ended,
+                }
+            }
+            Step::Detach | Step::Forget => {
+                if is_here {
+                    pod.kernel = None;
+                }
+                Outcome::Detached
+            }
+        };
+        Done { key, number, place, took: LOOK, outcome }
+    }
+
+    /// Killed: each step under way is done, or not begun.
+    fn kill(&mut self, agent: Agent) {
+        for (_, started) in agent.flying {
+            if self.dice.roll(2) == 0 {
+                self.finish(started);
+            }
+        }
+    }
+
+    fn wrong(&self) -> Vec<String> {
+        let differ = |pod: &Pod| match (&pod.want, &pod.kernel) {
+            (Want::Attach(rules), kernel) => kernel.as_ref() != Some(rules),
+            (_, kernel) => kernel.is_some(),
+        };
+        let wrong = self.pods.iter().filter(|(_, pod)| differ(pod));
+        wrong.map(|(key, pod)| format!("{key}: wanted {:?}, kernel {:?}", pod.want, pod.kernel)).collect()
+    }
+}
+
+fn place(netns: u64) -> Place {
+    Place { pid: 7, started: netns, netns, cgroup: None }
+}
+
+fn desired(key: &Key, pod: &Pod) -> Desired {
+    let name = Name { namespace: Some("default".to_owned()), name: key.clone() };
+    Desired { name, want: pod.want.clone(), process: None, claim: pod.condition.clone() }
+}
+
+/// Faults while an agent runs, its end between two steps, faults while none runs, and its return.
+fn round(seed: u64) {
+    let mut world = World::new(seed);
+    let mut agent = world.start();
+    for _ in 0..FAULTS / 2 {
+        for _ in 0..world.dice.roll(8) {
+            world.turn(&mut agent);
+        }
+        world.fault(Some(&mut agent));
+    }
+    for _ in 0..world.dice.roll(8) {
+        world.turn(&mut agent);
+    }
+    world.kill(agent);
+    for _ in 0..FAULTS / 2 {
+        world.fault(None);
+    }
+    let mut agent = world.start();
+    let end = world.now + DEADLINE;
+    // All of them: what is right once may not become wrong.
+    while world.now < end {
+        world.turn(&mut agent);
+    }
+    let wrong = world.wrong();
+    assert!(wrong.is_empty(), "seed {seed}: {wrong:#?}");
+}
+
+/// 10,000 rounds with TRUEPEER_TEST_ALL; otherwise few of them.
+#[test]
+fn the_kernels_rules_equal_the_annotations_after_each_return() {
+    let rounds = if std::env::var_os("TRUEPEER_TEST_ALL").is_some() { 10_000 } else { 40 };
+    (1..=rounds).for_each(|number: u64| round(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+}

@@ -1,0 +1,109 @@
+//! docs/situations/security-review.md says what the manifests say.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn manifest(kind: &str) -> Value {
+    let text = read("deploy/kubernetes/agent.yaml");
+    let documents = text.split("\n---\n").skip(1).map(serde_saphyr::from_str::<Value>);
+    let found = documents.map(|document| document.expect("YAML")).find(|document| document["kind"] == kind);
+    found.unwrap_or_else(|| panic!("no {kind}"))
+}
+
+/// The cells of the table whose head begins so, row by row.
+fn table(head: &str) -> Vec<Vec<String>> {
+    let page = read("docs/situations/security-review.md");
+    let lines = page.lines().skip_while(|line| !line.starts_with(head)).skip(2);
+    let rows = lines.take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect();
+    let rows: Vec<_> = rows.map(cells).collect();
+    assert!(!rows.is_empty(), "no table {head}");
+    rows
+}
+
+fn set(rows: &[Vec<String>], columns: usize) -> BTreeSet<Vec<String>> {
+    rows.iter().map(|row| row[..columns].to_vec()).collect()
+}
+
+fn words(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().filter_map(|word| Some(word.as_str()?.to_owned())).collect()
+}
+
+#[test]
+fn capabilities_of_the_security_review_are_those_of_the_manifest() {
+    let pod = &manifest("DaemonSet")["spec"]["template"]["spec"];
+    let security = &pod["containers"][0]["securityContext"];
+    let added = words(&security["capabilities"]["add"]).into_iter().map(|name| vec![name]).collect();
+    assert_eq!(set(&table("| capability |"), 1), added);
+    assert_eq!(words(&security["capabilities"]["drop"]), ["ALL"]);
+    // The first row of what runs where.
+    assert_eq!((&security["runAsUser"], &security["readOnlyRootFilesystem"]), (&0.into(), &true.into()));
+    assert_eq!((&security["allowPrivilegeEscalation"], &pod["hostPID"]), (&false.into(), &true.into()));
+    assert!(pod["hostNetwork"].is_null() && pod["tolerations"].is_null() && security["privileged"].is_null());
+    assert_eq!(pod["containers"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn files_of_the_security_review_are_those_of_the_manifest() {
+    let pod = &manifest("DaemonSet")["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
+    let is_read_only = |name: &Value| {
+        mounts.iter().any(|mount| mount["name"] == *name && mount["readOnly"] == Value::Bool(true))
+    };
+    let volumes = pod["volumes"].as_array().expect("volumes").iter();
+    let paths = volumes.map(|volume| {
+        let access = if is_read_only(&volume["name"]) { "read" } else { "write" };
+        vec![
+            volume["hostPath"]["path"].as_str().unwrap_or("no path of the host").to_owned(),
+            access.to_owned(),
+        ]
+    });
+    assert_eq!(set(&table("| path |"), 2), paths.collect());
+}
+
+#[test]
+fn rights_of_the_security_review_are_those_of_the_manifest() {
+    let rules = manifest("ClusterRole")["rules"].as_array().expect("rules").clone();
+    let granted = rules.iter().flat_map(|rule| {
+        let group = rule["apiGroups"][0].as_str().filter(|group| !group.is_empty());
+        let prefix = group.map_or(String::new(), |group| format!("{group}/"));
+        let verbs = words(&rule["verbs"]).join(", ");
+        words(&rule["resources"])
+            .into_iter()
+            .map(move |resource| vec![format!("{prefix}{resource}"), verbs.clone()])
+    });
+    assert_eq!(set(&table("| resource | verbs | limited"), 2), granted.collect());
+    // The job's, of which only the chart has a manifest.
+    let job = read("deploy/helm/truepeer/templates/detach.yaml");
+    for row in detach_rows() {
+        let resource = row[0].split(' ').next().expect("a resource");
+        let in_a_line = format!("resources: [{resource}], verbs: [{}]", row[1]);
+        let in_lines = format!("resources: [{resource}]\n");
+        let verbs = format!("verbs: [{}]", row[1]);
+        let is_granted = job.contains(&in_a_line) || job.contains(&in_lines) && job.contains(&verbs);
+        assert!(is_granted, "{row:?}");
+    }
+    assert_eq!(job.matches("verbs: [").count(), detach_rows().len());
+    for capability in ["runAsUser: 65534", "drop: [ALL]", "type: RuntimeDefault"] {
+        assert!(job.contains(capability), "{capability}");
+    }
+}
+
+fn detach_rows() -> Vec<Vec<String>> {
+    let page = read("docs/situations/security-review.md");
+    let (_, rest) = page.split_once("The detach job, while it runs:").expect("the job's rights");
+    let rows = rest.lines().skip_while(|line| !line.starts_with('|')).skip(2);
+    let rows = rows.take_while(|line| line.starts_with('|'));
+    rows.map(|line| line.trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
+}
