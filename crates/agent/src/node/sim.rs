@@ -211,7 +211,7 @@ impl World {
         }
         let core = &agent.core;
         agent.flying.retain(|(_, started)| core.is_running(&started.key, started.number));
-        if !self.is_deaf {
+        if !self.is_deaf && self.dice.roll(20) == 0 {
             self.write_conditions(agent);
         }
     }
@@ -307,9 +307,13 @@ fn round(seed: u64) {
     }
     let mut agent = world.start();
     let end = world.now + DEADLINE;
-    // All of them: what is right once may not become wrong.
     while world.now < end {
         world.turn(&mut agent);
+        let is_quiet = agent.flying.is_empty() && agent.core.has_looked_for_unasked();
+        // Nothing is left to be done.
+        if is_quiet && agent.core.wake(world.now).is_none_or(|wake| wake >= end) {
+            break;
+        }
     }
     let wrong = world.wrong();
     assert!(wrong.is_empty(), "seed {seed}: {wrong:#?}");
