@@ -1,42 +1,22 @@
 //! What the kernel has, as `truepeer attach status` tells it, compared with what is wanted.
 //!
-//! Rules can be written in several ways that mean the same, so senders are compared by what holds for their addresses.
+//! Rules can be written in several ways that mean the same, so senders are compared by what holds for their
+//! addresses.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-use serde::Deserialize;
 use truepeer_policy::{HeaderRule, HeaderTimes, PrefixSet, SenderAddr, Senders};
 
 use crate::rules::{Header, Port, Rules};
-use crate::truepeer::{PortStatus, Status};
+use crate::truepeer::{PortStatus, RulesInForce, SenderInForce, Status};
 
 /// `--header-max` and `--close-after`, unless they are given.
 const HEADER_MAX: u64 = 16 * 1024;
 const CLOSE_AFTER_S: u64 = 60;
 
-/// The rules of an attachment: `attachments[].rules` of `truepeer attach status --json`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub(crate) struct RulesInForce {
-    pub(crate) senders: Vec<SenderInForce>,
-    pub(crate) claims_allowed: Vec<String>,
-    pub(crate) denied: Vec<String>,
-    pub(crate) header_timeout_ms: u64,
-    pub(crate) header_wait_ms: u64,
-    pub(crate) header_max: u64,
-    pub(crate) unshowable: String,
-    pub(crate) close_after_s: u64,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(crate) struct SenderInForce {
-    pub(crate) prefix: IpNet,
-    /// `require`, `optional` or `none`.
-    pub(crate) header: String,
-}
-
-/// `None`: exactly these rules serve, by programs of this build, and on all devices. Otherwise the first difference.
+/// `None`: exactly these rules serve, by programs of this build, and on all devices. Otherwise the first
+/// difference.
 pub(crate) fn difference(status: &Status, wanted: &Rules) -> Option<String> {
     if !status.attached {
         return Some("nothing is attached".to_owned());
@@ -107,7 +87,8 @@ fn difference_of_rules(found: &RulesInForce, wanted: &Rules) -> Option<&'static 
     (!has_same_senders(&found.senders, wanted)).then_some("the kernel has other senders")
 }
 
-/// A rule holds from the first address of a prefix, or the one after its last, to the next such address: those are compared.
+/// A rule holds from the first address of a prefix, or the one after its last, to the next such address:
+/// those are compared.
 fn has_same_senders(found: &[SenderInForce], wanted: &Rules) -> bool {
     let mut allow = PrefixSet::new();
     wanted.allow.iter().for_each(|prefix| allow.insert(*prefix));
@@ -171,6 +152,7 @@ mod tests {
     use super::*;
     use crate::annotation;
     use crate::truepeer::Attachment;
+    use ipnet::IpNet;
     use proptest::prelude::*;
 
     fn rules(allow: &str, header: &str) -> Rules {
@@ -299,25 +281,35 @@ mod tests {
         })
     }
 
+    fn header() -> impl Strategy<Value = Header> {
+        prop_oneof![Just(Header::Require), Just(Header::Optional)]
+    }
+
     proptest! {
         /// Against each address of the range.
         #[test]
         fn the_same_for_all_addresses_is_the_same(
             allow in prop::collection::btree_set(prefix(), 1..4),
-            exceptions in prop::collection::btree_map(prefix(), prop_oneof![Just(Header::Require), Just(Header::Optional)], 0..3),
+            exceptions in prop::collection::btree_map(prefix(), header(), 0..3),
             found in prop::collection::btree_map(prefix(), 0..3_usize, 0..5),
         ) {
             let wanted = Rules { allow: allow.clone(), exceptions: exceptions.clone(), ..Rules::default() };
             let words = ["none", "require", "optional"];
-            let told: Vec<SenderInForce> = found.iter().map(|(prefix, word)| SenderInForce { prefix: *prefix, header: words[*word].to_owned() }).collect();
-            let all = (0..=255_u32).map(|low| IpAddr::V4((0x0a00_0000 | low).into())).chain(["::1".parse().unwrap()]);
+            let one = |(prefix, word): (&IpNet, &usize)| {
+                SenderInForce { prefix: *prefix, header: words[*word].to_owned() }
+            };
+            let told: Vec<SenderInForce> = found.iter().map(one).collect();
+            let all = (0..=255_u32).map(|low| IpAddr::V4((0x0a00_0000 | low).into()));
+            let all = all.chain(["::1".parse().unwrap()]);
             let is_same = all.into_iter().all(|ip| {
                 let expected = allow.iter().any(|prefix| prefix.contains(&ip)).then(|| {
                     let around = exceptions.iter().filter(|(prefix, _)| prefix.contains(&ip));
-                    around.max_by_key(|(prefix, _)| prefix.prefix_len()).map_or("require", |(_, header)| if *header == Header::Require { "require" } else { "optional" })
+                    let nearest = around.max_by_key(|(prefix, _)| prefix.prefix_len());
+                    nearest.map_or_else(|| Header::Require.to_string(), |(_, header)| header.to_string())
                 });
-                let nearest = told.iter().filter(|one| one.prefix.contains(&ip)).max_by_key(|one| one.prefix.prefix_len());
-                nearest.map(|one| one.header.as_str()).filter(|word| *word != "none") == expected
+                let around = told.iter().filter(|one| one.prefix.contains(&ip));
+                let nearest = around.max_by_key(|one| one.prefix.prefix_len());
+                nearest.map(|one| one.header.clone()).filter(|word| word != "none") == expected
             });
             prop_assert_eq!(has_same_senders(&told, &wanted), is_same);
         }

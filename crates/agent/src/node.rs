@@ -7,10 +7,13 @@
 //!                          truepeer attach …, a process for each step
 //! ```
 //!
-//! The kernel is the memory: an agent that starts asks it what is attached, and believes nothing else. One task owns all state. Steps of different pods run beside each other, two at a time; those of one pod one after another.
+//! The kernel is the memory: an agent that starts asks it what is attached, and believes nothing else. One
+//! task owns all state. Steps of different pods run beside each other, two at a time; those of one pod one
+//! after another.
 
 mod core;
 mod entry;
+mod outcome;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +30,8 @@ use crate::processes::{Place, Proc, cgroup_mounts};
 use crate::statuses::{NO_SERVER, Name, StatusRow, StatusTable};
 use crate::truepeer::{Status, Truepeer};
 
-use self::core::{Core, Done, Found, Started};
+use self::core::Core;
+use outcome::{Done, Found, Started};
 
 /// How often attached places are looked at.
 const CHECK: Duration = Duration::from_secs(1);
@@ -248,14 +252,16 @@ impl Node {
         });
     }
 
-    /// A wrong port in the annotation has no other sign: connections to the right one reach the server with their header.
+    /// A wrong port in the annotation has no other sign: connections to the right one reach the server with
+    /// their header.
     fn look_for_servers(&self, core: &mut Core) {
         for (key, place, ports) in core.without_known_server(Instant::now()) {
             let unserved = self.proc.unserved(&place, &ports);
             if !unserved.is_empty() {
                 let ports: Vec<String> = unserved.iter().map(ToString::to_string).collect();
                 let text = format!(
-                    "nothing listens on port {} of the pod: truepeer.dev/ports names the ports of the server in the pod, not those of its service",
+                    "nothing listens on port {} of the pod: truepeer.dev/ports names the ports of the server in the \
+                     pod, not those of its service",
                     ports.join(",")
                 );
                 tracing::warn!(%key, "{text}");

@@ -1,10 +1,12 @@
-//! The kubelet's probes: a Unix socket of their own, so that whoever takes all places of /metrics takes none of theirs.
+//! The kubelet's probes: a Unix socket of their own, so that whoever takes all places of /metrics takes none
+//! of theirs.
 //!
 //! ```text
 //! kubelet ─exec─▶ truepeer-agent probe ready ──"ready\n"──▶ agent
 //!                 its exit status          ◀──"ok\n", or why not──
 //! ```
-//! The socket's name is in the abstract namespace, which belongs to the pod's network namespace: no file, and no other pod reaches it.
+//! The socket's name is in the abstract namespace, which belongs to the pod's network namespace: no file, and
+//! no other pod reaches it.
 
 use std::io::{Read as _, Write as _};
 use std::os::linux::net::SocketAddrExt as _;

@@ -95,7 +95,8 @@ impl Proc {
         pods
     }
 
-    /// runc's own processes are in a pod's cgroup and network for a moment, before the pod's first program begins (`runc:[1:CHILD]`).
+    /// runc's own processes are in a pod's cgroup and network for a moment, before the pod's first program
+    /// begins (`runc:[1:CHILD]`).
     fn is_of_runtime(&self, pid: u32) -> bool {
         fs::read_to_string(self.of(pid).join("comm")).is_ok_and(|name| name.starts_with("runc:["))
     }
@@ -105,8 +106,8 @@ impl Proc {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
     }
 
-    /// Ports without a server in the network namespace of a place: of TCP those without a listening socket, of UDP those without any. Empty if
-    /// its sockets can't be read.
+    /// Ports without a server in the network namespace of a place: of TCP those without a listening socket,
+    /// of UDP those without any. Empty if its sockets can't be read.
     pub(crate) fn unserved(&self, place: &Place, ports: &BTreeSet<Port>) -> Vec<Port> {
         let read = |name: &str| read_some(&self.of(place.pid).join("net").join(name));
         let (Some(tcp), Some(tcp6)) = (read("tcp"), read("tcp6")) else { return Vec::new() };
@@ -139,8 +140,8 @@ fn read_some(path: &Path) -> Option<String> {
     u64::try_from(length).is_ok_and(|length| length < MAX).then_some(text)
 }
 
-/// A line of /proc/net/tcp or udp: `0: 0100007F:0050 00000000:0000 0A …`: the local address and port, the other one, the state (0A: TCP_LISTEN, 07: a
-/// UDP socket that is not connected).
+/// A line of /proc/net/tcp or udp: `0: 0100007F:0050 00000000:0000 0A …`: the local address and port, the
+/// other one, the state (0A: TCP_LISTEN, 07: a UDP socket that is not connected).
 fn has_socket(table: &str, port: u16, state: &str) -> bool {
     let port = format!(":{port:04X}");
     table.lines().any(|line| {

@@ -8,11 +8,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
 use serde::Deserialize;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::in_force::RulesInForce;
 use crate::processes::Place;
 use crate::rules::Rules;
 
@@ -65,6 +65,26 @@ pub(crate) struct Attachment {
     /// `None`: of a truepeer that does not tell them.
     #[serde(default)]
     pub(crate) rules: Option<RulesInForce>,
+}
+
+/// The rules of an attachment: `attachments[].rules` of `truepeer attach status --json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct RulesInForce {
+    pub(crate) senders: Vec<SenderInForce>,
+    pub(crate) claims_allowed: Vec<String>,
+    pub(crate) denied: Vec<String>,
+    pub(crate) header_timeout_ms: u64,
+    pub(crate) header_wait_ms: u64,
+    pub(crate) header_max: u64,
+    pub(crate) unshowable: String,
+    pub(crate) close_after_s: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct SenderInForce {
+    pub(crate) prefix: IpNet,
+    /// `require`, `optional` or `none`.
+    pub(crate) header: String,
 }
 
 /// Bytes of kernel memory.

@@ -99,7 +99,8 @@ impl Rules {
 /// The rules of an attachment, read from the kernel's tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulesInForce {
-    /// The longest prefix around a sender applies; `None`, as for an address in no prefix: its packets pass unchanged.
+    /// The longest prefix around a sender applies; `None`, as for an address in no prefix: its packets pass
+    /// unchanged.
     pub senders: Vec<(IpNet, Option<HeaderRule>)>,
     /// Clients in special ranges (loopback, multicast…) that may be claimed all the same.
     pub claims_allowed: Vec<IpNet>,

@@ -121,7 +121,8 @@ pub(crate) fn to_net(net: Ipv6Net) -> IpNet {
     ipv4.map_or(IpNet::V6(net), IpNet::V4)
 }
 
-/// Of a list of [`claims`]: the claims that it allows although they are special, and those that it refuses although they are not.
+/// Of a list of [`claims`]: the claims that it allows although they are special, and those that it refuses
+/// although they are not.
 pub(crate) fn exceptional_claims(list: &[Entry]) -> (Vec<IpNet>, Vec<IpNet>) {
     let special: Vec<IpNet> = SPECIAL.iter().filter_map(|text| text.parse().ok()).collect();
     let is_refused = |range: &IpNet| {
@@ -256,8 +257,9 @@ mod tests {
                 let expected = if allow.contains(ip) { value_of(rule) } else { NOTHING };
                 prop_assert_eq!(look_up(&entries, ip), expected, "{}", ip);
                 let told = entries.iter().map(|(net, value)| (to_net(*net), rule_of(*value)));
-                let around = told.filter(|(net, _)| net.contains(&ip)).max_by_key(|(net, _)| net.prefix_len());
-                prop_assert_eq!(around.and_then(|(_, rule)| rule).map_or(NOTHING, value_of), expected, "{}", ip);
+                let around = told.filter(|(net, _)| net.contains(&ip));
+                let nearest = around.max_by_key(|(net, _)| net.prefix_len()).and_then(|(_, rule)| rule);
+                prop_assert_eq!(nearest.map_or(NOTHING, value_of), expected, "{}", ip);
             }
         }
 

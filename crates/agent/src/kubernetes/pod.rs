@@ -52,8 +52,8 @@ fn of_api(condition: &PodCondition) -> Condition {
 }
 
 /// It waits for what nobody asks for.
-const NO_ANNOTATIONS: &str = "the pod waits for truepeer.dev/attached (readinessGates), and has no annotation truepeer.dev/ports: write the \
-    annotations in the template of its Deployment (spec.template.metadata.annotations)";
+const NO_ANNOTATIONS: &str = "the pod waits for truepeer.dev/attached (readinessGates), and has no \
+    annotation truepeer.dev/ports: write the annotations in the template of its Deployment (spec.template.metadata.annotations)";
 
 fn has_gate(pod: &Pod) -> bool {
     let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());

@@ -30,8 +30,8 @@ pub(crate) async fn retire(options: &Retire) -> Result<()> {
     let unable = before.without(|agent| agent.is_ready);
     if !unable.is_empty() {
         bail!(
-            "{}: nothing was changed, because the agent is not ready on {}: mend it there, or uninstall with uninstall.detach=false, \
-             which leaves attachments until their pods end",
+            "{}: nothing was changed, because the agent is not ready on {}: mend it there, \
+             or uninstall with uninstall.detach=false, which leaves attachments until their pods end",
             set.place,
             names(&unable)
         );

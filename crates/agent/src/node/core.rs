@@ -1,5 +1,5 @@
-//! What is known of all pods or containers of this machine, and what is to be done next: without processes, and with the time as a parameter.
-//! [`super::Node`] drives it, and so does a simulator.
+//! What is known of all pods or containers of this machine, and what is to be done next: without processes,
+//! and with the time as a parameter. [`super::Node`] drives it, and so does a simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use crate::in_force;
 use crate::plan::{self, Actual, Doing, Key, Step, Want};
 use crate::processes::Place;
-use crate::rules::{Port, Rules};
+use crate::rules::Port;
 use crate::statuses::{Name, StatusRow};
 use crate::truepeer::Status;
 
 use super::entry::Entry;
+use super::outcome::{Done, Found, Started};
 use super::{Change, Desired};
 
 /// How soon, and how rarely, processes of a pod are looked for.
@@ -22,72 +23,6 @@ const SWEEP: Duration = Duration::from_secs(2);
 
 /// How long a pod's server may take to start.
 const SERVER: Duration = Duration::from_secs(30);
-
-/// A place, and whether the network plugin is through with it.
-#[derive(Debug, Clone)]
-pub(super) struct Found {
-    pub(super) place: Place,
-    pub(super) has_address: bool,
-}
-
-/// A step to take.
-#[derive(Debug, Clone)]
-pub(super) struct Started {
-    pub(super) key: Key,
-    pub(super) number: u64,
-    pub(super) step: Step,
-    pub(super) place: Place,
-}
-
-/// The end of a step.
-#[derive(Debug)]
-pub(super) struct Done {
-    pub(super) key: Key,
-    pub(super) number: u64,
-    pub(super) place: Place,
-    pub(super) took: Duration,
-    pub(super) outcome: Outcome,
-}
-
-#[derive(Debug)]
-pub(super) enum Outcome {
-    Attached {
-        rules: Rules,
-        warnings: Vec<String>,
-    },
-    Looked(Seen),
-    Detached,
-    /// The process has ended meanwhile.
-    Ended,
-    Failed {
-        step: &'static str,
-        why: String,
-    },
-}
-
-/// What the kernel has, compared with what is wanted.
-#[derive(Debug)]
-pub(super) enum Seen {
-    Same(Rules),
-    Other { description: String, difference: String },
-    Nothing,
-}
-
-impl Seen {
-    pub(super) fn of(status: &Status, wanted: Option<Rules>) -> Self {
-        if !status.attached {
-            return Self::Nothing;
-        }
-        let difference = wanted.as_ref().map(|rules| in_force::difference(status, rules));
-        match (wanted, difference) {
-            (Some(rules), Some(None)) => Self::Same(rules),
-            (_, difference) => Self::Other {
-                description: in_force::shown(status),
-                difference: difference.flatten().unwrap_or_else(|| "no rules are wanted".to_owned()),
-            },
-        }
-    }
-}
 
 /// See the module.
 pub(super) struct Core {
@@ -108,7 +43,8 @@ pub(super) struct Core {
 impl Core {
     /// `inherited`: the kernel's state before anything was heard of pods.
     pub(super) fn new(max: usize, inherited: Option<Vec<Status>>, now: Instant) -> Self {
-        // Attached by a truepeer that did not note the network namespace: then the absence of one proves nothing.
+        // Attached by a truepeer that did not note the network namespace: then the absence of one proves
+        // nothing.
         let all: Option<BTreeMap<u64, Status>> = inherited.and_then(|all| {
             all.into_iter().map(|status| Some((status.netns?, status))).collect::<Option<_>>()
         });
@@ -179,8 +115,8 @@ impl Core {
         self.has_looked_for_unasked
     }
 
-    /// After the first list: what is attached to pods that ask for nothing, whatever their conditions say. `pods`: those that have a process; `all`:
-    /// the kernel's state, unless it was read at the start.
+    /// After the first list: what is attached to pods that ask for nothing, whatever their conditions say.
+    /// `pods`: those that have a process; `all`: the kernel's state, unless it was read at the start.
     pub(super) fn find_unasked(&mut self, pods: &BTreeMap<Key, Place>, all: Option<&[Status]>, now: Instant) {
         let fresh = all.map(|all| all.iter().filter_map(|one| Some((one.netns?, one.clone()))).collect());
         let Some(inherited) = fresh.or_else(|| self.inherited.clone()) else { return };
@@ -199,7 +135,8 @@ impl Core {
         }
     }
 
-    /// The kernel's state at a moment after `begun`: whatever of it differs from what was attached is looked at again.
+    /// The kernel's state at a moment after `begun`: whatever of it differs from what was attached is looked
+    /// at again.
     pub(super) fn compare(&mut self, all: &[Status], begun: Instant) {
         let all: BTreeMap<u64, &Status> =
             all.iter().filter_map(|status| Some((status.netns?, status))).collect();
@@ -266,7 +203,8 @@ impl Core {
         self.next_search = now + (youngest / 8).clamp(SOON, RARELY);
     }
 
-    /// Containers may share a network namespace, and each attach replaces all that is there: who came first keeps it.
+    /// Containers may share a network namespace, and each attach replaces all that is there: who came first
+    /// keeps it.
     fn find_conflicts(&mut self) {
         let mut holders: BTreeMap<u64, (u64, Name)> = BTreeMap::new();
         let asking = |entry: &Entry| matches!(entry.desired.want, Want::Attach(_));
@@ -288,7 +226,8 @@ impl Core {
         }
     }
 
-    /// The steps that begin now. One that was under way for the same pod ends by that: see [`Core::is_running`].
+    /// The steps that begin now. One that was under way for the same pod ends by that: see
+    /// [`Core::is_running`].
     pub(super) fn start_steps(&mut self, now: Instant) -> Vec<Started> {
         let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now))).collect();
         let plan = plan::plan(&views, self.max);

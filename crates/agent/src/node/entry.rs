@@ -9,7 +9,7 @@ use crate::processes::Place;
 use crate::rules::Rules;
 use crate::statuses::{State, StatusRow};
 
-use super::core::{Done, Found, Outcome, Seen};
+use super::outcome::{Done, Found, Outcome, Seen};
 use super::{Claim, Desired};
 
 /// See the module.
@@ -19,7 +19,8 @@ pub(super) struct Entry {
     pub(super) backoff: Backoff,
     pub(super) is_without_room: bool,
     pub(super) actual: Actual,
-    /// What was said to be attached, by an agent before this one: shown until the kernel has been asked, and believed for nothing else.
+    /// What was said to be attached, by an agent before this one: shown until the kernel has been asked, and
+    /// believed for nothing else.
     claim: Option<Claim>,
     /// Of [`Actual::Other`].
     other: String,
@@ -121,7 +122,8 @@ impl Entry {
         self.is_searching().then(|| now.duration_since(self.searching_since))
     }
 
-    /// `had`: the network namespaces in which something was attached when the agent started, if all are known.
+    /// `had`: the network namespaces in which something was attached when the agent started, if all are
+    /// known.
     pub(super) fn found(&mut self, found: Option<Found>, had: Option<&BTreeSet<u64>>) {
         let (place, has_address) =
             found.map_or((None, false), |found| (Some(found.place), found.has_address));

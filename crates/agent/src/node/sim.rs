@@ -1,13 +1,16 @@
-//! The agent's memory, with the real planner, a kernel, an API server that fails, and agents that are killed between any two steps.
+//! The agent's memory, with the real planner, a kernel, an API server that fails, and agents that are killed
+//! between any two steps.
 //!
-//! After each return of the agent, once the API answers, the kernel's rules must equal the annotations within 5 s.
+//! After each return of the agent, once the API answers, the kernel's rules must equal the annotations within
+//! 5 s.
 
+use super::super::outcome::{Outcome, Seen};
 use super::*;
-use crate::in_force::{RulesInForce, SenderInForce};
 use crate::node::Claim;
 use crate::plan::description;
+use crate::rules::Rules;
 use crate::rules::{Header, Port};
-use crate::truepeer::{Attachment, PortStatus};
+use crate::truepeer::{Attachment, PortStatus, RulesInForce, SenderInForce};
 
 const PODS: usize = 200;
 const FAULTS: usize = 20;

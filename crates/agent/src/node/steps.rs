@@ -13,7 +13,7 @@ use crate::processes::{Place, Proc, cgroup_directory};
 use crate::rules::Rules;
 use crate::truepeer::Truepeer;
 
-use super::core::{Done, Outcome, Seen};
+use super::outcome::{Done, Outcome, Seen};
 
 /// All that a step needs.
 pub(super) struct Work {

@@ -130,7 +130,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The agent's rights, as deploy/kubernetes/agent.yaml grants them to the account of its pods, and no others.
+    /// The agent's rights, as deploy/kubernetes/agent.yaml grants them to the account of its pods, and no
+    /// others.
     fn grant(&self) -> Result<()> {
         for object in manifests()? {
             let is_wanted = object["kind"].as_str().is_some_and(|kind| {
