@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| truepeer_https::fuzzing::any_origin(bytes));
+fuzz_target!(|bytes: &[u8]| truepeer_http::http2::any_origin(bytes));

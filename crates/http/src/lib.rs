@@ -1,4 +1,4 @@
-//! HTTP/1.1 as bytes: heads, bodies, and how we write them. Pure: no I/O, no clock.
+//! HTTP/1.1 as bytes: heads, bodies, and how we write them; and HTTP/2 ([`http2`]). Pure: no I/O, no clock.
 //!
 //! Strict: if two programs in a row read a message differently, a client can smuggle a request past the first one. So
 //! what RFC 9112 lets a recipient repair is refused, from clients (400) and from origins (502). The framing of a message is
@@ -19,6 +19,7 @@ mod decimal;
 mod error;
 pub mod fields;
 mod framing;
+pub mod http2;
 #[cfg(test)]
 mod http2_tests;
 mod limits;
@@ -27,6 +28,7 @@ pub mod query;
 mod request;
 mod response;
 mod scan;
+mod status;
 #[cfg(test)]
 mod tests;
 pub mod write;
@@ -40,3 +42,4 @@ pub use piece::Piece;
 pub use request::{Expectation, HttpVersion, RequestHead};
 pub use response::ResponseHead;
 pub use scan::HeadEnd;
+pub use status::status_words;

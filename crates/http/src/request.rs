@@ -110,6 +110,21 @@ impl RequestHead {
         self.version = HttpVersion::Http2;
     }
 
+    /// Sets the method of a head that was begun for HTTP/2.
+    pub(crate) fn set_method(&mut self, method: &[u8]) {
+        self.method = self.fields.keep(method);
+    }
+
+    /// Sets its target.
+    pub(crate) fn set_target(&mut self, target: &[u8]) {
+        self.target = self.fields.keep(target);
+    }
+
+    /// Sets its host.
+    pub(crate) fn set_host(&mut self, host: &[u8]) {
+        self.host = self.fields.keep(host);
+    }
+
     /// Checks what was begun for HTTP/2; `has_body`: the stream did not end with the head.
     ///
     /// # Errors

@@ -1,8 +1,7 @@
 //! Entrances for fuzz/. Each takes any bytes, and panics where a promise is broken.
 
 pub use crate::exchange::any_exchanges;
-pub use crate::http2::{any_blocks, any_client, any_watched};
-pub use crate::origin_h2::any_origin;
+pub use crate::http2::any_watched;
 pub use crate::tls::any_certificate;
 
 /// A fuzzer's bytes, taken from the front. Behind their end there are zeros.

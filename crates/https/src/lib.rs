@@ -21,6 +21,7 @@ pub mod exchange;
 pub mod fuzzing;
 pub mod gateway;
 pub mod http2;
+mod http2_wire;
 pub mod open;
 pub mod origin;
 pub mod origin_h2;

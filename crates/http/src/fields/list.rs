@@ -127,7 +127,12 @@ impl FieldList {
 
     /// Adds a field. The caller has checked that name and value are valid.
     pub fn push(&mut self, spelt: &[u8], value: &[u8]) {
-        let entry = Entry { name: FieldName::of(spelt), spelt: self.keep(spelt), value: self.keep(value) };
+        self.push_known(FieldName::of(spelt), spelt, value);
+    }
+
+    /// As [`Self::push`], where the kind of the name is known.
+    pub(crate) fn push_known(&mut self, name: FieldName, spelt: &[u8], value: &[u8]) {
+        let entry = Entry { name, spelt: self.keep(spelt), value: self.keep(value) };
         self.entries.push(entry);
     }
 

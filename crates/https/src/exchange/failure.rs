@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use truepeer_http::http2::Reason;
 use truepeer_http::{BodyError, HeadError};
 use truepeer_session::Hint;
 
@@ -30,7 +31,7 @@ pub enum Failure {
     ClientStalled(Duration),
     /// The client violates HTTP/2.
     #[error("the client violates HTTP/2: {0}")]
-    Http2(h2::Reason),
+    Http2(Reason),
     /// It floods the connection with HTTP/2 frames that carry no request.
     #[error("the client sends too many HTTP/2 frames that carry no request")]
     Http2Excess,
@@ -81,13 +82,13 @@ pub enum Failure {
     OriginWantsHttp1,
     /// The origin reset the request's stream.
     #[error("the origin reset the request's stream (HTTP/2): {0}")]
-    OriginReset(h2::Reason),
+    OriginReset(Reason),
     /// The origin answers HTTP/1.1 with frames of HTTP/2.
     #[error("the origin does not speak HTTP/1.1: it answers with HTTP/2")]
     OriginNotHttp1,
     /// The origin violates HTTP/2.
     #[error("the origin violates HTTP/2: {0}")]
-    OriginHttp2(h2::Reason),
+    OriginHttp2(Reason),
     /// The origin's response is not HTTP, or is ambiguous.
     #[error("the origin's response is refused: {0}")]
     BadResponse(HeadError),

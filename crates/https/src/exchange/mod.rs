@@ -37,7 +37,6 @@ pub(crate) use kept_body::BodyStart;
 pub(crate) use pace::Pace;
 pub(crate) use parties::{Departure, Incoming, Outgoing, left};
 pub(crate) use probe::ProbeFailure;
-pub(crate) use run::MOST_INTERIM;
 pub(crate) use serve::{Requester, ServeEnd};
 pub use serve::{Service, Sharing};
 pub use settings::{HttpSettings, HttpTimeouts};

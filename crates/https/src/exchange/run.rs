@@ -12,6 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use truepeer_http::fields::FieldList;
+use truepeer_http::http2::MOST_INTERIM;
 use truepeer_http::{BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write};
 
 use super::both_ways::{Progress, both};
@@ -166,10 +167,6 @@ struct Down<'a, S> {
     time_limit: &'a TimeLimit,
     state: &'a Progress,
 }
-
-/// The limit of 1xx responses to one request. Otherwise an origin that keeps sending them in time could hold a
-/// request forever.
-pub(crate) const MOST_INTERIM: usize = 64;
 
 impl<S: Connection> Down<'_, S> {
     async fn run(

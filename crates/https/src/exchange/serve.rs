@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use truepeer_http::fields::auth::binds_the_connection;
 use truepeer_http::fields::forwarded::Forwarding;
 use truepeer_http::fields::{Field, FieldName};
+use truepeer_http::http2::encode;
 use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead, write};
 use truepeer_policy::{BackendAddr, ClientAddr};
 use truepeer_session::budget::Budget;
@@ -304,7 +305,7 @@ impl<O: Dial> Service<O> {
         match target.origin.protocol.offer() {
             Offer::Http1 => Offer::Http1,
             _ if target.access.wants_http1.get() => Offer::Http1,
-            _ if !origin_h2::fits(request, target.origin.dialler.uses_tls()) => Offer::Http1,
+            _ if !encode::fits(request, target.origin.dialler.uses_tls()) => Offer::Http1,
             // NTLM and Negotiate authenticate a whole connection, but in HTTP/2 several clients share one.
             _ if binds_the_connection(&request.fields) => Offer::Http1,
             offer => offer,

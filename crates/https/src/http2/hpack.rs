@@ -142,12 +142,6 @@ impl HpackDecoder {
         Some((found, odd_path))
     }
 
-    /// The size of the table.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn used(&self) -> usize {
-        self.used
-    }
-
     fn indexed(&self, index: usize) -> Option<(PseudoName, bool, Option<SentPath>)> {
         match index.checked_sub(STATIC.len() + 1) {
             // Static values are valid: `/`, `/index.html`, `http`, `https`.
@@ -195,11 +189,11 @@ impl HpackDecoder {
 }
 
 /// The rest of a block.
-pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
+struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     /// RFC 7541 section 5.1: the number starts in the low `prefix` bits of the first byte.
-    pub(crate) fn integer(&mut self, prefix: u32) -> Option<usize> {
+    fn integer(&mut self, prefix: u32) -> Option<usize> {
         let most = (1_usize << prefix) - 1;
         let (&first, mut rest) = self.0.split_first()?;
         let mut number = usize::from(first) & most;
@@ -230,17 +224,6 @@ impl<'a> Input<'a> {
         let (text, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some((text, is_huffman))
-    }
-
-    /// Appends a string to `text`.
-    pub(crate) fn text_into(&mut self, text: &mut Vec<u8>) -> Option<()> {
-        match self.raw_text()? {
-            (raw, false) => {
-                text.extend_from_slice(raw);
-                Some(())
-            }
-            (raw, true) => huffman::decode_into(raw, text),
-        }
     }
 
     fn text<T>(&mut self, use_it: impl FnOnce(&[u8]) -> T) -> Option<T> {

@@ -98,7 +98,7 @@ pub(super) fn decode(text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Appends what `text` means to `decoded`; `None`: it is invalid.
-pub(crate) fn decode_into(text: &[u8], decoded: &mut Vec<u8>) -> Option<()> {
+fn decode_into(text: &[u8], decoded: &mut Vec<u8>) -> Option<()> {
     let mut text = text;
     decoded.reserve(text.len() * 8 / SHORTEST_BITS);
     // The low `bits` bits of `waiting` are not decoded yet.

@@ -43,10 +43,7 @@ use http::Request;
 use truepeer_http::HttpLimits;
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub use self::fuzzed::{any_blocks, any_client};
-#[cfg(any(test, feature = "fuzzing"))]
 pub use self::fuzzed_watch::any_watched;
-pub(crate) use self::hpack::Input as HpackInput;
 use self::rest::{Rest, RestEnd};
 use self::watch::CountedStream;
 use crate::client_info::ClientInfo;
@@ -179,7 +176,7 @@ fn of_h2(error: &h2::Error) -> ConnectionEnd {
     match error.reason() {
         Some(reason) if error.is_go_away() && error.is_library() => ConnectionEnd::Refused(match reason {
             h2::Reason::ENHANCE_YOUR_CALM => Failure::Http2Excess,
-            reason => Failure::Http2(reason),
+            reason => Failure::Http2(truepeer_http::http2::Reason(reason.into())),
         }),
         _ => ConnectionEnd::Theirs,
     }

@@ -2,27 +2,25 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::io;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use h2::Reason;
-
 use truepeer_http::HeadError;
+use truepeer_http::http2::{Connection as Http2State, NotBegun, Preface, Reason, Role, StreamHandle};
 use truepeer_session::budget::Permit;
 
-use super::client::{NotBegun, Preface, RequestStream, State};
 use super::ping_watch::PingWatch;
 use super::pool::Http2Pool;
 use crate::exchange::HttpSettings;
+use crate::http2_wire::Http2Wire;
 use crate::origin::{DialError, KeptBy};
 use crate::reactor::{Reactor, Timer};
-use crate::read_buffer::Buffer;
 use crate::stream::Connection;
 
-/// After so many resets a connection takes no further request. Clients that leave cause resets, and servers end connections that have many
+/// After so many resets a connection takes no further request. Clients that leave cause resets, and servers
+/// end connections that have many
 /// (nghttp2 and Node allow 1000, and 33 a second), with all other clients' requests.
 const MOST_RESETS: u32 = 200;
 /// A connection ends before its stream numbers (2^30 of the client's) are used up.
@@ -31,7 +29,7 @@ const MOST_REQUESTS: u32 = 1 << 29;
 /// A connection that requests can use.
 #[derive(Debug)]
 pub(super) struct Http2Connection {
-    state: Rc<RefCell<State>>,
+    state: Rc<RefCell<Http2State>>,
     pub(super) kept_by: KeptBy,
     pub(super) health: Rc<Health>,
     pool: Weak<Http2Pool>,
@@ -100,8 +98,8 @@ impl Lease {
         &self,
         is_whole: bool,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), HeadError>,
-    ) -> Result<RequestStream, NotBegun> {
-        RequestStream::begin(&self.0.state, is_whole, write)
+    ) -> Result<StreamHandle, NotBegun> {
+        StreamHandle::begin(&self.0.state, is_whole, write)
     }
 
     /// The connection takes no further request.
@@ -139,7 +137,8 @@ impl Drop for Lease {
     }
 }
 
-/// Speaks the connection's first words and waits for the origin's: they say how many streams it takes. Then starts
+/// Speaks the connection's first words and waits for the origin's: they say how many streams it takes. Then
+/// starts
 /// the connection's task.
 pub(super) async fn establish<S>(
     stream: S,
@@ -153,8 +152,9 @@ where
 {
     const NO_SETTINGS: DialError = DialError::NotHttp2("its first bytes are no SETTINGS frame");
     let reactor = pool.reactor();
-    let state = Rc::new(RefCell::new(State::new(&settings.limits)));
-    let mut task = Task::new(stream, &state, reactor, settings.timeouts.ping);
+    let wire = Http2Wire::new(stream, Role::Client, &settings.limits, reactor);
+    let state = Rc::clone(&wire.state);
+    let mut task = Task::new(wire, reactor, settings.timeouts.ping);
     poll_fn(|cx| {
         let ended = task.poll(cx);
         let preface = state.borrow().preface();
@@ -181,15 +181,11 @@ where
     Ok(connection)
 }
 
-/// Reads what the origin sends, and sends what the requests have written. Ends with the connection, which lasts as long as the
+/// Reads what the origin sends, and sends what the requests have written. Ends with the connection, which
+/// lasts as long as the
 /// pool or a request has it.
 struct Task<S> {
-    stream: S,
-    input: Buffer,
-    state: Rc<RefCell<State>>,
-    /// How many bytes of `out` were sent already.
-    sent: usize,
-    received: u64,
+    wire: Http2Wire<S>,
     /// Set once the last frame was written: the origin has until this timer expires to take it.
     closing: Option<Timer>,
     reactor: Reactor,
@@ -198,43 +194,35 @@ struct Task<S> {
 }
 
 impl<S: Connection> Task<S> {
-    fn new(stream: S, state: &Rc<RefCell<State>>, reactor: &Reactor, silent_for: Duration) -> Self {
-        Self {
-            stream,
-            input: Buffer::default(),
-            state: Rc::clone(state),
-            sent: 0,
-            received: 0,
-            closing: None,
-            reactor: reactor.clone(),
-            health: Rc::default(),
-            ping_watch: PingWatch::new(reactor, silent_for),
-        }
+    fn new(wire: Http2Wire<S>, reactor: &Reactor, silent_for: Duration) -> Self {
+        let ping_watch = PingWatch::new(reactor, silent_for);
+        Self { wire, closing: None, reactor: reactor.clone(), health: Rc::default(), ping_watch }
     }
 
     /// Ready when the connection has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.state.borrow_mut().set_task(cx.waker());
+        self.wire.state.borrow_mut().set_task(cx.waker());
         loop {
-            let received = if self.closing.is_some() { Poll::Pending } else { self.poll_receive(cx) };
+            let received =
+                if self.closing.is_some() { Poll::Pending } else { self.wire.poll_receive(cx, || {}) };
             match received {
                 Poll::Ready(None) => return self.ended(),
-                Poll::Ready(Some(reason)) => self.close(reason),
-                Poll::Pending if self.state.borrow().is_done() => self.close(Reason::NO_ERROR),
+                Poll::Ready(Some(fault)) => self.close(fault.reason()),
+                Poll::Pending if self.wire.state.borrow().is_done() => self.close(Reason::NO_ERROR),
                 Poll::Pending => {}
             }
             if self.is_silent(cx) {
                 return self.ended();
             }
-            let was_full = self.state.borrow().is_owed_too_much();
-            match self.poll_send(cx) {
+            let was_full = self.wire.state.borrow().is_owed_too_much();
+            match self.wire.poll_send(cx) {
                 Poll::Ready(Ok(())) if self.closing.is_some() => {
-                    let _ = ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
+                    let _ = ready!(Pin::new(&mut self.wire.stream).poll_shutdown(cx));
                     return self.ended();
                 }
                 Poll::Ready(Err(_)) => {
                     if self.closing.is_none() {
-                        ready!(self.poll_last_words(cx));
+                        ready!(self.wire.poll_last_words(cx));
                     }
                     return self.ended();
                 }
@@ -251,61 +239,8 @@ impl<S: Connection> Task<S> {
             return closing.poll_expired(cx).is_ready();
         }
         let (begun, open) = (self.health.begun.get(), self.health.open.get());
-        !self.ping_watch.poll(cx, begun, open, self.received, || self.state.borrow_mut().ping())
-    }
-
-    /// Reads as long as there is something and the origin takes its answers. `None`: the connection has ended; a reason: the origin violates the protocol.
-    fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Option<Reason>> {
-        while !self.state.borrow().is_owed_too_much() {
-            if self.stream.poll_quiet(cx) {
-                self.input.rest();
-                return Poll::Pending;
-            }
-            let Ok(1..) = ready!(self.input.poll_fill(cx, &mut self.stream))
-                .inspect(|bytes| self.received += *bytes as u64)
-            else {
-                return Poll::Ready(None);
-            };
-            if let Err(reason) = self.state.borrow_mut().take_frames(&mut self.input) {
-                return Poll::Ready(Some(reason));
-            }
-        }
-        Poll::Pending
-    }
-
-    /// Nothing can be sent any more. Before the origin closed the connection, it may have answered.
-    fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.sent = 0;
-        loop {
-            self.state.borrow_mut().discard_out();
-            match self.poll_receive(cx) {
-                // Reading stopped because `out` is full of answers, which nobody takes: drop them.
-                Poll::Pending if self.state.borrow().is_owed_too_much() => {}
-                // Reading stopped at this turn's allowance. The next turn reads on, up to the end.
-                Poll::Pending if !self.stream.is_read_out() => return Poll::Pending,
-                _ => return Poll::Ready(()),
-            }
-        }
-    }
-
-    fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = self.state.borrow_mut();
-        let mut stream = Pin::new(&mut self.stream);
-        while self.sent < state.out.len() {
-            let taken = ready!(stream.as_mut().poll_write(cx, &state.out[self.sent..]));
-            // A failed write by TLS may have sent a record.
-            state.on_taken();
-            match taken? {
-                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                length => self.sent += length,
-            }
-        }
-        if self.sent > 0 {
-            self.sent = 0;
-            state.on_sent();
-        }
-        // TLS may hold a part of an earlier send.
-        stream.poll_flush(cx)
+        let (state, received) = (&self.wire.state, self.wire.received);
+        !self.ping_watch.poll(cx, begun, open, received, || state.borrow_mut().ping())
     }
 
     /// Ends the connection with GOAWAY.
@@ -314,13 +249,13 @@ impl<S: Connection> Task<S> {
             let timer = self.closing.insert(self.reactor.timer());
             timer.arm(self.ping_watch.silent_for());
             self.health.is_over.set(true);
-            self.state.borrow_mut().go_away(reason);
+            self.wire.state.borrow_mut().go_away(reason);
         }
     }
 
     fn ended(&self) -> Poll<()> {
         self.health.is_over.set(true);
-        self.state.borrow_mut().end();
+        self.wire.state.borrow_mut().end();
         Poll::Ready(())
     }
 }

@@ -1,21 +1,19 @@
-//! One request and its response over one stream, both directions at once. The counterpart of `exchange::run` for HTTP/1.1.
+//! One request and its response over one stream, both directions at once. The counterpart of `exchange::run`
+//! for HTTP/1.1.
 
 use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use h2::Reason;
 use truepeer_http::fields::forwarded::Forwarding;
+use truepeer_http::http2::{MOST_INTERIM, NotBegun, Reason, StreamError, StreamHandle, encode};
 use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead};
 
-use super::client::{NotBegun, RequestStream, StreamError};
 use super::connection::Lease;
-use super::request;
 use crate::buffers::OutBuffer;
 use crate::exchange::{
-    BodyStart, Departure, Failure, HttpSettings, Incoming, MOST_INTERIM, Outgoing, Progress, TimeLimit, both,
-    left,
+    BodyStart, Departure, Failure, HttpSettings, Incoming, Outgoing, Progress, TimeLimit, both, left,
 };
 
 /// A stream of the origin's connection, with settings and timers.
@@ -30,7 +28,8 @@ pub(crate) struct Exchange<'a> {
     pub(crate) start: &'a BodyStart,
 }
 
-/// Sends the request and passes the response on, whose head is left in `response`. Dropping this resets the stream.
+/// Sends the request and passes the response on, whose head is left in `response`. Dropping this resets the
+/// stream.
 ///
 /// # Errors
 /// The failure. `outgoing` knows whether a part of the response has been sent.
@@ -43,7 +42,7 @@ pub(crate) async fn run<I: Incoming, O: Outgoing>(
 ) -> Result<(), Failure> {
     let Exchange { lease, forwarding, uses_tls, settings, time_limit, start } = exchange;
     let has_body = !matches!(head.length, BodyLength::None | BodyLength::Known(0));
-    let stream = lease.begin(!has_body, |block| request::write(block, head, &forwarding, uses_tls));
+    let stream = lease.begin(!has_body, |block| encode::request(block, head, &forwarding, uses_tls));
     let stream = stream.map_err(|not_begun| match not_begun {
         NotBegun::Invalid(error) => Failure::BadRequest(error),
         NotBegun::Refused => {
@@ -77,7 +76,7 @@ impl Drop for Unfinished<'_> {
 }
 
 struct Up<'a> {
-    stream: &'a RequestStream,
+    stream: &'a StreamHandle,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
     state: &'a Progress,
@@ -123,7 +122,7 @@ impl Up<'_> {
         while sent < data.len() {
             let Poll::Ready(room) = self.stream.poll_room(cx, data.len() - sent) else { break };
             let room = room?;
-            self.stream.send_data(&data[sent..sent + room]);
+            self.stream.send_data(&data[sent..sent + room], false);
             sent += room;
         }
         Some(sent)
@@ -153,7 +152,7 @@ impl Up<'_> {
 
 struct Down<'a> {
     lease: &'a Lease,
-    stream: &'a RequestStream,
+    stream: &'a StreamHandle,
     settings: &'a HttpSettings,
     time_limit: &'a TimeLimit,
     state: &'a Progress,
@@ -201,9 +200,10 @@ impl Down<'_> {
         }
     }
 
-    /// Waits for a head. If the origin does not answer `Expect` in time, the body is sent anyway (RFC 9110 section 10.1.1).
+    /// Waits for a head. If the origin does not answer `Expect` in time, the body is sent anyway (RFC 9110
+    /// section 10.1.1).
     async fn head(&self, response: &mut ResponseHead, outgoing: &mut impl Outgoing) -> Result<(), Failure> {
-        let came = |head: Result<(), StreamError>| head.map_err(request::failure);
+        let came = |head: Result<(), StreamError>| head.map_err(failure);
         if !self.state.may_send_body.get() {
             let proceed = self.settings.timeouts.proceed;
             let head = poll_fn(|cx| self.stream.poll_head(cx, response));
@@ -249,7 +249,8 @@ impl Down<'_> {
         outgoing.end(&self.stream.take_trailers()).await
     }
 
-    /// Waits for data. `false`: the end. `left`: the bytes that are still to come, if known. Sends gathered bytes before it waits.
+    /// Waits for data. `false`: the end. `left`: the bytes that are still to come, if known. Sends gathered
+    /// bytes before it waits.
     async fn data(
         &self,
         data: &mut Vec<u8>,
@@ -273,5 +274,18 @@ impl Down<'_> {
             }
             _ => Err(Failure::OriginTruncated),
         }
+    }
+}
+
+/// What an error of a stream without a response means for its request.
+fn failure(error: StreamError) -> Failure {
+    match error {
+        // RFC 9113 8.7: the origin has not processed it.
+        StreamError::Unprocessed | StreamError::Reset(Reason::REFUSED_STREAM) => Failure::OriginRefused,
+        StreamError::Reset(Reason::HTTP_1_1_REQUIRED) => Failure::OriginWantsHttp1,
+        StreamError::Reset(reason) => Failure::OriginReset(reason),
+        StreamError::Violation(reason) => Failure::OriginHttp2(reason),
+        StreamError::BadHead(error) => Failure::BadResponse(error),
+        StreamError::Closed | StreamError::Cut => Failure::OriginClosed,
     }
 }

@@ -4,17 +4,16 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
-use h2::Reason;
-use truepeer_http::fields::FieldList;
-use truepeer_http::{HttpLimits, ResponseHead};
-
-use super::frames::*;
-use super::state::{MOST_OUT_BYTES, STREAM_WINDOW};
+use super::encode::indexed;
+use super::frame::*;
+use super::given::Given;
 use super::*;
-use crate::fuzzing::Given;
-use crate::read_buffer::Buffer;
+use crate::fields::FieldList;
+use crate::{HttpLimits, ResponseHead};
 
+const STREAM_WINDOW: usize = 128 << 10;
 /// What waits to be sent at most: a full buffer, a piece of each stream's body, and heads.
 const MOST_OUT: usize = 2 * MOST_OUT_BYTES + (64 << 10);
 /// Requests at a time.
@@ -23,7 +22,8 @@ const MOST_REQUESTS: usize = 6;
 /// Each byte is a step: a frame of the origin's, a request, data, an end.
 ///
 /// # Panics
-/// More is sent than the origin allows; a request gets bytes that were not sent for it; memory grows beyond its limits; a
+/// More is sent than the origin allows; a request gets bytes that were not sent for it; memory grows beyond
+/// its limits; a
 /// request doesn't end with its connection; something that was written is no frame.
 pub fn any_origin(bytes: &[u8]) {
     let mut given = Given(bytes);
@@ -35,22 +35,22 @@ pub fn any_origin(bytes: &[u8]) {
         result = bed.step(&mut given);
         bed.check();
     }
-    if let Err(reason) = result {
-        bed.state.borrow_mut().go_away(reason);
+    if let Err(fault) = result {
+        bed.state.borrow_mut().go_away(fault.reason());
     }
     bed.end();
 }
 
 struct Request {
     number: u32,
-    stream: RequestStream,
+    stream: StreamHandle,
     has_head: bool,
     received: Vec<u8>,
 }
 
 struct Bed {
-    state: Rc<RefCell<State>>,
-    input: Buffer,
+    state: Rc<RefCell<Connection>>,
+    input: Vec<u8>,
     /// What the origin has sent of its next frame.
     unfinished: Vec<u8>,
     pieces: usize,
@@ -73,8 +73,8 @@ fn cx() -> Context<'static> {
 impl Bed {
     fn new(pieces: usize) -> Self {
         Self {
-            state: Rc::new(RefCell::new(State::new(&HttpLimits::default()))),
-            input: Buffer::default(),
+            state: Rc::new(RefCell::new(Connection::new(Role::Client, &HttpLimits::default()))),
+            input: Vec::new(),
             unfinished: Vec::new(),
             pieces,
             requests: Vec::new(),
@@ -87,7 +87,7 @@ impl Bed {
         }
     }
 
-    fn step(&mut self, given: &mut Given<'_>) -> Result<(), Reason> {
+    fn step(&mut self, given: &mut Given<'_>) -> Result<(), Fault> {
         let step = given.byte();
         match step & 15 {
             0..=8 => {
@@ -137,25 +137,21 @@ impl Bed {
     }
 
     /// The origin sends a frame.
-    fn say(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<(), Reason> {
+    fn say(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<(), Fault> {
         self.feed(&[&head(payload.len(), kind, flags, stream)[..], payload].concat())
     }
 
     /// The origin sends any bytes, in pieces.
-    fn feed(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         // What was sent before was allowed before.
         self.sent_frames();
         self.note_frames(bytes);
-        for mut piece in bytes.chunks(self.pieces) {
-            while !piece.is_empty() {
-                if self.input.is_full() {
-                    self.input.grow();
-                }
-                assert!(self.input.poll_fill(&mut cx(), &mut piece).is_ready());
-                self.state.borrow_mut().take_frames(&mut self.input)?;
-            }
+        for piece in bytes.chunks(self.pieces) {
+            self.input.extend_from_slice(piece);
+            let taken = self.state.borrow_mut().receive(&self.input, Duration::ZERO)?;
+            self.input.drain(..taken);
         }
-        assert!(self.input.data().len() <= HEAD_BYTES + MOST_PAYLOAD, "whole frames are left in the buffer");
+        assert!(self.input.len() <= HEAD_BYTES + MOST_PAYLOAD, "whole frames are left in the buffer");
         Ok(())
     }
 
@@ -207,8 +203,8 @@ impl Bed {
         if self.requests.len() >= MOST_REQUESTS || !self.state.borrow().has_room(0) {
             return;
         }
-        let begun = RequestStream::begin(&self.state, is_whole, |block| {
-            write_indexed(block, 2);
+        let begun = StreamHandle::begin(&self.state, is_whole, |block| {
+            indexed(block, 2);
             Ok(())
         });
         let Ok(stream) = begun else { return };
@@ -233,7 +229,7 @@ impl Bed {
         for Request { stream, .. } in &self.requests {
             if let Poll::Ready(Some(room)) = stream.poll_room(&cx(), bytes.max(1)) {
                 assert!((1..=bytes.max(1)).contains(&room));
-                stream.send_data(&vec![0; room]);
+                stream.send_data(&vec![0; room], false);
             }
             if ends {
                 stream.send_end(&FieldList::default());
@@ -244,7 +240,8 @@ impl Bed {
     /// Takes what was written, and compares it with what the origin allows.
     fn sent_frames(&mut self) {
         let mut state = self.state.borrow_mut();
-        let mut rest = state.out.strip_prefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap_or(&state.out);
+        let length = state.unsent().len();
+        let mut rest = state.unsent().strip_prefix(CLIENT_PREFACE).unwrap_or(state.unsent());
         while let Some(head) = FrameHead::of(rest) {
             assert!(head.length <= MOST_PAYLOAD, "longer than the origin takes");
             rest = rest.get(HEAD_BYTES + head.length..).expect("whole frames are written");
@@ -257,16 +254,16 @@ impl Bed {
             }
         }
         assert!(rest.is_empty(), "whole frames are written");
-        state.on_sent();
+        state.on_taken(length);
     }
 
     fn check(&self) {
         let state = self.state.borrow();
-        assert!(state.out.len() <= MOST_OUT, "{} bytes wait to be sent", state.out.len());
+        assert!(state.unsent().len() <= MOST_OUT, "{} bytes wait to be sent", state.unsent().len());
         assert!(state.streams.len() <= MOST_REQUESTS);
         for (_, stream) in &state.streams {
             let stream = stream.borrow();
-            assert!(stream.held <= STREAM_WINDOW as usize && stream.data.len() <= stream.held);
+            assert!(stream.held <= STREAM_WINDOW && stream.data.len() <= stream.held);
         }
     }
 
@@ -320,7 +317,7 @@ impl Request {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::fuzzing::steps;
+    use super::super::given::steps;
 
     proptest! {
         #[test]

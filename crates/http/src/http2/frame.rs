@@ -2,11 +2,13 @@
 
 /// The size of a frame's header.
 pub(super) const HEAD_BYTES: usize = 9;
-/// The longest payload: truepeer's SETTINGS leave SETTINGS_MAX_FRAME_SIZE at its default.
+/// The longest payload, of either end: the default of SETTINGS_MAX_FRAME_SIZE.
 pub(super) const MOST_PAYLOAD: usize = 16 << 10;
 
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
+/// Its contents are deprecated (RFC 9113 section 5.3.2).
+pub(super) const PRIORITY: u8 = 2;
 pub(super) const RST_STREAM: u8 = 3;
 pub(super) const SETTINGS: u8 = 4;
 pub(super) const PUSH_PROMISE: u8 = 5;
@@ -14,12 +16,14 @@ pub(super) const PING: u8 = 6;
 pub(super) const GOAWAY: u8 = 7;
 pub(super) const WINDOW_UPDATE: u8 = 8;
 pub(super) const CONTINUATION: u8 = 9;
+/// RFC 9218 section 7.1.
+pub(super) const PRIORITY_UPDATE: u8 = 0x10;
 
 pub(super) const END_STREAM: u8 = 1;
 pub(super) const ACK: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
 pub(super) const PADDED: u8 = 8;
-pub(super) const PRIORITY: u8 = 0x20;
+pub(super) const HAS_PRIORITY: u8 = 0x20;
 
 /// The header of a frame.
 #[derive(Debug, Clone, Copy)]
@@ -75,11 +79,16 @@ pub(super) fn without_padding(payload: &[u8], is_padded: bool) -> Option<&[u8]> 
     rest.get(..rest.len().checked_sub(padding.into())?)
 }
 
-/// What the origin's first bytes are.
+/// A client's first bytes (RFC 9113 section 3.4).
+pub(super) const CLIENT_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What the other end's first bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Preface {
+pub enum Preface {
     /// Too few have come to tell.
     Awaited,
+    /// A client's first line, before its SETTINGS.
+    FirstLine,
     /// The SETTINGS frame with which HTTP/2 begins.
     Settings,
     /// Not HTTP/2.
@@ -87,10 +96,12 @@ pub(in super::super) enum Preface {
 }
 
 impl Preface {
-    /// RFC 9113 3.4: the server's preface is a SETTINGS frame.
-    pub(in super::super) fn of(bytes: &[u8]) -> Self {
+    /// What a server's first bytes are: its preface is a SETTINGS frame (RFC 9113 section 3.4).
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
         match (bytes.first(), FrameHead::of(bytes)) {
-            // A frame of 64 KiB or more can't be the first one: no such size is allowed yet. Text can look like it.
+            // A frame of 64 KiB or more can't be the first one: no such size is allowed yet. Text can look
+            // like it.
             (Some(1..), _) => Self::Other,
             (_, None) => Self::Awaited,
             (_, Some(head)) if head.kind == SETTINGS && !head.has(ACK) && head.stream == 0 => Self::Settings,

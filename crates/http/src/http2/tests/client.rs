@@ -1,87 +1,41 @@
-//! The state alone, without a connection: frames in, frames out.
+//! Towards an origin.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Poll, Wake};
 
-use h2::Reason;
 use proptest::prelude::*;
-use truepeer_http::fields::FieldList;
-use truepeer_http::{HttpLimits, ResponseHead};
 
-use super::frames::*;
-use super::state::{CONNECTION_WINDOW, MOST_OUT_BYTES, STREAM_WINDOW};
+use super::super::encode::{indexed, write_field};
 use super::*;
-use crate::read_buffer::Buffer;
-
-type Shared = Rc<RefCell<State>>;
+use crate::fields::FieldList;
+use crate::{HeadError, ResponseHead};
 
 const OK: &[u8] = &[0x88];
-
-fn cx() -> Context<'static> {
-    Context::from_waker(Waker::noop())
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    [&head(payload.len(), kind, flags, stream)[..], payload].concat()
-}
+const STREAM_WINDOW: u32 = 128 << 10;
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * MOST_STREAMS;
 
 /// A connection after the origin's SETTINGS, with these parameters.
-fn connection(settings: &[(u16, u32)]) -> Shared {
-    let state = Rc::new(RefCell::new(State::new(&HttpLimits::default())));
-    let payload: Vec<u8> = settings
-        .iter()
-        .flat_map(|(id, value)| id.to_be_bytes().into_iter().chain(value.to_be_bytes()))
-        .collect();
-    say(&state, &frame(SETTINGS, 0, 0, &payload)).unwrap();
+fn connection(parameters: &[(u16, u32)]) -> Shared {
+    let state = shared(Role::Client);
+    say(&state, &settings(parameters)).unwrap();
     sent(&state);
     state
 }
 
-/// The origin says this.
-fn say(state: &Shared, bytes: &[u8]) -> Result<(), Reason> {
-    let (mut input, mut bytes) = (Buffer::default(), bytes);
-    while !bytes.is_empty() {
-        assert!(input.poll_fill(&mut cx(), &mut bytes).is_ready());
-        state.borrow_mut().take_frames(&mut input)?;
-    }
-    Ok(())
-}
-
-/// The frames that were written: kind, flags, stream and payload.
-fn sent(state: &Shared) -> Vec<(u8, u8, u32, Vec<u8>)> {
-    let mut state = state.borrow_mut();
-    let out = state.out.strip_prefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap_or(&state.out);
-    let (mut rest, mut frames) = (out, Vec::new());
-    while let Some(head) = FrameHead::of(rest) {
-        let (payload, after) = rest[HEAD_BYTES..].split_at(head.length);
-        frames.push((head.kind, head.flags, head.stream, payload.to_vec()));
-        rest = after;
-    }
-    assert!(rest.is_empty(), "whole frames are written");
-    state.on_sent();
-    frames
-}
-
-fn kinds(state: &Shared) -> Vec<u8> {
-    sent(state).into_iter().map(|(kind, ..)| kind).collect()
-}
-
-fn begin(state: &Shared, is_whole: bool) -> RequestStream {
-    RequestStream::begin(state, is_whole, |block| {
-        write_indexed(block, 2);
+fn begin(state: &Shared, is_whole: bool) -> StreamHandle {
+    StreamHandle::begin(state, is_whole, |block| {
+        indexed(block, 2);
         Ok(())
     })
     .unwrap()
 }
 
-fn status(stream: &RequestStream) -> Poll<Result<u16, StreamError>> {
+fn status(stream: &StreamHandle) -> Poll<Result<u16, StreamError>> {
     let mut head = ResponseHead::default();
     stream.poll_head(&cx(), &mut head).map(|done| done.map(|()| head.status))
 }
 
-fn data(stream: &RequestStream) -> Poll<Result<Option<Vec<u8>>, StreamError>> {
+fn data(stream: &StreamHandle) -> Poll<Result<Option<Vec<u8>>, StreamError>> {
     let mut data = b"of an earlier use".to_vec();
     stream.poll_data(&cx(), &mut data).map(|done| done.map(|has| has.then_some(data)))
 }
@@ -99,9 +53,9 @@ fn the_first_head_announces_that_no_table_is_used() {
 #[test]
 fn a_request_that_cannot_be_written_leaves_nothing() {
     let state = connection(&[]);
-    let failed = RequestStream::begin(&state, true, |block| {
-        write_indexed(block, 2);
-        Err(truepeer_http::HeadError::Field)
+    let failed = StreamHandle::begin(&state, true, |block| {
+        indexed(block, 2);
+        Err(HeadError::Field)
     });
     assert!(matches!(failed, Err(NotBegun::Invalid(_))));
     assert!(sent(&state).is_empty());
@@ -113,7 +67,7 @@ fn a_request_that_cannot_be_written_leaves_nothing() {
 fn long_heads_come_and_go_in_several_frames() {
     let state = connection(&[]);
     let long = vec![b'x'; 40_000];
-    let stream = RequestStream::begin(&state, true, |block| {
+    let stream = StreamHandle::begin(&state, true, |block| {
         write_field(block, b"via", &long);
         Ok(())
     });
@@ -133,10 +87,10 @@ fn nothing_comes_between_the_frames_of_a_head() {
         let state = connection(&[]);
         let _streams = [begin(&state, true), begin(&state, true)];
         say(&state, &frame(HEADERS, 0, 1, OK)).unwrap();
-        assert_eq!(say(&state, &between), Err(Reason::PROTOCOL_ERROR));
+        assert_eq!(say(&state, &between), Err(Reason::PROTOCOL_ERROR.into()));
     }
     let state = connection(&[]);
-    assert_eq!(say(&state, &frame(CONTINUATION, 0, 1, &[])), Err(Reason::PROTOCOL_ERROR));
+    assert_eq!(say(&state, &frame(CONTINUATION, 0, 1, &[])), Err(Reason::PROTOCOL_ERROR.into()));
 }
 
 /// Those that nobody takes are held, and count together as one head does.
@@ -152,7 +106,7 @@ fn interim_heads_that_wait_have_a_limit_of_bytes() {
         assert_eq!(status(&taken), Poll::Ready(Ok(103)));
         say(&state, &frame(HEADERS, END_HEADERS, 3, &hint)).unwrap();
     }
-    let calm = u32::from(Reason::ENHANCE_YOUR_CALM).to_be_bytes().to_vec();
+    let calm = Reason::ENHANCE_YOUR_CALM.0.to_be_bytes().to_vec();
     assert_eq!(sent(&state), [(RST_STREAM, 0, 3, calm)]);
     while status(&left) == Poll::Ready(Ok(103)) {}
     assert_eq!(status(&left), Poll::Ready(Err(StreamError::Violation(Reason::ENHANCE_YOUR_CALM))));
@@ -165,7 +119,7 @@ fn a_head_without_end_ends_the_connection() {
         let _stream = begin(&state, true);
         say(&state, &frame(HEADERS, 0, 1, &[])).unwrap();
         let ended = (0..100).find_map(|_| say(&state, &frame(CONTINUATION, 0, 1, piece)).err());
-        assert_eq!(ended, Some(Reason::ENHANCE_YOUR_CALM));
+        assert_eq!(ended, Some(Fault::Excess));
     }
 }
 
@@ -191,10 +145,7 @@ fn windows_are_kept_and_opened() {
     }
     assert!(sent(&state).is_empty());
     say(&state, &frame(DATA, 0, 1, b"x")).unwrap();
-    assert_eq!(
-        sent(&state),
-        [(RST_STREAM, 0, 1, u32::from(Reason::FLOW_CONTROL_ERROR).to_be_bytes().to_vec())]
-    );
+    assert_eq!(sent(&state), [(RST_STREAM, 0, 1, Reason::FLOW_CONTROL_ERROR.0.to_be_bytes().to_vec())]);
 }
 
 /// The origin counts as RFC 9113 6.9.1 says: with the padding, and until WINDOW_UPDATE.
@@ -267,7 +218,7 @@ fn a_body_is_sent_as_the_windows_allow() {
     let state = connection(&[(4, 10)]);
     let stream = begin(&state, false);
     assert_eq!(stream.poll_room(&cx(), 100), Poll::Ready(Some(10)));
-    stream.send_data(b"0123456789");
+    stream.send_data(b"0123456789", false);
     assert_eq!(stream.poll_room(&cx(), 100), Poll::Pending);
     say(&state, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 3])).unwrap();
     say(&state, &frame(WINDOW_UPDATE, 0, 1, &7u32.to_be_bytes())).unwrap();
@@ -287,9 +238,9 @@ fn what_waits_to_be_sent_has_a_limit() {
     let stream = begin(&state, false);
     let mut taken = 0;
     while let Poll::Ready(Some(room)) = stream.poll_room(&cx(), 1000) {
-        stream.send_data(&vec![7; room]);
+        stream.send_data(&vec![7; room], false);
         taken += room;
-        assert!(state.borrow().out.len() <= MOST_OUT_BYTES + 1024);
+        assert!(state.borrow().unsent().len() <= MOST_OUT_BYTES + 1024);
     }
     assert!(taken >= MOST_OUT_BYTES / 2);
     sent(&state);
@@ -311,15 +262,15 @@ fn each_time_there_is_room_another_stream_is_first() {
     let streams = [begin(&state, false), begin(&state, false), begin(&state, false)];
     let order = Arc::default();
     let wakers = [1, 2, 3].map(|number| Waker::from(Arc::new(Turn(number, Arc::clone(&order)))));
-    state.borrow_mut().out.resize(MOST_OUT_BYTES, 0);
     let wait = || {
+        state.borrow_mut().out.resize(MOST_OUT_BYTES, 0);
         for (stream, waker) in streams.iter().zip(&wakers) {
             assert!(stream.poll_room(&Context::from_waker(waker), 1).is_pending());
         }
     };
     for _ in 0..4 {
         wait();
-        state.borrow_mut().wake_for_room();
+        state.borrow_mut().on_taken(MOST_OUT_BYTES);
     }
     assert_eq!(*order.lock().unwrap(), [1, 2, 3, 2, 3, 1, 3, 1, 2, 1, 2, 3]);
 }
@@ -340,13 +291,12 @@ fn a_whole_response_stays_one_whatever_follows() {
     }
 }
 
-/// A connection's later streams use an earlier one's memory.
 /// A part of what was written has been taken. The stream that was begun after that can be repeated.
 #[test]
 fn the_end_of_a_connection_tells_which_requests_cannot_have_left() {
     let state = connection(&[]);
     let (sent, taken) = (begin(&state, true), begin(&state, false));
-    state.borrow_mut().on_taken();
+    state.borrow_mut().on_taken(1);
     let unsent = begin(&state, false);
     state.borrow_mut().end();
     assert_eq!(status(&sent), Poll::Ready(Err(StreamError::Closed)));
@@ -355,6 +305,7 @@ fn the_end_of_a_connection_tells_which_requests_cannot_have_left() {
     assert!(state.borrow().is_done());
 }
 
+/// A connection's later streams use an earlier one's memory.
 #[test]
 fn nothing_of_a_stream_is_left_for_the_next() {
     let state = connection(&[]);
@@ -373,14 +324,13 @@ fn nothing_of_a_stream_is_left_for_the_next() {
 /// Requests must not begin before the parameters of the first SETTINGS are known.
 #[test]
 fn the_preface_is_a_whole_frame() {
-    let state = Rc::new(RefCell::new(State::new(&HttpLimits::default())));
+    let state = shared(Role::Client);
     let settings = frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 5]);
-    let mut input = Buffer::default();
-    for at in 0..settings.len() {
-        assert_eq!(state.borrow().preface(), Preface::Awaited, "after {at} bytes");
-        assert!(input.poll_fill(&mut cx(), &mut &settings[at..=at]).is_ready());
-        state.borrow_mut().take_frames(&mut input).unwrap();
+    for length in 0..settings.len() {
+        assert_eq!(state.borrow_mut().receive(&settings[..length], Duration::ZERO), Ok(0));
+        assert_eq!(state.borrow().preface(), Preface::Awaited, "after {length} bytes");
     }
+    say(&state, &settings).unwrap();
     assert_eq!((state.borrow().preface(), state.borrow().most_streams()), (Preface::Settings, 5));
 }
 
@@ -394,7 +344,7 @@ fn errors_of_the_connection_are_found() {
         (frame(DATA, 0, 1, &[0; MOST_PAYLOAD + 1]), Reason::FRAME_SIZE_ERROR),
         (frame(HEADERS, END_HEADERS, 77, OK), Reason::PROTOCOL_ERROR),
         (frame(HEADERS, END_HEADERS, 1, &[0x80]), Reason::COMPRESSION_ERROR),
-        (frame(HEADERS, END_HEADERS | PRIORITY, 1, OK), Reason::FRAME_SIZE_ERROR),
+        (frame(HEADERS, END_HEADERS | HAS_PRIORITY, 1, OK), Reason::FRAME_SIZE_ERROR),
         (frame(RST_STREAM, 0, 1, &[0; 3]), Reason::FRAME_SIZE_ERROR),
         (frame(RST_STREAM, 0, 5, &[0; 4]), Reason::PROTOCOL_ERROR),
         (frame(SETTINGS, 0, 1, &[]), Reason::PROTOCOL_ERROR),
@@ -414,7 +364,7 @@ fn errors_of_the_connection_are_found() {
     ] {
         let state = connection(&[]);
         let _stream = begin(&state, true);
-        assert_eq!(say(&state, &bytes), Err(reason), "{:?}", &bytes[..bytes.len().min(20)]);
+        assert_eq!(say(&state, &bytes), Err(reason.into()), "{:?}", &bytes[..bytes.len().min(20)]);
     }
 }
 
@@ -449,7 +399,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever an origin sends: no panic, no stream without an end once the connection has one, and memory within its limits.
+    /// Whatever an origin sends: no panic, no stream without an end once the connection has one, and memory
+    /// within its limits.
     #[test]
     fn any_origin_is_survived(steps in steps()) {
         let state = connection(&[]);
@@ -457,10 +408,10 @@ proptest! {
         for step in steps {
             let said = match step {
                 Step::Frame(kind, flags, stream, payload) => say(&state, &frame(kind, flags, stream, &payload)),
-                Step::Bytes(bytes) => say(&state, &bytes),
+                Step::Bytes(bytes) => state.borrow_mut().receive(&bytes, Duration::ZERO).map(|_| ()),
                 Step::Begin(is_whole) => {
-                    let begun = RequestStream::begin(&state, is_whole, |block| {
-                        write_indexed(block, 2);
+                    let begun = StreamHandle::begin(&state, is_whole, |block| {
+                        indexed(block, 2);
                         Ok(())
                     });
                     streams.extend(begun.ok());
@@ -474,7 +425,7 @@ proptest! {
                             stream.release(came.len());
                         }
                         if let Poll::Ready(Some(room)) = stream.poll_room(&cx(), 100) {
-                            stream.send_data(&vec![0; room]);
+                            stream.send_data(&vec![0; room], false);
                         }
                     }
                     Ok(())
@@ -486,7 +437,7 @@ proptest! {
             };
             sent(&state);
             if let Err(reason) = said {
-                state.borrow_mut().go_away(reason);
+                state.borrow_mut().go_away(reason.reason());
                 break;
             }
         }
