@@ -203,6 +203,9 @@ def facts():
         for module, source in rust_files(crate).items():
             if re.search(IO, source):
                 yield f"io {crate}: {'::'.join(module) or 'lib'}"
+    for path in sorted(glob.glob("crates/bpf/c/lib/*")):
+        for name in re.findall(r'#include "(?!lib/)([^"]+)"', open(path).read()):
+            yield f"c-library {os.path.basename(path)}: {name}"
     for module, source in rust_files("sys").items():
         for name in re.findall(r"^\s*(?:pub(?:\(\w+\))? )?static (?:mut )?(\w+)", source, flags=re.M):
             yield f"static sys: {'::'.join(module)}::{name}"
@@ -266,7 +269,8 @@ def main():
         print(f"{PAGE} draws other arrows than Cargo.toml has")
     if set(found) != set(listed) or page != right:
         sys.exit(f"what must never be: a new circle, a crate of more than {LARGEST} lines of one language, I/O in "
-                 f"{', '.join(PURE)}, a static in sys, both engines named outside truepeer. "
+                 f"{', '.join(PURE)}, a static in sys, both engines named outside truepeer, "
+                 f"a header of c/lib that includes one of another folder. "
                  f"If {LIST} should change: scripts/graph.py --write, and say why in the commit")
     print(f"{len(found)} facts as in {LIST}")
 

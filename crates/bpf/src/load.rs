@@ -26,7 +26,7 @@ pub(crate) enum Global {
     HasStrictRpFilter(u32),
     /// The cookie of the network namespace.
     NetnsCookie(u64),
-    /// A bit for each TCP port that is certainly not attached (`c/attach/in_place.h`).
+    /// A bit for each TCP port that is certainly not attached (`c/attach/ports.h`).
     OtherPorts(Box<[u64; PORT_WORDS]>),
     /// Whether a UDP port is attached.
     HasUdp(u32),

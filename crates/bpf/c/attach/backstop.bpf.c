@@ -4,11 +4,11 @@
  * The kernel runs this program with the listener for a SYN and for the ACK that ends a handshake
  * (tcp_filter() in tcp_v4_rcv), after routing, reverse path filter and netfilter. */
 #include "attach/cgroup.h"
-#include "lib/lookup.h"
+#include "lib/sk.h"
 #include "attach/maps.h"
 #include "attach/refusals.h"
 #include "attach/netns.h"
-#include "attach/in_place.h"
+#include "attach/ports.h"
 #include "attach/udp_backstop.h"
 
 /* Whether a UDP port is attached; set when the program is loaded. */
@@ -42,12 +42,7 @@ static __always_inline int may_connect(struct __sk_buff *skb)
 		return 0;
 	if (segment.flags & SYN)
 		return 1;
-	struct flow_key key = {
-		.remote = segment.ip.source,
-		.local = segment.ip.destination,
-		.remote_port = segment.source_port,
-		.local_port = segment.destination_port,
-	};
+	struct flow_key key = key_in(&segment);
 	/* The socket was created while this packet was on its way to the listener. */
 	if (bpf_map_lookup_elem(&tp_flows, &key))
 		return 0;
@@ -62,12 +57,7 @@ static __always_inline void note_listener(struct __sk_buff *skb, struct bpf_sock
 
 	if (read_segment(skb, &segment) || !(segment.flags & SYN))
 		return;
-	struct flow_key key = {
-		.remote = segment.ip.source,
-		.local = segment.ip.destination,
-		.remote_port = segment.source_port,
-		.local_port = segment.destination_port,
-	};
+	struct flow_key key = key_in(&segment);
 	struct pending *pending = bpf_map_lookup_elem(&tp_pending, &key);
 	if (pending)
 		pending->listener = is_outside(sk) ? LISTENER_OUTSIDE : LISTENER_INSIDE;
@@ -104,8 +94,8 @@ int backstop(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
 
-	/* All packets of all sockets pass here. Nearly all belong to an open TCP connection, or to a port that is not
-	 * attached. */
+	/* All packets of all sockets pass here. Nearly all belong to an open TCP connection, or to a port
+	 * that is not attached. */
 	if (!sk)
 		return TAKE;
 	if (sk->state == BPF_TCP_LISTEN)

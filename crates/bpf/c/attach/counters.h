@@ -2,6 +2,7 @@
 /* The counters of each port, in the order of src/counters.rs. */
 #pragma once
 #include "attach/layout.h"
+#include "lib/metrics.h"
 
 enum counter {
 	SYN_TRACKED,
@@ -27,7 +28,8 @@ enum counter {
 	REFUSED_DENIED,
 	REFUSED_SIGNED,       /* TCP-MD5, TCP-AO: sequence numbers are signed */
 	REFUSED_SPLIT_COOKIE, /* a split header can't be acknowledged while SYN cookies are in use */
-	REFUSED_REDIRECTED,   /* no request socket: the port is translated (DNAT) after us, or the kernel gave it up and can't begin again */
+	REFUSED_REDIRECTED,   /* no request socket: the port is translated (DNAT) after us, or the kernel
+			       * gave it up and can't begin again */
 	REFUSED_STRAY,        /* its SYN came before attach, or was forgotten */
 	REFUSED_FULL,
 	FAILED,               /* a helper of the kernel failed; the sender sends again */
@@ -40,7 +42,8 @@ enum counter {
 	REFUSED_FRAGMENT,     /* fragments (only the first has ports), and packets with IPv6 extension headers */
 	REFUSED_AGGREGATED,   /* more than can be split up again */
 	REFUSED_FAMILY,       /* SPP, or --unshowable refuse: the client is of another family */
-	REFUSED_UNJUDGED,     /* no device's program has validated it: another device, DNAT onto the port, a tunnel */
+	REFUSED_UNJUDGED,     /* no device's program has validated it: another device, DNAT onto the port,
+			       * a tunnel */
 	REFUSED_DAMAGED,      /* a wrong checksum or length: the kernel would drop it */
 	ANSWER_REFUSED,       /* all slots for answers are taken (udp_slots.h) */
 	NOT_TAKEN,            /* a segment of a handshake that the kernel would refuse: dropped, nothing learnt */
@@ -57,23 +60,33 @@ enum counter {
 #define MAX_SLOTS 64 /* the ports of a range are counted together */
 #define SLOT_OF_NO_PORT MAX_SLOTS /* for packets whose port can't be read */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, (MAX_SLOTS + 1) * COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_counters SEC(".maps");
+TABLE(tp_counters, PERCPU_ARRAY, (MAX_SLOTS + 1) * COUNTERS, __u32, __u64, 0);
 
 static __always_inline void count_at(__u16 counters, enum counter counter)
 {
-	__u32 index = counters * COUNTERS + counter;
-	__u64 *value = bpf_map_lookup_elem(&tp_counters, &index);
-	if (value)
-		*value += 1;
+	count_in(&tp_counters, counters * COUNTERS + counter);
 }
 
 static __always_inline void count(const struct port *port, enum counter counter)
 {
 	count_at(port->counters, counter);
+}
+
+static __always_inline int drop(const struct port *port, enum counter reason)
+{
+	count(port, reason);
+	return DROP;
+}
+
+static __always_inline int pass(const struct port *port, enum counter reason)
+{
+	count(port, reason);
+	return PASS;
+}
+
+/* For any port: the packet's own can't be read. */
+static __always_inline int refuse_too_long(void)
+{
+	count_at(SLOT_OF_NO_PORT, REFUSED_FRAGMENT);
+	return DROP;
 }

@@ -3,7 +3,16 @@
 #pragma once
 #include "attach/validate.h"
 #include "attach/refusals.h"
-#include "lib/reply.h"
+#include "attach/reply.h"
+
+/* A segment from a sender to an attached port, and what is known of its connection. */
+struct incoming {
+	struct segment segment;
+	struct flow_key key;
+	const struct port *port;
+	struct pending *pending;
+	enum socket_state state; /* of the kernel's socket, once it was looked up */
+};
 
 /* Passes a validated segment on to a listener. skb->priority tells the backstop and the programs of devices
  * above that it is validated: nothing else reads it in incoming packets. */
@@ -17,27 +26,19 @@ static __always_inline int go_on(struct __sk_buff *skb)
 	return PASS;
 }
 
-static __always_inline int drop(const struct port *port, enum counter reason)
-{
-	count(port, reason);
-	return DROP;
-}
-
 /* Sends a RST to the sender and to the kernel's request socket. `claimed`: what its header says, or NULL. */
-static __always_inline int refuse_claim_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-					    const struct flow_key *key, const struct pending *pending, enum counter reason,
+static __always_inline int refuse_claim_for(struct __sk_buff *skb, struct incoming *in, enum counter reason,
 					    const struct flow *claimed)
 {
-	__u32 kernel_seq = pending->isn + 1 + pending->guess;
+	__u32 kernel_seq = in->pending->isn + 1 + in->pending->guess;
 
-	count(port, reason);
-	tell(key, IPPROTO_TCP, reason, claimed);
-	bpf_map_delete_elem(&tp_pending, key);
-	return refuse(skb, segment, kernel_seq, 0);
+	count(in->port, reason);
+	tell(&in->key, IPPROTO_TCP, reason, claimed);
+	bpf_map_delete_elem(&tp_pending, &in->key);
+	return refuse(skb, &in->segment, kernel_seq, 0);
 }
 
-static __always_inline int refuse_for(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				      const struct flow_key *key, const struct pending *pending, enum counter reason)
+static __always_inline int refuse_for(struct __sk_buff *skb, struct incoming *in, enum counter reason)
 {
-	return refuse_claim_for(skb, segment, port, key, pending, reason, 0);
+	return refuse_claim_for(skb, in, reason, 0);
 }

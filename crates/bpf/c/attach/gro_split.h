@@ -7,20 +7,15 @@
 #define PARTS 128
 #define PART_MAX 16384
 
-/* One for each processor (max_entries is set when the table is created); too large for a per-CPU map. Both directions use it: neither is
- * interrupted by the other. What is sent again waits in a queue, and is no longer merged. */
+/* One for each processor (max_entries is set when the table is created); too large for a per-CPU map. Both
+ * directions use it: neither is interrupted by the other. What is sent again waits in a queue, and is no
+ * longer merged. */
 struct gro_split {
 	struct datagram from, to; /* the part before, the part at hand */
 	__u8 bytes[65536 + PART_MAX];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct gro_split);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_gro_splits SEC(".maps");
+TABLE(tp_gro_splits, ARRAY, 1, __u32, struct gro_split, 0);
 
 static __noinline struct gro_split *load_gro_split(struct __sk_buff *skb, const struct datagram *all)
 {

@@ -14,7 +14,8 @@
 
 /* Compares fresh bytes with a signature, of which `passed` bytes have come before. Returns how many have
  * come then; 0: they differ. */
-static __always_inline __u32 go_on_with(const struct header_scratch *scratch, __u32 passed, __u32 have, const char *signature, __u32 len)
+static __always_inline __u32 go_on_with(const struct header_scratch *scratch, __u32 passed, __u32 have,
+					const char *signature, __u32 len)
 {
 	for (__u32 i = 0; i < len; i++)
 		if (i >= passed && i - passed < have && scratch->fresh[(i - passed) & 15] != (__u8)signature[i])
@@ -91,10 +92,9 @@ GLOBAL enum counter validate_late(struct __sk_buff *skb, const struct segment *s
 /* Not inlined: its stack would be added to that of all other paths. The flow stays until its socket has
  * got the RST. So tcp_egress still translates what goes to the sender, and go_on() keeps the devices above
  * from shifting what goes to the socket. */
-static __noinline int end_late(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-			       const struct flow_key *key, const struct flow *flow)
+static __noinline int end_late(struct __sk_buff *skb, struct incoming *in, const struct flow *flow)
 {
-	count(port, REFUSED_AFTER_WAIT);
-	tell(key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
-	return refuse(skb, segment, next_late(flow) + flow->delta, flow->delta) == PASS ? go_on(skb) : DROP;
+	count(in->port, REFUSED_AFTER_WAIT);
+	tell(&in->key, IPPROTO_TCP, REFUSED_AFTER_WAIT, 0);
+	return refuse(skb, &in->segment, next_late(flow) + flow->delta, flow->delta) == PASS ? go_on(skb) : DROP;
 }

@@ -3,38 +3,7 @@
  * asserts the same sizes. A change of a struct or a map must raise LAYOUT there: otherwise an upgrade reads
  * old entries in the new shape. */
 #pragma once
-#include <linux/bpf.h>
-#include <linux/stddef.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#define AF_INET 2
-#define AF_INET6 10
-
-/* Lets the next programs decide (TCX_NEXT, TC_ACT_UNSPEC): truepeer never accepts a packet on their behalf. */
-#define PASS (-1)
-#define DROP 2 /* TC_ACT_SHOT */
-
-/* Global functions (not static): the verifier checks them once, for all arguments, instead of at each call. It
- * assumes that their pointer arguments may be NULL. */
-#define GLOBAL __attribute__((noinline))
-
-/* IPv4 is written as ::ffff:a.b.c.d everywhere, so one key serves both families. */
-struct address {
-	__be32 word[4];
-};
-
-static __always_inline int is_same_address(const struct address *a, const struct address *b)
-{
-	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
-}
-
-#define MAPPED bpf_htonl(0xffff)
-
-struct prefix {
-	__u32 bits; /* of 128 */
-	struct address address;
-};
+#include "lib/base.h"
 
 /* The treatment of new connections to a port. */
 enum state {
@@ -43,10 +12,6 @@ enum state {
 	REFUSING,  /* as DRAINING, but new ones are refused if their sender must send a header */
 	PAUSED,    /* tables are being exchanged: SYNs are dropped, and their senders repeat them */
 };
-
-/* The attachments that a network namespace can have. Each has its own ports, lists and times. A list's
- * value has two bits for each. */
-#define MAX_GROUPS 16
 
 /* An attached port. */
 struct port {
@@ -93,14 +58,6 @@ struct terms {
 	__u32 unused;
 };
 
-/* A connection as packets identify it. */
-struct flow_key {
-	struct address remote;
-	struct address local;
-	__be16 remote_port;
-	__be16 local_port;
-};
-
 /* NAMES_A_CLIENT: the client may still not be showable. MAY_COME_LATE: a header was optional, and the
  * sender silent until --header-wait (late.h). */
 enum flow_header { NAMES_NOBODY, NAMES_A_CLIENT, MAY_COME_LATE };
@@ -127,7 +84,8 @@ struct udp_key {
 struct udp_flow {
 	__u64 seen_ns;           /* its newest datagram, to a second */
 	__u64 ticket;            /* the slot of its last answer: udp_slots.h; 0: none yet. Written by udp_send */
-	__u64 version;           /* another one whenever the entry is written as a whole: udp_maps.h, copy_udp_flow */
+	__u64 version;           /* another one whenever the entry is written as a whole: udp_maps.h,
+				  * copy_udp_flow */
 	/* From here on a flow is compared with the newest datagram. */
 	struct address sender;
 	struct address local;    /* where its datagrams go to; never 0 */
@@ -141,7 +99,8 @@ struct udp_flow {
 	__u8 is_spp;
 	__u8 needs_slot;         /* udp_egress must change its answers */
 	/* Up to here. */
-	__u32 edition;           /* of the rules by which its client was found good to be claimed; 0: it was not claimed */
+	__u32 edition;           /* of the rules by which its client was found good to be claimed; 0: it
+				  * was not claimed */
 	__u32 group;             /* its attachment, whose udp_silence_s applies */
 };
 
@@ -184,7 +143,8 @@ struct pending {
 	__u64 born_ns;
 	__u32 isn;          /* the sender's initial sequence number */
 	__u32 guess;        /* the header length that its SYN was shifted by */
-	__u32 have;         /* bytes of header that we have seen and the kernel has acknowledged; established: all of it */
+	__u32 have;         /* bytes of header that we have seen and the kernel has acknowledged;
+			     * established: all of it */
 	__u32 our_isn;      /* the SYN-ACK's sequence number */
 	__u32 ts_recent;    /* the sender's newest timestamp, as in RFC 7323 */
 	__u32 tsval_first;  /* the timestamp of our first SYN-ACK */
@@ -221,10 +181,6 @@ enum listener { LISTENER_UNSEEN, LISTENER_INSIDE, LISTENER_OUTSIDE };
 
 enum agreed { WINDOW_SCALE = 1, SELECTIVE_ACKS = 2, CONGESTION_MARKS = 4 };
 
-enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };
-enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
-
-_Static_assert(sizeof(struct prefix) == 20, "src/layout.rs");
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct udp_port) == 8, "src/layout.rs");
 _Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
@@ -233,6 +189,5 @@ _Static_assert(sizeof(struct terms) == 32, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
 _Static_assert(sizeof(struct udp_slot) == 80, "src/layout.rs");
-_Static_assert(sizeof(struct flow_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
 _Static_assert(sizeof(struct pending) == 176, "src/layout.rs");

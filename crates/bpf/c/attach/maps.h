@@ -1,79 +1,36 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The state of one network namespace. It is pinned: it outlives the truepeer process, and an upgrade finds it. */
+/* The state of one network namespace. It is pinned: it outlives the truepeer process, and an upgrade finds
+ * it. */
 #pragma once
 #include "attach/counters.h"
 #include "lib/policy.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PORTS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __be16);
-	__type(value, struct port);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_ports SEC(".maps");
+TABLE(tp_ports, HASH, MAX_PORTS, __be16, struct port, BPF_F_NO_PREALLOC);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct settings);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_settings SEC(".maps");
+TABLE(tp_settings, ARRAY, 1, __u32, struct settings, 0);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_GROUPS);
-	__type(key, __u32);
-	__type(value, struct terms);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_terms SEC(".maps");
+TABLE(tp_terms, ARRAY, MAX_GROUPS, __u32, struct terms, 0);
 
 /* Not LRU: forgetting a flow with a delta would break its connection. tcp_end.bpf.c writes a flow when the
- * socket is created and removes it when the socket ends, so there is never a flow without a socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 32768); /* src/sizes.rs sets it, and that of the next three */
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_flows SEC(".maps");
+ * socket is created and removes it when the socket ends, so there is never a flow without a socket.
+ * src/sizes.rs sets the sizes of this table and of the next three. */
+TABLE(tp_flows, HASH, 32768, struct flow_key, struct flow, BPF_F_NO_PREALLOC);
 
-/* No event reports the end of a connection without a socket, so the oldest entries are replaced (LRU). A flood
- * of SYNs can therefore make a handshake forgotten; its later segments are refused, never passed. With
- * --max-flows 1048576 there is room for a sweep over all ports of one address beside as many real handshakes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 8192);
-	__type(key, struct flow_key);
-	__type(value, struct pending);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_pending SEC(".maps");
+/* No event reports the end of a connection without a socket, so the oldest entries are replaced (LRU). A
+ * flood of SYNs can therefore make a handshake forgotten; its later segments are refused, never passed. With
+ * --max-flows 1048576 there is room for a sweep over all ports of one address beside as many real
+ * handshakes. */
+TABLE(tp_pending, LRU_HASH, 8192, struct flow_key, struct pending, 0);
 
 /* Flows whose socket is gone but whose TIME_WAIT may still answer. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 512);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_ended SEC(".maps");
+TABLE(tp_ended, LRU_HASH, 512, struct flow_key, struct flow, 0);
 
 /* The length of a sender's last header, as the guess for its next one. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 512);
-	__type(key, struct address);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_guesses SEC(".maps");
+TABLE(tp_guesses, LRU_HASH, 512, struct address, __u32, 0);
 
 static __always_inline struct settings *settings_here(void)
 {
-	__u32 only = 0;
-
-	return bpf_map_lookup_elem(&tp_settings, &only);
+	return ONLY_ENTRY(tp_settings);
 }
 
 /* Whether tcp_ingress has validated this packet, on this device or on one below (go_on() in drop.h).

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The data of a socket's flow: the client's name, and what its packets need. It is stored with the socket, not
- * by addresses: a connection may be reset and its addresses reused while it still waits for accept(). */
+/* The data of a socket's flow: the client's name, and what its packets need. It is stored with the socket,
+ * not by addresses: a connection may be reset and its addresses reused while it still waits for accept(). */
 #pragma once
 #include "attach/layout.h"
 
@@ -13,10 +13,4 @@ struct name {
 };
 
 /* The entry is removed with the socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct name);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_names SEC(".maps");
+TABLE(tp_names, SK_STORAGE, 0, int, struct name, BPF_F_NO_PREALLOC);

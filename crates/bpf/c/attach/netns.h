@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Whether a socket is of our network namespace. Programs of a cgroup meet the sockets of all. Since Linux 6.15 they can ask for the
- * namespace's cookie. Before that, a lookup that they make runs the sk_lookup programs of the packet's own namespace, and one of ours stands
- * only in our own: it notes that it was asked. The answer is kept with the socket. That program costs each lookup of a listener some
- * nanoseconds, so it stands only where it is needed. */
+/* Whether a socket is of our network namespace. Programs of a cgroup meet the sockets of all. Since
+ * Linux 6.15 they can ask for the namespace's cookie. Before that, a lookup that they make runs the sk_lookup
+ * programs of the packet's own namespace, and one of ours stands only in our own: it notes that it was asked.
+ * The answer is kept with the socket. That program costs each lookup of a listener some nanoseconds, so it
+ * stands only where it is needed. */
 #pragma once
 #include "attach/layout.h"
 
 /* An address on which nothing listens. */
 #define NO_PORT 0
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} was_asked SEC(".maps");
+SCRATCH(was_asked, __u32);
 
 enum whose { UNKNOWN_WHOSE, OUR_OWN, SOMEBODY_ELSES };
 
@@ -38,8 +34,7 @@ int whereabouts(struct bpf_sk_lookup *ctx)
 static __always_inline int ask_whereabouts(struct __sk_buff *skb)
 {
 	struct bpf_sock_tuple nobody = {};
-	__u32 only = 0;
-	__u32 *asked = bpf_map_lookup_elem(&was_asked, &only);
+	__u32 *asked = ONLY_ENTRY(was_asked);
 
 	if (!asked)
 		return 0;
@@ -51,7 +46,8 @@ static __always_inline int ask_whereabouts(struct __sk_buff *skb)
 	return *asked;
 }
 
-/* Our namespace's, where the kernel lets this program ask for a packet's; otherwise 0. Set when it is loaded. */
+/* Our namespace's, where the kernel lets this program ask for a packet's; otherwise 0. Set when it is
+ * loaded. */
 const volatile __u64 netns_cookie = 0;
 
 static __always_inline int is_of_our_netns(struct __sk_buff *skb, struct bpf_sock *sk)

@@ -31,10 +31,7 @@ int peer_name6(struct bpf_sock_addr *ctx)
 	struct name *name = name_of(ctx);
 	if (!name)
 		return 1;
-	ctx->user_ip6[0] = name->client.word[0];
-	ctx->user_ip6[1] = name->client.word[1];
-	ctx->user_ip6[2] = name->client.word[2];
-	ctx->user_ip6[3] = name->client.word[3];
+	COPY_IPV6(ctx->user_ip6, name->client.word);
 	ctx->user_port = name->client_port;
 	return 1;
 }

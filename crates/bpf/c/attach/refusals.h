@@ -7,7 +7,7 @@
 #include "attach/counters.h"
 
 #define REFUSALS_PER_SECOND 10
-#define STRANGERS_PER_SECOND 1 /* HEADER_UNLISTED: everybody can cause it, not only listed senders */
+#define UNLISTED_PER_SECOND 1 /* HEADER_UNLISTED: everybody can cause it, not only listed senders */
 
 struct refusal {
 	__u64 time_ns; /* since the boot */
@@ -38,20 +38,14 @@ struct told {
 	__u32 missed; /* not told yet */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, COUNTERS);
-	__type(key, __u32);
-	__type(value, struct told);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_told SEC(".maps");
+TABLE(tp_told, ARRAY, COUNTERS, __u32, struct told, 0);
 
 /* `key`: from the sender to this host. `claimed`: what the header says; NULL: nothing. */
 GLOBAL int tell(const struct flow_key *key, __u32 protocol, __u32 reason, const struct flow *claimed)
 {
 	struct told *told = bpf_map_lookup_elem(&tp_told, &reason);
 	__u64 now = bpf_ktime_get_ns();
-	__u32 limit = reason == HEADER_UNLISTED ? STRANGERS_PER_SECOND : REFUSALS_PER_SECOND;
+	__u32 limit = reason == HEADER_UNLISTED ? UNLISTED_PER_SECOND : REFUSALS_PER_SECOND;
 
 	if (!key || !told)
 		return 0;
@@ -61,7 +55,8 @@ GLOBAL int tell(const struct flow_key *key, __u32 protocol, __u32 reason, const 
 		told->count = 0;
 	}
 	struct refusal *refusal = 0;
-	/* Counted before it is tried: while nobody reads and the ring is full, trying would take its lock each time. */
+	/* Counted before it is tried: while nobody reads and the ring is full, trying would take its lock
+	 * each time. */
 	if (told->count < limit && __sync_fetch_and_add(&told->count, 1) < limit)
 		refusal = bpf_ringbuf_reserve(&tp_refusals, sizeof(*refusal), 0);
 	if (!refusal) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TCP on its way out: from a backend on this host to a sender. Acknowledgements are put into the sender's numbers. */
-#include "attach/restart.h"
+/* TCP on its way out: from a backend on this host to a sender. Acknowledgements are put into the sender's
+ * numbers. */
 #include "attach/maps.h"
 #include "attach/refusals.h"
 #include "attach/names.h"
 #include "lib/tcp_opts.h"
-#include "attach/in_place.h"
+#include "attach/ports.h"
 
 /* The ACK is held back until the header has arrived. Meanwhile the kernel repeats its SYN-ACK. The first
  * repetition after the time-out becomes the RST that ends the wait. */
@@ -40,7 +40,8 @@ static __always_inline int is_ours(struct __sk_buff *skb, const struct segment *
 }
 
 /* Notes what the sender will have to acknowledge and echo. From here on the pending connection counts. */
-static __always_inline void note_answer(struct __sk_buff *skb, const struct segment *segment, struct pending *pending)
+static __always_inline void note_answer(struct __sk_buff *skb, const struct segment *segment,
+					struct pending *pending)
 {
 	struct timestamps timestamps;
 	struct options *options = read_options(skb, segment);
@@ -66,8 +67,9 @@ static __always_inline void note_answer(struct __sk_buff *skb, const struct segm
 	pending->is_answered = 1;
 }
 
-static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segment *segment, const struct port *port,
-				      const struct flow_key *key, struct pending *pending)
+static __always_inline int on_syn_ack(struct __sk_buff *skb, const struct segment *segment,
+				      const struct port *port, const struct flow_key *key,
+				      struct pending *pending)
 {
 	struct terms *terms = terms_of(port);
 
@@ -94,16 +96,9 @@ static __always_inline int shift_sack(struct __sk_buff *skb, const struct segmen
 	struct options *options = read_options(skb, segment);
 	if (!options || !options->sack)
 		return 0;
-	__u32 len = option_len(options, options->sack);
-	/* At most four blocks of two numbers. */
-	for (__u32 edge = 0; edge < 8; edge++) {
-		__u32 at = options->sack + 2 + edge * 4;
-		if (2 + (edge + 1) * 4 > len || at > OPTIONS_END - 4)
-			break;
-		__u32 old = option_word(options, at);
-		set_word(skb, segment, sizeof(struct tcphdr) - OPTIONS_AT + at, old, old - delta);
-	}
-	return 0;
+	__s64 sum = begin_options(options);
+	shift_sack_blocks(options, -delta);
+	return finish_options(skb, segment, options, sum);
 }
 
 static __noinline int shift_all(struct __sk_buff *skb, const struct segment *segment, __s32 delta)
@@ -114,8 +109,8 @@ static __noinline int shift_all(struct __sk_buff *skb, const struct segment *seg
 
 /* Translates once: a device above another one of the namespace (macvlan, bridge) hands the packet down, and
  * it comes by here again. The mark is the packet's hash, a secret number of its ports: no device, queue or
- * filter on the way changes it, each transmission of TCP starts with its own, and a flow still has one for all
- * its packets. Nonzero: it has been here. */
+ * filter on the way changes it, each transmission of TCP starts with its own, and a flow still has one for
+ * all its packets. Nonzero: it has been here. */
 static __always_inline int was_here(struct __sk_buff *skb, __be16 source, __be16 destination)
 {
 	struct settings *settings = settings_here();
@@ -130,7 +125,8 @@ static __always_inline int was_here(struct __sk_buff *skb, __be16 source, __be16
 	return 0;
 }
 
-/* The same for nearly all segments of a socket, read where they stand. Nonzero: it must be read as a whole. */
+/* The same for nearly all segments of a socket, read where they stand. Nonzero: it must be read as a
+ * whole. */
 static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
 {
 	struct {
@@ -141,7 +137,8 @@ static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
 	__u8 protocol;
 
 	plain = behind_ip(skb, &segment.ip.payload_at, &protocol);
-	if (!plain || protocol != IPPROTO_TCP || is_of_vlan(skb) || (void *)(plain + 1) > (void *)(long)skb->data_end)
+	if (!plain || protocol != IPPROTO_TCP || is_of_vlan(skb) ||
+	    (void *)(plain + 1) > (void *)(long)skb->data_end)
 		return -1;
 	if (plain->tcp.doff != 8 || plain->option != ONLY_TIMESTAMPS || !plain->tcp.ack)
 		return -1;
@@ -151,10 +148,12 @@ static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
 	return 0;
 }
 
-/* The kernel took the part for old data, so it echoes the SYN's timestamp. The sender would take the time since its SYN for a round trip, and would
- * repeat what is lost only after three times as long. RFC 7323, 4.3: echo the newest segment that was in order. */
-static __always_inline void echo_newest(struct __sk_buff *skb, const struct segment *segment, struct options *options,
-					const struct timestamps *timestamps, __u32 newest)
+/* The kernel took the part for old data, so it echoes the SYN's timestamp. The sender would take the time
+ * since its SYN for a round trip, and would repeat what is lost only after three times as long. RFC
+ * 7323, 4.3: echo the newest segment that was in order. */
+static __always_inline void echo_newest(struct __sk_buff *skb, const struct segment *segment,
+					struct options *options, const struct timestamps *timestamps,
+					__u32 newest)
 {
 	__u32 at = options->timestamps + TIMESTAMP_ECHO;
 
@@ -163,7 +162,8 @@ static __always_inline void echo_newest(struct __sk_buff *skb, const struct segm
 }
 
 /* The acknowledgement of a part of the header; the sender will echo its timestamp. */
-static __always_inline int on_handshake_ack(struct __sk_buff *skb, const struct segment *segment, struct pending *pending)
+static __always_inline int on_handshake_ack(struct __sk_buff *skb, const struct segment *segment,
+					    struct pending *pending)
 {
 	struct timestamps timestamps;
 	struct options *options = read_options(skb, segment);
@@ -218,12 +218,7 @@ int tcp_egress(struct __sk_buff *skb)
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &segment.source_port);
 	if (!port || was_here(skb, segment.source_port, segment.destination_port))
 		return PASS;
-	struct flow_key key = {
-		.remote = segment.ip.destination,
-		.local = segment.ip.source,
-		.remote_port = segment.destination_port,
-		.local_port = segment.source_port,
-	};
+	struct flow_key key = key_out(&segment);
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, &key);
 	if (flow) {
 		if (flow->delta)

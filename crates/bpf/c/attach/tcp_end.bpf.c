@@ -3,12 +3,13 @@
  * name; when it closes, for any reason, the flow ends. So there is no flow without a socket. */
 #include "attach/maps.h"
 #include "attach/names.h"
-#include "attach/in_place.h"
+#include "attach/ports.h"
 
 /* Other namespaces may use the same addresses; set when the program is loaded. */
 const volatile __u64 netns_cookie = 0;
 
-/* Two functions, not inlined: the compiler must not merge code that reads the context at different offsets. */
+/* Two functions, not inlined: the compiler must not merge code that reads the context at different
+ * offsets. */
 static __noinline int fill_ipv4(struct bpf_sock_ops *ctx, struct flow_key *key)
 {
 	key->remote.word[2] = key->local.word[2] = MAPPED;
@@ -19,14 +20,8 @@ static __noinline int fill_ipv4(struct bpf_sock_ops *ctx, struct flow_key *key)
 
 static __noinline int fill_ipv6(struct bpf_sock_ops *ctx, struct flow_key *key)
 {
-	key->remote.word[0] = ctx->remote_ip6[0];
-	key->remote.word[1] = ctx->remote_ip6[1];
-	key->remote.word[2] = ctx->remote_ip6[2];
-	key->remote.word[3] = ctx->remote_ip6[3];
-	key->local.word[0] = ctx->local_ip6[0];
-	key->local.word[1] = ctx->local_ip6[1];
-	key->local.word[2] = ctx->local_ip6[2];
-	key->local.word[3] = ctx->local_ip6[3];
+	COPY_IPV6(key->remote.word, ctx->remote_ip6);
+	COPY_IPV6(key->local.word, ctx->local_ip6);
 	return 0;
 }
 
@@ -54,7 +49,8 @@ static __always_inline void retire(const struct flow_key *key, int may_wait)
 }
 
 /* Runs before accept() can return the socket: accept() needs its lock, which is held here. */
-static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flow_key *key, const struct flow *flow)
+static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flow_key *key,
+				      const struct flow *flow)
 {
 	struct bpf_sock *sk = ctx->sk;
 	struct name name = {
@@ -128,7 +124,8 @@ int tcp_end(struct bpf_sock_ops *ctx)
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		if (ctx->args[1] == BPF_TCP_CLOSE && !key_of(ctx, &key))
-			/* After LAST_ACK, TIME_WAIT is the sender's, which has acknowledged everything: nothing is left to translate. */
+			/* After LAST_ACK, TIME_WAIT is the sender's, which has acknowledged everything:
+			 * nothing is left to translate. */
 			retire(&key, ctx->args[0] != BPF_TCP_LAST_ACK);
 		break;
 	}

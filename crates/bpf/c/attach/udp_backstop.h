@@ -3,12 +3,12 @@
  * udp_ingress, or it is dropped. Paths around udp_ingress are a port that is redirected (DNAT) to the
  * backend's, a device that appeared after `truepeer attach`, frames with two priority tags, and others.
  *
- * The mark of a validated datagram is in skb->priority: a secret number, generated with the tables. Nothing reads
- * the priority of an incoming packet, and no packet can bring one: a device starts with 0, veth resets it, and a
- * socket needs CAP_NET_ADMIN for more than 6.
+ * The mark of a validated datagram is in skb->priority: a secret number, generated with the tables. Nothing
+ * reads the priority of an incoming packet, and no packet can bring one: a device starts with 0, veth resets
+ * it, and a socket needs CAP_NET_ADMIN for more than 6.
  *
- * The includer defines is_of_our_netns(skb, sk): the hook is in a cgroup, and other network namespaces use the
- * same addresses. */
+ * The includer defines is_of_our_netns(skb, sk): the hook is in a cgroup, and other network namespaces use
+ * the same addresses. */
 #pragma once
 #include "lib/ip.h"
 #include "attach/refusals.h"
@@ -43,7 +43,8 @@ static __always_inline int udp_backstop(struct __sk_buff *skb, struct bpf_sock *
 		skb->priority = 0; /* a program may ask for it (SO_RCVPRIORITY) */
 		return 1;
 	}
-	if (load_source(skb, &source) || sender_rule(&source, backend->group) != RULE_REQUIRE || !is_of_our_netns(skb, sk))
+	if (load_source(skb, &source) || sender_rule(&source, backend->group) != RULE_REQUIRE ||
+	    !is_of_our_netns(skb, sk))
 		return 1;
 	struct flow_key key = { .remote = source, .local_port = port };
 	count_at(backend->counters, REFUSED_UNJUDGED);

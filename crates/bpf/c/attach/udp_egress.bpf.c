@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Outgoing answers that udp_send could not finish: ports to map back, SPP headers to put back, and the answers
- * of connected sockets, which the kernel sends without calling udp_send. */
+/* Outgoing answers that udp_send could not finish: ports to map back, SPP headers to put back, and the
+ * answers of connected sockets, which the kernel sends without calling udp_send. */
 #include "proxy_header/header.h"
 #include "attach/udp_slots.h"
 #include "lib/udp.h"
@@ -9,8 +9,10 @@
 /* Its sender. */
 enum origin {
 	BY_SENDMSG,    /* a socket that names whom it sends to each time: udp_send was asked */
-	BY_CONNECTION, /* a socket that is connected to whom it sends to: udp_send was not asked, so it goes to the client still */
-	BY_KERNEL,     /* one of the kernel's own sockets (WireGuard's): udp_send was not asked. Its packets name no socket, or another one */
+	BY_CONNECTION, /* a socket that is connected to whom it sends to: udp_send was not asked, so it
+			* goes to the client still */
+	BY_KERNEL,     /* one of the kernel's own sockets (WireGuard's): udp_send was not asked. Its
+			* packets name no socket, or another one */
 };
 
 /* Too large for the stack. A split answer no longer needs this when its parts arrive, except the last two
@@ -21,19 +23,16 @@ struct udp_scratch {
 	struct udp_flow flow;
 	struct udp_slot slot;
 	enum origin origin;
-	__u32 is_apart; /* what comes now are parts of one packet: copies, which name no socket. It keeps its slot until all of them have gone */
+	__u32 is_apart; /* what comes now are parts of one packet: copies, which name no socket. It keeps
+			 * its slot until all of them have gone */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct udp_scratch);
-} udp_scratches SEC(".maps");
+SCRATCH(udp_scratches, struct udp_scratch);
 
 /* Makes room behind the UDP header and writes the flow's header there. `change` becomes the difference in the
  * payload's sum. Nonzero: there is no room. */
-GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_slot *slot, __u32 *change)
+GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_slot *slot,
+			__u32 *change)
 {
 	if (!datagram || !slot || !change)
 		return -1;
@@ -58,7 +57,8 @@ GLOBAL int put_spp_back(struct __sk_buff *skb, const struct datagram *datagram, 
 }
 
 /* Rewrites the ports, and adds the header, for the answer's sender. Nonzero: drop it. */
-static __noinline int translate(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_slot *slot, struct datagram *to)
+static __noinline int translate(struct __sk_buff *skb, const struct datagram *datagram,
+				const struct udp_slot *slot, struct datagram *to)
 {
 	__u32 change = 0;
 
@@ -86,10 +86,7 @@ static __always_inline int is_connected_to(const struct bpf_sock *sk, const stru
 	struct address peer = { .word = { 0, 0, MAPPED, sk->dst_ip4 } };
 	asm volatile("" : : "r"(&peer) : "memory"); /* the verifier wants each field read at its own place */
 	if (datagram->ip.version == 6) {
-		peer.word[0] = sk->dst_ip6[0];
-		peer.word[1] = sk->dst_ip6[1];
-		peer.word[2] = sk->dst_ip6[2];
-		peer.word[3] = sk->dst_ip6[3];
+		COPY_IPV6(peer.word, sk->dst_ip6);
 	}
 	return is_same_address(&peer, &datagram->ip.destination);
 }
@@ -105,7 +102,8 @@ static __always_inline enum origin origin_of(struct __sk_buff *skb, const struct
 	return is_connected_to(sk, datagram) ? BY_CONNECTION : BY_SENDMSG;
 }
 
-/* Answers sent in one call (UDP_SEGMENT): each part needs its SPP header, and arrives here again to get it. */
+/* Answers sent in one call (UDP_SEGMENT): each part needs its SPP header, and arrives here again to get
+ * it. */
 static __always_inline int on_aggregate(struct __sk_buff *skb, struct udp_scratch *scratch, __u16 counters)
 {
 	scratch->is_apart = 1;
@@ -113,8 +111,6 @@ static __always_inline int on_aggregate(struct __sk_buff *skb, struct udp_scratc
 	scratch->is_apart = 0;
 	return DROP; /* its parts go instead */
 }
-
-#define LOOPBACK 1 /* its number in every network namespace (LOOPBACK_IFINDEX) */
 
 /* The sender is on this host. The answer is not sent but received, with zero addresses as on the loopback;
  * otherwise it would be meant for another host. */
@@ -153,7 +149,8 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct udp
 	}
 	if (translate(skb, datagram, &scratch->slot, to))
 		return DROP;
-	/* The sender stands for itself: the kernel has routed it. Redirected, it would come here again as the same answer, and again. */
+	/* The sender stands for itself: the kernel has routed it. Redirected, it would come here again as the
+	 * same answer, and again. */
 	if (is_same_address(&flow->sender, &datagram->ip.destination))
 		return PASS;
 	__u32 device = flow->device;
@@ -165,7 +162,8 @@ static __always_inline int on_answer_to_client(struct __sk_buff *skb, struct udp
 }
 
 /* An answer to which udp_send has given a slot. */
-static __always_inline int on_answer_with_slot(struct __sk_buff *skb, struct udp_scratch *scratch, struct udp_slot *slot)
+static __always_inline int on_answer_with_slot(struct __sk_buff *skb, struct udp_scratch *scratch,
+					       struct udp_slot *slot)
 {
 	int verdict;
 
@@ -184,8 +182,7 @@ static __always_inline int on_answer_with_slot(struct __sk_buff *skb, struct udp
 SEC("classifier")
 int udp_egress(struct __sk_buff *skb)
 {
-	__u32 only = 0;
-	struct udp_scratch *scratch = bpf_map_lookup_elem(&udp_scratches, &only);
+	struct udp_scratch *scratch = ONLY_ENTRY(udp_scratches);
 	if (!scratch || read_datagram(skb, &scratch->datagram))
 		return PASS;
 	const struct datagram *datagram = &scratch->datagram;
@@ -204,7 +201,8 @@ int udp_egress(struct __sk_buff *skb)
 	}
 	if (backend->kind != ANSWERS_BY_SLOT)
 		return PASS;
-	struct udp_slot *slot = find_slot(&datagram->ip.destination, datagram->destination_port, datagram->source_port);
+	struct udp_slot *slot =
+		find_slot(&datagram->ip.destination, datagram->destination_port, datagram->source_port);
 	return slot ? on_answer_with_slot(skb, scratch, slot) : PASS;
 }
 

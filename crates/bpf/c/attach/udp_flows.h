@@ -50,8 +50,8 @@ static __always_inline __u64 next_version(void)
 	return versions ? __sync_fetch_and_add(versions, 1) + 1 : 0;
 }
 
-/* Stores the flow as its client's newest. A previous newest flow of the same client to another address of this
- * host moves to that address's own entry. Nonzero: it can't be written. */
+/* Stores the flow as its client's newest. A previous newest flow of the same client to another address of
+ * this host moves to that address's own entry. Nonzero: it can't be written. */
 static __noinline int remember(struct udp_key *key, struct udp_flow *now)
 {
 	struct address local = key->local;
@@ -73,7 +73,7 @@ static __noinline int remember(struct udp_key *key, struct udp_flow *now)
 }
 
 /* Removes what a header once named for the sender's own address and port. */
-static __always_inline void forget(struct udp_key *key)
+static __always_inline void remove_udp_flow(struct udp_key *key)
 {
 	bpf_map_delete_elem(&tp_udp_flows, key);
 	key->local = (struct address){};

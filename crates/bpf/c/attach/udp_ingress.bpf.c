@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Incoming UDP: from a sender to a backend on this host. The header is removed, the client becomes the source,
- * and the flow is stored for the answers. docs/internals/attach-udp.md has a drawing. */
+/* Incoming UDP: from a sender to a backend on this host. The header is removed, the client becomes the
+ * source, and the flow is stored for the answers. docs/internals/attach-udp.md has a drawing. */
 #include "attach/udp_opened.h"
 #include "attach/udp_backend.h"
 #include "attach/udp_flows.h"
-#include "attach/udp_sound.h"
 #include "lib/ipv6_exthdr.h"
 #include "attach/gro_split.h"
 #include "attach/refusals.h"
@@ -24,12 +23,7 @@ struct udp_scratch {
 	__u32 edition;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct udp_scratch);
-} udp_scratches SEC(".maps");
+SCRATCH(udp_scratches, struct udp_scratch);
 
 /* `opened` is of this datagram only where its header was validated. */
 static __noinline int tell_datagram(struct udp_scratch *scratch, enum counter reason)
@@ -42,12 +36,14 @@ static __noinline int tell_datagram(struct udp_scratch *scratch, enum counter re
 	};
 	struct flow claimed = { .client = scratch->opened.client, .client_port = scratch->opened.client_port };
 
-	if ((reason == REFUSED_CLAIM || reason == REFUSED_DENIED || reason == REFUSED_FAMILY) && scratch->opened.is_named)
+	if ((reason == REFUSED_CLAIM || reason == REFUSED_DENIED || reason == REFUSED_FAMILY) &&
+	    scratch->opened.is_named)
 		claimed.client_version = is_ipv4(&claimed.client) ? 4 : 6;
 	return tell(&key, IPPROTO_UDP, reason, &claimed);
 }
 
-static __always_inline int refuse(struct udp_scratch *scratch, const struct udp_port *udp_port, enum counter reason)
+static __always_inline int refuse(struct udp_scratch *scratch, const struct udp_port *udp_port,
+				  enum counter reason)
 {
 	count(&udp_port->port, reason);
 	tell_datagram(scratch, reason);
@@ -55,13 +51,13 @@ static __always_inline int refuse(struct udp_scratch *scratch, const struct udp_
 }
 
 /* A datagram that is only forwarded must not be refused. */
-static __always_inline int refuse_if_here(struct __sk_buff *skb, struct udp_scratch *scratch, const struct ip *ip, const struct udp_port *udp_port,
+static __always_inline int refuse_if_here(struct __sk_buff *skb, struct udp_scratch *scratch,
+					  const struct ip *ip, const struct udp_port *udp_port,
 					  enum counter reason)
 {
 	if (is_for_many(ip) || is_for_this_host(skb, ip, IPPROTO_UDP))
 		return refuse(scratch, udp_port, reason);
-	count(&udp_port->port, PASSED_NO_LISTENER);
-	return PASS;
+	return pass(&udp_port->port, PASSED_NO_LISTENER);
 }
 
 /* Its answers must be changed. */
@@ -70,8 +66,23 @@ static __always_inline int needs_slot(const struct udp_port *udp_port, const str
 	return udp_port->dialect == DIALECT_SPP || datagram->destination_port != udp_port->backend_port;
 }
 
+/* Whether the kernel will accept it. Nothing must be learnt from a datagram that the kernel would drop. */
+static __noinline int is_datagram_intact(struct __sk_buff *skb, const struct datagram *datagram)
+{
+	__u32 check_at = datagram->ip.payload_at + offsetof(struct udphdr, check);
+	__be16 check;
+
+	if (bpf_skb_load_bytes(skb, check_at, &check, sizeof(check)))
+		return 0;
+	if (check == 0) /* none: IPv6 demands one (RFC 8200, 8.1) */
+		return datagram->ip.version == 4 && is_ip_intact(skb, &datagram->ip);
+	return is_payload_intact(skb, &datagram->ip, sizeof(struct udphdr) + datagram->payload_len, check_at,
+				 IPPROTO_UDP);
+}
+
 /* Stores the flow for its answers. Returns the reason to refuse the datagram, or 0. */
-static __always_inline int note_flow(struct __sk_buff *skb, struct udp_scratch *scratch, const struct udp_port *udp_port, enum where where,
+static __always_inline int note_flow(struct __sk_buff *skb, struct udp_scratch *scratch,
+				     const struct udp_port *udp_port, enum where where,
 				     const struct known *known)
 {
 	const struct datagram *datagram = &scratch->datagram;
@@ -83,7 +94,7 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct udp_scratch *
 			return 0;
 		if (!is_datagram_intact(skb, datagram))
 			return REFUSED_DAMAGED;
-		forget(&scratch->key);
+		remove_udp_flow(&scratch->key);
 		return 0;
 	}
 	struct udp_flow *flow = &scratch->flow;
@@ -131,7 +142,8 @@ static __always_inline int deliver(struct __sk_buff *skb, struct udp_scratch *sc
 
 /* The stored flow of this client at this address. If there is one, the address is this host's, and no route
  * need be looked up. */
-static __always_inline void find_client(struct udp_scratch *scratch, const struct udp_port *udp_port, struct known *known)
+static __always_inline void find_client(struct udp_scratch *scratch, const struct udp_port *udp_port,
+					struct known *known)
 {
 	scratch->key.client = scratch->opened.client;
 	scratch->key.local = scratch->datagram.ip.destination;
@@ -140,7 +152,8 @@ static __always_inline void find_client(struct udp_scratch *scratch, const struc
 	find_known(&scratch->key, known);
 }
 
-static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch *scratch, const struct udp_port *udp_port, __u32 rule, __u32 validated)
+static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch *scratch,
+				       const struct udp_port *udp_port, __u32 rule, __u32 validated)
 {
 	struct opened *opened = &scratch->opened;
 	const struct ip *ip = &scratch->datagram.ip;
@@ -157,17 +170,16 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 		find_client(scratch, udp_port, &known);
 	}
 	int is_here = !!known.flow;
-	enum where where = find_where(skb, ip, &opened->client, opened->client_port, udp_port->backend_port, is_here, &scratch->on_loopback);
-	if (where == NO_BACKEND || !(is_here || is_for_this_host(skb, ip, IPPROTO_UDP))) {
-		count(&udp_port->port, PASSED_NO_LISTENER);
-		return PASS;
-	}
+	enum where where = find_where(skb, ip, &scratch->key, is_here, &scratch->on_loopback);
+	if (where == NO_BACKEND || !(is_here || is_for_this_host(skb, ip, IPPROTO_UDP)))
+		return pass(&udp_port->port, PASSED_NO_LISTENER);
 	refusal = note_flow(skb, scratch, udp_port, where, &known);
 	if (refusal)
 		return refuse(scratch, udp_port, refusal);
 	if (deliver(skb, scratch, udp_port->backend_port))
 		return refuse(scratch, udp_port, FAILED);
-	if (where == IS_ON_LOOPBACK && !find_backend(skb, &scratch->on_loopback, opened->client_port, udp_port->backend_port, GIVE))
+	if (where == IS_ON_LOOPBACK &&
+	    !find_backend(skb, &scratch->on_loopback, opened->client_port, udp_port->backend_port, GIVE))
 		return refuse(scratch, udp_port, FAILED);
 	if (opened->header_len)
 		count(&udp_port->port, udp_port->dialect == DIALECT_SPP ? HEADER_SPP : HEADER_V2);
@@ -176,19 +188,19 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 	return PASS;
 }
 
-static __always_inline int on_aggregate(struct __sk_buff *skb, struct udp_scratch *scratch, const struct datagram *all, const struct udp_port *udp_port)
+static __always_inline int on_aggregate(struct __sk_buff *skb, struct udp_scratch *scratch,
+					const struct datagram *all, const struct udp_port *udp_port)
 {
-	if (!is_for_this_host(skb, &all->ip, IPPROTO_UDP)) {
-		count(&udp_port->port, PASSED_NO_LISTENER);
-		return PASS;
-	}
+	if (!is_for_this_host(skb, &all->ip, IPPROTO_UDP))
+		return pass(&udp_port->port, PASSED_NO_LISTENER);
 	if (take_apart(skb, all, BPF_F_INGRESS))
 		return refuse(scratch, udp_port, REFUSED_AGGREGATED);
 	count(&udp_port->port, SPLIT_UP);
 	return DROP; /* its parts come instead */
 }
 
-static __always_inline __u32 rule_of(struct udp_scratch *scratch, const struct udp_port *udp_port, __u32 edition)
+static __always_inline __u32 rule_of(struct udp_scratch *scratch, const struct udp_port *udp_port,
+				     __u32 edition)
 {
 	const struct address *sender = &scratch->datagram.ip.source;
 
@@ -222,15 +234,14 @@ static __always_inline int on_unreadable(struct __sk_buff *skb, struct udp_scrat
 
 /* Passed as if nothing were attached. A header shows that a sender's address has changed on its way, as by a
  * stale conntrack entry. */
-static __always_inline int on_unlisted(struct __sk_buff *skb, struct udp_scratch *scratch, const struct udp_port *udp_port)
+static __always_inline int on_unlisted(struct __sk_buff *skb, struct udp_scratch *scratch,
+				       const struct udp_port *udp_port)
 {
 	const struct datagram *datagram = &scratch->datagram;
 
 	if (!begins_with_header(skb, datagram, udp_port) ||
-	    !(is_for_many(&datagram->ip) || is_for_this_host(skb, &datagram->ip, IPPROTO_UDP))) {
-		count(&udp_port->port, PASSED_NOT_A_SENDER);
-		return PASS;
-	}
+	    !(is_for_many(&datagram->ip) || is_for_this_host(skb, &datagram->ip, IPPROTO_UDP)))
+		return pass(&udp_port->port, PASSED_NOT_A_SENDER);
 	count(&udp_port->port, HEADER_UNLISTED);
 	tell_datagram(scratch, HEADER_UNLISTED);
 	return PASS;
@@ -239,8 +250,7 @@ static __always_inline int on_unlisted(struct __sk_buff *skb, struct udp_scratch
 SEC("classifier")
 int udp_ingress(struct __sk_buff *skb)
 {
-	__u32 only = 0;
-	struct udp_scratch *scratch = bpf_map_lookup_elem(&udp_scratches, &only);
+	struct udp_scratch *scratch = ONLY_ENTRY(udp_scratches);
 	if (!scratch || skb->pkt_type == 3 /* PACKET_OTHERHOST */)
 		return PASS;
 	if (read_datagram(skb, &scratch->datagram))
@@ -248,9 +258,9 @@ int udp_ingress(struct __sk_buff *skb)
 	struct udp_port *udp_port = bpf_map_lookup_elem(&tp_udp_ports, &scratch->datagram.destination_port);
 	if (!udp_port)
 		return PASS;
-	struct settings *settings = bpf_map_lookup_elem(&tp_settings, &only);
-	/* A bridge's port and the bridge, or a bond's port and the bond, may both be attached: the second has nothing
-	 * left to validate. */
+	struct settings *settings = ONLY_ENTRY(tp_settings);
+	/* A bridge's port and the bridge, or a bond's port and the bond, may both be attached: the second has
+	 * nothing left to validate. */
 	if (!settings || skb->priority == settings->validated)
 		return PASS;
 	__u32 rule = rule_of(scratch, udp_port, settings->edition);

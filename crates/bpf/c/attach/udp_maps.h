@@ -10,47 +10,12 @@
 #pragma once
 #include "attach/maps.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PORTS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __be16);
-	__type(value, struct udp_port);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_udp_ports SEC(".maps");
+TABLE(tp_udp_ports, HASH, MAX_PORTS, __be16, struct udp_port, BPF_F_NO_PREALLOC);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PORTS);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __be16);
-	__type(value, struct backend);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_backends SEC(".maps");
+TABLE(tp_backends, HASH, MAX_PORTS, __be16, struct backend, BPF_F_NO_PREALLOC);
 
 /* LRU: the next datagram recreates a forgotten flow. max_entries is --max-udp-flows. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 2048);
-	__type(key, struct udp_key);
-	__type(value, struct udp_flow);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_udp_flows SEC(".maps");
-
-static __always_inline int is_no_address(const struct address *address)
-{
-	return !(address->word[0] | address->word[1] | address->word[2] | address->word[3]);
-}
-
-/* 127.0.0.0/8 or ::1. */
-static __always_inline int is_loopback(const struct address *address)
-{
-	if (address->word[0] || address->word[1])
-		return 0;
-	if (address->word[2] == MAPPED)
-		return (bpf_ntohl(address->word[3]) >> 24) == 127;
-	return !address->word[2] && address->word[3] == bpf_htonl(1);
-}
+TABLE(tp_udp_flows, LRU_HASH, 2048, struct udp_key, struct udp_flow, 0);
 
 #define SECOND_NS 1000000000ULL
 
@@ -68,8 +33,8 @@ static __always_inline int is_silent(const struct udp_flow *flow)
 }
 
 /* The flow of an answer from the address `from`; `key->local` becomes its key. A socket on a wildcard address
- * answers from none (0), and a socket on the loopback from an address that the client's datagrams did not use:
- * both answer the client's newest flow. */
+ * answers from none (0), and a socket on the loopback from an address that the client's datagrams did not
+ * use: both answer the client's newest flow. */
 static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key, const struct address *from)
 {
 	key->local = (struct address){};
@@ -91,7 +56,8 @@ static __always_inline struct udp_flow *find_udp_flow(struct udp_key *key, const
  * here. Each write has its own version, and an entry is written before it is found under its key. So if the
  * entry under the key has the same version after the copy, it was not written meanwhile, and the copy is
  * valid. */
-static __always_inline struct udp_flow *copy_udp_flow(struct udp_key *key, const struct address *from, struct udp_flow *copy)
+static __always_inline struct udp_flow *copy_udp_flow(struct udp_key *key, const struct address *from,
+						      struct udp_flow *copy)
 {
 	struct udp_flow *flow = find_udp_flow(key, from);
 	if (!flow)

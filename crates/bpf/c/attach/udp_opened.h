@@ -24,7 +24,8 @@ static __always_inline enum dialect dialect_of(const struct udp_port *udp_port)
 }
 
 /* Loads the part of the payload that a header may use. */
-static __always_inline int load_start(struct __sk_buff *skb, struct header_scratch *scratch, const struct datagram *datagram)
+static __always_inline int load_start(struct __sk_buff *skb, struct header_scratch *scratch,
+				      const struct datagram *datagram)
 {
 	__u32 have = datagram->payload_len < HEADER_START ? datagram->payload_len : HEADER_START;
 	if (have == 0)
@@ -38,14 +39,16 @@ static __always_inline int load_start(struct __sk_buff *skb, struct header_scrat
 }
 
 /* Too short for a header, or no header: if it is optional, this is the sender's own data. */
-static __always_inline int is_bare(enum verdict verdict, const struct datagram *datagram, enum dialect dialect)
+static __always_inline int is_bare(enum verdict verdict, const struct datagram *datagram,
+				   enum dialect dialect)
 {
 	__u32 signature = dialect == DIALECT_SPP ? 2 : 12;
 	return verdict == NOT_PROXY || (verdict == NEED_MORE && datagram->payload_len < signature);
 }
 
 /* Whether its payload begins with a header, or with a wrong one. */
-GLOBAL int begins_with_header(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_port *udp_port)
+GLOBAL int begins_with_header(struct __sk_buff *skb, const struct datagram *datagram,
+			      const struct udp_port *udp_port)
 {
 	if (!datagram || !udp_port)
 		return 0;
@@ -64,8 +67,8 @@ GLOBAL int begins_with_header(struct __sk_buff *skb, const struct datagram *data
 }
 
 /* Returns the reason to refuse it, or 0. */
-GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram, const struct udp_port *udp_port, __u32 rule,
-			 struct opened *opened)
+GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
+			 const struct udp_port *udp_port, __u32 rule, struct opened *opened)
 {
 	if (!datagram || !udp_port || !opened)
 		return FAILED;
@@ -104,13 +107,9 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 	return 0;
 }
 
-static __always_inline int is_ipv4(const struct address *address)
-{
-	return address->word[0] == 0 && address->word[1] == 0 && address->word[2] == MAPPED;
-}
-
 /* Checks whether the client may and can be shown. Returns the reason to refuse it, or 0. */
-static __always_inline int validate_named_client(const struct datagram *datagram, const struct udp_port *udp_port, struct opened *opened)
+static __always_inline int validate_named_client(const struct datagram *datagram,
+						 const struct udp_port *udp_port, struct opened *opened)
 {
 	enum counter refusal = validate_client(&opened->client, opened->is_named, udp_port->port.group);
 

@@ -118,23 +118,11 @@ int udp_send6(struct bpf_sock_addr *ctx)
 
 	if (!backend)
 		return SEND;
-	answer.key.client.word[0] = ctx->user_ip6[0];
-	answer.key.client.word[1] = ctx->user_ip6[1];
-	answer.key.client.word[2] = ctx->user_ip6[2];
-	answer.key.client.word[3] = ctx->user_ip6[3];
-	answer.from.word[0] = ctx->msg_src_ip6[0];
-	answer.from.word[1] = ctx->msg_src_ip6[1];
-	answer.from.word[2] = ctx->msg_src_ip6[2];
-	answer.from.word[3] = ctx->msg_src_ip6[3];
+	COPY_IPV6(answer.key.client.word, ctx->user_ip6);
+	COPY_IPV6(answer.from.word, ctx->msg_src_ip6);
 	int verdict = turn(backend, &answer);
-	ctx->msg_src_ip6[0] = answer.from.word[0];
-	ctx->msg_src_ip6[1] = answer.from.word[1];
-	ctx->msg_src_ip6[2] = answer.from.word[2];
-	ctx->msg_src_ip6[3] = answer.from.word[3];
-	ctx->user_ip6[0] = answer.to.word[0];
-	ctx->user_ip6[1] = answer.to.word[1];
-	ctx->user_ip6[2] = answer.to.word[2];
-	ctx->user_ip6[3] = answer.to.word[3];
+	COPY_IPV6(ctx->msg_src_ip6, answer.from.word);
+	COPY_IPV6(ctx->user_ip6, answer.to.word);
 	ctx->user_port = answer.to_port;
 	return verdict;
 }

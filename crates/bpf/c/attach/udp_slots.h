@@ -4,8 +4,8 @@
  * One address of a sender carries many clients. An answer that udp_egress must change (a port to map back, an
  * SPP header to put back) can't be identified by its addresses alone. So udp_send writes the number of a slot
  * in place of the sender's port, and the slot holds the rest. A slot is used only on the way from udp_send to
- * udp_egress, usually microseconds, and is free again afterwards. So the slots (65,535 at most) limit the answers on their
- * way at one moment, not the clients.
+ * udp_egress, usually microseconds, and is free again afterwards. So the slots (65,535 at most) limit the
+ * answers on their way at one moment, not the clients.
  *
  * A slot's state is one word, changed only by compare-and-exchange:
  *
@@ -29,23 +29,11 @@
 /* Number 0 is unused: it is no valid port. max_entries is set when the table is created. */
 #define SLOTS 65536
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SLOTS);
-	__type(key, __u32);
-	__type(value, struct udp_slot);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_udp_slots SEC(".maps");
+TABLE(tp_udp_slots, ARRAY, SLOTS, __u32, struct udp_slot, 0);
 
 enum count { TAKEN_OVER /* slots: where the ring is */, VERSIONS /* of flows */, UDP_COUNTS };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, UDP_COUNTS);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_udp_counts SEC(".maps");
+TABLE(tp_udp_counts, ARRAY, UDP_COUNTS, __u32, __u64, 0);
 
 /* A count that has reached this stays: too many answers were lost for it to be right. */
 #define MANY 0xffffULL
@@ -74,7 +62,8 @@ static __always_inline int exchange(__u64 *state, __u64 old, __u64 new)
 }
 
 /* The contents of a slot. */
-static __always_inline void describe(struct udp_slot *slot, const struct udp_key *key, const struct udp_flow *flow)
+static __always_inline void describe(struct udp_slot *slot, const struct udp_key *key,
+				     const struct udp_flow *flow)
 {
 	slot->state = 0;
 	slot->version = flow->version;
@@ -92,12 +81,14 @@ static __always_inline void describe(struct udp_slot *slot, const struct udp_key
 }
 
 /* The slot of a packet, if it is an answer on its way. */
-static __always_inline struct udp_slot *find_slot(const struct address *sender, __be16 number, __be16 backend_port)
+static __always_inline struct udp_slot *find_slot(const struct address *sender, __be16 number,
+						  __be16 backend_port)
 {
 	__u32 at = bpf_ntohs(number);
 	struct udp_slot *slot = bpf_map_lookup_elem(&tp_udp_slots, &at);
 
-	if (!slot || !count_of(slot->state) || slot->backend_port != backend_port || !is_same_address(&slot->sender, sender))
+	if (!slot || !count_of(slot->state) || slot->backend_port != backend_port ||
+	    !is_same_address(&slot->sender, sender))
 		return 0;
 	return slot;
 }

@@ -5,6 +5,7 @@
  * can neither end nor forge a handshake. */
 #pragma once
 #include "lib/csum.h"
+#include "lib/tcp_opts.h"
 #include "attach/maps.h"
 #include "lib/sk.h"
 
@@ -15,7 +16,8 @@ const volatile __u32 has_strict_rp_filter = 0;
 /* The kernel has answered the SYN, so its route to the sender leads over the SYN's device, and strict reverse
  * path filtering drops packets from that address on other devices. Without the filter, routes may be
  * asymmetric. IPv6 has no such filter. */
-static __always_inline int is_spoofed(struct __sk_buff *skb, const struct segment *segment, const struct pending *pending)
+static __always_inline int is_spoofed(struct __sk_buff *skb, const struct segment *segment,
+				      const struct pending *pending)
 {
 	return has_strict_rp_filter && segment->ip.version == 4 && skb->ingress_ifindex != pending->device;
 }
@@ -33,15 +35,18 @@ static __always_inline int is_our_number(const struct segment *segment, const st
 }
 
 /* It comes right behind a SYN that was answered with a cookie, and acknowledges that. */
-static __always_inline int has_cookie(struct __sk_buff *skb, const struct segment *segment, const struct pending *pending)
+static __always_inline int has_cookie(struct __sk_buff *skb, const struct segment *segment,
+				      const struct pending *pending)
 {
 	__u32 family = 0;
 
 	return find_socket(skb, segment, segment->seq + pending->guess, &family) == ANSWERS_COOKIE;
 }
 
-/* A cookie is proved by the kernel; it may be the answer to another SYN of the same sender than the one that was noted first. */
-static __always_inline int proves_cookie(struct __sk_buff *skb, const struct segment *segment, struct pending *pending)
+/* A cookie is proved by the kernel; it may be the answer to another SYN of the same sender than the one that
+ * was noted first. */
+static __always_inline int proves_cookie(struct __sk_buff *skb, const struct segment *segment,
+					 struct pending *pending)
 {
 	if (!has_cookie(skb, segment, pending))
 		return 0;
@@ -62,7 +67,8 @@ static __always_inline int is_timely(const struct pending *pending, const struct
 }
 
 /* Only segments with ACK and without SYN and RST. `tsval` becomes the segment's timestamp, if it has one. */
-GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, struct pending *pending, __u32 *tsval)
+GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, struct pending *pending,
+			 __u32 *tsval)
 {
 	struct timestamps timestamps = {};
 
@@ -89,7 +95,8 @@ GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, s
 }
 
 /* The kind of a segment that may be learnt from; 0: it is damaged. */
-static __always_inline int learn(struct __sk_buff *skb, const struct segment *segment, struct pending *pending, __u32 tsval)
+static __always_inline int learn(struct __sk_buff *skb, const struct segment *segment,
+				 struct pending *pending, __u32 tsval)
 {
 	if (!is_intact(skb, segment))
 		return 0;

@@ -3,7 +3,8 @@
 #pragma once
 #include "lib/ip.h"
 
-static __always_inline void set_ends(struct bpf_fib_lookup *route, __u32 version, const struct address *from, const struct address *to)
+static __always_inline void set_ends(struct bpf_fib_lookup *route, __u32 version, const struct address *from,
+				     const struct address *to)
 {
 	if (version == 4) {
 		route->family = AF_INET;

@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* Reads the headers in front of TCP and UDP. */
 #pragma once
-#include <linux/if_ether.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 
-#include "attach/layout.h"
+#include "lib/eth.h"
 
 #define SOCK_STREAM 1
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
 #define IPPROTO_FRAGMENT 44
-
-/* The length of the link header: 14 on Ethernet, 0 on tunnels; set when the program is loaded. */
-const volatile __u32 link_header_len = ETH_HLEN;
 
 struct ip {
 	struct address source, destination;
@@ -24,12 +20,8 @@ struct ip {
 	__u8 is_fragment; /* the first one: the others have no ports */
 };
 
-static __always_inline void map_ipv4(struct address *address, __be32 ipv4)
-{
-	*address = (struct address){ .word = { 0, 0, MAPPED, ipv4 } };
-}
-
-/* Copies a header. Nearly always it stands in the packet's first piece, where it can be read without a call. */
+/* Copies a header. Nearly always it stands in the packet's first piece, where it can be read without a
+ * call. */
 #define LOAD_HEADER(skb, at, to)                                                                   \
 	({                                                                                         \
 		__u32 place = (at);                                                                \
@@ -80,7 +72,8 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	out->end = out->payload_at + out->len;
 	__builtin_memcpy(&out->source, &ip.saddr, sizeof(out->source));
 	__builtin_memcpy(&out->destination, &ip.daddr, sizeof(out->destination));
-	/* No other extension headers: real senders put none before TCP or UDP, and they are refused (ipv6_exthdr.h). */
+	/* No other extension headers: real senders put none before TCP or UDP, and they are refused
+	 * (ipv6_exthdr.h). */
 	if (ip.nexthdr == protocol)
 		return 0;
 	if (ip.nexthdr != IPPROTO_FRAGMENT || bpf_skb_load_bytes(skb, out->payload_at, &fragment, sizeof(fragment)))
@@ -90,13 +83,6 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struc
 	out->payload_at += sizeof(fragment);
 	out->is_fragment = 1;
 	return 0;
-}
-
-/* Tagged for a VLAN, whose own interface will receive it. VLAN 0 means none: such a tag has only a priority,
- * and the kernel receives the packet on this interface. */
-static __always_inline int is_of_vlan(struct __sk_buff *skb)
-{
-	return skb->vlan_present && skb->vlan_tci & 0x0fff;
 }
 
 /* Nonzero: not of this protocol, without its header, or truncated. The kernel drops a truncated packet. */
@@ -120,4 +106,45 @@ static __always_inline int read_ip(struct __sk_buff *skb, __u8 protocol, struct 
 	if (skb->gso_size || skb->gso_segs > 1)
 		ip->end = skb->len;
 	return ip->end > skb->len ? -1 : 0;
+}
+
+/* Returns what follows a plain IP header, with its offset and protocol. Returns NULL for options, extension
+ * headers, fragments and headers that are cut off: the caller then reads the packet as a whole. */
+static __always_inline void *behind_ip(struct __sk_buff *skb, __u32 *at, __u8 *protocol)
+{
+	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	__u32 link = link_header_len;
+
+	asm volatile("%0 &= 63" : "+r"(link)); /* for the verifier */
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = start + link;
+		if ((void *)(ip + 1) > end || *(__u8 *)ip != 0x45 || ip->frag_off & bpf_htons(0x3fff))
+			return 0;
+		*protocol = ip->protocol;
+		*at = link + sizeof(*ip);
+		return ip + 1;
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = start + link;
+		if ((void *)(ip + 1) > end || *(__u8 *)ip >> 4 != 6)
+			return 0;
+		if (ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP)
+			return 0;
+		*protocol = ip->nexthdr;
+		*at = link + sizeof(*ip);
+		return ip + 1;
+	}
+	return 0;
+}
+
+/* The IP header's checksum stays valid: source and destination are at most swapped. */
+static __always_inline int write_addresses(struct __sk_buff *skb, const struct ip *ip,
+					   const struct address *source, const struct address *destination)
+{
+	if (ip->version == 6) {
+		bpf_skb_store_bytes(skb, ip->at + offsetof(struct ipv6hdr, saddr), source, 16, 0);
+		return bpf_skb_store_bytes(skb, ip->at + offsetof(struct ipv6hdr, daddr), destination, 16, 0);
+	}
+	bpf_skb_store_bytes(skb, ip->at + offsetof(struct iphdr, saddr), &source->word[3], 4, 0);
+	return bpf_skb_store_bytes(skb, ip->at + offsetof(struct iphdr, daddr), &destination->word[3], 4, 0);
 }

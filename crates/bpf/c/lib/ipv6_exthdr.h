@@ -3,7 +3,6 @@
  * reassembles them after these programs, so a sender that must send a header may not use them. */
 #pragma once
 #include "lib/ip.h"
-#include "attach/maps.h"
 
 #define IPPROTO_HOPOPTS 0
 #define IPPROTO_ROUTING 43
@@ -36,7 +35,8 @@ struct hidden {
 	__be16 source_port, destination_port;
 };
 
-static __always_inline enum finding find_behind_extensions(struct __sk_buff *skb, __u8 protocol, struct ip *out)
+static __always_inline enum finding find_behind_extensions(struct __sk_buff *skb, __u8 protocol,
+							   struct ip *out)
 {
 	struct ipv6hdr ip;
 
@@ -90,11 +90,4 @@ GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hi
 	hidden->source_port = ports[0];
 	hidden->destination_port = ports[1];
 	return IS_HIDDEN;
-}
-
-/* For any port. */
-static __always_inline int refuse_too_long(void)
-{
-	count_at(SLOT_OF_NO_PORT, REFUSED_FRAGMENT);
-	return DROP;
 }

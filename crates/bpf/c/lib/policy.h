@@ -1,39 +1,26 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* The lists of the policy: who may send, who may be claimed, who is refused. */
 #pragma once
-#include "attach/layout.h"
+#include "lib/base.h"
 
-/* In the values of these three tables, two bits belong to each attachment (of_group). src/groups.rs puts the lists of all attachments together. */
+/* The attachments that a network namespace can have. Each has its own ports, lists and times. A list's
+ * value has two bits for each. */
+#define MAX_GROUPS 16
+
+enum rule { RULE_REQUIRE = 1, RULE_OPTIONAL = 2 };
+enum claim { CLAIM_REFUSED = 1, CLAIM_ALLOWED = 2 };
+
+/* In the values of these three tables, two bits belong to each attachment (of_group). src/groups.rs puts the
+ * lists of all attachments together. */
 
 /* The senders: enum rule. Packets of all others pass unchanged. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_senders SEC(".maps");
+TABLE(tp_senders, LPM_TRIE, 65536, struct prefix, __u32, BPF_F_NO_PREALLOC);
 
 /* Addresses that must not be claimed, and the exceptions: enum claim. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_claims SEC(".maps");
+TABLE(tp_claims, LPM_TRIE, 65536, struct prefix, __u32, BPF_F_NO_PREALLOC);
 
 /* Clients that are refused. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 1048576);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct prefix);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_denied SEC(".maps");
+TABLE(tp_denied, LPM_TRIE, 1048576, struct prefix, __u32, BPF_F_NO_PREALLOC);
 
 static __always_inline struct prefix host(const struct address *address)
 {

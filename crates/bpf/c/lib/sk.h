@@ -1,7 +1,23 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* Asks the kernel for the state of a connection. */
 #pragma once
-#include "lib/lookup.h"
+#include "lib/fib.h"
+#include "lib/tcp.h"
+
+/* NULL: none. The caller releases it. */
+static __always_inline struct bpf_sock *look_up(struct __sk_buff *skb, const struct segment *segment)
+{
+	struct bpf_sock_tuple tuple = {};
+	__u32 len = tuple_of(&segment->ip, segment->source_port, segment->destination_port, &tuple);
+
+	return bpf_skc_lookup_tcp(skb, &tuple, len, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* A handshake is pending: our SYN-ACK is out, accept() knows nothing yet. */
+static __always_inline int is_request(const struct bpf_sock *sk)
+{
+	return sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_SYN_RECV;
+}
 
 enum socket_state {
 	NO_SOCKET,
@@ -13,7 +29,8 @@ enum socket_state {
 
 /* A cookie is this host's acknowledgement number minus one. It was made for the number to which the SYN was
  * shifted. */
-static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segment *segment, __u32 shifted_seq)
+static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segment *segment,
+					  __u32 shifted_seq)
 {
 	struct tcphdr tcp = {
 		.source = segment->source_port,
@@ -37,7 +54,8 @@ static __always_inline int answers_cookie(struct bpf_sock *sk, const struct segm
 
 /* A lookup is expensive, so it is made only for a SYN, for the header, and for unknown connections.
  * `shifted_seq` is the header's start in the kernel's numbers. */
-GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment *segment, __u32 shifted_seq, __u32 *family)
+GLOBAL enum socket_state find_socket(struct __sk_buff *skb, const struct segment *segment, __u32 shifted_seq,
+				     __u32 *family)
 {
 	if (!segment || !family)
 		return NO_SOCKET;

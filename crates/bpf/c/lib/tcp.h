@@ -51,11 +51,24 @@ static __always_inline int read_segment(struct __sk_buff *skb, struct segment *s
 	return 0;
 }
 
+/* The number behind its last byte. */
+static __always_inline __u32 end_of(const struct segment *segment)
+{
+	return segment->seq + segment->payload_len + !!(segment->flags & SYN) + !!(segment->flags & FIN);
+}
+
+/* The offset of the checksum. */
+static __always_inline __u32 tcp_check_at(const struct segment *segment)
+{
+	return segment->ip.payload_at + offsetof(struct tcphdr, check);
+}
+
 /* Overwrites four bytes of the TCP header and updates the checksum. */
-static __always_inline void set_word(struct __sk_buff *skb, const struct segment *segment, __u32 at, __u32 from, __u32 to)
+static __always_inline void set_word(struct __sk_buff *skb, const struct segment *segment, __u32 at,
+				     __u32 from, __u32 to)
 {
 	__be32 old = bpf_htonl(from), new = bpf_htonl(to);
-	bpf_l4_csum_replace(skb, segment->ip.payload_at + offsetof(struct tcphdr, check), old, new, sizeof(new));
+	bpf_l4_csum_replace(skb, tcp_check_at(segment), old, new, sizeof(new));
 	bpf_skb_store_bytes(skb, segment->ip.payload_at + at, &new, sizeof(new), 0);
 }
 
@@ -69,4 +82,26 @@ static __always_inline void shift_ack(struct __sk_buff *skb, const struct segmen
 {
 	if (delta)
 		set_word(skb, segment, offsetof(struct tcphdr, ack_seq), segment->ack, segment->ack - delta);
+}
+
+/* The key of the connection of a segment that comes in. */
+static __always_inline struct flow_key key_in(const struct segment *segment)
+{
+	return (struct flow_key){
+		.remote = segment->ip.source,
+		.local = segment->ip.destination,
+		.remote_port = segment->source_port,
+		.local_port = segment->destination_port,
+	};
+}
+
+/* The key of the connection of a segment that goes out. */
+static __always_inline struct flow_key key_out(const struct segment *segment)
+{
+	return (struct flow_key){
+		.remote = segment->ip.destination,
+		.local = segment->ip.source,
+		.remote_port = segment->destination_port,
+		.local_port = segment->source_port,
+	};
 }

@@ -21,9 +21,9 @@
 #define OPTIONS_AT 4 /* in `bytes`, so that 0 is no option's place */
 #define OPTIONS_END (OPTIONS_AT + 40)
 
-/* The options of a TCP header: a copy, padded with zeros, and the offsets of the relevant ones (0: absent). It
- * is in a map because the verifier then tracks only the bounds. The length of the copy is a power of two, so
- * masked offsets stay inside. */
+/* The options of a TCP header: a copy, padded with zeros, and the offsets of the relevant ones (0: absent).
+ * It is in a map because the verifier then tracks only the bounds. The length of the copy is a power of two,
+ * so masked offsets stay inside. */
 struct options {
 	__u8 bytes[64];
 	__u32 len;
@@ -31,12 +31,7 @@ struct options {
 	__u32 mss, window_scale, sack_permitted, sack, timestamps, mptcp, fastopen, signature;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct options);
-} options_scratch SEC(".maps");
+SCRATCH(options_scratch, struct options);
 
 static __always_inline __u8 *option_byte(struct options *options, __u32 at)
 {
@@ -116,9 +111,8 @@ GLOBAL int find_options(struct options *options)
 /* NULL: there are none. Each call overwrites the previous result. */
 static __noinline struct options *read_options(struct __sk_buff *skb, const struct segment *segment)
 {
-	__u32 only = 0;
 	__u32 len = segment->tcp_header_len - sizeof(struct tcphdr);
-	struct options *options = bpf_map_lookup_elem(&options_scratch, &only);
+	struct options *options = ONLY_ENTRY(options_scratch);
 
 	if (!options || len == 0 || len > OPTIONS_END - OPTIONS_AT)
 		return 0;
@@ -128,21 +122,40 @@ static __noinline struct options *read_options(struct __sk_buff *skb, const stru
 	asm volatile("%0 &= 63" : "+r"(last)); /* for the verifier */
 	if (last >= OPTIONS_END - OPTIONS_AT)
 		return 0;
-	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), options->bytes + OPTIONS_AT, last + 1))
+	if (bpf_skb_load_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr),
+			       options->bytes + OPTIONS_AT, last + 1))
 		return 0;
 	find_options(options);
 	return options;
 }
 
 /* The caller must update the checksum. */
-static __always_inline int write_options(struct __sk_buff *skb, const struct segment *segment, const struct options *options)
+static __always_inline int write_options(struct __sk_buff *skb, const struct segment *segment,
+					 const struct options *options)
 {
 	__u32 last = options->len - 1;
 
 	asm volatile("%0 &= 63" : "+r"(last)); /* for the verifier */
 	if (last >= OPTIONS_END - OPTIONS_AT)
 		return -1;
-	return bpf_skb_store_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr), options->bytes + OPTIONS_AT, last + 1, 0);
+	return bpf_skb_store_bytes(skb, segment->ip.payload_at + sizeof(struct tcphdr),
+				   options->bytes + OPTIONS_AT, last + 1, 0);
+}
+
+/* To be called before they are changed. */
+static __always_inline __s64 begin_options(const struct options *options)
+{
+	return bpf_csum_diff((__be32 *)options->bytes, sizeof(options->bytes), 0, 0, 0);
+}
+
+/* Writes them and updates the checksum. `sum`: of begin_options(). Where an option stands at an odd place,
+ * the sums of its words would be wrong: so all of them are compared. */
+static __always_inline int finish_options(struct __sk_buff *skb, const struct segment *segment,
+					  const struct options *options, __s64 sum)
+{
+	sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
+	bpf_l4_csum_replace(skb, tcp_check_at(segment), 0, sum, 0);
+	return write_options(skb, segment, options);
 }
 
 static __always_inline __u32 option_word(struct options *options, __u32 at)
@@ -152,6 +165,27 @@ static __always_inline __u32 option_word(struct options *options, __u32 at)
 	for (__u32 i = 0; i < sizeof(word); i++)
 		((__u8 *)&word)[i] = *option_byte(options, at + i);
 	return bpf_ntohl(word);
+}
+
+static __always_inline void set_option_word(struct options *options, __u32 at, __u32 value)
+{
+	__be32 word = bpf_htonl(value);
+
+	for (__u32 i = 0; i < sizeof(word); i++)
+		*option_byte(options, at + i) = ((__u8 *)&word)[i];
+}
+
+/* Each number of the SACK blocks: at most four blocks of two. */
+static __always_inline void shift_sack_blocks(struct options *options, __u32 shift)
+{
+	__u32 at = options->sack + 2;
+	__u32 len = option_len(options, options->sack);
+
+	for (__u32 edge = 0; edge < 8; edge++, at += 4) {
+		if (2 + (edge + 1) * 4 > len || at > OPTIONS_END - 4)
+			break;
+		set_option_word(options, at, option_word(options, at) + shift);
+	}
 }
 
 struct timestamps {
@@ -172,11 +206,14 @@ static __always_inline int read_timestamps(struct options *options, struct times
 	return 0;
 }
 
-/* Nearly all segments carry only timestamps, in the kernel's layout: two NOPs for alignment, then the option. */
-#define ONLY_TIMESTAMPS bpf_htonl(OPTION_NOP << 24 | OPTION_NOP << 16 | OPTION_TIMESTAMPS << 8 | OPTION_TIMESTAMPS_LEN)
+/* Nearly all segments carry only timestamps, in the kernel's layout: two NOPs for alignment, then the
+ * option. */
+#define ONLY_TIMESTAMPS                                                                                      \
+	bpf_htonl(OPTION_NOP << 24 | OPTION_NOP << 16 | OPTION_TIMESTAMPS << 8 | OPTION_TIMESTAMPS_LEN)
 
 /* Nonzero: the segment has other options, or none. */
-static __always_inline int read_only_timestamps(struct __sk_buff *skb, const struct segment *segment, struct timestamps *out)
+static __always_inline int read_only_timestamps(struct __sk_buff *skb, const struct segment *segment,
+						struct timestamps *out)
 {
 	__be32 words[3];
 

@@ -7,7 +7,7 @@
 #pragma once
 #include <linux/udp.h>
 
-#include "lib/ip.h"
+#include "lib/csum.h"
 
 struct datagram {
 	struct ip ip; /* whose payload is the UDP header */
@@ -51,96 +51,39 @@ static __always_inline __u16 ip_len_of(const struct datagram *datagram)
 	return end - datagram->ip.at - (datagram->ip.version == 6 ? sizeof(struct ipv6hdr) : 0);
 }
 
-/* The longest datagram is moved in 32 parts and summed in 128, because the kernel's helper sums at most 512
- * bytes at a time. */
+/* The longest datagram is moved in 32 parts. */
 #define CHUNK 2048
 #define CHUNKS 32
-#define SUMMED 512
-#define SUMMANDS 128
 
-/* Bytes on their way from one offset of a packet to another, with room for three zeros behind them: sums take
- * whole words. */
+/* Bytes on their way from one offset of a packet to another. */
 struct chunk {
-	__u8 bytes[CHUNK + 4];
+	__u8 bytes[CHUNK];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct chunk);
-} chunks SEC(".maps");
+SCRATCH(chunks, struct chunk);
 
-/* Nonzero: it failed. `len` is 1 to CHUNK. */
-static __always_inline long load_chunk(struct __sk_buff *skb, __u32 at, struct chunk *chunk, __u32 len)
+/* Moves the `len` bytes at `from`, 1 to CHUNK. Nonzero: it failed. */
+static __always_inline long move_chunk(struct __sk_buff *skb, struct chunk *chunk, __u32 from, __u32 to,
+				       __u32 len)
 {
 	__u32 last = len - 1;
+
 	asm volatile("%0 &= 2047" : "+r"(last));
-	if (bpf_skb_load_bytes(skb, at, chunk->bytes, last + 1))
+	if (bpf_skb_load_bytes(skb, from, chunk->bytes, last + 1))
 		return -1;
-	chunk->bytes[last + 1] = chunk->bytes[last + 2] = chunk->bytes[last + 3] = 0;
-	return 0;
-}
-
-/* `len` is 1 to SUMMED. */
-static __always_inline __u32 sum_of_chunk(const struct chunk *chunk, __u32 len, __u32 sum)
-{
-	__u32 last = len - 1;
-	asm volatile("%0 &= 511" : "+r"(last));
-	return bpf_csum_diff(0, 0, (__be32 *)chunk->bytes, (last + 4) & ~3u, sum);
-}
-
-static __always_inline __u32 fold_sum(__u32 sum)
-{
-	sum = (sum & 0xffff) + (sum >> 16);
-	return (sum & 0xffff) + (sum >> 16);
-}
-
-/* The sum of the same bytes at an offset that is one byte higher. */
-static __always_inline __u32 swap_sum(__u32 sum)
-{
-	sum = fold_sum(sum);
-	return (sum & 0xff) << 8 | sum >> 8;
-}
-
-static __always_inline __u32 subtract_sum(__u32 from, __u32 sum)
-{
-	__u64 difference = (__u64)from + (__u32)~sum;
-	return (__u32)difference + (__u32)(difference >> 32);
-}
-
-/* Sums the `len` bytes at `at`. Nonzero: it failed. */
-GLOBAL int sum_bytes(struct __sk_buff *skb, __u32 at, __u32 len, __u32 *sum)
-{
-	__u32 only = 0;
-	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
-	if (!chunk || !sum)
-		return -1;
-	for (__u32 i = 0; i < SUMMANDS && len > 0; i++) {
-		__u32 part = len < SUMMED ? len : SUMMED;
-		if (load_chunk(skb, at, chunk, part))
-			return -1;
-		*sum = sum_of_chunk(chunk, part, *sum);
-		at += part;
-		len -= part;
-	}
-	return len ? -1 : 0;
+	asm volatile("%0 &= 2047" : "+r"(last));
+	return bpf_skb_store_bytes(skb, to, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Moves `len` bytes towards the packet's start. Nonzero: it failed. */
 GLOBAL int move_down(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 {
-	__u32 only = 0;
-	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
+	struct chunk *chunk = ONLY_ENTRY(chunks);
 	if (!chunk)
 		return -1;
 	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
 		__u32 part = len < CHUNK ? len : CHUNK;
-		if (load_chunk(skb, from, chunk, part))
-			return -1;
-		__u32 last = part - 1;
-		asm volatile("%0 &= 2047" : "+r"(last));
-		if (bpf_skb_store_bytes(skb, to, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM))
+		if (move_chunk(skb, chunk, from, to, part))
 			return -1;
 		from += part;
 		to += part;
@@ -152,25 +95,20 @@ GLOBAL int move_down(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 /* Moves `len` bytes towards the packet's end, the last ones first. Nonzero: it failed. */
 GLOBAL int move_up(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 {
-	__u32 only = 0;
-	struct chunk *chunk = bpf_map_lookup_elem(&chunks, &only);
+	struct chunk *chunk = ONLY_ENTRY(chunks);
 	if (!chunk)
 		return -1;
 	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
 		__u32 part = len < CHUNK ? len : CHUNK;
 		len -= part;
-		if (load_chunk(skb, from + len, chunk, part))
-			return -1;
-		__u32 last = part - 1;
-		asm volatile("%0 &= 2047" : "+r"(last));
-		if (bpf_skb_store_bytes(skb, to + len, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM))
+		if (move_chunk(skb, chunk, from + len, to + len, part))
 			return -1;
 	}
 	return len ? -1 : 0;
 }
 
-/* Removes `len` bytes behind the UDP header. `change` becomes the difference in the payload's sum. Nonzero: it
- * failed, and the packet is corrupt. */
+/* Removes `len` bytes behind the UDP header. `change` becomes the difference in the payload's sum. Nonzero:
+ * it failed, and the packet is corrupt. */
 GLOBAL int take_out(struct __sk_buff *skb, const struct datagram *datagram, __u32 len, __u32 *change)
 {
 	if (!datagram || !change)
@@ -192,19 +130,6 @@ GLOBAL int take_out(struct __sk_buff *skb, const struct datagram *datagram, __u3
 	return move_down(skb, rest_at, datagram->payload_at, rest_len);
 }
 
-/* Updates a sum for a changed field. Written by hand: the kernel's helper takes longer than summing all
- * fields. */
-static __always_inline __u64 change_sum(__u64 sum, __u32 old, __u32 new)
-{
-	return sum + new + (__u32)~old;
-}
-
-static __always_inline __u32 fold_changes(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	return sum + (sum >> 32);
-}
-
 static __always_inline __be16 udp_len_of(const struct datagram *datagram)
 {
 	return bpf_htons(sizeof(struct udphdr) + datagram->payload_len);
@@ -213,22 +138,22 @@ static __always_inline __be16 udp_len_of(const struct datagram *datagram)
 /* IPv4 addresses are mapped ones; the mapped prefix cancels out. */
 static __always_inline __u32 pseudo_change(const struct datagram *from, const struct datagram *to)
 {
-	__u64 sum = change_sum(0, udp_len_of(from), udp_len_of(to));
+	__u64 sum = changed(0, udp_len_of(from), udp_len_of(to));
 
 	for (__u32 i = 0; i < 4; i++) {
-		sum = change_sum(sum, from->ip.source.word[i], to->ip.source.word[i]);
-		sum = change_sum(sum, from->ip.destination.word[i], to->ip.destination.word[i]);
+		sum = changed(sum, from->ip.source.word[i], to->ip.source.word[i]);
+		sum = changed(sum, from->ip.destination.word[i], to->ip.destination.word[i]);
 	}
-	return fold_changes(sum);
+	return fold_to_word(sum);
 }
 
 static __always_inline __u32 header_change(const struct datagram *from, const struct datagram *to)
 {
-	__u64 sum = change_sum(0, udp_len_of(from), udp_len_of(to));
+	__u64 sum = changed(0, udp_len_of(from), udp_len_of(to));
 
-	sum = change_sum(sum, from->source_port, to->source_port);
-	sum = change_sum(sum, from->destination_port, to->destination_port);
-	return fold_changes(sum);
+	sum = changed(sum, from->source_port, to->source_port);
+	sum = changed(sum, from->destination_port, to->destination_port);
+	return fold_to_word(sum);
 }
 
 GLOBAL int write_ipv4(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to)
@@ -238,11 +163,11 @@ GLOBAL int write_ipv4(struct __sk_buff *skb, const struct datagram *from, const 
 	__u32 at = from->ip.at;
 	__be32 addresses[2] = { to->ip.source.word[3], to->ip.destination.word[3] };
 	__be16 old_len = bpf_htons(from->ip.len), len = bpf_htons(to->ip.len);
-	__u64 sum = change_sum(0, old_len, len);
+	__u64 sum = changed(0, old_len, len);
 
-	sum = change_sum(sum, from->ip.source.word[3], addresses[0]);
-	sum = change_sum(sum, from->ip.destination.word[3], addresses[1]);
-	bpf_l3_csum_replace(skb, at + offsetof(struct iphdr, check), 0, fold_changes(sum), 0);
+	sum = changed(sum, from->ip.source.word[3], addresses[0]);
+	sum = changed(sum, from->ip.destination.word[3], addresses[1]);
+	bpf_l3_csum_replace(skb, at + offsetof(struct iphdr, check), 0, fold_to_word(sum), 0);
 	if (old_len != len)
 		bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 	return bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, saddr), addresses, sizeof(addresses), 0);
@@ -263,7 +188,8 @@ GLOBAL int write_ipv6(struct __sk_buff *skb, const struct datagram *from, const 
 
 /* Rewrites the addresses, ports and length from `from` to `to`. The payload has already been rewritten; its
  * sum differs by `change`. Nonzero: it failed. */
-GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to, __u32 change)
+GLOBAL int write_datagram(struct __sk_buff *skb, const struct datagram *from, const struct datagram *to,
+			  __u32 change)
 {
 	if (!from || !to)
 		return -1;

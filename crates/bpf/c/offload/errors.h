@@ -1,20 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* ICMP errors about translated segments go on to the peer that sent the segment, in the numbers of its own connection. Otherwise the peer would not
- * learn that a path's MTU has shrunk, and would repeat too long segments for ever.
+/* ICMP errors about translated segments go on to the peer that sent the segment, in the numbers of its own
+ * connection. Otherwise the peer would not learn that a path's MTU has shrunk, and would repeat too long
+ * segments for ever.
  *
- *   router ── error [ us → B, number n ] ──▶ us        becomes        us ── error [ A → us, number n - shift ] ──▶ A
+ *   router ── error [ us → B, number n ] ──▶ us   becomes   us ── error [ A → us, number n - shift ] ──▶ A
  */
 #pragma once
+#include "lib/icmp.h"
 #include "offload/translate.h"
-
-#define IPPROTO_ICMP 1
-#define IPPROTO_ICMPV6 58
-
-struct icmp_start {
-	__u8 type, code;
-	__be16 check;
-	__be32 rest;
-};
 
 /* As much of a TCP header as every router quotes (RFC 792). */
 struct quoted_tcp {
@@ -24,25 +17,13 @@ struct quoted_tcp {
 
 struct quote {
 	struct segment error; /* only `ip` is filled in; its payload is the ICMP header */
-	struct flow_key key;  /* the quoted segment went to `sender` of this key */
+	struct flow_key key;  /* the quoted segment went to `remote` of this key */
 	__u32 at, tcp_at;     /* offsets of the quoted headers */
 	struct quoted_tcp tcp;
 };
 
 /* The verifier allows little stack. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct quote);
-} quotes SEC(".maps");
-
-/* The types that tcp_v4_err() and tcp_v6_err() handle. */
-static __always_inline int is_error(__u8 version, __u8 type)
-{
-	/* Unreachable, time exceeded, parameter problem; unreachable, too big, time exceeded, parameter problem. */
-	return version == 4 ? type == 3 || type == 11 || type == 12 : type >= 1 && type <= 4;
-}
+SCRATCH(quotes, struct quote);
 
 static __always_inline int read_quoted_ip(struct __sk_buff *skb, struct quote *quote)
 {
@@ -60,12 +41,15 @@ static __always_inline int read_quoted_ip(struct __sk_buff *skb, struct quote *q
 	}
 	__u8 next;
 
-	if (bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, nexthdr), &next, sizeof(next)) || next != IPPROTO_TCP)
+	if (bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, nexthdr), &next, sizeof(next)) ||
+	    next != IPPROTO_TCP)
 		return -1;
 	quote->tcp_at = quote->at + sizeof(struct ipv6hdr);
-	if (bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, saddr), &quote->key.local, sizeof(struct address)))
+	if (bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, saddr), &quote->key.local,
+			       sizeof(struct address)))
 		return -1;
-	return bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, daddr), &quote->key.remote, sizeof(struct address));
+	return bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, daddr), &quote->key.remote,
+				  sizeof(struct address));
 }
 
 /* Nonzero: it is no error about a TCP segment. */
@@ -73,7 +57,9 @@ static __always_inline int read_quote(struct __sk_buff *skb, struct quote *quote
 {
 	struct icmp_start icmp;
 
-	if (read_ip(skb, skb->protocol == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6, &quote->error.ip) || quote->error.ip.is_fragment)
+	if (read_ip(skb, skb->protocol == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6,
+		    &quote->error.ip) ||
+	    quote->error.ip.is_fragment)
 		return -1;
 	if (LOAD_HEADER(skb, quote->error.ip.payload_at, &icmp) || !is_error(quote->error.ip.version, icmp.type))
 		return -1;
@@ -90,9 +76,10 @@ static __always_inline __be16 changed_sum(__be16 check, __u64 difference)
 	return fold((__u64)(__u16)~check + difference);
 }
 
-/* Writes the addresses of the other connection into the quoted header. Over an IPv4 header ICMP's sum stays the same, because that header's own sum
- * changes with it. */
-static __always_inline int change_quoted_ip(struct __sk_buff *skb, const struct quote *quote, const struct face *from, __u64 *sum)
+/* Writes the addresses of the other connection into the quoted header. Over an IPv4 header ICMP's sum stays
+ * the same, because that header's own sum changes with it. */
+static __always_inline int change_quoted_ip(struct __sk_buff *skb, const struct quote *quote,
+					    const struct face *from, __u64 *sum)
 {
 	const struct address *source = &from->key.remote, *destination = &from->key.local;
 	__u32 at = quote->at, check_at = at + offsetof(struct iphdr, check);
@@ -113,12 +100,15 @@ static __always_inline int change_quoted_ip(struct __sk_buff *skb, const struct 
 		return -1;
 	if (bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, saddr), &source->word[3], sizeof(__be32), 0))
 		return -1;
-	return bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, daddr), &destination->word[3], sizeof(__be32), 0);
+	return bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, daddr), &destination->word[3],
+				   sizeof(__be32), 0);
 }
 
-/* The error gets the address that the peer's segments go to as its source: the peer's firewall expects that, and a router's address might be
- * link-local. The sum of ICMPv6 covers the addresses; IPv4's header has its own. */
-static __always_inline int change_error_ip(struct __sk_buff *skb, const struct quote *quote, const struct face *from, __u64 *sum)
+/* The error gets the address that the peer's segments go to as its source: the peer's firewall expects that,
+ * and a router's address might be link-local. The sum of ICMPv6 covers the addresses; IPv4's header has its
+ * own. */
+static __always_inline int change_error_ip(struct __sk_buff *skb, const struct quote *quote,
+					   const struct face *from, __u64 *sum)
 {
 	__u32 own = difference(&quote->error.ip.source, &from->key.local, sizeof(struct address), 0);
 
@@ -127,11 +117,13 @@ static __always_inline int change_error_ip(struct __sk_buff *skb, const struct q
 		*sum += own;
 	else if (bpf_l3_csum_replace(skb, quote->error.ip.at + offsetof(struct iphdr, check), 0, own, 0))
 		return -1;
-	return write_addresses(skb, &quote->error, &from->key.local, &from->key.remote);
+	return write_addresses(skb, &quote->error.ip, &from->key.local, &from->key.remote);
 }
 
-/* The sum is changed by the difference, so a damaged error stays damaged. Errors of this host have a whole sum, too: the kernel computes ICMP's itself. */
-static __always_inline int translate_error(struct __sk_buff *skb, const struct quote *quote, const struct face *from)
+/* The sum is changed by the difference, so a damaged error stays damaged. Errors of this host have a whole
+ * sum, too: the kernel computes ICMP's itself. */
+static __always_inline int translate_error(struct __sk_buff *skb, const struct quote *quote,
+					   const struct face *from)
 {
 	struct quoted_tcp is = {
 		.source = from->key.remote_port,
@@ -152,7 +144,8 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct q
 	return bpf_skb_store_bytes(skb, quote->tcp_at, &is, sizeof(is), BPF_F_INVALIDATE_HASH);
 }
 
-/* RFC 5927, 4.1; tcp_v4_err(): only of a segment that is under way. A third host that knows the addresses does not know such a number. */
+/* RFC 5927, 4.1; tcp_v4_err(): only of a segment that is under way. A third host that knows the addresses
+ * does not know such a number. */
 static __always_inline int is_under_way(const struct face *to, __u32 seq)
 {
 	return to->known & TOLD && to->known & SAID && !is_before(seq, to->una) && is_before(seq, to->nxt);
@@ -161,8 +154,7 @@ static __always_inline int is_under_way(const struct face *to, __u32 seq)
 /* Translates an ICMP error about a spliced session's segment; all else passes. */
 GLOBAL int on_error(struct __sk_buff *skb)
 {
-	__u32 only = 0;
-	struct quote *quote = bpf_map_lookup_elem(&quotes, &only);
+	struct quote *quote = ONLY_ENTRY(quotes);
 
 	if (!quote || read_quote(skb, quote))
 		return PASS;
@@ -178,9 +170,32 @@ GLOBAL int on_error(struct __sk_buff *skb)
 	if (!is_by_its_way(skb, to) || (flow->stage == SPLICE_TAIL && is_before(seq, to->own_nxt)))
 		return PASS;
 	if (!is_under_way(to, seq))
-		return drop_for(ERRORS_DROPPED);
+		return drop(ERRORS_DROPPED);
 	if (translate_error(skb, quote, from))
-		return drop_for(SPLICE_FAILED);
-	tally(ERRORS_TRANSLATED);
+		return drop(SPLICE_FAILED);
+	count(ERRORS_TRANSLATED);
 	return send_on(skb, from);
+}
+
+/* Every path takes so much (RFC 791, 3.2), and most segments are not longer. */
+#define NEVER_TOO_LONG 576
+
+/* 0: the segment fits; of an aggregated one, each part does. */
+static __always_inline __u32 mtu_that_is_exceeded(struct __sk_buff *skb, const struct face *to)
+{
+	__u32 mtu = 0;
+
+	if (skb->len <= NEVER_TOO_LONG || to->device == LOOPBACK)
+		return 0;
+	return bpf_check_mtu(skb, to->device, &mtu, 0, BPF_MTU_CHK_SEGS) > 0 ? mtu : 0;
+}
+
+/* Call only for a segment that was taken: otherwise anybody could have errors sent to the peer. */
+static __always_inline int answer_too_long(struct __sk_buff *skb, const struct segment *segment,
+					   const struct flow_key *key, __u32 mtu)
+{
+	if (become_too_long(skb, segment, key, mtu))
+		return drop(SPLICE_FAILED);
+	count(TOO_LONG);
+	return bpf_redirect(skb->ifindex, 0);
 }

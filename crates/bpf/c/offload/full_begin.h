@@ -3,46 +3,48 @@
 #pragma once
 #include "offload/full_dial.h"
 
-/* The flag of a redirection to loopback. A packet that came in by loopback has a route and must go out to keep it: without a route the kernel drops
- * loopback's addresses as martians. */
+/* The flag of a redirection to loopback. A packet that came in by loopback has a route and must go out to
+ * keep it: without a route the kernel drops loopback's addresses as martians. */
 static __always_inline __u64 by_loopback(struct __sk_buff *skb)
 {
 	return skb->ifindex == LOOPBACK ? 0 : BPF_F_INGRESS;
 }
 
-/* The packet becomes the sender's header once more, and comes in by the sender's device: truepeer's listener takes it. */
-static __always_inline int give_back(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key)
+/* The packet becomes the sender's header once more, and comes in by the sender's device: truepeer's listener
+ * takes it. */
+static __always_inline int give_back(struct __sk_buff *skb, const struct segment *segment, struct dial *dial)
 {
-	struct making *making = new_making(&key->remote, key->remote_port, &key->local, key->local_port);
+	struct reply *reply = new_reply(&dial->down.remote, dial->down.remote_port, &dial->down.local,
+					   dial->down.local_port);
 	__u32 device = dial->device;
 
 	dial->state = GIVEN_UP;
-	if (!making)
-		return lose_for(FULL_FAILED);
-	making->tcp.seq = bpf_htonl(dial->isn + 1);
-	making->tcp.ack_seq = bpf_htonl(dial->our_isn + 1);
-	making->tcp.ack = making->tcp.psh = 1;
-	making->tcp.window = dial->window;
-	with_timestamps(making, dial->tsval, dial->tsecr);
-	making->payload_len = dial->have;
-	if (make(skb, segment, making, dial))
-		return lose_for(FULL_FAILED);
+	if (!reply)
+		return drop_full(FULL_FAILED);
+	reply->tcp.seq = bpf_htonl(dial->isn + 1);
+	reply->tcp.ack_seq = bpf_htonl(dial->our_isn + 1);
+	reply->tcp.ack = reply->tcp.psh = 1;
+	reply->tcp.window = dial->window;
+	with_timestamps(reply, dial->tsval, dial->tsecr);
+	reply->payload_len = dial->have;
+	if (write_reply(skb, segment, reply, dial))
+		return drop_full(FULL_FAILED);
 	bpf_skb_store_bytes(skb, 0, dial->link, sizeof(dial->link), 0);
 	return bpf_redirect(device, device == LOOPBACK ? by_loopback(skb) : BPF_F_INGRESS);
 }
 
 /* Resets the backend's connection and gives the sender's to truepeer, which connects again. */
-static __always_inline int undo(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key,
+static __always_inline int undo(struct __sk_buff *skb, const struct segment *segment, struct dial *dial,
 				enum full_counter reason)
 {
 	struct ethhdr link;
 
-	mark_down(reason);
+	count_full(reason);
 	if (become_reset(skb, segment) || bpf_skb_load_bytes(skb, 0, &link, sizeof(link)))
-		return lose_for(FULL_FAILED);
+		return drop_full(FULL_FAILED);
 	swap_link_addresses(skb);
 	bpf_clone_redirect(skb, skb->ifindex, skb->ifindex == LOOPBACK ? BPF_F_INGRESS : 0);
-	return give_back(skb, segment, dial, key);
+	return give_back(skb, segment, dial);
 }
 
 struct backend_offer {
@@ -52,11 +54,13 @@ struct backend_offer {
 };
 
 /* Nonzero: the backend lacks an option that the sender was promised. */
-static __always_inline int read_offer(struct __sk_buff *skb, const struct segment *segment, struct backend_offer *offer)
+static __always_inline int read_offer(struct __sk_buff *skb, const struct segment *segment,
+				      struct backend_offer *offer)
 {
 	struct options *options = read_options(skb, segment);
 
-	if (!options || read_timestamps(options, &offer->timestamps) || !options->sack_permitted || !options->window_scale)
+	if (!options || read_timestamps(options, &offer->timestamps) || !options->sack_permitted ||
+	    !options->window_scale)
 		return -1;
 	offer->mss = maximum_segment_size(options);
 	offer->scale = window_scale(options);
@@ -64,8 +68,8 @@ static __always_inline int read_offer(struct __sk_buff *skb, const struct segmen
 }
 
 /* The flow is the same as one that a relayed session has left. */
-static __always_inline void fill_in(struct spliced *flow, const struct segment *segment, const struct dial *dial, const struct flow_key *key,
-				    const struct backend_offer *offer, __u32 window)
+static __always_inline void fill_in(struct spliced *flow, const struct segment *segment,
+				    const struct dial *dial, const struct backend_offer *offer, __u32 window)
 {
 	struct face *down = &flow->faces[0], *up = &flow->faces[1];
 	__u32 header_end = dial->isn + 1 + dial->header_len, data = dial->have - dial->header_len;
@@ -74,7 +78,7 @@ static __always_inline void fill_in(struct spliced *flow, const struct segment *
 	__builtin_memset(flow, 0, sizeof(*flow));
 	flow->listener = dial->listener;
 
-	down->key = *key;
+	down->key = dial->down;
 	down->shift = dial->up_isn + 1 - header_end;
 	down->nxt = down->una = dial->our_isn + 1;
 	down->ack = header_end;
@@ -115,9 +119,10 @@ static __always_inline int is_turned_known(const struct flow_key *key)
 	return !!slot_of_flow(&turned);
 }
 
-/* Enters both keys of the flow. NO_ROOM, or KEY_TAKEN: another flow has one of them, or the peer is another session of this host. Such a pair can't
- * work: what is translated from loopback to loopback does not come in again, so the other session would never see it. It is looked for only after
- * both keys are entered: of two that begin at once, at least one sees the other. */
+/* Enters both keys of the flow. NO_ROOM, or KEY_TAKEN: another flow has one of them, or the peer is another
+ * session of this host. Such a pair can't work: what is translated from loopback to loopback does not come in
+ * again, so the other session would never see it. It is looked for only after both keys are entered: of two
+ * that begin at once, at least one sees the other. */
 static __always_inline int enter(struct spliced *flow, __u32 place)
 {
 	__u32 down = place << 1, up = down | 1;
@@ -141,21 +146,23 @@ static __always_inline int enter(struct spliced *flow, __u32 place)
 	return 0;
 }
 
-/* Acknowledges the header to the sender and opens the backend's window: in a copy of the packet, with the link addresses of the sender's segment. */
-static __always_inline int tell_sender(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial, const struct face *down,
-				       __u32 window)
+/* Acknowledges the header to the sender and opens the backend's window: in a copy of the packet, with the
+ * link addresses of the sender's segment. */
+static __always_inline int tell_sender(struct __sk_buff *skb, const struct segment *segment,
+				       const struct dial *dial, const struct face *down, __u32 window)
 {
-	struct making *making = new_making(&down->key.local, down->key.local_port, &down->key.remote, down->key.remote_port);
+	struct reply *reply =
+		new_reply(&down->key.local, down->key.local_port, &down->key.remote, down->key.remote_port);
 	struct ethhdr none = {};
 
-	if (!making)
+	if (!reply)
 		return -1;
-	making->tcp.seq = bpf_htonl(down->nxt);
-	making->tcp.ack_seq = bpf_htonl(down->ack);
-	making->tcp.ack = 1;
-	making->tcp.window = scaled(window, down);
-	with_timestamps(making, down->tsval, dial->tsval);
-	if (make(skb, segment, making, 0))
+	reply->tcp.seq = bpf_htonl(down->nxt);
+	reply->tcp.ack_seq = bpf_htonl(down->ack);
+	reply->tcp.ack = 1;
+	reply->tcp.window = scaled(window, down);
+	with_timestamps(reply, down->tsval, dial->tsval);
+	if (write_reply(skb, segment, reply, 0))
 		return -1;
 	/* The priority tag (VLAN 0) belongs to the wire that the backend's segment came by. */
 	if (skb->vlan_present && bpf_skb_vlan_pop(skb))
@@ -170,46 +177,48 @@ static __always_inline int tell_sender(struct __sk_buff *skb, const struct segme
 }
 
 /* The backend's SYN-ACK becomes the ACK to it, which carries the held bytes. */
-static __always_inline int tell_backend(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial, const struct face *up,
+static __always_inline int tell_backend(struct __sk_buff *skb, const struct segment *segment,
+					const struct dial *dial, const struct face *up,
 					const struct backend_offer *offer)
 {
-	struct making *making = new_making(&up->key.local, up->key.local_port, &up->key.remote, up->key.remote_port);
+	struct reply *reply = new_reply(&up->key.local, up->key.local_port, &up->key.remote, up->key.remote_port);
 
-	if (!making)
-		return lose_for(FULL_FAILED);
-	making->tcp.seq = bpf_htonl(up->una);
-	making->tcp.ack_seq = bpf_htonl(up->ack);
-	making->tcp.ack = 1;
-	making->tcp.window = dial->window;
-	/* The SYN's timestamp again: the sender's segments are translated from it on, and would look old behind a later one (PAWS). */
-	with_timestamps(making, dial->up_tsval, offer->timestamps.value);
-	making->payload_from = dial->header_len;
-	making->payload_len = dial->have - dial->header_len;
-	making->tcp.psh = !!making->payload_len;
+	if (!reply)
+		return drop_full(FULL_FAILED);
+	reply->tcp.seq = bpf_htonl(up->una);
+	reply->tcp.ack_seq = bpf_htonl(up->ack);
+	reply->tcp.ack = 1;
+	reply->tcp.window = dial->window;
+	/* The SYN's timestamp again: the sender's segments are translated from it on, and would look old
+	 * behind a later one (PAWS). */
+	with_timestamps(reply, dial->up_tsval, offer->timestamps.value);
+	reply->payload_from = dial->header_len;
+	reply->payload_len = dial->have - dial->header_len;
+	reply->tcp.psh = !!reply->payload_len;
 	skb->mark = dial->up_mark;
-	if (make(skb, segment, making, dial))
-		return lose_for(FULL_FAILED);
+	if (write_reply(skb, segment, reply, dial))
+		return drop_full(FULL_FAILED);
 	return send_by(skb, up->device);
 }
 
-static __always_inline int begin(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, const struct flow_key *key,
+static __always_inline int begin(struct __sk_buff *skb, const struct segment *segment, struct dial *dial,
 				 const struct backend_offer *offer)
 {
 	__u32 place;
 
 	if (take_place(&place))
-		return undo(skb, segment, dial, key, NO_PLACE);
+		return undo(skb, segment, dial, NO_PLACE);
 	struct spliced *flow = bpf_map_lookup_elem(&ts_flows, &place);
 	if (!flow)
-		return lose_for(FULL_FAILED);
+		return drop_full(FULL_FAILED);
 	/* The window of a SYN-ACK has no scale. */
-	__u32 window = bpf_ntohs(window_in(skb, segment));
-	fill_in(flow, segment, dial, key, offer, window);
+	__u32 window = bpf_ntohs(segment->window);
+	fill_in(flow, segment, dial, offer, window);
 	int refused = enter(flow, place);
 	if (refused)
-		return undo(skb, segment, dial, key, refused == NO_ROOM ? NO_PLACE : TUPLE_TAKEN);
-	mark_down(BEGUN);
+		return undo(skb, segment, dial, refused == NO_ROOM ? NO_PLACE : TUPLE_TAKEN);
+	count_full(BEGUN);
 	if (tell_sender(skb, segment, dial, &flow->faces[0], window))
-		mark_down(FULL_FAILED);
+		count_full(FULL_FAILED);
 	return tell_backend(skb, segment, dial, &flow->faces[1], offer);
 }

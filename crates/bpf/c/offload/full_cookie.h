@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* SYN cookies: a flood of SYNs costs no memory. Our sequence number is the cookie, and our timestamp, which the sender echoes, holds the options
- * that were agreed on. SipHash-2-4 keeps both unpredictable (RFC 6528, RFC 4987).
+/* SYN cookies: a flood of SYNs costs no memory. Our sequence number is the cookie, and our timestamp, which
+ * the sender echoes, holds the options that were agreed on. SipHash-2-4 keeps both unpredictable (RFC 6528,
+ * RFC 4987).
  *
- *   sequence number  16 bits: the connection    16 bits: the connection, the sender's number, its device, the options, the minute
- *   timestamp        milliseconds, whose lowest 7 bits are the options: 4 the sender's window scale, 3 its segment size
+ *   sequence number  16 bits: the connection    16 bits: the connection, the sender's number, its device, the
+ * options, the minute timestamp        milliseconds, whose lowest 7 bits are the options: 4 the sender's
+ * window scale, 3 its segment size
  *
- * The first half shows that a segment belongs to such a handshake, even if the segment before it was lost. Only the whole number proves the sender's
- * address, and where its stream begins. */
+ * The first half shows that a segment belongs to such a handshake, even if the segment before it was lost.
+ * Only the whole number proves the sender's address, and where its stream begins. */
 #pragma once
-#include "lib/clock.h"
 #include "offload/full_layout.h"
 #include "offload/validate.h"
 
@@ -69,12 +70,8 @@ GLOBAL __u64 siphash(const struct sip_input *input)
 /* A number for each purpose, so that no hash serves for two. */
 enum purpose { CONNECTION = 1, HANDSHAKE, OUR_CLOCK, OUR_NUMBER };
 
-static __always_inline int is_ipv4(const struct address *address)
-{
-	return !address->word[0] && !address->word[1] && address->word[2] == MAPPED;
-}
-
-/* `is`: the purpose in the lowest 8 bits, and up to 24 bits of input above them. IPv4 takes 3 words instead of 6; the number of words is hashed too. */
+/* `is`: the purpose in the lowest 8 bits, and up to 24 bits of input above them. IPv4 takes 3 words instead
+ * of 6; the number of words is hashed too. */
 static __always_inline __u64 hash_of(const struct flow_key *key, __u32 is, __u32 one, __u32 two)
 {
 	struct sip_input input = {};
@@ -94,7 +91,8 @@ static __always_inline __u64 hash_of(const struct flow_key *key, __u32 is, __u32
 	return siphash(&input);
 }
 
-/* The cookie covers these fields too, beside addresses, ports and sequence numbers: the segment with the header must have the values of the SYN. */
+/* The cookie covers these fields too, beside addresses, ports and sequence numbers: the segment with the
+ * header must have the values of the SYN. */
 struct agreed_on {
 	__u32 device;  /* that the SYN came by */
 	__u32 options; /* as in our timestamp */
@@ -105,18 +103,23 @@ static __always_inline __u32 first_half(const struct flow_key *key)
 	return (__u32)hash_of(key, CONNECTION, 0, 0) << 16;
 }
 
-static __always_inline __u32 second_half(const struct flow_key *key, const struct agreed_on *agreed, __u32 isn, __u32 minute)
+static __always_inline __u32 second_half(const struct flow_key *key, const struct agreed_on *agreed,
+					 __u32 isn, __u32 minute)
 {
-	return hash_of(key, HANDSHAKE | (minute & 0xffffff) << 8, isn, agreed->device << OPTION_BITS | agreed->options) & 0xffff;
+	return hash_of(key, HANDSHAKE | (minute & 0xffffff) << 8, isn,
+		       agreed->device << OPTION_BITS | agreed->options) &
+	       0xffff;
 }
 
-/* A minute has 69 seconds (2^36 ns). `now`: nanoseconds of the monotonic clock; it is an argument because reading it is slow. */
+/* A minute has 69 seconds (2^36 ns). `now`: nanoseconds of the monotonic clock; it is an argument because
+ * reading it is slow. */
 static __always_inline __u32 minute_at(__u64 now)
 {
 	return now >> 36;
 }
 
-static __always_inline __u32 cookie_of(const struct flow_key *key, const struct agreed_on *agreed, __u32 isn, __u64 now)
+static __always_inline __u32 cookie_of(const struct flow_key *key, const struct agreed_on *agreed, __u32 isn,
+				       __u64 now)
 {
 	return first_half(key) | second_half(key, agreed, isn, minute_at(now));
 }
@@ -128,7 +131,8 @@ static __always_inline int is_of_our_handshake(const struct flow_key *key, __u32
 }
 
 /* Call only if is_of_our_handshake(). This checks the other half: the stream begins behind `isn`. */
-static __always_inline int is_our_cookie(const struct flow_key *key, const struct agreed_on *agreed, __u32 ack, __u32 isn, __u64 now)
+static __always_inline int is_our_cookie(const struct flow_key *key, const struct agreed_on *agreed,
+					 __u32 ack, __u32 isn, __u64 now)
 {
 	__u32 minute = minute_at(now), half = (ack - 1) & 0xffff;
 
@@ -146,8 +150,8 @@ static __always_inline __u32 clock_towards(const struct address *from, const str
 /* A cookie is good for this minute and the one before it. */
 #define COOKIE_LIFE_MS 138000
 
-/* The echo is of `clock`, ours towards this sender, and no older than the cookie. Nobody else knows that clock, so the echo adds 15 bits to the
- * cookie's 32. */
+/* The echo is of `clock`, ours towards this sender, and no older than the cookie. Nobody else knows that
+ * clock, so the echo adds 15 bits to the cookie's 32. */
 static __always_inline int is_echo_of_ours(__u32 clock, __u32 echo)
 {
 	return (clock & ~OPTION_MASK) - (echo & ~OPTION_MASK) <= COOKIE_LIFE_MS;

@@ -6,16 +6,6 @@
 /* A backend that takes longer to answer is truepeer's to connect to, with its own time-out. */
 #define PATIENCE_NS 3000000000ULL
 
-static __always_inline struct flow_key key_in(const struct segment *segment)
-{
-	return (struct flow_key){
-		.remote = segment->ip.source,
-		.local = segment->ip.destination,
-		.remote_port = segment->source_port,
-		.local_port = segment->destination_port,
-	};
-}
-
 /* The holder is a program on another CPU and needs the lock for some microseconds. */
 #define LOCK_TRIES 64
 
@@ -28,7 +18,7 @@ static __always_inline int take_lock(struct dial *dial)
 	return 0;
 }
 
-static __always_inline void leave_lock(struct dial *dial)
+static __always_inline void release_lock(struct dial *dial)
 {
 	__sync_lock_test_and_set((__u32 *)&dial->is_busy, 0);
 }
@@ -48,7 +38,7 @@ static __always_inline const struct flow_key *key_of_dial(__u32 bits)
 KEY_TABLE(slot_of_dial, enter_dial_key, remove_dial_key, tf_dialled, LAST_DIAL_BUCKET, key_of_dial)
 
 /* Frees the dial's place. The caller holds its lock. */
-static __always_inline void forget_dial(struct dial *dial)
+static __always_inline void remove_dial(struct dial *dial)
 {
 	__u32 down = dial->place << 1;
 
@@ -63,8 +53,8 @@ static __always_inline void forget_dial(struct dial *dial)
 
 enum found_dial { NONE_FOUND, FOUND, IS_BUSY };
 
-/* FOUND: `found` is the dial of this key, and the caller holds its lock. The key is compared under the lock: since the look-up another connection may
- * have got the place. */
+/* FOUND: `found` is the dial of this key, and the caller holds its lock. The key is compared under the lock:
+ * since the look-up another connection may have got the place. */
 static __always_inline enum found_dial find_dial(const struct flow_key *key, int is_up, struct dial **found)
 {
 	__u32 slot = slot_of_dial(key), place = (slot & SLOT_MASK) >> 1;
@@ -79,17 +69,17 @@ static __always_inline enum found_dial find_dial(const struct flow_key *key, int
 		*found = dial;
 		return FOUND;
 	}
-	leave_lock(dial);
+	release_lock(dial);
 	return IS_BUSY;
 }
 
 #define FREE_TRIES 16
 
-/* The caller holds the lock of the place: of the next FREE_TRIES places a free one or, if there is none, the first: it is the oldest of them. */
+/* The caller holds the lock of the place: of the next FREE_TRIES places a free one or, if there is none, the
+ * first: it is the oldest of them. */
 static __always_inline struct dial *new_dial(__u32 *place)
 {
-	__u32 only = 0;
-	__u32 *newest = bpf_map_lookup_elem(&tf_newest, &only);
+	__u32 *newest = ONLY_ENTRY(tf_newest);
 
 	if (!newest)
 		return 0;
@@ -104,16 +94,17 @@ static __always_inline struct dial *new_dial(__u32 *place)
 		if (dial->state == NO_DIAL)
 			return dial;
 		if (i == FREE_TRIES) {
-			forget_dial(dial);
+			remove_dial(dial);
 			return dial;
 		}
-		leave_lock(dial);
+		release_lock(dial);
 	}
 	return 0;
 }
 
 /* The header leaves nothing to decide. One with TLVs goes to truepeer, which checks them. */
-static __always_inline int is_clear(const struct header_scratch *scratch, const struct segment *segment, const struct full_listener *listener)
+static __always_inline int is_clear(const struct header_scratch *scratch, const struct segment *segment,
+				    const struct full_listener *listener)
 {
 	const struct header *header = &scratch->header;
 	struct prefix client = host(&header->client);
@@ -134,7 +125,8 @@ static __always_inline int is_clear(const struct header_scratch *scratch, const 
 }
 
 /* Nonzero: the segment does not begin with a whole header that has addresses. */
-static __always_inline int read_start(struct __sk_buff *skb, const struct segment *segment, struct header_scratch *scratch)
+static __always_inline int read_start(struct __sk_buff *skb, const struct segment *segment,
+				      struct header_scratch *scratch)
 {
 	__u32 have = segment->payload_len < HEADER_START ? segment->payload_len : HEADER_START;
 	__u32 last = have - 1;
@@ -160,29 +152,23 @@ static __always_inline int hold(struct __sk_buff *skb, const struct segment *seg
 	return 0;
 }
 
-static __always_inline __be16 window_in(struct __sk_buff *skb, const struct segment *segment)
-{
-	__be16 window = 0;
-
-	bpf_skb_load_bytes(skb, segment->ip.payload_at + offsetof(struct tcphdr, window), &window, sizeof(window));
-	return window;
-}
-
 /* The client's SYN, made of the sender's segment. */
-static __always_inline int ask_backend(struct __sk_buff *skb, const struct segment *segment, const struct dial *dial)
+static __always_inline int ask_backend(struct __sk_buff *skb, const struct segment *segment,
+				       const struct dial *dial)
 {
-	struct making *making = new_making(&dial->up.local, dial->up.local_port, &dial->up.remote, dial->up.remote_port);
+	struct reply *reply =
+		new_reply(&dial->up.local, dial->up.local_port, &dial->up.remote, dial->up.remote_port);
 
-	if (!making)
-		return lose_for(FULL_FAILED);
-	making->tcp.seq = bpf_htonl(dial->up_isn);
-	making->tcp.syn = 1;
-	making->tcp.window = bpf_htons(65535);
-	with_syn_options(making, dial->mss, dial->scale, dial->up_tsval, 0);
+	if (!reply)
+		return drop_full(FULL_FAILED);
+	reply->tcp.seq = bpf_htonl(dial->up_isn);
+	reply->tcp.syn = 1;
+	reply->tcp.window = bpf_htons(65535);
+	with_syn_options(reply, dial->mss, dial->scale, dial->up_tsval, 0);
 	__u32 device = dial->up_device;
 	skb->mark = dial->up_mark;
-	if (make(skb, segment, making, 0))
-		return lose_for(FULL_FAILED);
+	if (write_reply(skb, segment, reply, 0))
+		return drop_full(FULL_FAILED);
 	return send_by(skb, device);
 }
 
@@ -199,10 +185,10 @@ static __always_inline int is_tuple_taken(struct __sk_buff *skb, const struct fl
 }
 
 /* The header is clear: a dial begins, or truepeer's listener takes the connection. */
-static __always_inline int dial_backend(struct __sk_buff *skb, const struct segment *segment, const struct full_listener *listener,
-					const struct flow_key *key, const struct header *header, __u32 options,
-					const struct timestamps *timestamps, __u32 clock, __u64 now)
+static __always_inline int dial_backend(struct __sk_buff *skb, const struct segment *segment,
+					const struct opening *opening, const struct header *header)
 {
+	const struct full_listener *listener = opening->listener;
 	struct full_backend *backend = backend_at(&listener->backend, listener->backend_port);
 	struct flow_key up = {
 		.remote = listener->backend,
@@ -214,80 +200,82 @@ static __always_inline int dial_backend(struct __sk_buff *skb, const struct segm
 
 	/* A client that is its own backend: the SYN would come back to the backend from itself. */
 	if (!backend || (up.local_port == up.remote_port && is_same_address(&up.local, &up.remote)))
-		return hand_over(skb, segment, options, timestamps);
+		return hand_over(skb, segment, opening);
 	if (is_tuple_taken(skb, &up, segment->ip.version)) {
-		mark_down(TUPLE_TAKEN);
-		return hand_over(skb, segment, options, timestamps);
+		count_full(TUPLE_TAKEN);
+		return hand_over(skb, segment, opening);
 	}
 	struct dial *dial = new_dial(&place);
 	if (!dial)
-		return hand_over(skb, segment, options, timestamps);
+		return hand_over(skb, segment, opening);
 	__builtin_memset(dial, 0, offsetof(struct dial, is_busy));
 	dial->place = place;
-	dial->down = *key;
+	dial->down = *opening->key;
 	dial->up = up;
-	dial->began_ns = now;
+	dial->began_ns = opening->now;
 	dial->listener = listener->number | (header->is_v1 ? BY_V1 : 0);
 	dial->isn = segment->seq - 1;
 	dial->our_isn = segment->ack - 1;
 	dial->header_len = header->len;
-	dial->tsval = timestamps->value;
-	dial->tsecr = timestamps->echo;
-	dial->clock = clock;
-	dial->up_isn = number_towards(&dial->up, now);
-	dial->up_tsval = clock_towards(&dial->up.local, &dial->up.remote, now);
+	dial->tsval = opening->timestamps->value;
+	dial->tsecr = opening->timestamps->echo;
+	dial->clock = opening->clock;
+	dial->up_isn = number_towards(&dial->up, opening->now);
+	dial->up_tsval = clock_towards(&dial->up.local, &dial->up.remote, opening->now);
 	dial->device = skb->ifindex;
 	dial->up_device = backend->device;
 	dial->up_mark = backend->mark;
-	dial->window = window_in(skb, segment);
-	dial->scale = options & 15;
-	dial->mss = mss_of_class(options >> 4);
+	dial->window = segment->window;
+	dial->scale = opening->options & 15;
+	dial->mss = mss_of_class(opening->options >> 4);
 	bpf_skb_load_bytes(skb, 0, dial->link, sizeof(dial->link));
 	if (hold(skb, segment, dial)) {
-		leave_lock(dial);
-		return hand_over(skb, segment, options, timestamps);
+		release_lock(dial);
+		return hand_over(skb, segment, opening);
 	}
 	int refused = enter_dial_key(&dial->down, place << 1);
 	if (!refused && (refused = enter_dial_key(&dial->up, place << 1 | 1)))
 		remove_dial_key(&dial->down, place << 1);
 	if (refused) {
-		leave_lock(dial);
-		/* Another CPU has the same header, or another sender names this client. Drop the segment: when it comes again, it finds the other's dial. */
+		release_lock(dial);
+		/* Another CPU has the same header, or another sender names this client. Drop the segment:
+		 * when it comes again, it finds the other's dial. */
 		if (refused == KEY_TAKEN)
-			return lose_for(TOO_EARLY);
-		mark_down(NO_PLACE);
-		return hand_over(skb, segment, options, timestamps);
+			return drop_full(TOO_EARLY);
+		count_full(NO_PLACE);
+		return hand_over(skb, segment, opening);
 	}
 	dial->state = DIALLING;
-	mark_down(HEADER_TAKEN);
+	count_full(HEADER_TAKEN);
 	int fate = ask_backend(skb, segment, dial);
-	leave_lock(dial);
+	release_lock(dial);
 	return fate;
 }
 
 /* The sender sends more before the backend has answered. The caller holds the dial's lock. */
-static __always_inline int on_dialling(struct __sk_buff *skb, const struct segment *segment, struct dial *dial, __u32 options,
-				       const struct timestamps *timestamps)
+static __always_inline int on_dialling(struct __sk_buff *skb, const struct segment *segment,
+				       struct dial *dial, const struct opening *opening)
 {
 	__u32 offset = segment->seq - (dial->isn + 1);
 
-	if (skb->ifindex != dial->device || segment->ack != dial->our_isn + 1 || !segment->payload_len || !is_intact(skb, segment))
-		return lose_for(NOT_OURS);
+	if (skb->ifindex != dial->device || segment->ack != dial->our_isn + 1 || !segment->payload_len ||
+	    !is_intact(skb, segment))
+		return drop_full(NOT_OURS);
 	if (offset == 0 && (dial->state == GIVEN_UP || bpf_ktime_get_ns() - dial->began_ns > PATIENCE_NS)) {
-		forget_dial(dial);
-		return hand_over(skb, segment, options, timestamps);
+		remove_dial(dial);
+		return hand_over(skb, segment, opening);
 	}
 	if (dial->state != DIALLING)
-		return lose_for(TOO_EARLY);
+		return drop_full(TOO_EARLY);
 	if (offset == 0) {
 		if (!is_plain(segment))
-			return lose_for(NOT_OURS);
-		mark_down(HEADER_REPEATED);
+			return drop_full(NOT_OURS);
+		count_full(HEADER_REPEATED);
 		return ask_backend(skb, segment, dial);
 	}
 	if (offset != dial->have || segment->flags & FIN)
-		return lose_for(TOO_EARLY);
+		return drop_full(TOO_EARLY);
 	if (!hold(skb, segment, dial))
-		dial->window = window_in(skb, segment);
+		dial->window = segment->window;
 	return DROP;
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Sessions that the kernel makes by itself (`--splice full`): what full_in and full_out share with truepeer. src/full/layout.rs asserts the same
- * sizes. The steps are in docs/internals/splice.md, *All in the kernel*. */
+/* Sessions that the kernel makes by itself (`--splice full`): what full_in and full_out share with truepeer.
+ * src/full/layout.rs asserts the same sizes. The steps are in docs/internals/splice.md, *All in the
+ * kernel*. */
 #pragma once
 #include "offload/layout.h"
 
-/* The bytes of a connection's start that are held until the backend has answered. The sender's window is as large, so nothing is dropped. */
+/* The bytes of a connection's start that are held until the backend has answered. The sender's window is as
+ * large, so nothing is dropped. */
 #define HOLD 1024
 
 /* In `listener` of a flow, beside the number: the header had version 1. */
@@ -25,8 +27,10 @@ struct full_listener {
 	__u8 is_any;
 	__u32 number;           /* truepeer's */
 	__u32 header_max;
-	__u32 left_s;           /* when it stopped answering SYNs, in seconds of the monotonic clock; 0: it answers */
-	__u32 is_draining;      /* its socket is closed: the kernel still makes sessions of the senders that it has answered */
+	__u32 left_s;           /* when it stopped answering SYNs, in seconds of the monotonic clock; 0: it
+				 * answers */
+	__u32 is_draining;      /* its socket is closed: the kernel still makes sessions of the senders
+				 * that it has answered */
 };
 
 struct full_endpoint {
@@ -60,8 +64,8 @@ struct full_sender {
 
 #define LENT_PLACES 16384
 
-/* A ring of places in ts_flows that truepeer lends to the programs: truepeer adds at `end`, the programs take at `begin`. Both only grow; number n
- * stands at n % LENT_PLACES. */
+/* A ring of places in ts_flows that truepeer lends to the programs: truepeer adds at `end`, the programs take
+ * at `begin`. Both only grow; number n stands at n % LENT_PLACES. */
 struct full_places {
 	__u32 begin;
 	__u32 unused[15]; /* so that `end` has a cache line of its own */
@@ -76,8 +80,8 @@ enum dial_state {
 	GIVEN_UP, /* truepeer's listener takes the connection, with the sender's next segment */
 };
 
-/* A connection whose header has come and whose backend has not answered yet. Another connection may get its place at any moment: compare `down` or
- * `up` under the lock before using it. */
+/* A connection whose header has come and whose backend has not answered yet. Another connection may get its
+ * place at any moment: compare `down` or `up` under the lock before using it. */
 struct dial {
 	__u64 began_ns;
 	__u32 place;
@@ -91,7 +95,8 @@ struct dial {
 	__u32 tsecr;          /* and what it echoed */
 	__u32 clock;          /* our timestamps towards the sender minus our milliseconds */
 	__u32 up_isn;         /* the backend's SYN has it */
-	__u32 up_tsval;       /* the timestamp of every segment to the backend until it has answered; the sender's clock goes on from it */
+	__u32 up_tsval;       /* the timestamp of every segment to the backend until it has answered; the
+			       * sender's clock goes on from it */
 	__u32 device;         /* the sender's */
 	__u32 up_device;
 	__u32 up_mark;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* In each doubt truepeer's own listener takes the connection, validates it, and logs the reason if it refuses. Until then only the sender's SYN was
- * acknowledged, so the listener gets the stream from its first byte. */
+/* In each doubt truepeer's own listener takes the connection, validates it, and logs the reason if it
+ * refuses. Until then only the sender's SYN was acknowledged, so the listener gets the stream from its first
+ * byte. */
 #pragma once
 #include "offload/full_cookie.h"
-#include "offload/full_make.h"
+#include "offload/full_reply.h"
 #include "proxy_header/header.h"
-#include "attach/request.h"
+#include "lib/request.h"
 
 enum at_socket { NONE_THERE, LISTENER_THERE, OTHER_THERE };
 
@@ -20,29 +21,45 @@ static __always_inline enum at_socket socket_there(struct __sk_buff *skb, const 
 	return listens ? LISTENER_THERE : OTHER_THERE;
 }
 
-/* Has the kernel make a connection of the sender's segment, whose cookie is_our_cookie() has checked. If nothing listens any more, the sender gets a
- * reset. */
-static __always_inline int hand_over(struct __sk_buff *skb, const struct segment *segment, __u32 options, const struct timestamps *timestamps)
-{
-	struct header_scratch *scratch = header_scratch();
+/* A sender's connection that has a cookie and no dial yet. No pointer to it is passed to a function that is
+ * not inlined: then it takes no stack. */
+struct opening {
+	const struct full_listener *listener;
+	const struct flow_key *key;
+	const struct timestamps *timestamps; /* of the segment */
+	__u32 options; /* as in our timestamp, which the sender echoes */
+	__u32 clock;   /* our timestamps towards the sender minus our milliseconds */
+	__u64 now;     /* of the monotonic clock */
+};
 
-	if (!scratch)
-		return lose_for(FULL_FAILED);
-	struct pending *pending = &scratch->pending; /* too large for the stack */
-	__builtin_memset(pending, 0, sizeof(*pending));
-	pending->ts_recent = timestamps->value;
-	pending->clock_offset = clock_towards(&segment->ip.destination, &segment->ip.source, 0);
-	pending->mss = mss_of_class(options >> 4);
-	pending->snd_wscale = options & 15;
-	pending->rcv_wscale = OWN_SCALE;
-	pending->agreed = WINDOW_SCALE | SELECTIVE_ACKS;
-	pending->has_timestamps = 1;
-	if (!begin_again(skb, segment, pending)) {
-		mark_down(TO_TRUEPEER);
-		return PASS;
-	}
-	mark_down(FULL_FAILED);
+/* Not inlined: its stack would be added to that of all other paths. */
+static __noinline int give_to_listener(struct __sk_buff *skb, const struct segment *segment, __u32 options,
+				       const struct timestamps *timestamps)
+{
+	struct request request = {
+		.rcv_tsval = timestamps->value,
+		.rcv_tsecr = milliseconds() +
+			     clock_towards(&segment->ip.destination, &segment->ip.source, 0),
+		.mss = mss_of_class(options >> 4),
+		.rcv_wscale = OWN_SCALE,
+		.snd_wscale = options & 15,
+		.wscale_ok = 1,
+		.sack_ok = 1,
+		.tstamp_ok = 1,
+	};
+
+	return make_connection(skb, segment, &request);
+}
+
+/* Has the kernel make a connection of the sender's segment, whose cookie is_our_cookie() has checked. If
+ * nothing listens any more, the sender gets a reset. */
+static __always_inline int hand_over(struct __sk_buff *skb, const struct segment *segment,
+				     const struct opening *opening)
+{
+	if (!give_to_listener(skb, segment, opening->options, opening->timestamps))
+		return pass_full(TO_TRUEPEER);
+	count_full(FULL_FAILED);
 	if (become_reset(skb, segment))
 		return DROP;
-	return answer(skb);
+	return send_back(skb);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The tables of sessions that are being made. Once the backend has answered, a session is in the tables of spliced flows. */
+/* The tables of sessions that are being made. Once the backend has answered, a session is in the tables of
+ * spliced flows. */
 #pragma once
 #include "offload/full_layout.h"
 #include "lib/policy.h"
@@ -31,126 +32,58 @@ enum full_counter {
 	FULL_COUNTERS,
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct full_port);
-	__type(value, struct full_listener);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_listeners SEC(".maps");
+TABLE(tf_listeners, HASH, 1024, struct full_port, struct full_listener, 0);
 
 /* truepeer adds an entry for each backend; the programs fill it in. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 128);
-	__type(key, struct full_endpoint);
-	__type(value, struct full_backend);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_backends SEC(".maps");
+TABLE(tf_backends, HASH, 128, struct full_endpoint, struct full_backend, 0);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct address);
-	__type(value, struct full_sender);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_senders SEC(".maps");
+TABLE(tf_senders, LRU_HASH, 16384, struct address, struct full_sender, 0);
 
 #define MAX_DIALS 4096
 
-/* A dial begins only when a sender has proved its address and sent a good header, and lasts one round trip to the backend. If it is forgotten, it
- * begins anew when the sender repeats its header. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_DIALS);
-	__type(key, __u32);
-	__type(value, struct dial);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_dials SEC(".maps");
+/* A dial begins only when a sender has proved its address and sent a good header, and lasts one round trip to
+ * the backend. If it is forgotten, it begins anew when the sender repeats its header. */
+TABLE(tf_dials, ARRAY, MAX_DIALS, __u32, struct dial, 0);
 
 /* A quarter of the slots is in use at most. */
 #define DIAL_BUCKETS (MAX_DIALS / 2)
 
-/* Slots lead to dials: the sender's key to 2 * place, the backend's to 2 * place + 1. They change under the dial's lock. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, DIAL_BUCKETS);
-	__type(key, __u32);
-	__type(value, struct key_bucket);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_dialled SEC(".maps");
+/* Slots lead to dials: the sender's key to 2 * place, the backend's to 2 * place + 1. They change under the
+ * dial's lock. */
+TABLE(tf_dialled, ARRAY, DIAL_BUCKETS, __u32, struct key_bucket, BPF_F_MMAPABLE);
 
 /* Where new_dial() last looked for a place. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_newest SEC(".maps");
+TABLE(tf_newest, ARRAY, 1, __u32, __u32, 0);
 
-/* When truepeer last looked. After it was killed, another program may have its port, so the programs stop answering. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_looked SEC(".maps");
+/* When truepeer last looked. After it was killed, another program may have its port, so the programs stop
+ * answering. */
+TABLE(tf_looked, ARRAY, 1, __u32, __u64, 0);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct full_places);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_places SEC(".maps");
+TABLE(tf_places, ARRAY, 1, __u32, struct full_places, BPF_F_MMAPABLE);
 
-/* `full_secret` of the programs that use these tables, for the process that takes truepeer's place: its programs know the cookies of these. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_secret SEC(".maps");
+/* `full_secret` of the programs that use these tables, for the process that takes truepeer's place: its
+ * programs know the cookies of these. */
+TABLE(tf_secret, ARRAY, 2, __u32, __u64, 0);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, FULL_COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_counters SEC(".maps");
+TABLE(tf_counters, PERCPU_ARRAY, FULL_COUNTERS, __u32, __u64, 0);
 
-static __always_inline void mark_down(enum full_counter counter)
+static __always_inline void count_full(enum full_counter counter)
 {
-	__u32 index = counter;
-	__u64 *value = bpf_map_lookup_elem(&tf_counters, &index);
-	if (value)
-		*value += 1;
+	count_in(&tf_counters, counter);
 }
 
-static __always_inline int lose_for(enum full_counter reason)
+static __always_inline int drop_full(enum full_counter reason)
 {
-	mark_down(reason);
-	return DROP;
+	return drop_in(&tf_counters, reason);
 }
 
-/* The other end's key of the same connection. */
-static __always_inline struct flow_key turned_key(const struct flow_key *key)
+static __always_inline int pass_full(enum full_counter reason)
 {
-	return (struct flow_key){
-		.remote = key->local,
-		.local = key->remote,
-		.remote_port = key->local_port,
-		.local_port = key->remote_port,
-	};
+	return pass_in(&tf_counters, reason);
 }
 
-static __always_inline struct full_listener *listener_at(const struct address *address, __be16 port, __u8 version)
+static __always_inline struct full_listener *listener_at(const struct address *address, __be16 port,
+							 __u8 version)
 {
 	struct full_port key = { .port = port, .version = version };
 	struct full_listener *listener = bpf_map_lookup_elem(&tf_listeners, &key);
@@ -168,8 +101,7 @@ static __always_inline struct full_backend *backend_at(const struct address *add
 
 static __always_inline struct full_places *lent_places(void)
 {
-	__u32 only = 0;
-	return bpf_map_lookup_elem(&tf_places, &only);
+	return ONLY_ENTRY(tf_places);
 }
 
 static __always_inline int has_place(void)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Learns from the kernel's own handshakes: the device by which it answers a sender or reaches a backend, and the longest segment there. */
+/* Learns from the kernel's own handshakes: the device by which it answers a sender or reaches a backend, and
+ * the longest segment there. */
 #include "offload/full_maps.h"
 #include "lib/tcp_opts.h"
 
@@ -21,8 +22,8 @@ static __always_inline void learn_sender(struct __sk_buff *skb, const struct seg
 	bpf_map_update_elem(&tf_senders, &segment->ip.destination, &sender, BPF_ANY);
 }
 
-/* Notes a SYN of truepeer's own connections to a backend. They are told by their source, an address that is not this host's: that takes a capability.
- * Other programs may reach the same backend by another device. */
+/* Notes a SYN of truepeer's own connections to a backend. They are told by their source, an address that is
+ * not this host's: that takes a capability. Other programs may reach the same backend by another device. */
 static __always_inline void note_question(struct __sk_buff *skb, const struct segment *segment)
 {
 	struct full_backend *backend = backend_at(&segment->ip.destination, segment->destination_port);
@@ -39,8 +40,8 @@ static __always_inline void note_question(struct __sk_buff *skb, const struct se
 	backend->asked_mss = mss_in(skb, segment);
 }
 
-/* Most segments belong to established sockets: full_out returns before it reads the packet. skb->sk of a SYN-ACK is its listener, or NULL for a SYN
- * cookie. */
+/* Most segments belong to established sockets: full_out returns before it reads the packet. skb->sk of a
+ * SYN-ACK is its listener, or NULL for a SYN cookie. */
 static __always_inline int is_past_handshake(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;

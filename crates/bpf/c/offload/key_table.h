@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* A hash table from a connection's addresses to its place. A slot holds the place and a part of the key's hash; the key itself is at the place.
- * truepeer maps the tables and changes them in the same way (src/splice/keys.rs). A look-up reads two cache lines and calls no function of the kernel,
- * and a change is one exchange: in the kernel's hash tables each takes from 100 ns to more than a microsecond. */
+/* A hash table from a connection's addresses to its place. A slot holds the place and a part of the key's
+ * hash; the key itself is at the place. truepeer maps the tables and changes them in the same way
+ * (src/splice/keys.rs). A look-up reads two cache lines and calls no function of the kernel, and a change is
+ * one exchange: in the kernel's hash tables each takes from 100 ns to more than a microsecond. */
 #pragma once
 #include "attach/layout.h"
 
@@ -15,8 +16,8 @@ struct key_bucket {
 	__u32 slots[KEY_WAYS]; /* 0: free */
 };
 
-/* Random, written by the process that makes the tables. Multilinear hashing: two keys, even chosen by an attacker, have the same hash with a
- * probability of 2^-32, because no packet reveals a hash. */
+/* Random, written by the process that makes the tables. Multilinear hashing: two keys, even chosen by an
+ * attacker, have the same hash with a probability of 2^-32, because no packet reveals a hash. */
 struct key_secret {
 	__u64 words[10];
 	__u32 last_bucket; /* of ts_keys, whose number of buckets is a power of two */
@@ -25,24 +26,11 @@ struct key_secret {
 
 _Static_assert(sizeof(struct key_bucket) == 64 && sizeof(struct key_secret) == 88, "src/splice/keys.rs");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct key_secret);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ts_secret SEC(".maps");
-
-static __always_inline int is_same_key(const struct flow_key *one, const struct flow_key *other)
-{
-	return is_same_address(&one->remote, &other->remote) && is_same_address(&one->local, &other->local) &&
-	       one->remote_port == other->remote_port && one->local_port == other->local_port;
-}
+TABLE(ts_secret, ARRAY, 1, __u32, struct key_secret, 0);
 
 static __always_inline const struct key_secret *key_secret(void)
 {
-	__u32 only = 0;
-	return bpf_map_lookup_elem(&ts_secret, &only);
+	return ONLY_ENTRY(ts_secret);
 }
 
 static __always_inline __u32 hash_of_key(const struct flow_key *key, const struct key_secret *secret)
@@ -71,7 +59,8 @@ static __always_inline __u32 slot_at(const struct key_bucket *bucket, __u32 at)
 typedef const struct flow_key *key_at(__u32 bits);
 
 /* The slot of a connection with this key, other than `own`; 0: there is none. */
-static __always_inline __u32 find_slot(const struct key_bucket *bucket, __u32 hash, const struct flow_key *key, key_at *key_of, __u32 own)
+static __always_inline __u32 find_slot(const struct key_bucket *bucket, __u32 hash,
+				       const struct flow_key *key, key_at *key_of, __u32 own)
 {
 	__u32 want = slot_of(hash, 0);
 
@@ -100,7 +89,8 @@ static __always_inline void free_slot(struct key_bucket *bucket, __u32 slot)
 #define KEY_TAKEN (-1) /* another connection has it; of two that come at once both may be told so */
 #define NO_ROOM (-2)   /* no slot is free where it belongs */
 
-static __always_inline int take_slot(struct key_bucket *bucket, __u32 hash, const struct flow_key *key, key_at *key_of, __u32 bits)
+static __always_inline int take_slot(struct key_bucket *bucket, __u32 hash, const struct flow_key *key,
+				     key_at *key_of, __u32 bits)
 {
 	__u32 own = slot_of(hash, bits), i = 0;
 
@@ -110,15 +100,17 @@ static __always_inline int take_slot(struct key_bucket *bucket, __u32 hash, cons
 			break;
 	if (i == KEY_WAYS)
 		return NO_ROOM;
-	/* Look for the key only after storing the slot. Of two CPUs that enter the same key at once, at least one sees the other. */
+	/* Look for the key only after storing the slot. Of two CPUs that enter the same key at once, at least
+	 * one sees the other. */
 	if (!find_slot(bucket, hash, key, key_of, own))
 		return 0;
 	free_slot(bucket, own);
 	return KEY_TAKEN;
 }
 
-/* The functions of one table. `bucket_in` is its map, `mask_of(secret)` the number of its last bucket, `key_of` a key_at.
- * SLOT(key): its slot; 0: there is none. ENTER(key, bits): the key stands in its connection already; KEY_TAKEN, NO_ROOM. REMOVE(key, bits). */
+/* The functions of one table. `bucket_in` is its map, `mask_of(secret)` the number of its last bucket,
+ * `key_of` a key_at. SLOT(key): its slot; 0: there is none. ENTER(key, bits): the key stands in its
+ * connection already; KEY_TAKEN, NO_ROOM. REMOVE(key, bits). */
 #define KEY_TABLE(SLOT, ENTER, REMOVE, bucket_in, mask_of, key_of)                                        \
 	static __always_inline struct key_bucket *SLOT##_bucket(const struct flow_key *key, __u32 *hash) \
 	{                                                                                                 \

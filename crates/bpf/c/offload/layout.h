@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Spliced flows: what splice_in and splice_out share with truepeer. src/splice/layout.rs asserts the same sizes; whoever changes a struct or
- * a map here raises SPLICE_LAYOUT there.
+/* Spliced flows: what splice_in and splice_out share with truepeer. src/splice/layout.rs asserts the same
+ * sizes; whoever changes a struct or a map here raises SPLICE_LAYOUT there.
  *
- * A flow is two TCP connections of one session. Each connection is a `struct face`: our socket (or, once that is closed, these programs) as
- * the peer sees it. All numbers of a face are those of its own connection, in host order. */
+ * A flow is two TCP connections of one session. Each connection is a `struct face`: our socket (or, once that
+ * is closed, these programs) as the peer sees it. All numbers of a face are those of its own connection, in
+ * host order. */
 #pragma once
 #include "attach/layout.h"
 
@@ -28,8 +29,12 @@ enum splice_stage {
 #define RESET 0x80      /* the peer has reset the connection */
 #define CUT 0x100       /* bytes are translated: our socket does not know its connection any more */
 #define SAID_CLOCK 0x200 /* said_clock */
-#define WAY 0x400       /* one of our sockets has sent a segment since truepeer cleared this: `device` is that of the current route */
-#define WAY_LOST 0x800  /* truepeer notes it: no translated segment reaches the peer, or the kernel's programs don't see what it says */
+/* One of our sockets has sent a segment since truepeer cleared this: `device` is that of the current
+ * route. */
+#define WAY 0x400
+/* Truepeer notes it: no translated segment reaches the peer, or the kernel's programs don't see what it
+ * says. */
+#define WAY_LOST 0x800
 
 struct face {
 	struct flow_key key; /* as the peer's segments come in */
@@ -59,15 +64,18 @@ struct face {
 	__u8 unused;
 	volatile __u32 known;
 	__u32 said_clock;    /* the peer's timestamps minus our milliseconds since boot */
-	__u64 asked_ns;      /* when its last SYN was answered by a question (RFC 5961). In DEAD, upstream: when the reset
-			      * came; downstream: when a SYN of either peer was answered, or the reset came */
-	__u64 end;           /* the number behind its last byte. The upper half counts how often the numbers have wrapped since `first`: so
-			      * `end - first` is the length of its stream, its FIN included */
+	__u64 asked_ns;      /* when its last SYN was answered by a question (RFC 5961). In DEAD, upstream:
+			      * when the reset came; downstream: when a SYN of either peer was answered, or
+			      * the reset came */
+	__u64 end;           /* the number behind its last byte. The upper half counts how often the
+			      * numbers have wrapped since `first`: so `end - first` is the length of its
+			      * stream, its FIN included */
 	__u64 segments;      /* translated */
 	__u64 sent_ns;       /* when our newest segment was sent: the kernel's own mark of it */
 };
 
-/* Aligned, so that no two flows share a cache line: two CPUs that serve neighbours would take it from each other for each segment. */
+/* Aligned, so that no two flows share a cache line: two CPUs that serve neighbours would take it from each
+ * other for each segment. */
 struct spliced {
 	volatile __u32 stage; /* enum splice_stage */
 	__u32 listener;       /* truepeer's number of the listener, if the kernel has made the session */

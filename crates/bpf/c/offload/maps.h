@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The spliced flows of one network namespace. Pinned: they outlive truepeer, whose next start finds them again. */
+/* The spliced flows of one network namespace. Pinned: they outlive truepeer, whose next start finds them
+ * again. */
 #pragma once
+#include "lib/metrics.h"
 #include "offload/key_table.h"
 #include "offload/layout.h"
 
@@ -33,54 +35,26 @@ enum splice_counter {
 };
 
 /* The keys of both connections of each flow. A slot's lower bits are a struct splice_place. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, KEY_BUCKETS);
-	__type(key, __u32);
-	__type(value, struct key_bucket);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ts_keys SEC(".maps");
+TABLE(ts_keys, ARRAY, KEY_BUCKETS, __u32, struct key_bucket, BPF_F_MMAPABLE);
 
-/* Mapped into truepeer's memory: it moves a flow from one stage to the next by one store, for both directions at once. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, MAX_SPLICED);
-	__type(key, __u32);
-	__type(value, struct spliced);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ts_flows SEC(".maps");
+/* Mapped into truepeer's memory: it moves a flow from one stage to the next by one store, for both directions
+ * at once. */
+TABLE(ts_flows, ARRAY, MAX_SPLICED, __u32, struct spliced, BPF_F_MMAPABLE);
 
-/* Our sockets know their flow, so that others' segments are not read on their way out. Goes with the socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct splice_place);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ts_sockets SEC(".maps");
+/* Our sockets know their flow, so that others' segments are not read on their way out. Goes with the
+ * socket. */
+TABLE(ts_sockets, SK_STORAGE, 0, int, struct splice_place, BPF_F_NO_PREALLOC);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SPLICE_COUNTERS);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ts_counters SEC(".maps");
+TABLE(ts_counters, PERCPU_ARRAY, SPLICE_COUNTERS, __u32, __u64, 0);
 
-static __always_inline void tally(enum splice_counter counter)
+static __always_inline void count(enum splice_counter counter)
 {
-	__u32 index = counter;
-	__u64 *value = bpf_map_lookup_elem(&ts_counters, &index);
-	if (value)
-		*value += 1;
+	count_in(&ts_counters, counter);
 }
 
-static __always_inline int drop_for(enum splice_counter reason)
+static __always_inline int drop(enum splice_counter reason)
 {
-	tally(reason);
-	return DROP;
+	return drop_in(&ts_counters, reason);
 }
 
 static __always_inline struct spliced *flow_at(const struct splice_place *place)
@@ -123,11 +97,11 @@ static __always_inline int make_room(struct spliced *flow, __u32 stage, const st
 		return 0;
 	remove_key(&flow->faces[0].key, down);
 	remove_key(&flow->faces[1].key, down | 1);
-	tally(SYN_NEW);
+	count(SYN_NEW);
 	return 1;
 }
 
-static __always_inline void forget(struct face *face, __u32 what)
+static __always_inline void clear(struct face *face, __u32 what)
 {
 	if (face->known & what)
 		__sync_fetch_and_and((__u32 *)&face->known, ~what);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Rewriting a TCP header and its addresses. The sum is updated by the difference: a damaged segment stays damaged. */
+/* Rewriting a TCP header and its addresses. The sum is updated by the difference: a damaged segment stays
+ * damaged. */
 #pragma once
 #include "lib/reply.h"
 
@@ -11,22 +12,16 @@ struct rewriting {
 };
 
 /* The options before they were changed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct options);
-} options_were SEC(".maps");
+SCRATCH(options_were, struct options);
 
-static __always_inline int begin_rewriting(struct __sk_buff *skb, const struct segment *segment, struct rewriting *rewriting)
+static __always_inline int begin_rewriting(struct __sk_buff *skb, const struct segment *segment,
+					   struct rewriting *rewriting)
 {
-	__u32 only = 0;
-
 	if (bpf_skb_load_bytes(skb, segment->ip.payload_at, &rewriting->was, sizeof(rewriting->was)))
 		return -1;
 	rewriting->is = rewriting->was;
 	rewriting->options = read_options(skb, segment);
-	rewriting->options_were = bpf_map_lookup_elem(&options_were, &only);
+	rewriting->options_were = ONLY_ENTRY(options_were);
 	if (!rewriting->options_were)
 		return -1;
 	/* read_options() has no other reason to fail. */
@@ -36,61 +31,45 @@ static __always_inline int begin_rewriting(struct __sk_buff *skb, const struct s
 	return 0;
 }
 
-static __always_inline void set_option_word(struct options *options, __u32 at, __u32 value)
-{
-	__be32 word = bpf_htonl(value);
-
-	for (__u32 i = 0; i < sizeof(word); i++)
-		*option_byte(options, at + i) = ((__u8 *)&word)[i];
-}
-
-/* Each number of the SACK blocks: at most four blocks of two. */
-static __always_inline void shift_sack_blocks(struct options *options, __u32 shift)
-{
-	__u32 at = options->sack + 2;
-	__u32 len = option_len(options, options->sack);
-
-	for (__u32 edge = 0; edge < 8; edge++, at += 4) {
-		if (2 + (edge + 1) * 4 > len || at > OPTIONS_END - 4)
-			break;
-		set_option_word(options, at, option_word(options, at) + shift);
-	}
-}
-
 static __always_inline __s64 difference(const void *was, const void *is, __u32 len, __s64 sum)
 {
 	return bpf_csum_diff((__be32 *)was, len, (__be32 *)is, len, sum);
 }
 
-/* Writes header and options. Where options stand at odd places, sums of words would be wrong: so all of them are compared. */
-static __always_inline int finish_rewriting(struct __sk_buff *skb, const struct segment *segment, const struct rewriting *rewriting)
+/* Writes header and options. Where options stand at odd places, sums of words would be wrong: so all of them
+ * are compared. */
+static __always_inline int finish_rewriting(struct __sk_buff *skb, const struct segment *segment,
+					    const struct rewriting *rewriting)
 {
 	__s64 sum = difference(&rewriting->was, &rewriting->is, sizeof(rewriting->is), 0);
 
-	if (bpf_skb_store_bytes(skb, segment->ip.payload_at, &rewriting->is, sizeof(rewriting->is), BPF_F_INVALIDATE_HASH))
+	if (bpf_skb_store_bytes(skb, segment->ip.payload_at, &rewriting->is, sizeof(rewriting->is),
+				BPF_F_INVALIDATE_HASH))
 		return -1;
 	if (rewriting->options) {
-		sum = difference(rewriting->options_were->bytes, rewriting->options->bytes, sizeof(rewriting->options->bytes), sum);
+		sum = difference(rewriting->options_were->bytes, rewriting->options->bytes,
+				 sizeof(rewriting->options->bytes), sum);
 		if (write_options(skb, segment, rewriting->options))
 			return -1;
 	}
-	return bpf_l4_csum_replace(skb, segment->ip.payload_at + offsetof(struct tcphdr, check), 0, sum, 0);
+	return bpf_l4_csum_replace(skb, tcp_check_at(segment), 0, sum, 0);
 }
 
 /* The addresses of the other connection, which is of the same family. */
-static __always_inline int change_addresses(struct __sk_buff *skb, const struct segment *segment, const struct address *source,
-					    const struct address *destination)
+static __always_inline int change_addresses(struct __sk_buff *skb, const struct segment *segment,
+					    const struct address *source, const struct address *destination)
 {
 	__s64 sum = difference(&segment->ip.source, source, sizeof(*source), 0);
 
 	sum = difference(&segment->ip.destination, destination, sizeof(*destination), sum);
-	if (bpf_l4_csum_replace(skb, segment->ip.payload_at + offsetof(struct tcphdr, check), 0, sum, BPF_F_PSEUDO_HDR))
+	if (bpf_l4_csum_replace(skb, tcp_check_at(segment), 0, sum, BPF_F_PSEUDO_HDR))
 		return -1;
-	/* Of IPv6 the device's sum over the packet (CHECKSUM_COMPLETE) covers the addresses, and with the change of the sum above it stays
-	 * as it was. The helper has taken it for IPv4, whose header has a sum of its own: undone. Others' packets answer with an error. */
+	/* Of IPv6 the device's sum over the packet (CHECKSUM_COMPLETE) covers the addresses, and with the
+	 * change of the sum above it stays as it was. The helper has taken it for IPv4, whose header has a
+	 * sum of its own: undone. Others' packets answer with an error. */
 	if (segment->ip.version == 6)
 		bpf_csum_update(skb, sum);
 	else if (bpf_l3_csum_replace(skb, segment->ip.at + offsetof(struct iphdr, check), 0, sum, 0))
 		return -1;
-	return write_addresses(skb, segment, source, destination);
+	return write_addresses(skb, &segment->ip, source, destination);
 }

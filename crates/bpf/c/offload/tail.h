@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* TAIL: two carriers at once. Our sockets go on delivering what they had before the cut, and still need the peers' acknowledgements. Each
- * such socket gets a bare ACK, made of a copy of the segment, with the numbers that the socket believes. */
+/* TAIL: two carriers at once. Our sockets go on delivering what they had before the cut, and still need the
+ * peers' acknowledgements. Each such socket gets a bare ACK, made of a copy of the segment, with the numbers
+ * that the socket believes. */
 #pragma once
 #include "offload/translate.h"
 
-/* Marks the copies until they come in once more. Set to a random value when the program is loaded. Only the mark stays on a copy
- * (skb_scrub_packet()). */
+/* Marks the copies until they come in once more. Set to a random value when the program is loaded. Only the
+ * mark stays on a copy (skb_scrub_packet()). */
 const volatile __u32 copy_mark = 0x7ee7c0b7;
 
 static __always_inline int is_copy(struct __sk_buff *skb)
@@ -13,8 +14,9 @@ static __always_inline int is_copy(struct __sk_buff *skb)
 	return skb->mark == copy_mark;
 }
 
-/* Another program in front of this one may give packets a mark of its own. Each copy would then be translated and copied again, without end. So
- * copies have all reserved bits of TCP, too, which nobody sends. A forged segment that has them is dropped. */
+/* Another program in front of this one may give packets a mark of its own. Each copy would then be translated
+ * and copied again, without end. So copies have all reserved bits of TCP, too, which nobody sends. A forged
+ * segment that has them is dropped. */
 static __always_inline int is_copy_with_another_mark(const struct segment *segment)
 {
 	return segment->reserved == RESERVED;
@@ -45,76 +47,71 @@ static __always_inline int copy_to_socket(struct __sk_buff *skb, const struct se
 		return -1;
 	skb->mark = copy_mark;
 	if (bpf_clone_redirect(skb, skb->ifindex, how))
-		tally(SPLICE_FAILED);
+		count(SPLICE_FAILED);
 	skb->mark = mark;
-	tally(COPIES_TO_SOCKET);
+	count(COPIES_TO_SOCKET);
 	return set_reserved(skb, segment, segment->reserved);
 }
 
-/* Call only for intact segments: the ACK gets a new sum. It keeps little on the stack, for the verifier of Linux 6.1. */
+/* Call only for intact segments: the ACK gets a new sum. It keeps little on the stack, for the verifier of
+ * Linux 6.1. */
 static __noinline int become_ack(struct __sk_buff *skb, const struct segment *segment, __u32 seq, __u32 ack)
 {
 	struct tcphdr tcp;
 
 	if (!segment || bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
 		return -1;
-	if (cut_to(skb, segment, segment->tcp_header_len))
-		return -1;
 	tcp.seq = bpf_htonl(seq);
 	tcp.ack_seq = bpf_htonl(ack);
-	tcp.fin = tcp.psh = tcp.urg = 0;
 	((__u8 *)&tcp)[12] &= ~RESERVED;
-	tcp.urg_ptr = 0;
-	tcp.check = 0;
-	__u64 sum = pseudo_header(&segment->ip.source, &segment->ip.destination, segment->ip.version, segment->tcp_header_len);
-	sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
-	struct options *options = read_options(skb, segment);
-	if (options)
-		sum = bpf_csum_diff(0, 0, (__be32 *)options->bytes, sizeof(options->bytes), sum);
-	else if (segment->tcp_header_len != sizeof(tcp))
-		return -1;
-	tcp.check = fold(sum);
-	return bpf_skb_store_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp), 0);
+	return become_bare_ack(skb, segment, &tcp, read_options(skb, segment), 0, 0);
 }
 
-/* The copy comes in. The peer may have bytes of both carriers: an ACK beyond what our socket itself has sent would be dropped whole. */
-static __always_inline int on_copy(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+/* The copy comes in. The peer may have bytes of both carriers: an ACK beyond what our socket itself has sent
+ * would be dropped whole. */
+static __always_inline int on_copy(struct __sk_buff *skb, const struct segment *segment,
+				   const struct face *face)
 {
 	__u32 ack = is_before(face->own_nxt, segment->ack) ? face->own_nxt : segment->ack;
-	/* Every second copy has the number that the socket expects: it always takes the acknowledgement. But it ignores a window that is numbered
-	 * before a segment that it has already, also one ahead of a gap (SND.WL1 of RFC 9293). So the other copies are numbered behind all that was
-	 * validated good. These the socket may discard: without memory for such a segment it closes its window. */
+	/* Every second copy has the number that the socket expects: it always takes the acknowledgement. But
+	 * it ignores a window that is numbered before a segment that it has already, also one ahead of a gap
+	 * (SND.WL1 of RFC 9293). So the other copies are numbered behind all that was validated good. These
+	 * the socket may discard: without memory for such a segment it closes its window. */
 	__u32 seq = is_before(face->kept, face->cut) && face->segments & 1 ? face->cut : face->kept;
 
 	skb->mark = 0;
-	return become_ack(skb, segment, seq, ack) ? drop_for(SPLICE_FAILED) : PASS;
+	return become_ack(skb, segment, seq, ack) ? drop(SPLICE_FAILED) : PASS;
 }
 
-/* The reset goes to our socket, with the number that it expects; truepeer then ends the session as any other. */
-static __always_inline int on_reset_in_tail(struct __sk_buff *skb, const struct segment *segment, const struct face *face)
+/* The reset goes to our socket, with the number that it expects; truepeer then ends the session as any
+ * other. */
+static __always_inline int on_reset_in_tail(struct __sk_buff *skb, const struct segment *segment,
+					    const struct face *face)
 {
 	if (!is_reset_good(segment, face))
-		return drop_for(NOT_JUDGED_GOOD);
+		return drop(NOT_JUDGED_GOOD);
 	if (!is_intact(skb, segment))
-		return drop_for(DAMAGED);
-	tally(RESETS);
+		return drop(DAMAGED);
+	count(RESETS);
 	shift_seq(skb, segment, face->kept - segment->seq);
 	return PASS;
 }
 
-/* Our socket gets the whole segment: it is from before the cut, or its bytes slipped to the socket while truepeer made the cut. */
+/* Our socket gets the whole segment: it is from before the cut, or its bytes slipped to the socket while
+ * truepeer made the cut. */
 static __always_inline int is_of_socket(const struct segment *segment, const struct face *face)
 {
 	return is_before(segment->seq, face->kept);
 }
 
-static __always_inline int keep_for_socket(struct __sk_buff *skb, const struct segment *segment, struct face *face)
+static __always_inline int keep_for_socket(struct __sk_buff *skb, const struct segment *segment,
+					   struct face *face)
 {
 	/* The socket takes all bytes of an undamaged segment within the window, also those beyond `kept`. */
 	if (is_before(face->kept, end_of(segment)) && is_taken(segment, face) && is_intact(skb, segment)) {
 		raise_limit(&face->kept, end_of(segment));
 		raise_end(face, end_of(segment));
 	}
-	tally(KEPT_FOR_SOCKET);
+	count(KEPT_FOR_SOCKET);
 	return PASS;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Which segments may change what is known of a flow: those that our socket would take if it still stood here. What is not taken is translated all the
- * same, and the other peer validates it by its own numbers; only an acknowledgement that is too old is dropped. */
+/* Which segments may change what is known of a flow: those that our socket would take if it still stood here.
+ * What is not taken is translated all the same, and the other peer validates it by its own numbers; only an
+ * acknowledgement that is too old is dropped. */
 #pragma once
 #include "lib/csum.h"
 #include "offload/maps.h"
@@ -21,9 +22,10 @@ static __always_inline void raise(__u32 *newest, __u32 number)
 		*newest = number;
 }
 
-/* For limits. Two CPUs may raise one at once, and a limit that falls back would refuse good segments. If all tries fail, the next segment raises it.
- * Other numbers need no exchange. While most are behind, the judgement is only milder. While max_window is behind, an acknowledgement may count as too old:
- * its sender repeats the segment. */
+/* For limits. Two CPUs may raise one at once, and a limit that falls back would refuse good segments. If all
+ * tries fail, the next segment raises it. Other numbers need no exchange. While most are behind, the
+ * judgement is only milder. While max_window is behind, an acknowledgement may count as too old: its sender
+ * repeats the segment. */
 #define RAISE_TRIES 3
 
 static __always_inline void raise_limit(__u32 *limit, __u32 number)
@@ -39,8 +41,8 @@ static __always_inline void raise_limit(__u32 *limit, __u32 number)
 	}
 }
 
-/* Likewise, of `end`. Each byte is counted once, in whatever order segments come, and whether the socket or the program takes them: only the highest
- * number counts. */
+/* Likewise, of `end`. Each byte is counted once, in whatever order segments come, and whether the socket or
+ * the program takes them: only the highest number counts. */
 static __always_inline void raise_end(struct face *face, __u32 number)
 {
 	__u64 was = *(volatile __u64 *)&face->end;
@@ -54,19 +56,15 @@ static __always_inline void raise_end(struct face *face, __u32 number)
 	}
 }
 
-static __always_inline __u32 end_of(const struct segment *segment)
-{
-	return segment->seq + segment->payload_len + !!(segment->flags & SYN) + !!(segment->flags & FIN);
-}
-
 static __always_inline int is_bare(const struct segment *segment)
 {
 	return !segment->payload_len && !(segment->flags & (SYN | FIN | RST));
 }
 
-/* A peer that has sent more than its window numbers its bare ACKs by the window's end (tcp_acceptable_seq()). A window is rounded down to its
- * scale, so it may end up to 2^14 bytes before an older one did: such an ACK looks old, and its acknowledgement is the newest. The number before
- * the expected one is that of a question (keepalive, window probe): its receiver answers because it does not take it. */
+/* A peer that has sent more than its window numbers its bare ACKs by the window's end (tcp_acceptable_seq()).
+ * A window is rounded down to its scale, so it may end up to 2^14 bytes before an older one did: such an ACK
+ * looks old, and its acknowledgement is the newest. The number before the expected one is that of a question
+ * (keepalive, window probe): its receiver answers because it does not take it. */
 #define LATE (1 << 14)
 
 static __always_inline int is_late_ack(const struct segment *segment, const struct face *face)
@@ -83,7 +81,8 @@ static __always_inline int is_in_window(const struct segment *segment, const str
 	return !is_before(end_of(segment), face->ack) && !is_before(face->edge, segment->seq);
 }
 
-/* RFC 5961, 5.2; tcp_ack(). Before the peer has said anything, an acknowledgement must be a window's length old at most. */
+/* RFC 5961, 5.2; tcp_ack(). Before the peer has said anything, an acknowledgement must be a window's length
+ * old at most. */
 static __always_inline int is_ack_good(const struct segment *segment, const struct face *face)
 {
 	__u32 oldest = face->known & SAID ? face->una - face->max_window : face->nxt - (1 << 30);
@@ -93,10 +92,12 @@ static __always_inline int is_ack_good(const struct segment *segment, const stru
 	return !is_before(face->nxt, segment->ack) && !is_before(segment->ack, oldest);
 }
 
-/* Such a segment is dropped with its data, as our socket would drop it (RFC 5961, 5.2); its sender repeats it with its newest acknowledgement. The other
- * peer's limit may be older, because our socket offered more before the session left. Then the other peer would take what is not learnt here, and from
- * then on acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. No good session stops by this: `una` never
- * passes `nxt` (is_ack_good()), and a peer has acknowledged all of that but one window. */
+/* Such a segment is dropped with its data, as our socket would drop it (RFC 5961, 5.2); its sender repeats it
+ * with its newest acknowledgement. The other peer's limit may be older, because our socket offered more
+ * before the session left. Then the other peer would take what is not learnt here, and from then on
+ * acknowledge bytes that our socket has not seen (in TAIL), or end a session that never ends here. No good
+ * session stops by this: `una` never passes `nxt` (is_ack_good()), and a peer has acknowledged all of that
+ * but one window. */
 static __always_inline int is_ack_too_old(const struct segment *segment, const struct face *face)
 {
 	return segment->flags & ACK && face->known & SAID && is_before(segment->ack, face->una - face->max_window);
@@ -108,8 +109,8 @@ static __always_inline int is_taken(const struct segment *segment, const struct 
 	return face->known & TOLD && is_in_window(segment, face) && is_ack_good(segment, face);
 }
 
-/* RFC 5961, 3.2: the exact number, or the one behind the peer's last byte, because our newest acknowledgement may still be under way. A reset of any
- * other number may be a guess: the other peer asks about it. */
+/* RFC 5961, 3.2: the exact number, or the one behind the peer's last byte, because our newest acknowledgement
+ * may still be under way. A reset of any other number may be a guess: the other peer asks about it. */
 static __always_inline int is_reset_good(const struct segment *segment, const struct face *face)
 {
 	if (!(face->known & TOLD))

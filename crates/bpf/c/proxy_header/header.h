@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Parses the start of a connection. It accepts, waits and refuses exactly as crates/proto does, except that it
- * ignores TLVs and their checksum. Tests compare it with that crate by its table and by fuzzing. */
+/* Parses the start of a connection. It accepts, waits and refuses exactly as crates/proto does, except that
+ * it ignores TLVs and their checksum. Tests compare it with that crate by its table and by fuzzing. */
 #pragma once
 #include "attach/layout.h"
 
@@ -48,17 +48,11 @@ struct header_scratch {
 	struct pending pending;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct header_scratch);
-} header_scratches SEC(".maps");
+SCRATCH(header_scratches, struct header_scratch);
 
 static __always_inline struct header_scratch *header_scratch(void)
 {
-	__u32 only = 0;
-	return bpf_map_lookup_elem(&header_scratches, &only);
+	return ONLY_ENTRY(header_scratches);
 }
 
 #include "proxy_header/spp.h"
@@ -79,7 +73,8 @@ static __always_inline enum verdict read_header(struct header_scratch *scratch, 
 }
 
 /* The same for a datagram, which is complete: a partial header is invalid. PROXY 2.1: v1 is for TCP. */
-static __always_inline enum verdict read_datagram_header(struct header_scratch *scratch, __u32 have, enum dialect dialect)
+static __always_inline enum verdict read_datagram_header(struct header_scratch *scratch, __u32 have,
+							 enum dialect dialect)
 {
 	if (dialect == DIALECT_SPP)
 		return read_spp(scratch, have);

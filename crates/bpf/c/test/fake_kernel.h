@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* For tests only. It is included before a program's own, unchanged source and provides the kernel's answers:
- * the time, the route, the socket, the cookie. So BPF_PROG_TEST_RUN can run the programs over any history that
- * a test generates. With real sockets each step would need segments through a device, hundreds of times
- * slower, and no test could control when a socket appears or disappears. src/test/tcp.rs is the other side. */
+ * the time, the route, the socket, the cookie. So BPF_PROG_TEST_RUN can run the programs over any history
+ * that a test generates. With real sockets each step would need segments through a device, hundreds of times
+ * slower, and no test could control when a socket appears or disappears. src/test/tcp.rs is the other
+ * side. */
 #pragma once
 #include "attach/layout.h"
 
@@ -26,18 +27,11 @@ struct fake_kernel {
 _Static_assert(sizeof(struct bpf_sock) == 80, "src/test/tcp.rs");
 _Static_assert(sizeof(struct fake_kernel) == 296, "src/test/tcp.rs");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct fake_kernel);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tp_fake_kernel SEC(".maps");
+TABLE(tp_fake_kernel, ARRAY, 1, __u32, struct fake_kernel, 0);
 
 static __always_inline struct fake_kernel *fake_kernel(void)
 {
-	__u32 only = 0;
-	return bpf_map_lookup_elem(&tp_fake_kernel, &only);
+	return ONLY_ENTRY(tp_fake_kernel);
 }
 
 static __always_inline __u64 fake_time(void)
@@ -97,7 +91,8 @@ static __always_inline long fake_assign(void)
 	return sk && sk->state == BPF_TCP_LISTEN ? 0 : -1;
 }
 
-/* What the kernel would be shown is made all the same: the verifier wants the arguments of the functions around it. */
+/* What the kernel would be shown is made all the same: the verifier wants the arguments of the functions
+ * around it. */
 #define SHOW(a, b) asm volatile("" : : "r"(a), "r"(b) : "memory")
 
 #define bpf_ktime_get_ns() fake_time()
@@ -106,7 +101,12 @@ static __always_inline long fake_assign(void)
 #define bpf_sk_lookup_tcp(skb, tuple, len, netns, flags) ({ (void)(len); SHOW(skb, tuple); fake_socket(); })
 #define assign_request(skb, sk, request) ({ SHOW(sk, request); fake_assign(); })
 /* It has sent all numbers, so it takes every acknowledgement. */
-#define bpf_tcp_sock(sk) ({ static const struct bpf_tcp_sock tcp = { .snd_nxt = ~0U }; (void)(sk); (struct bpf_tcp_sock *)&tcp; })
+#define bpf_tcp_sock(sk)                                                                                     \
+	({                                                                                                   \
+		static const struct bpf_tcp_sock tcp = { .snd_nxt = ~0U };                                   \
+		(void)(sk);                                                                                  \
+		(struct bpf_tcp_sock *)&tcp;                                                                 \
+	})
 #define bpf_sk_release(sk) ((void)(sk))
 #define bpf_tcp_check_syncookie(sk, ip, ip_len, tcp, tcp_len) \
 	({ SHOW(sk, ip); fake_cookie(bpf_ntohl((tcp)->seq), bpf_ntohl((tcp)->ack_seq)); })

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* For tests only: full_in stops once between the look-up of a dial and its lock, until the test lets it go. The test decides in this way what other
- * CPUs do in between. src/test/full.rs is the other side. */
+/* For tests only: full_in stops once between the look-up of a dial and its lock, until the test lets it go.
+ * The test decides in this way what other CPUs do in between. src/test/full.rs is the other side. */
 #include "offload/full_layout.h"
 
 struct full_stop {
@@ -10,14 +10,7 @@ struct full_stop {
 	__u32 has_gone; /* by itself: the test did not let it go in time */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct full_stop);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} tf_stop SEC(".maps");
+TABLE(tf_stop, ARRAY, 1, __u32, struct full_stop, BPF_F_MMAPABLE);
 
 /* BPF_MAX_LOOPS: some 50 ms. WAITS of them are long enough for a busy machine to run another thread. */
 #define LOOKS (1 << 23)
@@ -25,8 +18,7 @@ struct {
 
 static volatile struct full_stop *full_stop(void)
 {
-	__u32 only = 0;
-	return bpf_map_lookup_elem(&tf_stop, &only);
+	return ONLY_ENTRY(tf_stop);
 }
 
 static long look(__u32 number, void *context)

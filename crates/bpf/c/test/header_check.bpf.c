@@ -32,9 +32,9 @@ static __always_inline int load_all(struct __sk_buff *skb, struct header_scratch
 SEC("classifier")
 int header_check(struct __sk_buff *skb)
 {
-	__u32 only = 0, have = skb->len - ETHERNET;
+	__u32 have = skb->len - ETHERNET;
 	struct header_scratch *scratch = header_scratch();
-	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+	struct answer *answer = ONLY_ENTRY(answers);
 
 	if (!scratch || !answer || load_all(skb, scratch, have))
 		return 1;
@@ -47,9 +47,9 @@ int header_check(struct __sk_buff *skb)
 SEC("classifier")
 int datagram_check(struct __sk_buff *skb)
 {
-	__u32 only = 0, have = skb->len - ETHERNET;
+	__u32 have = skb->len - ETHERNET;
 	struct header_scratch *scratch = header_scratch();
-	struct answer *answer = bpf_map_lookup_elem(&answers, &only);
+	struct answer *answer = ONLY_ENTRY(answers);
 	__u8 dialect;
 
 	if (!scratch || !answer || load_all(skb, scratch, have) || bpf_skb_load_bytes(skb, 0, &dialect, 1))

@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* A segment that is too long for the other side's device is answered by an ICMP error, as a router answers it: bpf_redirect_neigh() bypasses the
- * kernel's own check. */
+/* ICMP errors: which there are, and the one that a program makes of a segment that is too long for the next
+ * device, as a router answers it (bpf_redirect_neigh() bypasses the kernel's own check). */
 #pragma once
 #include "lib/csum.h"
-#include "offload/errors.h"
 
-/* Every path takes so much (RFC 791, 3.2), and most segments are not longer. */
-#define NEVER_TOO_LONG 576
+#define IPPROTO_ICMP 1
+#define IPPROTO_ICMPV6 58
 
-/* 0: the segment fits; of an aggregated one, each part does. */
-static __always_inline __u32 mtu_that_is_exceeded(struct __sk_buff *skb, const struct face *to)
+struct icmp_start {
+	__u8 type, code;
+	__be16 check;
+	__be32 rest;
+};
+
+/* The types that tcp_v4_err() and tcp_v6_err() handle. */
+static __always_inline int is_error(__u8 version, __u8 type)
 {
-	__u32 mtu = 0;
-
-	if (skb->len <= NEVER_TOO_LONG || to->device == LOOPBACK)
-		return 0;
-	return bpf_check_mtu(skb, to->device, &mtu, 0, BPF_MTU_CHK_SEGS) > 0 ? mtu : 0;
+	/* Unreachable, time exceeded, parameter problem; unreachable, too big, time exceeded, parameter problem. */
+	return version == 4 ? type == 3 || type == 11 || type == 12 : type >= 1 && type <= 4;
 }
 
-/* If the segment came without a TCP sum (CHECKSUM_PARTIAL), the device that sends the answer writes one into the quoted header, and the sum of ICMP,
- * which covers that, becomes wrong. So the field gets the one value that the device's sum does not change: with the words of the header summing up to
- * r, f = -(r + f), that is, f = -r / 2 in the arithmetic modulo 65535. Nobody reads a quoted sum. */
+/* If the segment came without a TCP sum (CHECKSUM_PARTIAL), the device that sends the answer writes one into
+ * the quoted header, and the sum of ICMP, which covers that, becomes wrong. So the field gets the one value
+ * that the device's sum does not change: with the words of the header summing up to r, f = -(r + f), that is,
+ * f = -r / 2 in the arithmetic modulo 65535. Nobody reads a quoted sum. */
 static __always_inline __be16 sum_that_stays(const struct tcphdr *quoted)
 {
 	struct tcphdr tcp = *quoted;
@@ -29,7 +32,8 @@ static __always_inline __be16 sum_that_stays(const struct tcphdr *quoted)
 	return (__u64)fold(bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), 0)) * 32768 % 65535;
 }
 
-/* Both errors are built in a map, because the verifier allows little stack. The map is cleared first, so zeros follow the quote. */
+/* Both errors are built in a map, because the verifier allows little stack. The map is cleared first, so
+ * zeros follow the quote. */
 struct v4_error {
 	struct iphdr ip;
 	struct icmp_start icmp;
@@ -55,8 +59,8 @@ static __always_inline int read_quoted(struct __sk_buff *skb, __u32 at, __u8 *qu
 }
 
 /* "Fragmentation needed" (RFC 792, RFC 1191). */
-static __always_inline int write_v4_error(struct __sk_buff *skb, struct v4_error *error, const struct flow_key *key, __u32 at, __u32 len,
-					  __u32 mtu)
+static __always_inline int write_v4_error(struct __sk_buff *skb, struct v4_error *error,
+					  const struct flow_key *key, __u32 at, __u32 len, __u32 mtu)
 {
 	const __u32 headers = offsetof(struct v4_error, quote);
 
@@ -79,7 +83,8 @@ static __always_inline int write_v4_error(struct __sk_buff *skb, struct v4_error
 }
 
 /* "Packet too big" (RFC 4443, 3.2). The addresses, length and protocol are summed up with it. */
-static __always_inline int write_v6_error(struct __sk_buff *skb, struct v6_error *error, const struct flow_key *key, __u32 at, __u32 mtu)
+static __always_inline int write_v6_error(struct __sk_buff *skb, struct v6_error *error,
+					  const struct flow_key *key, __u32 at, __u32 mtu)
 {
 	const __u32 headers = offsetof(struct v6_error, quote), addresses = offsetof(struct ipv6hdr, saddr);
 	__be32 pseudo[2] = { bpf_htonl(sizeof(*error) - sizeof(error->ip)), bpf_htonl(IPPROTO_ICMPV6) };
@@ -100,7 +105,8 @@ static __always_inline int write_v6_error(struct __sk_buff *skb, struct v6_error
 }
 
 /* The segment becomes the error about itself, with its IP and TCP header quoted. */
-GLOBAL int become_too_long(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key, __u32 mtu)
+GLOBAL int become_too_long(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key,
+			   __u32 mtu)
 {
 	if (!segment || !key)
 		return -1;
@@ -109,31 +115,23 @@ GLOBAL int become_too_long(struct __sk_buff *skb, const struct segment *segment,
 	__u32 room = sizeof(struct icmp_start) + (is_ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	struct ethhdr link;
 	struct tcphdr tcp;
-	__u32 only = 0;
-	struct piece *piece = bpf_map_lookup_elem(&pieces, &only);
+	struct piece *piece = ONLY_ENTRY(pieces);
 
 	if (!piece)
 		return -1;
 	__builtin_memset(piece->words, 0, 128);
 	if (at != sizeof(link) || bpf_skb_change_tail(skb, at + len, 0))
 		return -1;
-	if (bpf_skb_load_bytes(skb, 0, &link, sizeof(link)) || bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
+	if (bpf_skb_load_bytes(skb, 0, &link, sizeof(link)) ||
+	    bpf_skb_load_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp)))
 		return -1;
 	tcp.check = sum_that_stays(&tcp);
-	if (bpf_skb_store_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp), 0) || bpf_skb_change_head(skb, room, 0))
+	if (bpf_skb_store_bytes(skb, segment->ip.payload_at, &tcp, sizeof(tcp), 0) ||
+	    bpf_skb_change_head(skb, room, 0))
 		return -1;
 	if (bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0))
 		return -1;
 	swap_link_addresses(skb);
 	return is_ipv6 ? write_v6_error(skb, (struct v6_error *)piece, key, at, mtu) :
 			 write_v4_error(skb, (struct v4_error *)piece, key, at, len, mtu);
-}
-
-/* Call only for a segment that was taken: otherwise anybody could have errors sent to the peer. */
-static __always_inline int answer_too_long(struct __sk_buff *skb, const struct segment *segment, const struct flow_key *key, __u32 mtu)
-{
-	if (become_too_long(skb, segment, key, mtu))
-		return drop_for(SPLICE_FAILED);
-	tally(TOO_LONG);
-	return bpf_redirect(skb->ifindex, 0);
 }
