@@ -118,7 +118,7 @@ fn attach_all(
         let _ = prepared.tables.resume();
         return installed;
     }
-    aside.forget()?;
+    aside.remove()?;
     installed
 }
 
@@ -221,13 +221,13 @@ fn install(
     prepared.tables.apply(rules, prepared.begins_again, others)?;
     match others {
         // Their devices stay, too.
-        Others::Stay { .. } => links::leave_stages(place, &stages)?,
-        Others::AreNamed | Others::Leave => links::leave_others(place, devices, &stages)?,
+        Others::Stay { .. } => links::detach_stages(place, &stages)?,
+        Others::AreNamed | Others::Leave => links::detach_others(place, devices, &stages)?,
     }
     witness::leave_gone(place)?;
     witness::leave_if_attested(place, devices)?;
     if all.udp_ports.is_empty() {
-        SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
+        SEND_HOOKS.iter().try_for_each(|name| links::detach_hook(place, name))?;
     }
     Ok(Attached { by_tcx: links::has_tcx(), taken_over, left, kept_max_flows: prepared.kept_max_flows })
 }
@@ -393,7 +393,7 @@ fn attach_backstop(
     let program = ready(loaded.program(backstop), backstop, |program: &mut CgroupSkb| program.load())?;
     links::attach_hook(place, program, backstop, &cgroups.all)?;
     // Of an older truepeer, whose backstop asked it.
-    if tells_cookie { links::leave_hook(place, name) } else { Ok(()) }
+    if tells_cookie { links::detach_hook(place, name) } else { Ok(()) }
 }
 
 fn ready<'a, P>(

@@ -67,7 +67,7 @@ pub use remove::remove;
 pub use rules::{NewConnections, Others, Rules, RulesInForce, UdpDialect, UdpPort};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
-    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Forgotten, InUse, Question, SPLICE_COUNTERS, Side,
+    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, InUse, Question, Removed, SPLICE_COUNTERS, Side,
     Splices, Stage, Swept, Unattended, Watched, Way,
 };
 pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status, status_among};

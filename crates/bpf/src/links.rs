@@ -121,7 +121,7 @@ fn attach_clsact(program: &mut SchedClassifier, stage: Stage, device: &Device) -
 
 /// Removes the programs from devices that are no longer selected, and from all devices for protocols that
 /// have no port any more.
-pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -> Result<(), AttachError> {
+pub(crate) fn detach_others(place: &Place, wanted: &[Device], stages: &[Stage]) -> Result<(), AttachError> {
     let wanted: BTreeSet<PathBuf> = wanted
         .iter()
         .filter_map(|device| index_of(&device.name).ok())
@@ -132,7 +132,7 @@ pub(crate) fn leave_others(place: &Place, wanted: &[Device], stages: &[Stage]) -
 }
 
 /// Removes all programs of devices but these, from every device.
-pub(crate) fn leave_stages(place: &Place, wanted: &[Stage]) -> Result<(), AttachError> {
+pub(crate) fn detach_stages(place: &Place, wanted: &[Stage]) -> Result<(), AttachError> {
     let is_wanted = |pin: &PathBuf| {
         let name = pin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         wanted.iter().any(|stage| name.rsplit_once('-').is_some_and(|(program, _)| program == stage.name))
@@ -156,7 +156,7 @@ pub(crate) fn is_empty(pin: &Path) -> bool {
 }
 
 /// Removes the filters from all devices, where devices have no links.
-pub(crate) fn leave_clsact() {
+pub(crate) fn detach_clsact() {
     let devices = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     for device in devices.lines().skip(2).filter_map(|line| line.split(':').next()) {
         for stage in STAGES {
@@ -168,7 +168,7 @@ pub(crate) fn leave_clsact() {
 
 /// Detaches the programs that make sessions, and removes their tables. Flows stay. The programs of a process
 /// that was killed would accept connections for the next one's listeners.
-pub(crate) fn leave_full(place: &Place) -> Result<(), AttachError> {
+pub(crate) fn detach_full(place: &Place) -> Result<(), AttachError> {
     let begins = |path: &PathBuf, with: &[&str]| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         with.iter().any(|with| name.starts_with(with))
@@ -179,7 +179,7 @@ pub(crate) fn leave_full(place: &Place) -> Result<(), AttachError> {
 }
 
 /// Removes a hook from its cgroup, if there is one.
-pub(crate) fn leave_hook(place: &Place, name: &'static str) -> Result<(), AttachError> {
+pub(crate) fn detach_hook(place: &Place, name: &'static str) -> Result<(), AttachError> {
     unlink([place.hook(name)])
 }
 

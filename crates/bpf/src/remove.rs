@@ -28,8 +28,8 @@ pub fn remove(place: &Place, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result
     tables.leave(tcp, udp)?;
     let has_udp = !tables.udp_ports()?.is_empty();
     if !has_udp {
-        links::leave_stages(place, &[links::TCP_INGRESS, links::TCP_EGRESS])?;
-        SEND_HOOKS.iter().try_for_each(|name| links::leave_hook(place, name))?;
+        links::detach_stages(place, &[links::TCP_INGRESS, links::TCP_EGRESS])?;
+        SEND_HOOKS.iter().try_for_each(|name| links::detach_hook(place, name))?;
     }
     Ok(has_udp || !tables.judged_ports()?.is_empty())
 }

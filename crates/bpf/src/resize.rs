@@ -88,7 +88,7 @@ impl Aside {
     }
 
     /// No program needs them any more.
-    pub(crate) fn forget(self) -> Result<(), AttachError> {
+    pub(crate) fn remove(self) -> Result<(), AttachError> {
         unlink(self.tcp.into_iter().chain(self.udp))
     }
 }

@@ -125,7 +125,7 @@ pub trait Io {
     fn stay(&mut self, leaving: Leaving, sockets: [&Self::Socket; 2]);
 
     /// The session has left: closes its sockets silently.
-    fn let_go(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
+    fn offload(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
 
     /// Asks a peer of a session that has left user space whether it is still there.
     fn ask_unattended(&mut self, question: Question);

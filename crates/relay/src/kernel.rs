@@ -222,7 +222,7 @@ impl Io for Kernel {
         leaving.give_up(sockets.map(AsFd::as_fd));
     }
 
-    fn let_go(&mut self, leaving: Leaving, sockets: [KernelSocket; 2]) -> Watched {
+    fn offload(&mut self, leaving: Leaving, sockets: [KernelSocket; 2]) -> Watched {
         leaving.finish(sockets)
     }
 

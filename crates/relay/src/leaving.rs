@@ -109,9 +109,9 @@ impl Splicing {
 
     /// Ends a session that has left user space, and resets both peers.
     pub(crate) fn reset(&self, watched: Watched) {
-        let forgotten = watched.forget();
+        let removed = watched.remove();
         if let Some(sweeper) = self.sweeper.get() {
-            sweeper.reset(forgotten);
+            sweeper.reset(removed);
         }
     }
 
@@ -260,6 +260,6 @@ impl Leaving {
     /// The caller closes the sockets now.
     pub(crate) fn finish(self, sockets: [impl AsFd; 2]) -> Watched {
         let [down, up] = &sockets;
-        self.sockets.let_go([down.as_fd(), up.as_fd()])
+        self.sockets.offload([down.as_fd(), up.as_fd()])
     }
 }

@@ -106,7 +106,7 @@ impl Relay {
         if let Some(lookout) = self.lookout.take() {
             lookout.release();
         }
-        self.workers.order_all(|_, done| Order::LetGo { done })?;
+        self.workers.order_all(|_, done| Order::ReleaseSessions { done })?;
         splicing.release();
         Ok(())
     }

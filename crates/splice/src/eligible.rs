@@ -20,7 +20,7 @@ pub fn arm(
     ways: &Arc<Ways>,
     sockets: [BorrowedFd<'_>; 2],
 ) -> Result<Sockets, StaysHere> {
-    ways.may_leave()?;
+    ways.may_offload()?;
     let (down, up) = (side(sockets[0])?, side(sockets[1])?);
     if down.0.own.is_ipv4() != up.0.own.is_ipv4() {
         return Err(StaysHere::Families);

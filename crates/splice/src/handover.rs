@@ -103,7 +103,7 @@ pub enum Turn {
     /// The session ends as any does: it is not worth it, or can't be done.
     StayHere(Reason),
     /// Close both sockets silently, and forget the session.
-    LetGo,
+    Offload,
 }
 
 /// A hand-over that can't go back: both connections have to be reset.
@@ -302,7 +302,7 @@ impl Handover {
         if !connections.fall_silent() && !connections.has_ended() {
             return Ok(Turn::Wait);
         }
-        Ok(Turn::LetGo)
+        Ok(Turn::Offload)
     }
 
     fn has_work(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<bool, Broken> {

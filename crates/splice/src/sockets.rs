@@ -12,8 +12,8 @@ use truepeer_sys::{CallError, socket};
 use crate::grace::Ticket;
 use crate::{Connections, Grace, Mapping, Pending, Reason, Ways};
 
-/// A session's flow, and the grace periods that it asks for. Dropped before it is [let go](Sockets::let_go),
-/// the session's packets are the kernel's again.
+/// A session's flow, and the grace periods that it asks for. Dropped before it is
+/// [offloaded](Sockets::offload), the session's packets are the kernel's again.
 #[derive(Debug)]
 pub struct Sockets {
     flow: Flow,
@@ -62,13 +62,13 @@ impl Sockets {
     }
 
     /// The caller closes the sockets now: that is silent. From now on the flow belongs to the machine.
-    pub fn let_go(self, sockets: [BorrowedFd<'_>; 2]) -> Watched {
+    pub fn offload(self, sockets: [BorrowedFd<'_>; 2]) -> Watched {
         if !self.is_silent {
             // If one is not closed silently, it is reset, and its peer with it; the flow translates what the
             // peers say to that.
             let _ = repair::silence(&sockets);
         }
-        self.flow.let_go()
+        self.flow.offload()
     }
 }
 
@@ -135,7 +135,7 @@ impl Connections for Borrowed<'_> {
     }
 
     fn may_be_cut(&self) -> Result<(), Reason> {
-        self.session.ways.may_leave_by(self.session.flow.devices()).map_err(|stays| stays.reason())
+        self.session.ways.may_offload_by(self.session.flow.devices()).map_err(|stays| stays.reason())
     }
 
     fn reset_when_closed(&mut self) {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use truepeer_bpf::{Forgotten, Question, Splices, Watched, Way};
+use truepeer_bpf::{Question, Removed, Splices, Watched, Way};
 use truepeer_sys::repair::{self, wait_for_grace_period};
 
 use crate::Ways;
@@ -37,7 +37,7 @@ pub struct Sweeper {
 
 #[derive(Debug)]
 enum Task {
-    Reset(Forgotten),
+    Reset(Removed),
     Ask(Question),
 }
 
@@ -58,8 +58,8 @@ impl Sweeper {
     }
 
     /// Resets both peers of a flow.
-    pub fn reset(&self, forgotten: Forgotten) {
-        self.order(Task::Reset(forgotten));
+    pub fn reset(&self, removed: Removed) {
+        self.order(Task::Reset(removed));
     }
 
     /// Asks a peer whether it is still there. Its answer is translated to the other peer; a peer that has
@@ -99,13 +99,13 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
             asked.look(splices, ways, now);
             sweep(splices, now);
             splices.questions().iter().for_each(|question| _ = ask(splices, question));
-            splices.unattended().into_iter().for_each(|forgotten| again.reset(forgotten));
+            splices.unattended().into_iter().for_each(|removed| again.reset(removed));
             sweep_at = now + if splices.is_filling() { SWEEP_SOON } else { SWEEP };
         }
         again.repeat(now);
         let next = again.due().map_or(sweep_at, |due| due.min(sweep_at));
         match tasks.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Task::Reset(forgotten)) => again.reset(forgotten),
+            Ok(Task::Reset(removed)) => again.reset(removed),
             Ok(Task::Ask(question)) => _ = ask(splices, &question),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return again.finish(),
@@ -193,15 +193,15 @@ fn sweep(splices: &Splices, now: Instant) {
 /// Resets that are sent a second time, in the order in which they are due.
 #[derive(Debug, Default)]
 struct Again {
-    soon: VecDeque<(Instant, Forgotten)>,
+    soon: VecDeque<(Instant, Removed)>,
     /// Those of lost ways, and when they began.
-    later: VecDeque<(Instant, Instant, Forgotten)>,
+    later: VecDeque<(Instant, Instant, Removed)>,
 }
 
 impl Again {
-    fn reset(&mut self, forgotten: Forgotten) {
-        reset(&forgotten);
-        self.soon.push_back((Instant::now() + AGAIN, forgotten));
+    fn reset(&mut self, removed: Removed) {
+        reset(&removed);
+        self.soon.push_back((Instant::now() + AGAIN, removed));
     }
 
     fn due(&self) -> Option<Instant> {
@@ -210,16 +210,16 @@ impl Again {
     }
 
     fn repeat(&mut self, now: Instant) {
-        while let Some((_, forgotten)) = self.soon.pop_front_if(|(due, _)| *due <= now) {
-            reset(&forgotten);
-            if forgotten.has_lost_its_way() {
-                self.later.push_back((now + SWEEP, now, forgotten));
+        while let Some((_, removed)) = self.soon.pop_front_if(|(due, _)| *due <= now) {
+            reset(&removed);
+            if removed.has_lost_its_way() {
+                self.later.push_back((now + SWEEP, now, removed));
             }
         }
-        while let Some((_, began, forgotten)) = self.later.pop_front_if(|(due, ..)| *due <= now) {
-            reset(&forgotten);
+        while let Some((_, began, removed)) = self.later.pop_front_if(|(due, ..)| *due <= now) {
+            reset(&removed);
             if now.saturating_duration_since(began) < RESET_FOR {
-                self.later.push_back((now + SWEEP, began, forgotten));
+                self.later.push_back((now + SWEEP, began, removed));
             }
         }
     }
@@ -242,8 +242,8 @@ pub fn ask(splices: &Splices, question: &Question) -> bool {
 
 /// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has
 /// acknowledged, or the end of all that was sent to it. If it is one in between, the repetition has it.
-fn reset(forgotten: &Forgotten) {
-    for connection in forgotten.connections().into_iter().flatten() {
+fn reset(removed: &Removed) {
+    for connection in removed.connections().into_iter().flatten() {
         let [acknowledged, sent] = connection.expected;
         let last = (sent != acknowledged).then_some(sent);
         for expected in [Some(acknowledged), last].into_iter().flatten() {

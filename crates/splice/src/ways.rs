@@ -86,17 +86,17 @@ impl Ways {
     ///
     /// # Errors
     /// Why it stays.
-    pub fn may_leave(&self) -> Result<(), StaysHere> {
-        self.with(|known| known.may_leave())
+    pub fn may_offload(&self) -> Result<(), StaysHere> {
+        self.with(|known| known.may_offload())
     }
 
-    /// As [`Ways::may_leave`], for a session whose packets leave by these devices.
+    /// As [`Ways::may_offload`], for a session whose packets leave by these devices.
     ///
     /// # Errors
     /// Why it stays.
-    pub(crate) fn may_leave_by(&self, devices: [u32; 2]) -> Result<(), StaysHere> {
+    pub(crate) fn may_offload_by(&self, devices: [u32; 2]) -> Result<(), StaysHere> {
         self.with(|known| {
-            known.may_leave()?;
+            known.may_offload()?;
             let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
             let is_lost = devices.iter().any(|device| known.are_lost(*device));
             if is_lost { Err(StaysHere::Device) } else { Ok(()) }
@@ -116,7 +116,7 @@ impl Ways {
 }
 
 impl Known {
-    fn may_leave(&self) -> Result<(), StaysHere> {
+    fn may_offload(&self) -> Result<(), StaysHere> {
         let is_known = self.notices.is_some() && self.devices.is_some();
         let rules = self.rules.as_ref().filter(|_| is_known).ok_or(StaysHere::WaysUnknown)?;
         if rules.decide_by_more_than_addresses() {

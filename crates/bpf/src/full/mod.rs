@@ -122,7 +122,7 @@ impl Drop for Full {
         // In every other state the programs and tables there may be another process's.
         if self.lent().state == Lending::Goes {
             // If it fails, the programs stay and do nothing: nobody looks at them any more.
-            let _ = links::leave_full(&self.place);
+            let _ = links::detach_full(&self.place);
         }
     }
 }

@@ -11,7 +11,7 @@ use super::layout::{Endpoint, RawBackend, RawListener, RawPort};
 use super::places::LentPlaces;
 use crate::again::kernel_function;
 use crate::layout::Address;
-use crate::links::{self, FULL_IN as IN, FULL_OUT as OUT, leave_full};
+use crate::links::{self, FULL_IN as IN, FULL_OUT as OUT, detach_full};
 use crate::load::{Global, load_calling};
 use crate::programs::{FULL_IN, FULL_OUT};
 use crate::splice::SPLICE_LAYOUT;
@@ -48,7 +48,7 @@ pub(super) fn attach(pins: &Path, devices: &[Device], is_heir: bool) -> Result<(
     let function = kernel_function().ok_or(AttachError::NoAssign)?;
     let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
     if !is_heir {
-        leave_full(&place)?;
+        detach_full(&place)?;
     }
     let secret = secret_at(&place)?.unwrap_or_else(secret);
     let globals = [Global::FullSecret(secret)];

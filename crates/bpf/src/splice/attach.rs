@@ -36,7 +36,7 @@ pub(super) fn attach(
         return Err(AttachError::TablesTaken);
     }
     if is_owner {
-        links::leave_full(&place)?;
+        links::detach_full(&place)?;
     }
     for (object, stage) in [(SPLICE_OUT, OUT), (SPLICE_IN, IN)] {
         attach_one(&place, object, stage, devices, flows)?;

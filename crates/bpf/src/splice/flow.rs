@@ -8,12 +8,12 @@ use super::layout::{CUT, FIN_SAID, FIN_TAKEN, Face, HELD, SAID, Stage, TOLD, TS_
 use super::table::{ArmError, Side, Splices, boot_ns};
 use super::watched::Watched;
 
-/// A session's flow while its sockets stand. Dropped before it is [let go](Flow::let_go), it is forgotten:
+/// A session's flow while its sockets stand. Dropped before it is [offloaded](Flow::offload), it is removed:
 /// its packets are the kernel's again.
 pub struct Flow {
     splices: Arc<Splices>,
     place: u32,
-    is_let_go: bool,
+    is_offloaded: bool,
 }
 
 /// Which peers' ends (FIN) have passed through the sockets, and were acknowledged.
@@ -21,7 +21,7 @@ pub type Ended = [bool; 2];
 
 impl Flow {
     pub(super) fn new(splices: Arc<Splices>, place: u32) -> Self {
-        Self { splices, place, is_let_go: false }
+        Self { splices, place, is_offloaded: false }
     }
 
     fn face(&self, side: usize) -> &Face {
@@ -148,8 +148,8 @@ impl Flow {
     }
 
     /// Its sockets are closed.
-    pub fn let_go(mut self) -> Watched {
-        self.is_let_go = true;
+    pub fn offload(mut self) -> Watched {
+        self.is_offloaded = true;
         Watched::new(Arc::clone(&self.splices), self.place)
     }
 
@@ -187,9 +187,9 @@ impl Splices {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        if !self.is_let_go {
+        if !self.is_offloaded {
             // Its sockets are open, so no peer needs a reset.
-            let _ = self.splices.forget(self.place);
+            let _ = self.splices.remove(self.place);
         }
     }
 }

@@ -20,4 +20,4 @@ pub(crate) use layout::{SPLICE_LAYOUT, Spliced, addresses_of, key_of};
 pub use peers::{Question, Unattended};
 pub(crate) use table::boot_ns;
 pub use table::{ArmError, InUse, Side, Splices, Swept, Way};
-pub use watched::{Forgotten, Watched};
+pub use watched::{Removed, Watched};

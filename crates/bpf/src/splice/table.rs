@@ -16,8 +16,8 @@ use aya::maps::{Map, MapData, MapError, PerCpuArray, SkStorage};
 use rustix::time::{ClockId, clock_gettime};
 
 use self::free::FreePlaces;
-use self::sweep::LetGo;
 pub use self::sweep::Swept;
+use self::sweep::Unwatched;
 pub use self::ways::Way;
 use super::attach::{Locks, attach};
 use super::keys::{Keys, NotEntered};
@@ -73,7 +73,7 @@ pub struct Splices {
     sockets: Mutex<SkStorage<MapData, u32>>,
     counters: PerCpuArray<MapData, u64>,
     free: Mutex<FreePlaces>,
-    let_go: Mutex<Vec<LetGo>>,
+    unwatched: Mutex<Vec<Unwatched>>,
     /// Flows that were forgotten though their peers may live: see [`Splices::unattended`].
     unattended: Mutex<Vec<(u32, [Unattended; 2])>>,
     /// See [`Splices::adopted`].
@@ -180,7 +180,7 @@ impl Splices {
         let splices = Self::open(&place, Locks::open(&place)?, Role::Guest)?;
         if splices.locks.own() {
             // An earlier process's programs would accept connections for this one's listeners.
-            links::leave_full(&place)?;
+            links::detach_full(&place)?;
             splices.adopt();
             // Let another process have the tables and their free places.
             lock(&splices.free).clear();
@@ -232,7 +232,7 @@ impl Splices {
             keys,
             sockets: Mutex::new(sockets),
             counters,
-            let_go: Mutex::default(),
+            unwatched: Mutex::default(),
             unattended: Mutex::default(),
             adopted: Mutex::default(),
             questions: Mutex::default(),
@@ -252,18 +252,18 @@ impl Splices {
         for place in 0..self.flows.count() {
             match self.stage(place) {
                 Stage::Free => lock(&self.free).give_back(place, since),
-                Stage::Armed | Stage::Tail if has_elder => self.let_go(place),
+                Stage::Armed | Stage::Tail if has_elder => self.sweep_later(place),
                 stage @ (Stage::Armed | Stage::Tail) => unfinished.push((place, stage)),
                 Stage::Spliced => lock(&self.adopted).push(place),
-                Stage::Closing | Stage::Dead | Stage::Gone => self.let_go(place),
+                Stage::Closing | Stage::Dead | Stage::Gone => self.sweep_later(place),
             }
         }
         // Behind the free ones: these places rest for a second, and until then none that was given back later
         // can be taken.
         for (place, stage) in unfinished {
             match stage {
-                Stage::Tail => self.forget_unattended(place),
-                _ => _ = self.forget(place),
+                Stage::Tail => self.remove_unattended(place),
+                _ => _ = self.remove(place),
             }
         }
     }
@@ -372,7 +372,7 @@ impl Splices {
                 return Some(place);
             }
             // A process that has handed over has begun a flow there.
-            self.let_go(place);
+            self.sweep_later(place);
         }
     }
 

@@ -13,11 +13,11 @@ use super::table::{Splices, age_of};
 pub struct Watched {
     splices: Arc<Splices>,
     place: u32,
-    is_forgotten: bool,
+    is_removed: bool,
 }
 
 /// A flow that has been forgotten.
-pub struct Forgotten {
+pub struct Removed {
     splices: Arc<Splices>,
     place: u32,
     /// The state of its connections at that moment.
@@ -25,7 +25,7 @@ pub struct Forgotten {
     has_lost_its_way: bool,
 }
 
-impl Forgotten {
+impl Removed {
     pub(super) fn new(splices: Arc<Splices>, place: u32, last: Option<[Unattended; 2]>) -> Self {
         let has_lost_its_way = splices.at(place).has_lost_its_way();
         Self { splices, place, last, has_lost_its_way }
@@ -51,15 +51,15 @@ impl Forgotten {
     }
 }
 
-impl std::fmt::Debug for Forgotten {
+impl std::fmt::Debug for Removed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Forgotten").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Removed").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
 impl Watched {
     pub(crate) fn new(splices: Arc<Splices>, place: u32) -> Self {
-        Self { splices, place, is_forgotten: false }
+        Self { splices, place, is_removed: false }
     }
 
     /// Where the flow stands.
@@ -120,10 +120,10 @@ impl Watched {
     /// Ends the flow: its segments are the kernel's from now on. The kernel answers segments to its own
     /// addresses by resets, and no others.
     #[must_use]
-    pub fn forget(mut self) -> Forgotten {
-        self.is_forgotten = true;
-        let last = self.splices.forget(self.place);
-        Forgotten::new(Arc::clone(&self.splices), self.place, last)
+    pub fn remove(mut self) -> Removed {
+        self.is_removed = true;
+        let last = self.splices.remove(self.place);
+        Removed::new(Arc::clone(&self.splices), self.place, last)
     }
 }
 
@@ -136,16 +136,16 @@ impl Splices {
 
     /// Flows that were forgotten since the last call although their peers may still wait: the caller resets
     /// these.
-    pub fn unattended(self: &Arc<Self>) -> Vec<Forgotten> {
+    pub fn unattended(self: &Arc<Self>) -> Vec<Removed> {
         let places = self.take_unattended();
-        places.into_iter().map(|(place, last)| Forgotten::new(Arc::clone(self), place, Some(last))).collect()
+        places.into_iter().map(|(place, last)| Removed::new(Arc::clone(self), place, Some(last))).collect()
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if !self.is_forgotten {
-            self.splices.let_go(self.place);
+        if !self.is_removed {
+            self.splices.sweep_later(self.place);
         }
     }
 }

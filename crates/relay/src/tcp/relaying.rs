@@ -239,7 +239,7 @@ impl<S, P> Relaying<S, P> {
             Err(_) => return Err(CloseReason::ResetByBackend),
         };
         Ok(match turn {
-            Turn::LetGo => Some(Progress::Left),
+            Turn::Offload => Some(Progress::Left),
             Turn::StayHere(reason) => {
                 if let Some(leaving) = self.leaving.take() {
                     io.stay(*leaving, sockets);
@@ -278,9 +278,9 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// Closes the sockets silently. `None`: it does not leave.
-    pub(crate) fn let_go<I: Io<Socket = S>>(self, io: &mut I) -> Option<Watched> {
+    pub(crate) fn offload<I: Io<Socket = S>>(self, io: &mut I) -> Option<Watched> {
         let leaving = self.leaving?;
-        Some(io.let_go(*leaving, [self.downstream.socket, self.upstream.socket]))
+        Some(io.offload(*leaving, [self.downstream.socket, self.upstream.socket]))
     }
 
     fn broken_by(&mut self, up: Pumped, down: Pumped) -> Option<Side> {

@@ -38,7 +38,7 @@ pub(crate) enum Verdict {
     /// It must be closed.
     Close(CloseReason),
     /// The session goes on without this process.
-    LetGo,
+    Offloaded,
 }
 
 /// The purpose of a session's one deadline.
@@ -242,7 +242,7 @@ impl<S, P> Session<S, P> {
                     }
                     progress = leaving.map(|leaving| leaving.unwrap_or(Progress::Waiting));
                 }
-                if progress == Ok(Progress::Left) { self.let_go(cx) } else { self.verdict(progress) }
+                if progress == Ok(Progress::Left) { self.offload(cx) } else { self.verdict(progress) }
             }
             Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
             Stage::Connecting(_) | Stage::Left(_) | Stage::Over => Verdict::Wait(Deadline::Unchanged),

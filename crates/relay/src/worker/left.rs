@@ -67,9 +67,9 @@ impl Worker {
     }
 
     /// Lets sessions that have left user space go on without this process.
-    pub(super) fn let_go(&mut self, is_meant: impl Fn(&Listener) -> bool, now: Instant) {
+    pub(super) fn release_sessions(&mut self, is_meant: impl Fn(&Listener) -> bool, now: Instant) {
         for key in self.left_where(|entry| is_meant(&entry.listener)) {
-            self.give_turn(key, now, |_, _, _| Verdict::LetGo);
+            self.give_turn(key, now, |_, _, _| Verdict::Offloaded);
         }
     }
 

@@ -299,9 +299,9 @@ impl Worker {
                 Order::Flows(order) => self.with_flows(now, |flows, cx| move_flows(flows, cx, order)),
                 Order::Sessions(order) => self.on_session_order(order, now),
                 Order::Left(watched) => self.adopt_left(watched, now),
-                Order::LetGo { done } => {
+                Order::ReleaseSessions { done } => {
                     self.lets_go = true;
-                    self.let_go(|_| true, now);
+                    self.release_sessions(|_| true, now);
                     let _ = done.send(());
                 }
                 Order::ProbeBackends => self.probe_backends(now),
@@ -363,7 +363,7 @@ impl Worker {
         self.is_draining = true;
         self.team.leave(self.number);
         self.flows.drain();
-        self.let_go(|listener| listener.rules.settings.leaves_spliced, now);
+        self.release_sessions(|listener| listener.rules.settings.leaves_spliced, now);
         let ids: Vec<_> = self.listeners.iter().map(|listener| listener.id).collect();
         for id in ids {
             for listening in self.listening.close(self.kernel.epoll(), id) {
@@ -508,7 +508,7 @@ impl Worker {
                 }
             }
             Verdict::Again => self.again.push(key),
-            Verdict::Wait(_) | Verdict::LetGo => {
+            Verdict::Wait(_) | Verdict::Offloaded => {
                 listener.shard.on_end();
                 self.team.on_end(self.number);
                 self.deadlines.cancel(&mut self.sessions, key);

@@ -39,7 +39,7 @@ pub(crate) enum Order {
     /// Watch a session that has left user space in another process.
     Left(Watched),
     /// Leave to another process the sessions that have left user space, also those that do so later.
-    LetGo { done: Sender<()> },
+    ReleaseSessions { done: Sender<()> },
     /// Find out which backends have lost their connections.
     ProbeBackends,
     /// Take nothing more, and end with the last session.

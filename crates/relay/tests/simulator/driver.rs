@@ -255,7 +255,7 @@ impl Driver {
                 assert!(!self.again.contains(&key), "two further turns are asked for at once");
                 self.again.push(key);
             }
-            Verdict::LetGo => unreachable!("no session begins to leave"),
+            Verdict::Offloaded => unreachable!("no session begins to leave"),
             Verdict::Close(reason) => {
                 session.close(&mut cx, &reason);
                 self.deadlines.cancel(&mut self.sessions, key);

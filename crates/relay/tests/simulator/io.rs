@@ -249,7 +249,7 @@ impl Io for SimIo {
 
     fn stay(&mut self, _: Leaving, _: [&SimSocket; 2]) {}
 
-    fn let_go(&mut self, _: Leaving, _: [SimSocket; 2]) -> Watched {
+    fn offload(&mut self, _: Leaving, _: [SimSocket; 2]) -> Watched {
         unreachable!("no session begins to leave")
     }
 

@@ -222,7 +222,7 @@ fn what_comes_to_a_socket_after_all_is_delivered() {
     connections.has_work = false;
     assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
     connections.is_grace_over = true;
-    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::LetGo);
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Offload);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn the_flow_is_told_of_an_end_that_slips_to_a_socket_and_is_passed_on_at_once() 
     assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Wait);
     assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Wait);
     connections.is_grace_over = true;
-    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::LetGo);
+    assert_eq!(turn(&mut handover, &mut connections, &ended), Turn::Offload);
     assert_eq!(connections.done[4..], ["delivered", "back", "delivered"]);
 }
 
@@ -262,7 +262,7 @@ fn without_the_keeper_the_sockets_stay_open_behind_the_cut_until_both_streams_ha
         assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Wait);
     }
     connections.has_ended = true;
-    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::LetGo);
+    assert_eq!(turn(&mut handover, &mut connections, &nothing), Turn::Offload);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn what_the_peers_have_acknowledged_is_delivered_though_the_sockets_have_not_hea
     assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
     assert_eq!(handover.progress(), Progress::Settling);
     connections.is_grace_over = true;
-    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::LetGo);
+    assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Offload);
 }
 
 #[test]

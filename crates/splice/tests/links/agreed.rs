@@ -21,7 +21,7 @@ pub(crate) fn leaves_beside_loopback(bed: &Bed, v6: bool) -> Result<()> {
     let stays = line.arm(&mut unlimited).map_err(|stays| format!("{stays:#}"));
     ensure!(stays.is_err_and(|why| why.contains("too long")), "long segments leave");
     let mut session = line.session_to(v6, on_loopback)?;
-    line.let_go(&mut session)?;
+    line.offload(&mut session)?;
     for side in [0, 1] {
         session.carry(side, 3_000_000).with_context(|| format!("from {side}"))?;
     }

@@ -189,7 +189,7 @@ pub(crate) fn changes_nothing(bed: &Bed, v6: bool) -> Result<()> {
     both_speak(&mut session, "tail")?;
     withstands(&third, &mut session, "tail", true)?;
     both_speak(&mut session, "tail, after the attack")?;
-    session.let_go()?;
+    session.offload()?;
     both_speak(&mut session, "spliced")?;
     withstands(&third, &mut session, "spliced", true)?;
     both_speak(&mut session, "spliced, after the attack")?;
@@ -264,7 +264,7 @@ pub(crate) fn an_old_end_ends_nothing(bed: &Bed, v6: bool) -> Result<()> {
     for _ in 0..30 {
         session.say(0, &[5; 4000])?;
     }
-    session.let_go()?;
+    session.offload()?;
     session.say(0, &[5; 3000])?;
     session.say(1, &[6; 3000])?;
     let before = settle(&session);

@@ -85,19 +85,19 @@ impl Line {
     /// One that has left user space. Both ends have spoken, before and after that.
     pub(crate) fn spliced(&self, v6: bool) -> Result<ByHand> {
         let mut session = self.session(v6)?;
-        self.let_go(&mut session)?;
+        self.offload(&mut session)?;
         session.say(0, b"spliced")?;
         session.say(1, b"both ways")?;
         Ok(session)
     }
 
     /// Makes a session leave user space.
-    pub(crate) fn let_go(&self, session: &mut ByHand) -> Result<()> {
+    pub(crate) fn offload(&self, session: &mut ByHand) -> Result<()> {
         session.say(0, b"before")?;
         self.arm(session)?;
         session.say(0, b"heard")?;
         session.say(1, b"as well")?;
-        session.let_go()
+        session.offload()
     }
 
     pub(crate) fn session_to(&self, v6: bool, wanted: Backend) -> Result<ByHand> {
@@ -295,7 +295,7 @@ impl ByHand {
     }
 
     /// Until the sockets are closed.
-    pub(crate) fn let_go(&mut self) -> Result<()> {
+    pub(crate) fn offload(&mut self) -> Result<()> {
         let mut outcome = Ok(Turn::Wait);
         wait_for("the hand-over's end", || {
             outcome = self.turn();
@@ -306,7 +306,7 @@ impl ByHand {
             anyhow::bail!("nothing is armed");
         };
         let [down, up] = self.sockets.take().context("no sockets")?;
-        self.flow = FlowOf::Watched(flow.let_go([down.as_fd(), up.as_fd()]));
+        self.flow = FlowOf::Watched(flow.offload([down.as_fd(), up.as_fd()]));
         Ok(())
     }
 
@@ -325,7 +325,7 @@ impl ByHand {
     }
 
     /// The tables forget it: its packets are the kernel's.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn remove(&mut self) {
         self.flow = FlowOf::Nobody;
     }
 

@@ -93,10 +93,10 @@ fn main() -> ExitCode {
 fn by_hand(v6: bool) -> Vec<Test> {
     let family = if v6 { "ipv6" } else { "ipv4" };
     let mut tests = Vec::new();
-    for (when, is_forgotten) in [("killed", false), ("forgotten", true)] {
+    for (when, is_removed) in [("killed", false), ("forgotten", true)] {
         tests
             .push(Test::new(format!("a_reset_in_the_tail_is_believed_{when}_{family}"), move |bed: &Bed| {
-                resets::believed(bed, v6, is_forgotten)
+                resets::believed(bed, v6, is_removed)
             }));
     }
     for (place, narrow) in [("a_router", Narrow::Router), ("the_relay", Narrow::Relay)] {
@@ -179,8 +179,8 @@ fn all_arrives(bed: &Bed, way: Way, share: usize, v6: bool, count: usize) -> Res
     // Every second reset comes at any moment; all other peers wait until their session has left or stays.
     let decided = if way == Way::Reset { count / 4 } else { count };
     ensure!(told.armed >= decided * 3 / 4, "{told:?}");
-    ensure!(told.let_go + told.stayed >= decided, "some have neither left nor stayed: {told:?}");
+    ensure!(told.offload + told.stayed >= decided, "some have neither left nor stayed: {told:?}");
     // Those whose relay asks for its numbers late may stay, if a peer takes nothing for two seconds.
-    ensure!(told.let_go >= decided / 3, "too few left user space: {told:?}");
+    ensure!(told.offload >= decided / 3, "too few left user space: {told:?}");
     Ok(())
 }

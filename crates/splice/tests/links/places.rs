@@ -83,7 +83,7 @@ pub(crate) fn after_a_kill_flows_begin_at_once(bed: &Bed) -> Result<()> {
     let table = Table::of(|| {
         let splices = Splices::attach(&pins, &[], FLOWS)?;
         let killed = Table { splices, socket: TcpListener::bind("0.0.0.0:0")? };
-        drop(killed.arm(1)?.let_go());
+        drop(killed.arm(1)?.offload());
         drop(killed);
         Ok(Splices::attach(&pins, &[], FLOWS)?)
     })?;
@@ -102,12 +102,12 @@ fn only_entry(directory: &Path) -> Result<PathBuf> {
 /// peers.
 pub(crate) fn a_forgotten_flow_keeps_its_addresses(bed: &Bed) -> Result<()> {
     let table = Table::make(bed)?;
-    let forgotten = table.arm(1)?.let_go().forget();
-    let before = forgotten.connections();
+    let removed = table.arm(1)?.offload().remove();
+    let before = removed.connections();
     thread::sleep(Duration::from_millis(1100));
     let flows = (2..6).map(|client| table.arm(client)).collect::<Result<Vec<_>>>()?;
     ensure!(flows.len() == 4 && before.is_some());
-    ensure!(forgotten.connections() == before, "{:?}, not {before:?}", forgotten.connections());
+    ensure!(removed.connections() == before, "{:?}, not {before:?}", removed.connections());
     Ok(())
 }
 
@@ -117,13 +117,13 @@ pub(crate) fn what_made_room_keeps_its_keys(bed: &Bed) -> Result<()> {
     let old = table.arm(1)?;
     old.cut([0, 0], [0, 0]);
     old.all_is_delivered([true, true]);
-    let old = old.let_go();
+    let old = old.offload();
     ensure!(old.stage() == Stage::Closing, "{:?}", old.stage());
     ensure!(!table.is_in_use(1), "an ended flow does not make room");
     let new = table.arm(1)?;
-    let forgotten = old.forget();
+    let removed = old.remove();
     ensure!(table.is_in_use(1), "the new flow's keys are gone");
-    ensure!(forgotten.connections().is_none(), "the new session's peers would be reset");
+    ensure!(removed.connections().is_none(), "the new session's peers would be reset");
     drop(new);
     ensure!(!table.is_in_use(1));
     Ok(())
@@ -137,13 +137,13 @@ pub(crate) fn the_keys_of_a_flow_that_is_gone_are_removed(bed: &Bed) -> Result<(
         let flow = table.arm(1).with_context(|| format!("round {round}"))?;
         flow.cut([0, 0], [0, 0]);
         flow.all_is_delivered([true, true]);
-        let ended = flow.let_go();
+        let ended = flow.offload();
         ended.begin_to_make_room();
         if round % 2 == 0 {
             drop(ended);
             ensure!(table.splices.sweep(Instant::now(), Duration::ZERO, true).ended == 1);
         } else {
-            ensure!(ended.forget().connections().is_none(), "the new session's peers would be reset");
+            ensure!(ended.remove().connections().is_none(), "the new session's peers would be reset");
         }
         thread::sleep(Duration::from_millis(1));
         table.splices.have_rested(Instant::now());

@@ -34,7 +34,7 @@ pub(crate) struct Tally {
     pub(crate) sessions: usize,
     pub(crate) armed: usize,
     pub(crate) cut: usize,
-    pub(crate) let_go: usize,
+    pub(crate) offload: usize,
     pub(crate) stayed: usize,
     pub(crate) reset: usize,
     pub(crate) ended: usize,
@@ -156,8 +156,8 @@ fn relay(shared: &Shared, number: usize, down: TcpStream, backend: SocketAddr) -
     let outcome = session.run(shared, number);
     match outcome {
         Ok(Some(spliced)) => {
-            drop(spliced.let_go(session.fds()));
-            shared.count(|tally| tally.let_go += 1);
+            drop(spliced.offload(session.fds()));
+            shared.count(|tally| tally.offload += 1);
             Ok(())
         }
         Ok(None) => {
@@ -229,7 +229,7 @@ impl Session {
                         set_receive_buffer_fixed(socket, false)?;
                     }
                 }
-                Turn::LetGo => return Ok(handover.map(|(_, spliced)| spliced)),
+                Turn::Offload => return Ok(handover.map(|(_, spliced)| spliced)),
             }
         }
     }

@@ -10,8 +10,8 @@ use truepeer_testbed::Bed;
 use crate::line::Line;
 
 /// truepeer is killed in TAIL: both peers believe the resets of its sockets, though these don't know what was
-/// translated. `is_forgotten`: the tables forget the flow before the sockets are closed.
-pub(crate) fn believed(bed: &Bed, v6: bool, is_forgotten: bool) -> Result<()> {
+/// translated. `is_removed`: the tables forget the flow before the sockets are closed.
+pub(crate) fn believed(bed: &Bed, v6: bool, is_removed: bool) -> Result<()> {
     let line = Line::make(bed)?;
     let mut session = line.session(v6)?;
     session.say(0, b"before")?;
@@ -22,8 +22,8 @@ pub(crate) fn believed(bed: &Bed, v6: bool, is_forgotten: bool) -> Result<()> {
     session.go_to(Progress::Tail)?;
     session.say(0, &[7; 4000])?;
     session.say(1, &[8; 3000])?;
-    if is_forgotten {
-        session.forget();
+    if is_removed {
+        session.remove();
     }
     session.die();
     for (side, end) in session.ends.iter().enumerate() {
@@ -53,7 +53,7 @@ pub(crate) fn copies_with_another_mark(bed: &Bed, v6: bool) -> Result<()> {
         session.say(0, &[7; 4000])?;
         session.say(1, &[8; 3000])?;
     }
-    session.let_go()?;
+    session.offload()?;
     session.say(0, &[5; 3000])?;
     session.say(1, &[6; 3000])?;
     let [copied, stale] = ["copies_to_socket", "stale_copies"].map(|name| line.counter(name));

@@ -27,7 +27,7 @@ pub(crate) struct Programs {
     pub(crate) faces: [FaceState; 2],
     pub(crate) tuples: [(SocketAddr, SocketAddr); 2],
     pub(crate) sockets: [Tcp; 2],
-    pub(crate) is_let_go: bool,
+    pub(crate) is_offloaded: bool,
     /// The relay has reset both.
     pub(crate) is_dead: bool,
     pub(crate) now: u64,
@@ -45,7 +45,7 @@ impl Programs {
             faces,
             tuples,
             sockets,
-            is_let_go: false,
+            is_offloaded: false,
             is_dead: false,
             now: 0,
             grace: 0,
@@ -65,7 +65,7 @@ impl Programs {
         replies: &mut Vec<Segment>,
     ) {
         let mut said = Vec::new();
-        if self.is_let_go {
+        if self.is_offloaded {
             // The kernel doesn't know the connection, and splice_out drops its resets.
             return;
         }

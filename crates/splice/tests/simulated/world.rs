@@ -223,7 +223,7 @@ impl World {
             self.relay()?;
             if self.has_ended() {
                 self.compare_counts()?;
-                return Ok(if self.programs.is_let_go { Left::UserSpace } else { Left::Not });
+                return Ok(if self.programs.is_offloaded { Left::UserSpace } else { Left::Not });
             }
         }
     }
@@ -238,7 +238,7 @@ impl World {
     /// Each byte is counted once, whether a socket or the programs have carried it. Until the flow has seen
     /// both ends, one may be taken for a byte.
     fn compare_counts(&self) -> Result<()> {
-        if !self.programs.is_let_go || self.reset_at.is_some() {
+        if !self.programs.is_offloaded || self.reset_at.is_some() {
             return Ok(());
         }
         for (side, end) in self.ends.iter().enumerate() {
@@ -382,7 +382,7 @@ impl World {
 
     /// The relay's turn.
     fn relay(&mut self) -> Result<()> {
-        if self.programs.is_let_go || self.programs.is_dead {
+        if self.programs.is_offloaded || self.programs.is_dead {
             return Ok(());
         }
         let mut replies = [Vec::new(), Vec::new()];
@@ -394,7 +394,7 @@ impl World {
             }
             self.hand_over(&mut replies)?;
         }
-        if !self.programs.is_let_go {
+        if !self.programs.is_offloaded {
             self.programs.go_on(self.now, &mut replies);
         }
         for (side, said) in replies.into_iter().enumerate() {
@@ -460,7 +460,7 @@ impl World {
                 self.programs.stage = Stage::Free;
                 self.stays = true;
             }
-            Turn::LetGo => self.programs.is_let_go = true,
+            Turn::Offload => self.programs.is_offloaded = true,
             _ => {}
         }
         Ok(())

@@ -22,7 +22,7 @@ pub struct Swept {
 }
 
 /// A flow without sockets, as the last sweep saw it.
-pub(super) struct LetGo {
+pub(super) struct Unwatched {
     place: u32,
     segments: [u64; 2],
     quiet_since: Instant,
@@ -31,7 +31,7 @@ pub(super) struct LetGo {
     attention: Attention,
 }
 
-impl LetGo {
+impl Unwatched {
     /// Whether it has ended, and its time has not come. Most flows have ended: those are in no cache, and are
     /// not read each time.
     fn rests(&self, now: Instant, linger: Duration) -> bool {
@@ -51,13 +51,14 @@ impl Splices {
     pub fn sweep(&self, now: Instant, linger: Duration, can_ask: bool) -> Swept {
         let is_short = lock(&self.free).is_short() && !self.is_guest();
         let linger = if is_short { linger / SOONER } else { linger };
-        let mut let_go = lock(&self.let_go);
-        let before = let_go.len();
-        let is_unfinished =
-            |entry: &LetGo| !entry.is_ending && matches!(self.stage(entry.place), Stage::Armed | Stage::Tail);
+        let mut unwatched = lock(&self.unwatched);
+        let before = unwatched.len();
+        let is_unfinished = |entry: &Unwatched| {
+            !entry.is_ending && matches!(self.stage(entry.place), Stage::Armed | Stage::Tail)
+        };
         // Unfinished flows of a process that has handed over and then died.
-        let are_orphans = let_go.iter().any(is_unfinished) && !self.locks.have_elder();
-        let_go.retain_mut(|entry| {
+        let are_orphans = unwatched.iter().any(is_unfinished) && !self.locks.have_elder();
+        unwatched.retain_mut(|entry| {
             if !can_ask {
                 entry.attention = Attention::new(now);
             }
@@ -67,10 +68,10 @@ impl Splices {
             self.end(entry.place);
             false
         });
-        Swept { open: let_go.len(), ended: before - let_go.len() }
+        Swept { open: unwatched.len(), ended: before - unwatched.len() }
     }
 
-    fn is_over(&self, entry: &mut LetGo, now: Instant, linger: Duration, are_orphans: bool) -> bool {
+    fn is_over(&self, entry: &mut Unwatched, now: Instant, linger: Duration, are_orphans: bool) -> bool {
         let segments = self.segments(entry.place);
         if segments != entry.segments {
             (entry.segments, entry.quiet_since) = (segments, now);
@@ -106,14 +107,14 @@ impl Splices {
             Stage::Closing | Stage::Dead if self.is_guest() => _ = self.make_room(place),
             _ if self.is_guest() => {}
             Stage::Free => self.put_back(place),
-            Stage::Spliced | Stage::Tail => self.forget_unattended(place),
-            Stage::Armed | Stage::Closing | Stage::Dead | Stage::Gone => _ = self.forget(place),
+            Stage::Spliced | Stage::Tail => self.remove_unattended(place),
+            Stage::Armed | Stage::Closing | Stage::Dead | Stage::Gone => _ = self.remove(place),
         }
     }
 
     /// Whether flows that nobody watches go on.
     pub fn has_unwatched(&self) -> bool {
-        !lock(&self.let_go).is_empty()
+        !lock(&self.unwatched).is_empty()
     }
 
     /// Questions to send to silent peers of flows that nobody watches.
@@ -130,14 +131,14 @@ impl Splices {
 
     /// The flows that were let go and go on, for tests.
     pub fn unended(&self) -> Vec<String> {
-        lock(&self.let_go).iter().map(|entry| format!("{:?}", self.at(entry.place))).collect()
+        lock(&self.unwatched).iter().map(|entry| format!("{:?}", self.at(entry.place))).collect()
     }
 
     /// Removes the keys, then the flow: its packets are the kernel's again. Returns the last known state of
     /// its connections; `None` if a new connection has taken the addresses. Even then the keys are removed: a
     /// process that made room may have been killed before it did that. The new connection's keys lead to
     /// another place, so they stay.
-    pub(in crate::splice) fn forget(&self, place: u32) -> Option<[Unattended; 2]> {
+    pub(in crate::splice) fn remove(&self, place: u32) -> Option<[Unattended; 2]> {
         let was = self.at(place).stage.swap(Stage::Gone as u32, Ordering::AcqRel);
         let last = (was != Stage::Gone as u32).then(|| self.at(place).connections());
         self.remove_keys(place);
@@ -145,17 +146,17 @@ impl Splices {
         last
     }
 
-    pub(super) fn forget_unattended(&self, place: u32) {
-        let last = self.forget(place);
+    pub(super) fn remove_unattended(&self, place: u32) {
+        let last = self.remove(place);
         lock(&self.unattended).extend(last.map(|last| (place, last)));
     }
 
     /// The flow's sockets are closed; it is swept from now on.
-    pub(in crate::splice) fn let_go(&self, place: u32) {
+    pub(in crate::splice) fn sweep_later(&self, place: u32) {
         let now = Instant::now();
         let (segments, is_ending) = (self.segments(place), is_ending(self.stage(place)));
         let attention = Attention::new(now);
-        lock(&self.let_go).push(LetGo { place, segments, quiet_since: now, is_ending, attention });
+        lock(&self.unwatched).push(Unwatched { place, segments, quiet_since: now, is_ending, attention });
     }
 }
 

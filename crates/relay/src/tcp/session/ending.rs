@@ -20,13 +20,13 @@ impl<S, P> Session<S, P> {
     }
 
     /// The session's sockets close silently; the kernel translates its packets.
-    pub(super) fn let_go<I>(&mut self, cx: &mut Context<'_, I>) -> Verdict
+    pub(super) fn offload<I>(&mut self, cx: &mut Context<'_, I>) -> Verdict
     where
         I: Io<Socket = S, Pipe = P>,
     {
         if let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) {
             let before = relaying.delivered_bytes();
-            if let Some(watched) = relaying.let_go(cx.io) {
+            if let Some(watched) = relaying.offload(cx.io) {
                 cx.shard.count(Counter::Spliced);
                 debug!("a session has left user space");
                 self.stage = Stage::Left(Box::new(Left::new(watched, before, cx.now)));
@@ -59,7 +59,7 @@ impl<S, P> Session<S, P> {
             return (0, 0);
         };
         let bytes = relaying.delivered_bytes();
-        let Some(watched) = relaying.let_go(io) else { return bytes };
+        let Some(watched) = relaying.offload(io) else { return bytes };
         let [up, down] = watched.bytes();
         io.reset_unattended(watched);
         (up, down)
