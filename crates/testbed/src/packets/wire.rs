@@ -62,7 +62,7 @@ impl Wire {
             // This end must send nothing by itself.
             std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").context("disable_ipv6")
         })??;
-        join(&near, &host, "wire", [OURS, HOSTS])?;
+        join(&near, &host, "wire", 100, [OURS, HOSTS])?;
         host.ip(&[
             "addr add 10.77.0.2/32 dev wire",
             "addr add fd77::2/128 dev wire nodad",
@@ -83,7 +83,7 @@ impl Wire {
 
     /// Adds another device to the same host, without an address, and opens a socket at its near end.
     pub fn another_device(&self, name: &str) -> Result<PacketSocket> {
-        join(&self.near, &self.host, name, [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]])?;
+        join(&self.near, &self.host, name, 102, [[2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]])?;
         Ok(self.near.run(|| PacketSocket::open(&format!("{name}-near")))??)
     }
 
@@ -168,16 +168,18 @@ impl Wire {
 }
 
 /// Connects the two by a veth pair. The near end, called like the host (`wire`) or `NAME-near`, has no
-/// address.
-fn join(near: &NetNs, host: &Host, name: &str, link: [[u8; 6]; 2]) -> Result<()> {
+/// address. The ends have the indexes `index` and the one after it: if both had the same, they would come up
+/// a second later (linkwatch_urgent_event in net/core/link_watch.c), and drop frames until then.
+fn join(near: &NetNs, host: &Host, name: &str, index: u32, link: [[u8; 6]; 2]) -> Result<()> {
     use std::os::fd::{AsFd, AsRawFd};
     let own = if name == "wire" { host.name.clone() } else { format!("{name}-near") };
     let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     let other = format!("/proc/{}/fd/{}", std::process::id(), host.netns.as_fd().as_raw_fd());
     near.run(|| {
         ip_here(&[&format!(
-            "link add {own} address {} type veth peer name {name} address {} netns {other}",
+            "link add {own} index {index} address {} type veth peer name {name} index {} address {} netns {other}",
             text(link[0]),
+            index + 1,
             text(link[1])
         )])
     })??;

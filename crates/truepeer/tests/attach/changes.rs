@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -211,8 +212,9 @@ fn an_upgrade_under_load_loses_nothing(bed: &Bed) -> Result<()> {
     })
 }
 
-/// kill -9 of truepeer at random moments, while it replaces what is attached, under load. Each next one does it completely: the kernel
-/// has the same pins and programs again. After the last detachment it has those that it had before.
+/// kill -9 of truepeer at random moments, while it replaces what is attached, under load. Each next one does
+/// it completely: the kernel has the same pins and programs again. After the last detachment it has those
+/// that it had before.
 fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
     const SEED: u64 = 23;
     let line = Topology::line(&["lb", "host"])?;
@@ -232,6 +234,8 @@ fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
     bed.wait_for("no program", || at_devices().is_ok_and(|programs| programs == none))?;
     let before = state()?;
     attach_on(bed, host, &["--port", "80"])?;
+    // It is needed until the others are there.
+    bed.wait_for("no witness", || at_devices().is_ok_and(|programs| !programs.contains("witness")))?;
     let attached = state()?;
     ensure!(attached.programs.matches("links/").count() > 5, "{attached:#?}");
     let begun = Instant::now();
@@ -262,10 +266,13 @@ fn killed_half_way(bed: &Bed, times: u32) -> Result<()> {
                 // A sleep on purpose: the moment of the kill must vary.
                 std::thread::sleep(Duration::from_millis(chance.below(most) as u64));
                 let _ = attaching.signal(Signal::KILL); // it may have ended already
-                if !attaching.wait_end()?.success() {
+                let end = attaching.wait_end()?;
+                if end.signal() == Some(Signal::KILL.as_raw()) {
+                    most = (most * 21 / 20).min(10_000);
                     break;
                 }
-                // It was faster than the one that was measured.
+                ensure!(end.success(), "it ended by itself: {end}");
+                // It was faster than those before.
                 (most, ended) = ((most * 9 / 10).max(1), ended + 1);
             }
             if number % 5 == 4 {

@@ -1,5 +1,5 @@
-//! A client that comes back with its address and port: the rest of an ended session that had left user space hinders no new session, and a new
-//! session disturbs no open one.
+//! A client that comes back with its address and port: the rest of an ended session that had left user space
+//! hinders no new session, and a new session disturbs no open one.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -131,14 +131,16 @@ fn a_port_of_a_living_session_is_refused_if_so_configured(bed: &Bed) -> Result<(
     echo(&mut stream, b"undisturbed")
 }
 
-/// Asks the backend for so many bytes, from this port of the sender.
+/// Asks the backend for `bytes` bytes, from this port of the sender.
 fn ask_for(bytes: u64, sender: u16, client: &str) -> Result<TcpStream> {
     let begun = Instant::now();
     let mut stream = loop {
         match client::connect_from(format!("127.0.0.9:{sender}"), DOOR) {
             Ok(stream) => break stream,
             // The sender's own socket waits for the last acknowledgement.
-            Err(error) if is_busy(&error) && begun.elapsed() < LATE => thread::yield_now(),
+            Err(error) if is_busy(&error) && begun.elapsed() < LATE => {
+                thread::sleep(Duration::from_millis(1))
+            }
             Err(error) => return Err(error),
         }
     };
@@ -177,6 +179,6 @@ fn ports_are_used_again_at_once_beside_long_sessions(bed: &Bed) -> Result<()> {
     drop(long);
     let spliced = truepeer.log().matches("a session has left user space").count();
     eprintln!("{spliced} of 260 sessions have left");
-    ensure!(spliced > 0, "no session has left");
+    ensure!(spliced >= 20, "only {spliced} sessions have left");
     Ok(())
 }
