@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use truepeer_policy::Route;
 use truepeer_session::CloseReason;
-use truepeer_session::connect_as::{AfterConflict, CONFLICT_RETRY, ConnectError, Upstream};
+use truepeer_session::connect_as::{AfterConflict, CONFLICT_RETRY, ConnectError, ROUTE_RETRY, Upstream};
 use truepeer_session::histogram::Timing;
 
 use crate::downstream::WorkerState;
 use crate::reactor::{Reactor, TcpStream, connect};
 
-/// Connects to the backend of `route` within `limit`. If the client's tuple stays in use, the route's conflict rule decides:
-/// another port, or an error.
+/// Connects to the backend of `route` within `limit`. If the client's tuple stays in use, the route's
+/// conflict rule decides: another port, or an error.
 ///
 /// # Errors
 /// ConnectFailed or ConnectTimeout.
@@ -48,11 +48,14 @@ async fn attempts(
             Err(error) => error,
         };
         match AfterConflict::of(&error, route, retries) {
-            Some(AfterConflict::Retry) => reactor.sleep(CONFLICT_RETRY).await,
+            Some(AfterConflict::Retry) => {
+                reactor.sleep(CONFLICT_RETRY).await;
+                retries += 1;
+            }
+            Some(AfterConflict::AwaitRoute) => reactor.sleep(ROUTE_RETRY).await,
             Some(AfterConflict::AnyPort) => break error,
             Some(AfterConflict::GiveUp) | None => return Err(error),
         }
-        retries += 1;
     };
     let stream = connect(reactor, &own.from_any_port()).await?;
     worker.journal.on_port_replaced(&worker.shard, route, &conflict, reactor.now());

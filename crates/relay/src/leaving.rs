@@ -184,9 +184,7 @@ impl Leaving {
     /// The number of the next [check](CHECKS), which comes ever later while nothing moves.
     #[must_use]
     pub(crate) fn next_check(&self) -> u8 {
-        let peers_wait = self.waits_since.is_some() && !self.is_cut();
-        let longest = if peers_wait { CHECK_WHILE_PEERS_WAIT } else { CHECKS - 1 };
-        u8::try_from(self.quiet_turns / 3).unwrap_or(u8::MAX).min(longest)
+        check_after(self.quiet_turns, self.waits_since.is_some() && !self.is_cut())
     }
 
     /// How long nothing has moved.
@@ -261,5 +259,25 @@ impl Leaving {
     pub(crate) fn finish(self, sockets: [impl AsFd; 2]) -> Watched {
         let [down, up] = &sockets;
         self.sockets.offload([down.as_fd(), up.as_fd()])
+    }
+}
+
+/// The number of the check after `quiet_turns` turns in which nothing moved.
+fn check_after(quiet_turns: u32, peers_wait: bool) -> u8 {
+    let longest = if peers_wait { CHECK_WHILE_PEERS_WAIT } else { CHECKS - 1 };
+    u8::try_from(quiet_turns / 3).unwrap_or(u8::MAX).min(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_come_ever_later_but_not_while_a_peer_waits() {
+        assert_eq!([0, 3, 6, 1000].map(|turns| check_after(turns, false)), [0, 1, 2, CHECKS - 1]);
+        assert_eq!(
+            [0, 3, 6, 1000].map(|turns| check(check_after(turns, true))),
+            [4, 8, 8, 8].map(Duration::from_millis)
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! Notices when another program changes rules or devices. systemd-networkd removes rules that it does not know whenever it starts
-//! (`ManageForeignRoutingPolicyRules=`), and a loopback interface that goes down takes its routes along.
+//! Notices when another program changes rules or devices. systemd-networkd removes rules that it does not
+//! know whenever it starts (`ManageForeignRoutingPolicyRules=`), and a loopback interface that goes down
+//! takes its routes along.
 //!
-//! It doesn't subscribe to changes of routes, because a router's tables change all the time. So truepeer also looks every [`INTERVAL`].
+//! It doesn't subscribe to changes of routes, because a router's tables change all the time. So truepeer also
+//! looks every [`INTERVAL`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,6 +26,7 @@ const MOST_MESSAGES: usize = 1000;
 pub struct RoutesWatch {
     socket: Socket,
     looks: Looks,
+    has_lost: bool,
 }
 
 impl RoutesWatch {
@@ -36,7 +39,7 @@ impl RoutesWatch {
         socket.bind(&SocketAddr::new(0, 0))?;
         socket.set_non_blocking(true)?;
         GROUPS.iter().try_for_each(|group| socket.add_membership(*group))?;
-        Ok(Self { socket, looks: Looks::from(now) })
+        Ok(Self { socket, looks: Looks::from(now), has_lost: false })
     }
 
     /// When to call [`Self::is_due`] at the latest; earlier if the socket becomes readable.
@@ -50,18 +53,41 @@ impl RoutesWatch {
         self.looks.is_due(has_noticed, now)
     }
 
-    fn has_noticed(&self) -> bool {
+    /// Whether a rule, or the loopback interface's routes, were removed since this was asked last: by the
+    /// time of the look another truepeer may have put them back.
+    pub fn has_lost(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost)
+    }
+
+    fn has_noticed(&mut self) -> bool {
         let mut count = 0;
         while count < MOST_MESSAGES {
             match self.socket.recv_from_full() {
-                Ok(_) => count += 1,
+                Ok((message, _)) => {
+                    count += 1;
+                    self.has_lost |= is_loss(&message);
+                }
                 // Messages were lost (ENOBUFS): something has changed.
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                    self.has_lost = true;
+                    return true;
+                }
                 Err(_) => break,
             }
         }
         count > 0
     }
+}
+
+/// Whether a message (linux/netlink.h, struct nlmsghdr) says that a rule was removed, or that the loopback
+/// interface has changed (linux/rtnetlink.h, struct ifinfomsg): its routes go when it goes down.
+fn is_loss(message: &[u8]) -> bool {
+    const RTM_NEWLINK: u16 = 16;
+    const RTM_DELRULE: u16 = 33;
+    const LOOPBACK: i32 = 1;
+    let kind = message.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    let device = message.get(20..24).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    kind == Some(RTM_DELRULE) || (kind == Some(RTM_NEWLINK) && device == Some(LOOPBACK))
 }
 
 /// The times of the looks.

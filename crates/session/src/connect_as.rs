@@ -15,8 +15,9 @@ use truepeer_sys::{CallError, Named as _, socket};
 /// The delay between attempts to bind the client's own tuple. Its earlier connection may be closing.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 const CONFLICT_RETRIES: u8 = 2;
-/// Two seconds: programs that rewrite rules and routes remove them before they add the new ones.
-const ROUTE_RETRIES: u8 = 100;
+/// The delay between attempts while no route leads to the backend: programs that rewrite rules remove them
+/// first. It is longer, because all sessions towards that backend wait at once.
+pub const ROUTE_RETRY: Duration = Duration::from_millis(250);
 
 /// The parameters of an upstream socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,17 +75,31 @@ pub enum ConnectError {
     /// The kernel chose the backend's own address and port, which only happens if nothing listens there.
     #[error("nothing listens on the backend's port, and the kernel connected the socket to itself")]
     WithItself,
+    /// The kernel has no route to the backend, or one that refuses (`unreachable`).
+    #[error(transparent)]
+    NoRoute(CallError),
     /// Another system call failed.
     #[error(transparent)]
     Call(#[from] CallError),
 }
 
 impl ConnectError {
+    /// Why connect(2) has failed at once. The same error later comes from the network.
+    #[must_use]
+    pub fn at_once(error: CallError) -> Self {
+        match error.errno {
+            // connect(2): the tuple exists already, or no port is left for a new one.
+            Errno::ADDRNOTAVAIL | Errno::ADDRINUSE => Self::TupleInUse,
+            Errno::NETUNREACH | Errno::HOSTUNREACH => Self::NoRoute(error),
+            _ => error.into(),
+        }
+    }
+
     /// What to do about it, to append to the error; empty: nothing is known.
     #[must_use]
     pub fn advice(&self) -> &'static str {
         let call = match self {
-            Self::Call(call) => call,
+            Self::Call(call) | Self::NoRoute(call) => call,
             Self::TupleInUse => {
                 return "; does this client connect through this machine twice?";
             }
@@ -110,7 +125,7 @@ impl ConnectError {
     #[must_use]
     pub fn label(&self) -> &'static str {
         match self {
-            Self::TupleInUse | Self::Call(_) => "connect_failed",
+            Self::TupleInUse | Self::NoRoute(_) | Self::Call(_) => "connect_failed",
             Self::PortHeld => "client_port_held",
             Self::WithItself => "connected_with_itself",
         }
@@ -122,6 +137,8 @@ impl ConnectError {
 pub enum AfterConflict {
     /// Try again after [`CONFLICT_RETRY`].
     Retry,
+    /// Try again every [`ROUTE_RETRY`], within the time to connect. Not counted as a retry.
+    AwaitRoute,
     /// Keep the client's address and let the kernel choose the port.
     AnyPort,
     /// Refuse the session.
@@ -137,9 +154,7 @@ impl AfterConflict {
             // A local sender that is its own client is using this tuple now, so waiting doesn't help.
             ConnectError::TupleInUse if route.origin == Origin::Header => CONFLICT_RETRIES,
             ConnectError::TupleInUse | ConnectError::PortHeld => 0,
-            ConnectError::Call(call) if lacks_route(call) && retries < ROUTE_RETRIES => {
-                return Some(Self::Retry);
-            }
+            ConnectError::NoRoute(_) => return Some(Self::AwaitRoute),
             ConnectError::WithItself | ConnectError::Call(_) => return None,
         };
         if retries < most {
@@ -150,11 +165,6 @@ impl AfterConflict {
             OnConflict::Refuse => Self::GiveUp,
         })
     }
-}
-
-/// The kernel has no route, or one that refuses (`unreachable`).
-fn lacks_route(call: &CallError) -> bool {
-    call.call == "connect" && matches!(call.errno, Errno::NETUNREACH | Errno::HOSTUNREACH)
 }
 
 /// Creates a non-blocking socket and starts to connect it. A connection in progress is not an error.
@@ -181,9 +191,7 @@ pub fn connect_as(upstream: &Upstream) -> Result<OwnedFd, ConnectError> {
             refuse_itself(socket.as_fd(), upstream)?;
             Ok(socket.into())
         }
-        // connect(2): the tuple exists already, or no port is left for a new one.
-        Err(CallError { errno: Errno::ADDRNOTAVAIL | Errno::ADDRINUSE, .. }) => Err(ConnectError::TupleInUse),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(ConnectError::at_once(error)),
     }
 }
 

@@ -91,7 +91,8 @@ pub enum DialError {
         /// The setting that has to do with it.
         hint: Option<Hint>,
     },
-    /// The origin ended the connection before the first request, as a program that restarts does with those in its backlog.
+    /// The origin ended the connection before the first request, as a program that restarts does with those
+    /// in its backlog.
     #[error("it closed the connection {0}")]
     ClosedAtStart(&'static str),
     /// The origin does not speak HTTP/2, which is required.
@@ -146,8 +147,8 @@ impl DialError {
         matches!(self, Self::Connect(error) if is_ours(error))
     }
 
-    /// Whether a retry may succeed soon: nothing listens at the origin or it closes connections at once, as while it restarts, or
-    /// truepeer lacks a resource that others will release.
+    /// Whether a retry may succeed soon: nothing listens at the origin or it closes connections at once, as
+    /// while it restarts, or truepeer lacks a resource that others will release.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -167,7 +168,7 @@ fn is_ours(error: &ConnectError) -> bool {
         ConnectError::TupleInUse | ConnectError::PortHeld => true,
         // Nothing listens there.
         ConnectError::WithItself => true,
-        ConnectError::Call(call) => {
+        ConnectError::Call(call) | ConnectError::NoRoute(call) => {
             matches!(call.errno.raw_os_error(), libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
         }
     }

@@ -29,8 +29,8 @@ pub(crate) struct Connecting<S> {
 #[derive(Debug)]
 enum Attempt<S> {
     Dialled(End<S>),
-    /// How often the tuple was in use.
-    InConflict(u8),
+    /// None is under way. How often the tuple was in use.
+    Failed(u8),
 }
 
 /// The result of connecting.
@@ -41,6 +41,8 @@ pub(crate) enum Dialling<S, P> {
     Waiting(Connecting<S>),
     /// Wait until the tuple may be free.
     InConflict(Connecting<S>),
+    /// Wait until there may be a route to the backend.
+    WithoutRoute(Connecting<S>),
     Failed(End<S>, CloseReason),
 }
 
@@ -64,7 +66,7 @@ impl<S> Connecting<S> {
             }
         };
         let first = Backlog::of(first, &cx.budgets.backlog_bytes);
-        let (route, attempt) = (Box::new(route), Attempt::InConflict(0));
+        let (route, attempt) = (Box::new(route), Attempt::Failed(0));
         Self { downstream, route, first, attempt, began: cx.now }.attempt(cx)
     }
 
@@ -75,7 +77,7 @@ impl<S> Connecting<S> {
 
     /// Tries (again) to connect from the client's tuple.
     pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
-        let Attempt::InConflict(failures) = self.attempt else { return Dialling::Waiting(self) };
+        let Attempt::Failed(failures) = self.attempt else { return Dialling::Waiting(self) };
         let may_leave = cx.settings.splice_after.is_some();
         let path_mtu = may_leave.then(|| cx.io.path_mtu(&self.downstream.socket)).flatten();
         let upstream = Upstream::of(&self.route, cx.settings.mark).through(path_mtu);
@@ -83,11 +85,14 @@ impl<S> Connecting<S> {
             Ok(socket) => self.on_dialled(cx, socket),
             Err(error) => match AfterConflict::of(&error, &self.route, failures) {
                 Some(AfterConflict::Retry) => {
-                    self.attempt = Attempt::InConflict(failures + 1);
+                    self.attempt = Attempt::Failed(failures + 1);
                     Dialling::InConflict(self)
                 }
+                Some(AfterConflict::AwaitRoute) if cx.now < self.began + cx.settings.connect_timeout => {
+                    Dialling::WithoutRoute(self)
+                }
                 Some(AfterConflict::AnyPort) => self.attempt_from_any_port(cx, upstream, error),
-                Some(AfterConflict::GiveUp) | None => self.fail(error),
+                Some(AfterConflict::AwaitRoute | AfterConflict::GiveUp) | None => self.fail(error),
             },
         }
     }
@@ -144,9 +149,9 @@ impl<S> Connecting<S> {
         cx: &mut Context<'_, I>,
         event: Readiness,
     ) -> Dialling<S, I::Pipe> {
-        let mut upstream = match std::mem::replace(&mut self.attempt, Attempt::InConflict(0)) {
+        let mut upstream = match std::mem::replace(&mut self.attempt, Attempt::Failed(0)) {
             Attempt::Dialled(upstream) => upstream,
-            attempt @ Attempt::InConflict(_) => {
+            attempt @ Attempt::Failed(_) => {
                 self.attempt = attempt;
                 return Dialling::InConflict(self);
             }

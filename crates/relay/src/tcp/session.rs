@@ -54,6 +54,7 @@ pub(crate) enum Deadline {
     HeaderRest,
     Connect,
     ConflictRetry,
+    RouteRetry,
     ResetCheck,
     /// This [check](crate::leaving::check) of a session that leaves.
     Leaving(u8),
@@ -125,10 +126,10 @@ impl<S, P> Session<S, P> {
         self.route().map(|route| route.client)
     }
 
-    /// Its connection to the backend, while it relays.
+    /// Its connection to the backend, while bytes pass through this process.
     pub(crate) fn upstream(&self) -> Option<&S> {
         match &self.stage {
-            Stage::Relaying(relaying) => Some(relaying.upstream()),
+            Stage::Relaying(relaying) if !relaying.is_cut() => Some(relaying.upstream()),
             _ => None,
         }
     }
@@ -268,7 +269,7 @@ impl<S, P> Session<S, P> {
                 Stage::AwaitHeader { downstream, first },
                 Deadline::Header | Deadline::HeaderWait | Deadline::HeaderRest,
             ) => self.on_header_timeout(cx, downstream, first),
-            (Stage::Connecting(connecting), Deadline::ConflictRetry) => {
+            (Stage::Connecting(connecting), Deadline::ConflictRetry | Deadline::RouteRetry) => {
                 let dialling = connecting.attempt(cx);
                 self.adopt(cx, dialling)
             }

@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use tracing::error;
 use truepeer_policy::{HeaderTimes, SenderAddr};
 use truepeer_session::budget::Budgets;
-use truepeer_session::connect_as::CONFLICT_RETRY;
+use truepeer_session::connect_as::{CONFLICT_RETRY, ROUTE_RETRY};
 use truepeer_session::counters::{Counter, Shard};
 use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::mailbox::Mailbox;
@@ -118,6 +118,7 @@ pub(crate) struct Worker {
     flows: UdpFlows,
     deadlines: Deadlines<Deadline>,
     conflict_retry: QueueId,
+    route_retry: QueueId,
     reset_check: QueueId,
     leaving: [QueueId; leaving::CHECKS as usize],
     left: QueueId,
@@ -139,6 +140,7 @@ impl Worker {
         let Seat { number, team, mailbox, budgets, journal, splicing, epoll } = seat;
         let mut deadlines = Deadlines::default();
         let conflict_retry = deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY);
+        let route_retry = deadlines.queue(Deadline::RouteRetry, ROUTE_RETRY);
         let reset_check = deadlines.queue(Deadline::ResetCheck, RESET_CHECK);
         let leaving = std::array::from_fn(|number| {
             let number = u8::try_from(number).unwrap_or(u8::MAX);
@@ -158,6 +160,7 @@ impl Worker {
             flows: UdpFlows::default(),
             deadlines,
             conflict_retry,
+            route_retry,
             reset_check,
             leaving,
             left,
@@ -497,6 +500,7 @@ impl Worker {
                     Deadline::HeaderRest => Some(waits.header_rest),
                     Deadline::Connect => Some(waits.connect),
                     Deadline::ConflictRetry => Some(self.conflict_retry),
+                    Deadline::RouteRetry => Some(self.route_retry),
                     Deadline::ResetCheck => Some(self.reset_check),
                     Deadline::Leaving(number) => Some(self.leaving[usize::from(number)]),
                     Deadline::Left => Some(self.left),

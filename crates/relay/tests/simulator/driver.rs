@@ -25,7 +25,7 @@ use crate::kernel::readiness;
 use crate::tcp::context::{Context, Tokens};
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
-use truepeer_session::connect_as::CONFLICT_RETRY;
+use truepeer_session::connect_as::{CONFLICT_RETRY, ROUTE_RETRY};
 
 const SCRATCH_BYTES: usize = 128 << 10;
 /// After this many rounds a simulation counts as endless.
@@ -93,6 +93,7 @@ impl Driver {
         let mut deadlines = Deadlines::default();
         let mut queues = vec![
             (Deadline::ConflictRetry, deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY)),
+            (Deadline::RouteRetry, deadlines.queue(Deadline::RouteRetry, ROUTE_RETRY)),
             (Deadline::ResetCheck, deadlines.queue(Deadline::ResetCheck, RESET_CHECK)),
             (Deadline::Header, deadlines.queue(Deadline::Header, settings.header_times.timeout)),
             (Deadline::HeaderWait, deadlines.queue(Deadline::HeaderWait, settings.header_times.wait)),

@@ -210,23 +210,31 @@ fn a_tuple_in_use_is_tried_again_and_then_replaced_by_another_port() {
 }
 
 #[test]
-fn a_missing_route_is_awaited() {
-    let missing = Dial::Impossible(Errno::NETUNREACH);
-    Case::dialling(&[missing, missing, Dial::Impossible(Errno::HOSTUNREACH), Dial::Later]).play_often(
-        |played| {
-            check_whole(played);
-            assert_eq!(played.after(), 3 * RETRY);
-            let attempts = played.0.io.world.borrow().attempts.clone();
-            assert!(attempts.iter().all(|attempt| attempt.source.expect("the client's").port() == 4000));
-        },
-    );
-    Case::dialling(&[missing]).play_often(|played| {
-        let CloseReason::ConnectFailed { error: ConnectError::Call(call), .. } = &played.closed().reason
+fn a_missing_route_is_awaited_and_not_counted_as_a_conflict() {
+    use Dial::{Impossible, InUse, Later};
+    const ROUTE: Duration = Duration::from_millis(250);
+    let [missing, refusing] = [Errno::NETUNREACH, Errno::HOSTUNREACH].map(Impossible);
+    let dials = [missing, missing, refusing, InUse, InUse, Later];
+    Case::dialling(&dials).play_often(|played| {
+        check_whole(played);
+        assert_eq!(played.after(), 3 * ROUTE + 2 * RETRY);
+        let attempts = played.0.io.world.borrow().attempts.clone();
+        assert!(attempts.iter().all(|attempt| attempt.source.expect("the client's").port() == 4000));
+    });
+}
+
+#[test]
+fn a_missing_route_is_awaited_as_long_as_a_connection() {
+    let mut case = Case::dialling(&[Dial::Impossible(Errno::NETUNREACH)]);
+    case.settings.connect_timeout = Duration::from_millis(600);
+    case.play_often(|played| {
+        let CloseReason::ConnectFailed { error: ConnectError::NoRoute(call), .. } = &played.closed().reason
         else {
             panic!("{:?}", played.closed());
         };
         assert_eq!((call.call, call.errno), ("connect", Errno::NETUNREACH));
-        assert_eq!(played.attempts(), 101);
+        // At 0, 250, 500 and 750 ms.
+        assert_eq!(played.attempts(), 4);
     });
 }
 

@@ -44,8 +44,8 @@ pub(super) struct Place {
     pub(super) connection: Connection,
     pub(super) party: Party,
     answer: Option<Result<(), Errno>>,
-    /// The session's other connection, and how many more bytes are read here than written there when none are
-    /// held.
+    /// The session's other connection, and how many more bytes are read here than written there when none
+    /// are held.
     pair: Option<(usize, usize)>,
 }
 
@@ -104,7 +104,9 @@ impl World {
         };
         let answer = match dial {
             Dial::InUse => return Err(ConnectError::TupleInUse),
-            Dial::Impossible(errno) => return Err(CallError { call: "connect", errno }.into()),
+            Dial::Impossible(errno) => {
+                return Err(ConnectError::at_once(CallError { call: "connect", errno }));
+            }
             Dial::AtOnce | Dial::Later => Some(Ok(())),
             Dial::FailsAtOnce(errno) | Dial::FailsLater(errno) => Some(Err(errno)),
             Dial::Silent => None,

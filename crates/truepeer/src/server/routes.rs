@@ -24,7 +24,8 @@ impl Routes {
         Self { guards: Vec::new(), hands, watch: None }
     }
 
-    /// Adds the rules that this entry needs and no earlier one did. Returns the mark for upstream connections.
+    /// Adds the rules that this entry needs and no earlier one did. Returns the mark for upstream
+    /// connections.
     pub(super) fn establish(&mut self, config: &Config, checked: &Checked) -> anyhow::Result<Option<u32>> {
         let setup = setup_of(config, checked).setup()?;
         let known = self.guards.iter().position(|(known, _)| *known == setup);
@@ -72,10 +73,15 @@ impl Routes {
         self.watch.as_ref().map(RoutesWatch::next_look)
     }
 
-    /// Adds again the rules and routes that another program has removed. Returns whether there were such.
+    /// Adds again the rules and routes that another program has removed. Returns whether some were missing
+    /// meanwhile.
     pub(super) fn restore_if_due(&mut self, now: Instant) -> bool {
-        let is_due = self.watch.as_mut().is_some_and(|watch| watch.is_due(now));
-        is_due && self.guards.iter_mut().fold(false, |restored, (_, guard)| guard.restore(now) | restored)
+        let Some(watch) = &mut self.watch else { return false };
+        if !watch.is_due(now) {
+            return false;
+        }
+        let has_lost = watch.has_lost();
+        self.guards.iter_mut().fold(has_lost, |lost, (_, guard)| guard.restore(now) | lost)
     }
 }
 

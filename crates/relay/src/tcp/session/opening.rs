@@ -151,6 +151,10 @@ impl<S, P> Session<S, P> {
                 self.stage = Stage::Connecting(connecting);
                 Verdict::Wait(Deadline::ConflictRetry)
             }
+            Dialling::WithoutRoute(connecting) => {
+                self.stage = Stage::Connecting(connecting);
+                Verdict::Wait(Deadline::RouteRetry)
+            }
             Dialling::Failed(downstream, reason) => {
                 if reason.resets_downstream() {
                     cx.io.reset_when_closed(&downstream.socket);
