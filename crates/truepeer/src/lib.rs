@@ -18,10 +18,9 @@ mod keeper;
 mod log;
 mod operate;
 mod output;
-mod plan;
 mod run;
 mod server;
-mod spec;
+mod table;
 mod units;
 mod vpp;
 
@@ -41,8 +40,10 @@ use anyhow::Context as _;
 use cli::{Compat, Invocation, UsageError};
 use file::{ConfigSource, LoadedConfig};
 use output::tell;
-use plan::{EntryConfig, ProcessConfig};
-use spec::{DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs};
+use truepeer_config::plan::{self, EntryConfig, ProcessConfig};
+use truepeer_config::spec::{
+    self, DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs,
+};
 use truepeer_routes::show::RemoveOptions;
 
 /// The program: reads the command line and carries it out. Errors are on standard error.

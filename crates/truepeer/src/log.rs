@@ -31,8 +31,8 @@ use truepeer_session::counters::{Counter, Counters};
 use truepeer_session::journal::SESSION;
 
 use self::lines::Lines;
-use crate::plan::LogConfig;
-use crate::spec::{LogFormat, Verbosity};
+use truepeer_config::plan::LogConfig;
+use truepeer_config::spec::{LogFormat, Verbosity};
 
 /// What is logged.
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();

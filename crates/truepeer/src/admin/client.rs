@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 
 use super::answer::HANDOVER;
-use crate::plan::AdminConfig;
-use crate::spec::{AdminAddr, AskSpec};
+use truepeer_config::plan::AdminConfig;
+use truepeer_config::spec::{AdminAddr, AskSpec};
 
 /// How long the process may be silent.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use truepeer_session::listening::{ListenOptions, listen, listen_locally};
 
 use super::stream::Stream;
-use crate::spec::AdminAddr;
+use truepeer_config::spec::AdminAddr;
 
 /// Owner and group may connect to the unix socket: connecting takes the permission to write.
 const MODE: u32 = 0o660;

@@ -39,7 +39,7 @@ use truepeer_session::{ListenerId, SessionList};
 use self::listen::Entrance;
 pub(crate) use self::status::AttachmentDoc;
 use self::stop::Stopper;
-use crate::spec::{AdminAddr, Protocol};
+use truepeer_config::spec::{AdminAddr, Protocol};
 
 /// The running program, as its operator watches and steers it. Calls come from the admin thread, and
 /// [`Running::reload`] and [`Running::upgrade`] from threads of their own.

@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn nothing_in_the_page_is_markup_of_others() {
         let mut status = StatusDoc {
-            passed: crate::plan::passed::PassedNames::new(),
+            passed: truepeer_config::plan::passed::PassedNames::new(),
             version: "1".into(),
             pid: 1,
             state: "broken".into(),

@@ -8,8 +8,8 @@ use truepeer_bpf::Status;
 use truepeer_session::counters::Counter;
 
 use super::{ListenerView, Running, State};
-use crate::plan::passed::{self, PassedNames};
-use crate::spec::Protocol;
+use truepeer_config::plan::passed::{self, PassedNames};
+use truepeer_config::spec::Protocol;
 
 /// The program at one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use truepeer_bpf::{FlowCount, NewConnections, Place, detach_now, drain, finish, 
 
 use super::{all, pins};
 use crate::output::tell;
-use crate::spec::PlaceArgs;
+use truepeer_config::spec::PlaceArgs;
 
 /// How often it checks whether the last connection has ended.
 const INTERVAL: Duration = Duration::from_millis(200);

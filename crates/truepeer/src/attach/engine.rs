@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use truepeer_sys::process::unblock_signals_in;
 
-use crate::spec::Engine;
+use truepeer_config::spec::Engine;
 
 /// Names of containers may be shortened, as in the engines' own commands, but not to less than this.
 const SHORTEST_ID: usize = 8;

@@ -7,8 +7,8 @@ use truepeer_bpf::{
 };
 
 use super::{pins, privileges, put_rules, target, tidy_up};
-use crate::plan::AttachKey;
-use crate::spec::AttachSpec;
+use truepeer_config::plan::AttachKey;
+use truepeer_config::spec::AttachSpec;
 
 /// Attaches, or gives an attachment other rules. Open connections continue.
 pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {

@@ -27,8 +27,8 @@ use truepeer_bpf::{
 };
 
 use crate::output::tell;
-use crate::plan::attach_rules;
-use crate::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
+use truepeer_config::plan::attach_rules;
+use truepeer_config::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 

@@ -14,7 +14,7 @@ use truepeer_bpf::Device;
 
 use super::devices;
 use super::target::{self, Found};
-use crate::spec::AttachTarget;
+use truepeer_config::spec::AttachTarget;
 use truepeer_routes::netlink::{Netlink, Notices};
 use truepeer_routes::options::local_addresses;
 

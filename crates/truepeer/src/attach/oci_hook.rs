@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
-use crate::spec::AttachArgs;
+use truepeer_config::spec::AttachArgs;
 
 /// Longer than any state or configuration.
 const LONGEST: u64 = 16 << 20;

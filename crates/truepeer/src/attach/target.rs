@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use truepeer_sys::netns::NetNs;
 
 use super::engine;
-use crate::spec::AttachTarget;
+use truepeer_config::spec::AttachTarget;
 
 /// A network namespace, and the process by which it was found.
 pub(super) struct Found {

@@ -25,7 +25,7 @@ use super::engine::{self, State};
 use super::network::Network;
 use super::{hints, privileges};
 use crate::output::tell;
-use crate::spec::{AttachSpec, AttachTarget, Engine, Port};
+use truepeer_config::spec::{AttachSpec, AttachTarget, Engine, Port};
 
 /// How often the engine is asked for a container that doesn't run: often at first, because a restart is quick.
 const PAUSES: [(Duration, Duration); 3] = [

@@ -6,7 +6,8 @@ use clap::{Args as _, Command};
 use clap_complete::{Shell, generate};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{CompletionArgs, table};
+use super::texts::CompletionArgs;
+use crate::table;
 
 const PAGE: Page = Page {
     which: table::COMPLETION,

@@ -3,7 +3,8 @@
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{DoctorArgs, table};
+use crate::table;
+use truepeer_config::spec::DoctorArgs;
 
 const PAGE: Page = Page {
     which: table::DOCTOR,

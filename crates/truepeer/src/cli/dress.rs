@@ -1,11 +1,11 @@
-//! Help texts of commands: clap knows the options by their types, and the table in [`crate::spec::table`] has
+//! Help texts of commands: clap knows the options by their types, and the table in [`crate::table`] has
 //! their help.
 
 use std::io::IsTerminal as _;
 
 use clap::Command;
 
-use crate::spec::table::{self, Commands};
+use crate::table::{self, Commands};
 
 /// A command's help besides its options.
 pub(super) struct Page {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use super::UsageError;
-use crate::spec::defaults;
+use truepeer_config::spec::defaults;
 
 /// Commands that other programs have.
 const COMMANDS: [(&[&str], &str); 7] = [

@@ -4,7 +4,7 @@ use truepeer_policy::Refusal;
 use truepeer_session::Hint;
 
 use crate::file::in_keys;
-use crate::spec::table::{self, Commands};
+use crate::table::{self, Commands};
 
 /// For `truepeer proxy`.
 pub(crate) fn of_proxy(hint: &Hint) -> Option<String> {

@@ -3,7 +3,8 @@
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{HttpsSpec, table};
+use crate::table;
+use truepeer_config::spec::HttpsSpec;
 
 const PAGE: Page = Page {
     which: table::HTTPS,

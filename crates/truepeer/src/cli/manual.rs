@@ -7,7 +7,7 @@ use clap::{Args as _, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::spec::ManArgs;
+use super::texts::ManArgs;
 use crate::{date, file};
 
 /// For those who make packages.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::{Invocation, UsageError, command, parse};
-use crate::plan::{Problems, attach_rules, run_settings, setup_options};
+use truepeer_config::plan::{Problems, attach_rules, run_settings, setup_options};
 
 /// Each line gets a message, or warnings.
 const LINES: &[&str] = &[

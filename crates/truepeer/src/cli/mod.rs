@@ -23,6 +23,7 @@ mod reload;
 mod routes;
 mod run;
 mod serve;
+mod texts;
 mod vpp;
 
 use std::ffi::OsString;
@@ -34,11 +35,12 @@ pub(crate) use compat::Compat;
 
 use crate::file::{self, Rejected};
 use crate::output::tell;
-use crate::plan::{Config, Defaults, Problems};
-use crate::spec::{
-    AttachArgs, CheckArgs, CompletionArgs, ConnectArgs, DoctorArgs, HttpsSpec, ManArgs, OciHookArgs,
-    ProxySpec, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs,
-    UpgradeArgs, VppArgs,
+use texts::CompletionArgs;
+use texts::ManArgs;
+use truepeer_config::plan::{Config, Defaults, Problems};
+use truepeer_config::spec::{
+    AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProxySpec, ReloadArgs,
+    RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs, UpgradeArgs, VppArgs,
 };
 
 /// The command to carry out.

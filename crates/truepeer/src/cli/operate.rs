@@ -3,7 +3,8 @@
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{SessionsArgs, StatusArgs, TopArgs, table};
+use crate::table;
+use truepeer_config::spec::{SessionsArgs, StatusArgs, TopArgs};
 
 const STATUS: Page = Page {
     which: table::STATUS,

@@ -10,8 +10,8 @@ use clap::{Arg, Command};
 use clap_complete::Shell;
 
 use super::{Invocation, command, completion, manual, parse};
-use crate::plan::{Config, attach_rules, run_settings};
-use crate::spec::table::{self, Commands, Default, OPTIONS};
+use crate::table::{self, Commands, Default, OPTIONS};
+use truepeer_config::plan::{Config, attach_rules, run_settings};
 
 const COMMANDS: &[(&str, Commands)] = &[
     ("serve", table::SERVE),
@@ -227,7 +227,7 @@ fn meaning(line: &str) -> String {
         }
         Invocation::Attach(args) => {
             let place = (
-                args.spec.place.pins.unwrap_or_else(|| crate::spec::defaults::pins().to_owned()),
+                args.spec.place.pins.unwrap_or_else(|| truepeer_config::spec::defaults::pins().to_owned()),
                 args.spec.dev,
             );
             let dev = if place.1.is_empty() { vec!["all".to_owned()] } else { place.1.clone() };
@@ -244,7 +244,7 @@ fn debug(config: &Config) -> String {
     format!("{config:?}")
 }
 
-fn attach(line: &str) -> crate::spec::AttachSpec {
+fn attach(line: &str) -> truepeer_config::spec::AttachSpec {
     match invoke(line) {
         Ok(Invocation::Attach(args)) => args.spec,
         other => panic!("{line}: {other:?}"),

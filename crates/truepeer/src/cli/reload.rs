@@ -3,7 +3,8 @@
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{ReloadArgs, UpgradeArgs, table};
+use crate::table;
+use truepeer_config::spec::{ReloadArgs, UpgradeArgs};
 
 const RELOAD: Page = Page {
     which: table::RELOAD,

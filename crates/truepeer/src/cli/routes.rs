@@ -3,7 +3,8 @@
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
-use crate::spec::{RoutesArgs, table};
+use crate::table;
+use truepeer_config::spec::RoutesArgs;
 
 const PAGE: Page = Page {
     which: table::ROUTES,

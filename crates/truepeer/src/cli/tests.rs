@@ -3,8 +3,8 @@ use std::time::Duration;
 use truepeer_policy::{Dialect, HeaderRule, Source};
 
 use super::*;
-use crate::plan::{ListenerConfig, run_settings};
-use crate::spec::{LogFormat, Protocol, RoutesMode, SendProxy, Stack, Verbosity};
+use truepeer_config::plan::{ListenerConfig, run_settings};
+use truepeer_config::spec::{LogFormat, Protocol, RoutesMode, SendProxy, Stack, Verbosity};
 
 fn invoke(line: &str) -> Result<Invocation, UsageError> {
     parse(line.split_whitespace().map(OsString::from))
@@ -96,7 +96,8 @@ fn every_option_reaches_the_configuration() {
     assert_eq!(one("--ipv6 [2001:db8::1]:1").backends.ipv6.as_ref().unwrap().to_string(), "[2001:db8::1]:1");
     let alone = |options: &str| {
         let backends = one(options).backends;
-        let text = |backend: Option<crate::spec::HostPort>| backend.map(|backend| backend.to_string());
+        let text =
+            |backend: Option<truepeer_config::spec::HostPort>| backend.map(|backend| backend.to_string());
         (text(backends.ipv4), text(backends.ipv6))
     };
     assert_eq!(alone("-l :443 -4 198.51.100.9:8443"), (Some("198.51.100.9:8443".to_owned()), None));

@@ -10,9 +10,9 @@ use super::needs::{
     BUFFERS, CLIENT_LOW_PORT, Grade, LISTEN_TRANSPARENT, LOW_PORT, MARK, Moment, Need, PIPES, ROUTES,
     SHARE_PORT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TABLES, TRANSPARENT, kernel,
 };
-use crate::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
-use crate::spec::RoutesMode;
-use crate::spec::{AdminAddr, Protocol};
+use truepeer_config::plan::{Config, EntryConfig, ListenerConfig, ProcessConfig};
+use truepeer_config::spec::RoutesMode;
+use truepeer_config::spec::{AdminAddr, Protocol};
 use truepeer_routes::sysctl;
 
 /// Of sessions that leave user space.

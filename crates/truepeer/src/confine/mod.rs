@@ -23,8 +23,8 @@ use anyhow::{Context as _, anyhow, bail};
 use rustix::thread::CapabilitySet;
 
 use crate::keeper::{Keeper, Permitted, RepairKeeper};
-use crate::plan::{ConfineConfig, ProcessConfig};
-use crate::spec::{AdminAddr, ConfineMode};
+use truepeer_config::plan::{ConfineConfig, ProcessConfig};
+use truepeer_config::spec::{AdminAddr, ConfineMode};
 
 pub(crate) use capability::{Capability, held};
 use job::Job;

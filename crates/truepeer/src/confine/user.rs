@@ -10,7 +10,7 @@ use rustix::process::{getegid, geteuid};
 
 use super::held;
 use super::needs::{SET_GROUP, SET_USER, kernel};
-use crate::spec::UserName;
+use truepeer_config::spec::UserName;
 
 /// The name of the user that a package creates.
 const OWN: &str = "truepeer";

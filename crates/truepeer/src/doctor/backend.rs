@@ -7,7 +7,7 @@ use super::listening::{self, Bound};
 use super::probe;
 use super::report::{Check, Report};
 use super::subject::Subject;
-use crate::spec::defaults;
+use truepeer_config::spec::defaults;
 use truepeer_routes::item::{IpFamily, IpTransport};
 use truepeer_routes::place::BackendPlace;
 use truepeer_routes::plan::Backend;

@@ -27,7 +27,7 @@ use anyhow::Result;
 
 use self::subject::Subject;
 use crate::keeper::guard::{Hands, RoutesGuard};
-use crate::spec::RoutesMode;
+use truepeer_config::spec::RoutesMode;
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 use truepeer_routes::plan::RoutePlan;

@@ -12,8 +12,8 @@ use super::report::{Check, Report};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, StatusDoc};
 use crate::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED};
-use crate::spec::AdminAddr;
-use crate::spec::defaults::SPLICE_PINS as PINS;
+use truepeer_config::spec::AdminAddr;
+use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
 
 /// SO_NETNS_COOKIE.
 const OLDEST: needs::Version = (5, 14);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::spec::AdminAddr;
+use truepeer_config::spec::AdminAddr;
 use truepeer_routes::item::IpFamily;
 use truepeer_routes::options::SetupOptions;
 use truepeer_routes::place::BackendPlace;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use super::source::renderer;
 use super::{as_service, judge, show};
 use crate::output::tell;
-use crate::plan::EntryConfig;
+use truepeer_config::plan::EntryConfig;
 
 /// Prints every finding on standard error. Without errors, prints on `out` the whole configuration (`wants_show`) or
 /// its numbers of entries and listeners. `as_service`: what the packaged service's user can't read is an error; where its unit is

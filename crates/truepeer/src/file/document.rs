@@ -11,7 +11,7 @@ use super::finding::{Finding, Findings, Span};
 use super::keys::{self, nearest};
 use super::table::{self, Pair, pairs};
 use super::written::{Written, WrittenEntry};
-use crate::spec::{AdminTable, LogTable, ProcessTable};
+use truepeer_config::spec::{AdminTable, LogTable, ProcessTable};
 
 const TABLES: [&str; 2] = ["admin", "log"];
 

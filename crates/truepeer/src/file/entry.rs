@@ -4,11 +4,11 @@ use clap::{ArgMatches, FromArgMatches as _};
 
 use super::keys::{self, Grammar};
 use super::written::Written;
-use crate::plan::{
+use crate::table::{self, Commands};
+use truepeer_config::plan::{
     AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, Problems, attach_rules,
 };
-use crate::spec::table::{self, Commands};
-use crate::spec::{
+use truepeer_config::spec::{
     AdminSpec, AdminTable, AttachSpec, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
     StackArgs,
 };

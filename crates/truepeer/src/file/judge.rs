@@ -10,11 +10,11 @@ use super::finding::{Finding, Findings, Span};
 use super::keys::in_keys;
 use super::table::Words;
 use super::written::Written;
-use crate::plan::{
+use truepeer_config::plan::{
     AdminConfig, AttachKey, Beside, CheckedAttach, CheckedProcess, ConfineConfig, EntryConfig, Problem,
     Problems, ProcessConfig,
 };
-use crate::spec::{ConfineMode, defaults};
+use truepeer_config::spec::{ConfineMode, defaults};
 
 /// A file: what it says, what that means, and what is wrong with it.
 pub(super) struct Judged {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use clap::{Arg, ArgMatches, Args, Command};
 
 use super::finding::{Finding, Span};
-use crate::spec::table::{self, Commands};
-use crate::spec::{AdminSpec, LogSpec, ProcessTable, StackArgs};
+use crate::table::{self, Commands};
+use truepeer_config::spec::{AdminSpec, LogSpec, ProcessTable, StackArgs};
 
 /// The keys of one kind of table: the options of a command.
 pub(super) struct Grammar {

@@ -5,8 +5,8 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 use super::entry::{ENTRIES, grammar, rows};
 use super::keys::{self, Grammar, in_keys};
 use crate::date;
-use crate::spec::table::{self, Commands};
-use crate::spec::{AdminTable, LogTable, ProcessTable, defaults};
+use crate::table::{self, Commands};
+use truepeer_config::spec::{AdminTable, LogTable, ProcessTable, defaults};
 
 const ABOUT: &str = "\
 truepeer serve does what this file says, in one process. It is TOML: tables of keys and values. [[proxy]], [[https]] and \

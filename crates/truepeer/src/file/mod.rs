@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A key is an option: nothing is declared here a second time. What a key takes, and what it means, are in
-//! [`crate::spec`].
+//! [`truepeer_config::spec`].
 //!
-//! [`ProcessConfig`]: crate::plan::ProcessConfig
+//! [`ProcessConfig`]: truepeer_config::plan::ProcessConfig
 
 mod as_service;
 mod check;

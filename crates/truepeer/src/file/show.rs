@@ -9,10 +9,10 @@ use super::entry::{Entry, Shared, grammar, meaning, rows};
 use super::keys::{self, Grammar, in_keys, quoted};
 use super::value;
 use super::written::Written;
-use crate::plan::{LogConfig, Problem, Problems};
-use crate::spec::table::{self, Commands, Default};
-use crate::spec::values::LEVELS;
-use crate::spec::{AdminSpec, AdminTable, LogFormat, LogSpec, LogTable, ProcessTable, StackArgs};
+use crate::table::{self, Commands, Default};
+use truepeer_config::plan::{LogConfig, Problem, Problems};
+use truepeer_config::spec::values::LEVELS;
+use truepeer_config::spec::{AdminSpec, AdminTable, LogFormat, LogSpec, LogTable, ProcessTable, StackArgs};
 
 /// A key's words. None at all: a switch that is on.
 type Words = Vec<String>;

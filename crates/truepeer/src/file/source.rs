@@ -11,7 +11,7 @@ use super::finding::Findings;
 use super::judge::{self, Judged};
 use super::keys::in_keys;
 use crate::output::tell;
-use crate::plan::{CheckedAttach, CheckedProcess, Problems, ProcessConfig};
+use truepeer_config::plan::{CheckedAttach, CheckedProcess, Problems, ProcessConfig};
 
 /// A command line, or a file.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::judge::{attachments_in, judge, tables};
 use super::show::whole;
 use super::written::Written;
 use crate::cli::{Invocation, parse};
-use crate::plan::EntryConfig;
+use truepeer_config::plan::EntryConfig;
 
 const DIR: &str = "/nonexistent/config";
 

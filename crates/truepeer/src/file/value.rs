@@ -9,7 +9,7 @@ use toml::de::{DeInteger, DeValue};
 
 use super::finding::{Finding, Span};
 use super::keys;
-use crate::spec::{AdminAddr, Deny, PrefixesOrFile};
+use truepeer_config::spec::{AdminAddr, Deny, PrefixesOrFile};
 
 /// A word and its place; `None`: a switch that is on.
 pub(super) type Word = (Span, Option<String>);

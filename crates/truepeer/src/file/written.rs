@@ -4,7 +4,7 @@ use clap::ArgMatches;
 
 use super::keys;
 use super::table::Words;
-use crate::spec::{AdminTable, LogTable, ProcessTable};
+use truepeer_config::spec::{AdminTable, LogTable, ProcessTable};
 
 /// What a file says.
 pub(super) struct Written {

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 
 use crate::file::LoadedConfig;
-use crate::plan::{CheckedEntry, setup_of};
-use crate::spec::RoutesMode;
+use truepeer_config::plan::{CheckedEntry, setup_of};
+use truepeer_config::spec::RoutesMode;
 use truepeer_routes::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE_MAIN};
 
 /// The tables, marks and prefixes that the rules of a process may have.

@@ -7,8 +7,8 @@ use anyhow::Context as _;
 
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, StatusDoc};
-use crate::spec::StatusArgs;
 use crate::units::{Bytes, Count};
+use truepeer_config::spec::StatusArgs;
 
 /// Prints what the running truepeer does.
 pub(crate) fn status(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use super::program::{Kind, Program};
-use crate::spec::Via;
+use truepeer_config::spec::Via;
 
 /// The mechanism between the program and the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

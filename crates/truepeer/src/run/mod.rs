@@ -18,11 +18,11 @@ use anyhow::Result;
 use truepeer_session::Advise;
 
 use crate::output::tell;
-use crate::plan::run_settings;
-use crate::spec::{ConnectArgs, HowArgs, RunArgs};
 use choice::Mechanism;
 use notify::beside::{Alone, Beside};
 pub(crate) use program::{Kind, Program};
+use truepeer_config::plan::run_settings;
+use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs};
 
 pub(crate) use program::NotStarted;
 

@@ -21,8 +21,8 @@ use super::full::FullListeners;
 use super::signals::Bell;
 use super::splice::Programs;
 use super::{notify, rules, sockets};
-use crate::plan::{Change, CheckedListener, ListenerKey, diff};
-use crate::spec::{Protocol, SpliceLinger};
+use truepeer_config::plan::{Change, CheckedListener, ListenerKey, diff};
+use truepeer_config::spec::{Protocol, SpliceLinger};
 
 /// How long an address may stay taken after the service manager was told to close its socket: it may do so in a process of its own.
 const LETTING_GO: Duration = Duration::from_secs(1);

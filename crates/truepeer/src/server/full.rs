@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 use truepeer_bpf::{Device, Full, Served, Splices, Unspoken};
 use truepeer_session::ListenerId;
 
-use crate::plan::CheckedListener;
+use truepeer_config::plan::CheckedListener;
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 

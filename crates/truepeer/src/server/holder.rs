@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use truepeer_sys::socket::is_v6_only;
 
 use crate::doctor::listening::{self, Socket};
-use crate::plan::{EntryConfig, ProcessConfig};
+use truepeer_config::plan::{EntryConfig, ProcessConfig};
 use truepeer_routes::item::IpTransport;
 
 /// The result of [`look_ahead`].

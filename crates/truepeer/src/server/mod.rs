@@ -45,7 +45,7 @@ use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::guard::Hands;
 use crate::keeper::{Permitted, RepairKeeper};
 use crate::output;
-use crate::plan::AdminConfig;
+use truepeer_config::plan::AdminConfig;
 
 /// How long replies to the last datagrams may take when a drain ends.
 const LAST_REPLIES: Duration = Duration::from_millis(300);

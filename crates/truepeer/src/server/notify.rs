@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sd_notify::NotifyState;
 use tracing::warn;
 
-use crate::plan::ListenerKey;
-use crate::spec::Protocol;
+use truepeer_config::plan::ListenerKey;
+use truepeer_config::spec::Protocol;
 
 /// The service manager.
 pub(super) struct Manager {

@@ -20,8 +20,8 @@ use crate::admin::ListenerView;
 use crate::file::LoadedConfig;
 use crate::keeper::guard::Hands;
 use crate::log;
-use crate::plan::passed;
-use crate::plan::{
+use truepeer_config::plan::passed;
+use truepeer_config::plan::{
     Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, ProcessConfig,
 };
 

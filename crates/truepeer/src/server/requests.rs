@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use truepeer_relay::udp::moving::MovingFlow;
 
 use super::signals::Bell;
-use crate::plan::ListenerKey;
+use truepeer_config::plan::ListenerKey;
 
 /// A request, and where to send the answer.
 pub(super) enum Request {

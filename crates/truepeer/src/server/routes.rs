@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::keeper::Keeper;
 use crate::keeper::guard::{Hands, RoutesGuard};
-use crate::plan::{Checked, Config, setup_of};
+use truepeer_config::plan::{Checked, Config, setup_of};
 use truepeer_routes::plan::Setup;
 use truepeer_routes::watch::RoutesWatch;
 

@@ -11,8 +11,8 @@ use truepeer_session::ListenerRules;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::settings::ListenerSettings;
 
-use crate::plan::CheckedListener;
-use crate::spec::{Protocol, SpliceLinger};
+use truepeer_config::plan::CheckedListener;
+use truepeer_config::spec::{Protocol, SpliceLinger};
 
 /// `mark` is the one that the routes match; a listener's own takes precedence.
 pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRules {

@@ -13,8 +13,8 @@ use truepeer_session::EngineError;
 use truepeer_sys::socket;
 
 use super::{holder, notify};
-use crate::plan::{Change, CheckedListener, passed};
-use crate::spec::Protocol;
+use truepeer_config::plan::{Change, CheckedListener, passed};
+use truepeer_config::spec::Protocol;
 
 /// Without the privilege every session would fail.
 pub(super) fn check_privilege(listeners: &[Arc<CheckedListener>]) -> anyhow::Result<()> {

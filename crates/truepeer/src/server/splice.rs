@@ -11,8 +11,8 @@ use truepeer_relay::Ways;
 
 use super::full::FullListeners;
 use crate::attach::devices_in_use;
-use crate::plan::{EntryConfig, ListenerConfig, ProcessConfig};
-use crate::spec::defaults::SPLICE_PINS as PINS;
+use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
+use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
 
 /// docs/internals/splice.md says how much memory they take.
 const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");

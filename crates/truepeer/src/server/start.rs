@@ -10,7 +10,7 @@ use rustix::process::{WaitOptions, waitpid};
 use truepeer_sys::process::{Forked, fork};
 
 use crate::output::tell;
-use crate::plan::passed::{HANDED_ON, PassedNames, handed_on};
+use truepeer_config::plan::passed::{HANDED_ON, PassedNames, handed_on};
 
 /// systemd's identity of one run of a unit, in the environment of all its processes (systemd.exec(5)).
 const INVOCATION_ID: &str = "INVOCATION_ID";

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::spec::VppDemoArgs;
+use truepeer_config::spec::VppDemoArgs;
 
 const PROGRAM: &str = "demo-https";
 

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::place::VppPlace;
 use super::process::State;
-use crate::spec::VppPlaceArgs;
+use truepeer_config::spec::VppPlaceArgs;
 
 /// How long VPP may take to end by itself.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);

@@ -9,7 +9,7 @@ use std::fmt;
 
 use ipnet::Ipv4Net;
 
-use crate::spec::VppDevice;
+use truepeer_config::spec::VppDevice;
 
 /// The guide's secret, the same for every namespace. It only prevents mix-ups. Access is controlled by the
 /// private directory: only a user who can open its sockets can use VPP.
@@ -50,12 +50,12 @@ pub(crate) struct VppPort {
     pub(crate) address: Ipv4Net,
 }
 
-impl VppDevice {
-    /// Its name in VPP. dpdk devices get theirs in startup.conf, by position.
+impl VppPort {
+    /// The device's name in VPP. dpdk devices get theirs in startup.conf, by position.
     pub(super) fn interface(&self, place: usize) -> String {
-        match self {
-            Self::Kernel(name) => format!("host-{name}"),
-            Self::Pci(_) => format!("eth{place}"),
+        match &self.device {
+            VppDevice::Kernel(name) => format!("host-{name}"),
+            VppDevice::Pci(_) => format!("eth{place}"),
         }
     }
 }
@@ -179,7 +179,7 @@ fn loopback() -> Vec<Line> {
 
 /// Version 2 of the kernel's packet rings. Version 3, the default, delays packets to batch them.
 fn ethernet(place: usize, port: &VppPort) -> Vec<Line> {
-    let name = port.device.interface(place);
+    let name = port.interface(place);
     let mut lines = Vec::new();
     if let VppDevice::Kernel(device) = &port.device {
         lines.push(Line::naming(format!("create host-interface v2 name {device}"), &name));
@@ -192,7 +192,7 @@ fn ethernet(place: usize, port: &VppPort) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::defaults::ETHERNET_ADDRESSES;
+    use truepeer_config::spec::defaults::ETHERNET_ADDRESSES;
 
     fn words(layout: &Layout) -> Vec<String> {
         layout.lines().into_iter().map(|line| line.words).collect()

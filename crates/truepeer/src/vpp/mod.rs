@@ -27,7 +27,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::spec::VppAction;
+use truepeer_config::spec::VppAction;
 
 /// Runs the action of `truepeer vpp`.
 pub(crate) fn carry_out(action: &VppAction, out: &mut dyn Write) -> Result<ExitCode> {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::layout::Layout;
-use crate::spec::VppDevice;
+use truepeer_config::spec::VppDevice;
 
 /// The inputs of startup.conf.
 #[derive(Debug)]
@@ -65,9 +65,7 @@ impl Startup<'_> {
     fn dpdk_devices(&self) -> Vec<String> {
         let Layout::Ethernet(ports) = self.layout else { return Vec::new() };
         let named = ports.iter().enumerate().filter_map(|(place, port)| match &port.device {
-            VppDevice::Pci(address) => {
-                Some(format!("dev {address} {{ name {} }}", port.device.interface(place)))
-            }
+            VppDevice::Pci(address) => Some(format!("dev {address} {{ name {} }}", port.interface(place))),
             VppDevice::Kernel(_) => None,
         });
         named.collect()

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use super::control::Control;
 use super::place::VppPlace;
 use super::process::State;
-use crate::spec::VppPlaceArgs;
+use truepeer_config::spec::VppPlaceArgs;
 
 /// The commands.
 const QUESTIONS: [&str; 3] = ["show interface address", "show app ns", "show session verbose"];

@@ -24,8 +24,8 @@ use super::place::VppPlace;
 use super::process::{State, boot, started};
 use super::startup::{Startup, has_huge_pages};
 use super::vcl::{VclConfig, Workers};
-use crate::spec::UpArgs;
-use crate::spec::defaults::ETHERNET_ADDRESSES;
+use truepeer_config::spec::UpArgs;
+use truepeer_config::spec::defaults::ETHERNET_ADDRESSES;
 
 /// How long VPP may take until it answers; it takes a second, unless the machine is busy.
 const START_TIMEOUT: Duration = Duration::from_secs(90);

@@ -7,8 +7,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use truepeer_policy::{OnConflict, PrefixSet};
 
 use crate::cli::UsageError;
-use crate::plan::{Defaults, RoutesConfig, UsualBackends};
-use crate::spec::{ListenAddr, ProxySpec, RoutesMode};
+use truepeer_config::plan::{Defaults, RoutesConfig, UsualBackends};
+use truepeer_config::spec::{ListenAddr, ProxySpec, RoutesMode};
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of cloudflare/mmproxy. Its options, with its defaults:

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use truepeer_policy::{Destinations, PrefixSet};
 
-use crate::plan::{Defaults, RoutesConfig, UsualBackends};
-use crate::spec::RoutesMode;
+use truepeer_config::plan::{Defaults, RoutesConfig, UsualBackends};
+use truepeer_config::spec::RoutesMode;
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of go-mmproxy. Its options, with its defaults:

@@ -1,6 +1,6 @@
 //! mmproxy-rs 0.2: its options have the same names, short and long, in `truepeer proxy`.
 
-use crate::plan::Defaults;
+use truepeer_config::plan::Defaults;
 
 pub(super) const USAGE: &str = "\
 truepeer in the place of mmproxy-rs. Its options, with its defaults:

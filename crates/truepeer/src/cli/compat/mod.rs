@@ -14,8 +14,8 @@ use clap::{ArgMatches, Command, FromArgMatches as _};
 
 use super::{UsageError, go_style};
 use crate::file;
-use crate::plan::{Config, Defaults, RoutesConfig};
-use crate::spec::ProxySpec;
+use truepeer_config::plan::{Config, Defaults, RoutesConfig};
+use truepeer_config::spec::ProxySpec;
 
 /// A program that truepeer replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use truepeer_policy::{HeaderRule, OnConflict};
 
 use super::*;
 use crate::cli::{Invocation, parse};
-use crate::plan::Config;
-use crate::spec::{RoutesMode, Verbosity};
+use truepeer_config::plan::Config;
+use truepeer_config::spec::{RoutesMode, Verbosity};
 
 fn invoke(line: &str) -> Result<(Config, Option<Compat>), UsageError> {
     match parse(line.split_whitespace().map(OsString::from))? {

@@ -22,7 +22,7 @@ use ratatui::crossterm::event::{Event, KeyEventKind};
 use self::model::Model;
 use self::news::{News, Snapshot};
 use crate::admin::client::Client;
-use crate::spec::{TopArgs, defaults};
+use truepeer_config::spec::{TopArgs, defaults};
 
 /// Shows the running truepeer until `q` is typed.
 pub(crate) fn top(args: &TopArgs) -> anyhow::Result<()> {

@@ -61,8 +61,6 @@ use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls
 
 use super::program::{NotStarted, Program};
 use crate::log;
-use crate::plan::LogConfig;
-use crate::spec::Verbosity;
 use feasible::Infeasible;
 pub(super) use feasible::is_possible;
 use guard::Side;
@@ -71,6 +69,8 @@ use relation::Relation;
 use service_manager::NotifyRelay;
 use supervisor::Supervisor;
 use telling::Telling;
+use truepeer_config::plan::LogConfig;
+use truepeer_config::spec::Verbosity;
 
 /// Starts a program that accepts connections under a supervisor, and ends as the program ends.
 ///

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
-use crate::plan::{Config, ListenerConfig};
 use crate::server::signals::Events;
-use crate::spec::{HostPort, SendProxy};
+use truepeer_config::plan::{Config, ListenerConfig};
+use truepeer_config::spec::{HostPort, SendProxy};
 
 type Plan = Vec<Arc<CheckedListener>>;
 

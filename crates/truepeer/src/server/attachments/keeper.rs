@@ -22,9 +22,9 @@ use super::wire::{self, Answer, Message, Request, UNASKED};
 use crate::admin::AttachmentDoc;
 use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::reap;
-use crate::plan::{AttachKey, CheckedAttach};
 use crate::server::signals::Bell;
-use crate::spec::Verbosity;
+use truepeer_config::plan::{AttachKey, CheckedAttach};
+use truepeer_config::spec::Verbosity;
 
 /// How long the admin socket waits for the state of attachments. A container engine may have to be asked.
 const SHOWING: Duration = Duration::from_secs(10);

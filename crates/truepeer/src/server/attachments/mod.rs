@@ -20,8 +20,8 @@ use self::keeper::{AttachKeeper, Line};
 use self::own::{Detached, Own};
 use crate::admin::AttachmentDoc;
 use crate::attach;
-use crate::plan::{AttachKey, CheckedAttach};
-use crate::spec::Verbosity;
+use truepeer_config::plan::{AttachKey, CheckedAttach};
+use truepeer_config::spec::Verbosity;
 
 /// The attachments of this process: it attaches by itself, or by its keeper.
 pub(super) enum Attachments {

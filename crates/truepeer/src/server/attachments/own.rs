@@ -12,8 +12,8 @@ use truepeer_bpf::Rules;
 
 use super::Shown;
 use crate::attach;
-use crate::plan::{AttachKey, CheckedAttach};
-use crate::spec::AttachSpec;
+use truepeer_config::plan::{AttachKey, CheckedAttach};
+use truepeer_config::spec::AttachSpec;
 
 /// How often a leaving attachment is polled.
 const INTERVAL: Duration = Duration::from_millis(200);

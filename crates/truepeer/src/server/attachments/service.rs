@@ -17,7 +17,7 @@ use super::wire::{self, Answer, Message, Request, UNASKED};
 use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::hold_no_output;
 use crate::log;
-use crate::plan::{AttachKey, CheckedAttach, CheckedEntry};
+use truepeer_config::plan::{AttachKey, CheckedAttach, CheckedEntry};
 
 /// Serves until [`Request::End`] or the end of the stream. `relay`: the process that asks, this one's parent. Returns the exit status.
 pub(super) fn serve(line: UnixStream, relay: Pid, source: &ConfigSource, loaded: &LoadedConfig) -> i32 {

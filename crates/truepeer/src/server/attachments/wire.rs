@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::admin::AttachmentDoc;
-use crate::plan::AttachKey;
-use crate::spec::Verbosity;
+use truepeer_config::plan::AttachKey;
+use truepeer_config::spec::Verbosity;
 
 /// No message is longer. A port's state takes some 2 KiB.
 const MOST_BYTES: u64 = 16 << 20;

@@ -9,8 +9,8 @@ use truepeer_relay::udp::moving::MovingFlow;
 
 use super::wire::{FlowRecord, MOST_DESCRIPTORS, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
-use crate::plan::ListenerKey;
 use crate::server::requests::{HandedOver, Offered, Requests};
+use truepeer_config::plan::ListenerKey;
 
 /// Hands over to the process at the other end. On any failure this process goes on.
 pub(in crate::server) fn give(peer: UnixStream, requests: &Requests) {

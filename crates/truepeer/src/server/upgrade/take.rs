@@ -13,8 +13,8 @@ use truepeer_sys::socket::local_address;
 use super::wire::{FlowRecord, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
 use crate::admin::client::switch_protocol;
-use crate::plan::{CheckedListener, ProcessConfig, passed};
-use crate::spec::Protocol;
+use truepeer_config::plan::{CheckedListener, ProcessConfig, passed};
+use truepeer_config::spec::Protocol;
 
 /// An upgrade that this process has begun.
 pub(in crate::server) struct Taking {

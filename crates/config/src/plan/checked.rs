@@ -1,0 +1,209 @@
+//! A plan with all its files, names and certificates read, ready to be carried out.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+
+use truepeer_https::tls::ServerTls;
+use truepeer_policy::{BackendAddr, Policy};
+
+use super::Config;
+use super::datagrams;
+use super::key::ListenerKey;
+use super::listener::ListenerConfig;
+use super::origins::CheckedOrigin;
+use super::place::ProblemPlace;
+use super::problem::{Problem, Problems};
+use super::read::Read;
+use super::tls::TlsConfig;
+use crate::spec::{Family, Protocol, SendProxy};
+
+/// A checked [`Config`].
+#[derive(Debug)]
+pub struct Checked {
+    pub listeners: Vec<Arc<CheckedListener>>,
+}
+
+/// A listener, its rules and its certificates.
+#[derive(Debug)]
+pub struct CheckedListener {
+    pub key: ListenerKey,
+    /// IPV6_V6ONLY: another listener of the process has its port for IPv4.
+    pub v6_only: bool,
+    pub config: ListenerConfig,
+    pub(crate) read: Read,
+    pub policy: Arc<Policy>,
+    pub tls: Option<Arc<ServerTls>>,
+    /// The backends, or the default origin.
+    pub origin: CheckedOrigin,
+    /// The origins for some hosts and paths.
+    pub origins: Vec<CheckedOrigin>,
+}
+
+/// The listeners of one process.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// All of them.
+    binds: Vec<(Protocol, SocketAddr)>,
+    /// Those that are checked already.
+    checked: Vec<(ListenerKey, bool)>,
+}
+
+impl Beside {
+    pub fn of(binds: Vec<(Protocol, SocketAddr)>) -> Self {
+        Self { binds, checked: Vec::new() }
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.binds.iter().map(|(_, address)| *address).collect()
+    }
+
+    /// Whether another listener has this one's port for IPv4. The wildcard of IPv6 then leaves IPv4 to it, as in NGINX and
+    /// HAProxy: otherwise neither can be opened while the other is open.
+    fn has_ipv4(&self, key: &ListenerKey) -> bool {
+        let (wanted, port) = (key.protocol, key.address.port());
+        let is_ipv4_of_port = |(protocol, other): &(Protocol, SocketAddr)| {
+            *protocol == wanted && other.port() == port && other.ip().to_canonical().is_ipv4()
+        };
+        key.address.ip() == Ipv6Addr::UNSPECIFIED && port != 0 && self.binds.iter().any(is_ipv4_of_port)
+    }
+}
+
+impl Config {
+    /// Reads every file and resolves every name, once, so that errors are reported before anything is bound.
+    pub fn check(&self) -> Result<Checked, Problems> {
+        self.check_beside(&mut Beside::of(self.binds()))
+    }
+
+    /// The same for one of several entries.
+    pub(super) fn check_beside(&self, beside: &mut Beside) -> Result<Checked, Problems> {
+        if self.listeners.is_empty() {
+            return Err(Problem::NoListener.into());
+        }
+        let mut problems = Problems::default();
+        for listener in &self.listeners {
+            problems.note(listener.refuse_contradictions());
+        }
+        // Files of a contradictory entry would only add to it.
+        problems.none(())?;
+        let mut problems = Problems::default();
+        let checked: Vec<_> =
+            self.listeners.iter().filter_map(|listener| listener.check(beside, &mut problems)).collect();
+        problems.none(Checked { listeners: checked })
+    }
+}
+
+impl ListenerConfig {
+    /// `None`: something is wrong, which is noted.
+    fn check(&self, beside: &mut Beside, problems: &mut Problems) -> Option<Arc<CheckedListener>> {
+        let (protocol, address) = (self.protocol, self.bind);
+        let is_there =
+            |(other, _): &&(ListenerKey, bool)| (other.protocol, other.address) == (protocol, address);
+        let copy = beside.checked.iter().filter(is_there).count();
+        let key = ListenerKey { protocol, address, copy };
+        let shares_port = self.shares_port();
+        if copy > 0 && address.port() != 0 {
+            problems.add(if self.http.is_some() {
+                Problem::SitesListenTwice(address)
+            } else {
+                Problem::ListenTwice(address)
+            });
+        } else if let Some((other, _)) =
+            beside.checked.iter().find(|(other, shares)| key.is_within(other) && !(shares_port && *shares))
+        {
+            let (one, all) = if address.ip().is_unspecified() {
+                (other.address, address)
+            } else {
+                (address, other.address)
+            };
+            problems.add(Problem::ListenWithin(one, all));
+        }
+        beside.checked.push((key, shares_port));
+        let v6_only = beside.has_ipv4(&key);
+        // Read for comparison first: a file that changes meanwhile then differs at the next reload.
+        let read = self.read(problems);
+        let fail = |error| Problem::tls(error, self.http.is_some());
+        let tls = problems.note(self.tls.as_ref().map(TlsConfig::read).transpose().map_err(fail));
+        let read_origin = |tls| CheckedOrigin::read(tls, self.http.is_some());
+        let origin = problems.note(read_origin(self.origin_tls.as_ref()));
+        let (origin, tls, read) = (origin?, tls?, read?);
+        let origin = origin(read.backends);
+        let mut origins = Vec::new();
+        for (other, backends) in self.origins().zip(&read.origins) {
+            origins.push(problems.note(read_origin(other.tls.as_ref()))?(*backends));
+            for backend in [backends.ipv4, backends.ipv6].into_iter().flatten() {
+                problems.note(refuse_loop(ProblemPlace::Option("origin"), backend, self.bind));
+            }
+        }
+        let policy = Arc::new(problems.note(self.policy(&read, &beside.addresses()))?);
+        for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)] {
+            if let Some(backend) = backend {
+                problems.note(refuse_loop(self.backend_place(family), backend, self.bind));
+            }
+        }
+        let config = self.clone();
+        Some(Arc::new(CheckedListener { key, v6_only, config, read, policy, tls, origin, origins }))
+    }
+
+    /// Whether its sockets share an address with others (SO_REUSEPORT).
+    fn shares_port(&self) -> bool {
+        self.needs_https() || self.protocol == Protocol::Tcp && self.sockets.get() > 1
+    }
+
+    fn refuse_contradictions(&self) -> Result<(), Problem> {
+        if self.protocol == Protocol::Udp {
+            datagrams::refuse_tftp("listen", &self.bind, &[self.bind.port()])?;
+            for (option, backend) in [("ipv4", &self.backends.ipv4), ("ipv6", &self.backends.ipv6)] {
+                backend.iter().try_for_each(|to| datagrams::refuse_tftp(option, to, &[to.port()]))?;
+            }
+        }
+        match (self.protocol, self.send_proxy) {
+            (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),
+            (Protocol::Tcp, Some(SendProxy::Spp)) => Err(Problem::SppOverTcp),
+            (Protocol::Udp, _) if self.tls.is_some() => {
+                Err(Problem::TlsOverUdp { place: ProblemPlace::Option("tls-cert") })
+            }
+            (Protocol::Udp, _) if self.origin_tls.is_some() => {
+                Err(Problem::TlsOverUdp { place: ProblemPlace::Option("origin-tls") })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Checked {
+    /// The warnings for the operator, a sentence each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings: Vec<_> =
+            self.listeners.iter().flat_map(|listener| listener.config.warnings(&listener.read)).collect();
+        warnings.sort();
+        warnings.dedup();
+        warnings
+    }
+}
+
+/// A wildcard listener has its port on each of this machine's own addresses; elsewhere another host may have it.
+fn refuse_loop(place: ProblemPlace, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
+    let bound = BackendAddr::new(listener);
+    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
+    let takes_family = bound.ip().is_ipv6() || backend.ip().is_ipv4();
+    let by_wildcard = bound.ip().is_unspecified() && takes_family && is_here(backend.ip());
+    if bound.get().port() != 0
+        && bound.get().port() == backend.get().port()
+        && (bound == backend || by_wildcard)
+    {
+        return Err(Problem::Loop { place, backend, listener });
+    }
+    Ok(())
+}
+
+/// Whether an interface of this machine has `ip`: only then does a packet to it leave from it. Nothing is sent.
+fn is_own(ip: IpAddr) -> bool {
+    let unspecified =
+        if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let source_towards = |port| {
+        let socket = UdpSocket::bind((unspecified, 0))?;
+        socket.connect((ip, port))?;
+        socket.local_addr()
+    };
+    source_towards(9).is_ok_and(|source| source.ip() == ip)
+}

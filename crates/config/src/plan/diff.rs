@@ -1,0 +1,119 @@
+//! The difference of two plans, as changes for the engines. Pure: nothing is opened, read or asked here.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::checked::CheckedListener;
+use super::key::ListenerKey;
+
+/// One step from the running listeners to those of a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Open(Arc<CheckedListener>),
+    /// It accepts no new sessions. Open sessions continue; UDP flows end.
+    Close(Arc<CheckedListener>),
+    /// The sockets stay. New sessions use other rules, which differ in these parts.
+    SetRules(Arc<CheckedListener>, Vec<Part>),
+}
+
+/// A part of a listener's rules, as an operator knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Options,
+    Lists,
+    Backends,
+    Certificates,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Options => "options",
+            Self::Lists => "lists",
+            Self::Backends => "backends' addresses",
+            Self::Certificates => "certificates",
+        })
+    }
+}
+
+/// The changes from `old` to `new`, in an order in which each is possible: a listener that blocks a new one
+/// closes first; the others close last.
+pub fn diff(old: &[Arc<CheckedListener>], new: &[Arc<CheckedListener>]) -> Vec<Change> {
+    let find = |among: &[Arc<CheckedListener>], one: &CheckedListener| {
+        among.iter().find(|other| other.key == one.key && other.has_same_sockets(one)).map(Arc::clone)
+    };
+    let opened: Vec<_> = new.iter().filter(|one| find(old, one).is_none()).map(Arc::clone).collect();
+    let gone = old.iter().filter(|one| find(new, one).is_none()).map(Arc::clone);
+    let (in_the_way, others): (Vec<_>, Vec<_>) =
+        gone.partition(|one| opened.iter().any(|opened| opened.key.conflicts(&one.key)));
+    let swapped = new.iter().filter_map(|one| {
+        let parts = one.differences(&*find(old, one)?);
+        (!parts.is_empty()).then(|| Change::SetRules(Arc::clone(one), parts))
+    });
+    in_the_way
+        .into_iter()
+        .map(Change::Close)
+        .chain(opened.into_iter().map(Change::Open))
+        .chain(swapped)
+        .chain(others.into_iter().map(Change::Close))
+        .collect()
+}
+
+impl Change {
+    /// The listener.
+    pub fn key(&self) -> ListenerKey {
+        match self {
+            Self::Open(one) | Self::Close(one) | Self::SetRules(one, _) => one.key,
+        }
+    }
+
+    /// `running` after this change.
+    pub fn apply_to(&self, running: &mut Vec<Arc<CheckedListener>>) {
+        match self {
+            Self::Open(one) => running.push(Arc::clone(one)),
+            Self::Close(one) => running.retain(|other| other.key != one.key),
+            Self::SetRules(one, _) => {
+                running
+                    .iter_mut()
+                    .filter(|other| other.key == one.key)
+                    .for_each(|other| *other = Arc::clone(one));
+            }
+        }
+    }
+}
+
+impl CheckedListener {
+    /// Whether the listening sockets of one can serve the other, in the same engine.
+    fn has_same_sockets(&self, other: &Self) -> bool {
+        let shape = |listener: &Self| {
+            let config = &listener.config;
+            (config.sockets, config.transparent, listener.v6_only, config.udp.dialect, config.needs_https())
+        };
+        shape(self) == shape(other)
+    }
+
+    fn differences(&self, other: &Self) -> Vec<Part> {
+        let (read, others) = (&self.read, &other.read);
+        [
+            (Part::Options, self.config != other.config),
+            (Part::Lists, (&read.allow, &read.deny) != (&others.allow, &others.deny)),
+            (Part::Backends, (&read.backends, &read.origins) != (&others.backends, &others.origins)),
+            (Part::Certificates, read.certificates != others.certificates),
+        ]
+        .into_iter()
+        .filter_map(|(part, differs)| differs.then_some(part))
+        .collect()
+    }
+}
+
+/// The policy and the TLS configurations follow from what is compared.
+impl PartialEq for CheckedListener {
+    fn eq(&self, other: &Self) -> bool {
+        (self.key, &self.config, &self.read) == (other.key, &other.config, &other.read)
+    }
+}
+
+impl Eq for CheckedListener {}
+
+#[cfg(test)]
+mod tests;

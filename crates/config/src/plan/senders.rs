@@ -1,0 +1,232 @@
+//! Which senders are admitted, and which clients they may name: shared by all commands that receive headers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
+
+use super::place::ProblemPlace;
+use super::problem::Problem;
+use crate::spec::{HeaderOption, PrefixesOrFile, SenderRule, SendersSpec, text};
+
+/// A list in a file, and the option that named it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "PathBuf", into = "PathBuf")]
+pub struct ListFile {
+    pub place: ProblemPlace,
+    pub path: PathBuf,
+}
+
+/// Which senders may connect.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SendersConfig {
+    #[serde(with = "text::prefixes")]
+    pub allow: PrefixSet,
+    /// Files with further senders, one prefix on each line; read again on reload.
+    pub allow_files: Vec<ListFile>,
+    #[serde(with = "text::one")]
+    pub header: HeaderRule,
+    /// The rules of specific senders.
+    #[serde(with = "text::list")]
+    pub rules: Vec<SenderRule>,
+}
+
+/// Which clients may be claimed.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClaimsConfig {
+    #[serde(with = "text::prefixes")]
+    pub allow: PrefixSet,
+    /// Whether this host's own addresses may be claimed, as the programs behind the drop-in names allow it.
+    pub allow_host: bool,
+    /// Clients to refuse.
+    #[serde(with = "text::prefixes")]
+    pub deny: PrefixSet,
+    /// Files with further ones, one prefix on each line; read again on reload.
+    pub deny_files: Vec<PathBuf>,
+}
+
+impl Default for SendersConfig {
+    fn default() -> Self {
+        Self {
+            allow: PrefixSet::loopback(),
+            allow_files: Vec::new(),
+            header: HeaderRule::Require,
+            rules: Vec::new(),
+        }
+    }
+}
+
+impl SendersSpec {
+    /// The lists that are files.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        let denied = self.deny_clients.iter().map(|deny| &deny.0);
+        self.allow.iter().chain(denied).filter_map(|entry| match entry {
+            PrefixesOrFile::File(path) => Some(path.as_path()),
+            PrefixesOrFile::Prefixes(_) => None,
+        })
+    }
+}
+
+impl SendersConfig {
+    /// `usual`: the default senders and their rule. Any list replaces the default.
+    pub(super) fn of(
+        spec: &SendersSpec,
+        subnets: &[PathBuf],
+        usual: (&PrefixSet, HeaderRule),
+    ) -> Result<Self, Problem> {
+        let (mut allow, files) = split(&spec.allow);
+        let placed = |option| move |path: PathBuf| ListFile { place: ProblemPlace::Option(option), path };
+        let subnets = subnets.iter().cloned().map(placed("allowed-subnets"));
+        let allow_files: Vec<_> = files.into_iter().map(placed("allow")).chain(subnets).collect();
+        if allow.is_empty() && allow_files.is_empty() {
+            allow.extend(usual.0);
+        }
+        let (rule, rules) = header_rules(&spec.header)?;
+        Ok(Self { allow, allow_files, header: rule.unwrap_or(usual.1), rules })
+    }
+
+    /// The rule of each prefix. A later one replaces an earlier one, as in the policy.
+    pub fn exceptions(&self) -> BTreeMap<IpNet, HeaderRule> {
+        let each =
+            |rule: &SenderRule| -> Vec<_> { rule.senders.iter().map(|net| (net, rule.rule)).collect() };
+        self.rules.iter().flat_map(each).collect()
+    }
+
+    fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {
+        self.allow_files.iter().map(|file| (file.place, file.path.as_path()))
+    }
+
+    /// Reads the files.
+    pub(super) fn allowed(&self) -> Result<PrefixSet, Problem> {
+        with_files(&self.allow, self.files())
+    }
+
+    /// `allow`: the result of [`Self::allowed`].
+    pub(super) fn policy(&self, allow: &PrefixSet) -> Result<Senders, Problem> {
+        let mut senders = Senders::new(allow.clone(), self.header);
+        self.rules.iter().for_each(|exception| senders.set_rule(&exception.senders, exception.rule));
+        senders.check().map_err(Problem::OptionalForMost)?;
+        Ok(senders)
+    }
+}
+
+impl ClaimsConfig {
+    /// `usual`: the claims that are permitted by default.
+    pub(super) fn of(spec: &SendersSpec, usual: &PrefixSet, allow_host: bool) -> Self {
+        let mut allow = usual.clone();
+        spec.allow_claims.iter().for_each(|prefixes| allow.extend(prefixes));
+        let (deny, deny_files) = split(spec.deny_clients.iter().map(|deny| &deny.0));
+        Self { allow, allow_host, deny, deny_files }
+    }
+
+    fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {
+        self.deny_files.iter().map(|path| (ProblemPlace::Option("deny-clients"), path.as_path()))
+    }
+
+    /// Reads the files.
+    pub(super) fn denied(&self) -> Result<PrefixSet, Problem> {
+        with_files(&self.deny, self.files())
+    }
+
+    /// `deny`: the result of [`Self::denied`].
+    pub(super) fn policy(&self, deny: &PrefixSet) -> Claims {
+        let host = if self.allow_host {
+            HostAddresses::default()
+        } else {
+            HostAddresses::new(truepeer_sys::host::is_own_address)
+        };
+        Claims { allow: self.allow.clone(), deny: deny.clone(), host }
+    }
+}
+
+/// One rule for all senders, and exceptions for some.
+fn header_rules(written: &[HeaderOption]) -> Result<(Option<HeaderRule>, Vec<SenderRule>), Problem> {
+    let (mut rule, mut rules) = (None, Vec::new());
+    for entry in written {
+        match entry {
+            HeaderOption::Some(exception) => rules.push(SenderRule::clone(exception)),
+            HeaderOption::All(all) if rule.is_none_or(|before| before == *all) => rule = Some(*all),
+            HeaderOption::All(_) => return Err(Problem::TwoRules),
+        }
+    }
+    Ok((rule, rules))
+}
+
+fn split<'a>(written: impl IntoIterator<Item = &'a PrefixesOrFile>) -> (PrefixSet, Vec<PathBuf>) {
+    let (mut prefixes, mut files) = (PrefixSet::new(), Vec::new());
+    for entry in written {
+        match entry {
+            PrefixesOrFile::Prefixes(some) => prefixes.extend(some),
+            PrefixesOrFile::File(path) => files.push(path.clone()),
+        }
+    }
+    (prefixes, files)
+}
+
+fn with_files<'a>(
+    prefixes: &PrefixSet,
+    files: impl Iterator<Item = (ProblemPlace, &'a Path)>,
+) -> Result<PrefixSet, Problem> {
+    let mut all = prefixes.clone();
+    for (place, path) in files {
+        all.extend(&read(place, path)?);
+    }
+    Ok(all)
+}
+
+fn read(place: ProblemPlace, path: &Path) -> Result<PrefixSet, Problem> {
+    let content = std::fs::read_to_string(path).map_err(|source| Problem::File {
+        place,
+        path: path.to_owned(),
+        source,
+    })?;
+    PrefixSet::parse_file(&content).map_err(|source| Problem::PrefixFile {
+        place,
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Warnings about risky settings, for all commands that receive headers.
+pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &ClaimsConfig) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if allow.has_everybody() && senders.header != HeaderRule::Forbid {
+        warnings.push(
+            "every host may connect and claim to be any client; list your load balancers with --allow PREFIX"
+                .to_owned(),
+        );
+    }
+    if allow.is_empty() {
+        warnings.push("nobody may connect: the allow-list is empty; add --allow PREFIX".to_owned());
+    }
+    for (place, path) in senders.files() {
+        if read(place, path).is_ok_and(|prefixes| prefixes.is_empty()) {
+            warnings.push(format!("{place} {}: the file lists no prefix", path.display()));
+        }
+    }
+    if !claims.allow.is_empty() {
+        let host = if claims.allow_host { ", or has an address of this host" } else { "" };
+        warnings.push(format!(
+            "a header may claim that the client is in {}{host}: a backend that trusts such addresses trusts every sender",
+            claims.allow
+        ));
+    }
+    warnings
+}
+
+// In a serialised plan, a list is its path alone.
+impl From<PathBuf> for ListFile {
+    fn from(path: PathBuf) -> Self {
+        Self { place: ProblemPlace::Option("allow"), path }
+    }
+}
+
+impl From<ListFile> for PathBuf {
+    fn from(file: ListFile) -> Self {
+        file.path
+    }
+}

@@ -1,0 +1,216 @@
+//! TLS with clients and with backends.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use truepeer_https::tls::{
+    ClientCertificates, ClientOptions, ClientTls, ConfigError, IdentityFiles, MinVersion, ServerOptions,
+    ServerTls, Suite, Trust,
+};
+use truepeer_https::tunnel::OriginTls;
+
+use super::place::ProblemPlace;
+use super::problem::Problem;
+use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
+
+/// TLS with clients.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The first is the default for unknown names.
+    pub certs: Vec<CertConfig>,
+    #[serde(with = "text::one")]
+    pub(crate) min_version: MinVersion,
+    /// None: all.
+    #[serde(with = "text::list")]
+    pub(crate) suites: Vec<Suite>,
+    pub(crate) alpn: Vec<String>,
+    /// Clients must present certificates of these authorities, if set.
+    pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) client_cert: ClientCert,
+    /// How long a handshake may take.
+    #[serde(with = "text::duration")]
+    pub(crate) timeout: Duration,
+}
+
+/// A certificate and its key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CertConfig {
+    pub(crate) cert: PathBuf,
+    /// `None`: in the certificate's file.
+    #[serde(default)]
+    pub key: Option<PathBuf>,
+}
+
+/// TLS with backends.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OriginTlsConfig {
+    /// The name that backends' certificates must have.
+    pub name: String,
+    /// The trusted authorities; `None`: the system's.
+    pub(crate) ca: Option<PathBuf>,
+    /// Accepts any certificate.
+    pub(crate) insecure: bool,
+    /// The application protocols to offer.
+    pub(crate) alpn: Vec<String>,
+    /// The certificate for backends that request one.
+    pub(crate) cert: Option<CertConfig>,
+}
+
+impl Default for TlsConfig {
+    fn default() -> Self {
+        Self {
+            certs: Vec::new(),
+            min_version: MinVersion::default(),
+            suites: Vec::new(),
+            alpn: Vec::new(),
+            client_ca: None,
+            client_cert: ClientCert::default(),
+            timeout: defaults::TLS_TIMEOUT,
+        }
+    }
+}
+
+impl CertConfig {
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        [Some(self.cert.as_path()), self.key.as_deref()].into_iter().flatten()
+    }
+
+    fn files(&self) -> IdentityFiles {
+        IdentityFiles { cert: self.cert.clone(), key: self.key.clone().unwrap_or_else(|| self.cert.clone()) }
+    }
+}
+
+/// A certificate with its key, which may be in its own file.
+pub(super) fn certificate(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Option<CertConfig> {
+    cert.map(|cert| CertConfig { cert: cert.clone(), key: key.cloned() })
+}
+
+/// Each certificate with its key; one without a key has it in its own file.
+fn certificates(certs: &[PathBuf], keys: &[PathBuf]) -> Vec<CertConfig> {
+    let keys = keys.iter().map(Some).chain(std::iter::repeat(None));
+    certs.iter().zip(keys).filter_map(|(cert, key)| certificate(Some(cert), key)).collect()
+}
+
+impl OriginSpec {
+    /// One of these options, if given.
+    pub(super) fn first_given(&self) -> Option<&'static str> {
+        let options = [
+            (self.origin_ca.is_some(), "origin-ca"),
+            (self.origin_insecure, "origin-insecure"),
+            (self.origin_name.is_some(), "origin-name"),
+            (self.origin_cert.is_some(), "origin-cert"),
+            (self.origin_key.is_some(), "origin-key"),
+        ];
+        options.into_iter().find(|(is_given, _)| *is_given).map(|(_, option)| option)
+    }
+
+    pub(super) fn refuse_contradictions(&self) -> Result<(), Problem> {
+        if self.origin_insecure && self.origin_ca.is_some() {
+            let (place, other) = (ProblemPlace::Option("origin-insecure"), ProblemPlace::Option("origin-ca"));
+            return Err(Problem::Excludes { place, other });
+        }
+        if self.origin_key.is_some() && self.origin_cert.is_none() {
+            return Err(Problem::needs("origin-key", "origin-cert", "FILE"));
+        }
+        Ok(())
+    }
+}
+
+impl TlsConfig {
+    /// `None` without a certificate: clients then don't use TLS.
+    pub(super) fn of(spec: &TlsSpec, alpn: &[String]) -> Result<Option<Self>, Problem> {
+        if spec.tls_cert.is_empty() {
+            let needy = [
+                (!spec.tls_key.is_empty(), "tls-key"),
+                (spec.tls_min.is_some(), "tls-min"),
+                (!spec.tls_suite.is_empty(), "tls-suite"),
+                (spec.client_ca.is_some(), "client-ca"),
+                (spec.client_cert.is_some(), "client-cert"),
+                (spec.max_per_client.is_some(), "max-per-client"),
+            ];
+            let given = needy.into_iter().find(|(is_given, _)| *is_given);
+            return given.map_or(Ok(None), |(_, option)| Err(Problem::needs(option, "tls-cert", "FILE")));
+        }
+        if !spec.tls_key.is_empty() && spec.tls_key.len() != spec.tls_cert.len() {
+            return Err(Problem::Keys {
+                place: ProblemPlace::Option("tls-key"),
+                other: ProblemPlace::Option("tls-cert"),
+                certificates: spec.tls_cert.len(),
+                keys: spec.tls_key.len(),
+            });
+        }
+        if spec.client_cert.is_some() && spec.client_ca.is_none() {
+            return Err(Problem::needs("client-cert", "client-ca", "FILE"));
+        }
+        Ok(Some(Self {
+            certs: certificates(&spec.tls_cert, &spec.tls_key),
+            min_version: spec.tls_min.unwrap_or_default(),
+            suites: spec.tls_suite.clone(),
+            alpn: alpn.to_vec(),
+            client_ca: spec.client_ca.clone(),
+            client_cert: spec.client_cert.unwrap_or_default(),
+            timeout: spec.tls_timeout.unwrap_or(defaults::TLS_TIMEOUT),
+        }))
+    }
+
+    /// The data of all its files.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.certs.iter().flat_map(CertConfig::paths).chain(self.client_ca.as_deref())
+    }
+
+    /// Reads the files now.
+    pub(super) fn read(&self) -> Result<Arc<ServerTls>, ConfigError> {
+        ServerTls::new(&self.options()).map(Arc::new)
+    }
+
+    fn options(&self) -> ServerOptions {
+        ServerOptions {
+            identities: self.certs.iter().map(CertConfig::files).collect(),
+            min_version: self.min_version,
+            suites: self.suites.clone(),
+            alpn: self.alpn.iter().map(|protocol| protocol.clone().into_bytes()).collect(),
+            clients: match (&self.client_ca, self.client_cert) {
+                (None, _) => ClientCertificates::None,
+                (Some(ca), ClientCert::Required) => ClientCertificates::Required(ca.clone()),
+                (Some(ca), ClientCert::Optional) => ClientCertificates::Optional(ca.clone()),
+            },
+        }
+    }
+}
+
+impl OriginTlsConfig {
+    /// The data of all its files.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.cert.iter().flat_map(CertConfig::paths).chain(self.ca.as_deref())
+    }
+
+    /// Whether backends are verified with the system's authorities.
+    pub(super) fn trusts_system(&self) -> bool {
+        self.ca.is_none() && !self.insecure
+    }
+
+    /// Reads the files now.
+    pub(super) fn read(&self) -> Result<OriginTls, ConfigError> {
+        ClientTls::new(&self.options()).map(|tls| OriginTls { tls: Arc::new(tls) })
+    }
+
+    fn options(&self) -> ClientOptions {
+        ClientOptions {
+            trust: match (&self.ca, self.insecure) {
+                (_, true) => Trust::Anybody,
+                (Some(ca), false) => Trust::File(ca.clone()),
+                (None, false) => Trust::System,
+            },
+            name: self.name.clone(),
+            min_version: MinVersion::default(),
+            suites: Vec::new(),
+            alpn: self.alpn.iter().map(|protocol| protocol.clone().into_bytes()).collect(),
+            identity: self.cert.as_ref().map(CertConfig::files),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The command line as written: every option is a field, and no default is filled in. Flags fill these structs
+//! now; a file's keys will.
+//!
+//! An option is declared once: its field has its type, [`defaults::OPTIONS`] its default and help. Options shared
+//! by several commands are in `groups`, flattened into each.
+#![allow(rustdoc::broken_intra_doc_links, reason = "[::1] is an address")]
+
+mod address;
+mod attach;
+mod confine;
+mod connect;
+pub mod defaults;
+mod device;
+mod doctor;
+mod groups;
+mod https;
+mod operate;
+mod origin;
+mod port;
+mod proxy;
+mod routes;
+mod routing;
+mod run;
+mod serve;
+mod splice;
+pub mod text;
+pub mod values;
+mod vpp;
+
+pub use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
+pub use attach::{
+    AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs, Unshowable,
+};
+pub use confine::{ConfineMode, ConfineSpec, UserName};
+pub use connect::ConnectArgs;
+pub use device::VppDevice;
+pub use doctor::DoctorArgs;
+pub use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
+pub use https::HttpsSpec;
+pub use operate::{AskSpec, SessionsArgs, StatusArgs, TopArgs};
+pub use origin::{HealthOption, OriginMatch, OriginRule};
+pub use port::{AttachPorts, Port};
+pub use proxy::ProxySpec;
+pub use routes::{RoutesAction, RoutesArgs};
+pub use routing::RoutingArgs;
+pub use run::{HowArgs, RunArgs, Via};
+pub use serve::{
+    AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
+};
+pub use splice::{SpliceAfter, SpliceLinger, SpliceMode};
+pub use truepeer_routes::options::RoutesMode;
+pub use values::{
+    Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OnHttp, OriginProtocolConfig,
+    PrefixesOrFile, Protocol, SendProxy, SenderRule, Verbosity,
+};
+pub use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};
