@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| truepeer::fuzzing::any_file(text));
+fuzz_target!(|text: &str| truepeer_cli::fuzzing::any_file(text));

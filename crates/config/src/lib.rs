@@ -5,5 +5,6 @@
 //! certificates, keys) and resolves host names; [`plan::passed`] reads the names of sockets that systemd passes.
 #![allow(missing_docs, reason = "a field has an option's name, and the table of options its text")]
 
+pub mod date;
 pub mod plan;
 pub mod spec;

@@ -12,6 +12,7 @@ pub mod marked;
 pub mod netlink;
 pub mod netns;
 pub mod notices;
+pub mod output;
 pub mod packet;
 pub mod process;
 pub mod repair;

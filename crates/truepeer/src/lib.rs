@@ -1,5 +1,4 @@
-//! truepeer: your backend sees the true peer. The whole program is this library, so that fuzz/ can call its parts; `src/main.rs` only calls
-//! [`main`].
+//! truepeer: your backend sees the true peer. `src/main.rs` only calls [`main`].
 //!
 //! The command line becomes a `cli::Invocation`, and this file calls the module that carries it out.
 //!
@@ -9,26 +8,15 @@
 
 mod admin;
 mod attach;
-mod cli;
 mod confine;
-mod date;
 mod doctor;
-mod file;
 mod keeper;
 mod log;
 mod operate;
-mod output;
 mod run;
 mod server;
-mod table;
 mod units;
 mod vpp;
-
-/// Functions that the targets in fuzz/ call.
-#[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing {
-    pub use crate::file::fuzzed::any_file;
-}
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -37,14 +25,14 @@ use std::process::ExitCode;
 use admin::client::Client;
 use admin::status::StatusDoc;
 use anyhow::Context as _;
-use cli::{Compat, Invocation, UsageError};
-use file::{ConfigSource, LoadedConfig};
-use output::tell;
+use truepeer_cli::file::{self, ConfigSource, LoadedConfig};
+use truepeer_cli::{self as cli, Compat, Invocation, UsageError};
 use truepeer_config::plan::{self, EntryConfig, ProcessConfig};
 use truepeer_config::spec::{
     self, DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs,
 };
 use truepeer_routes::show::RemoveOptions;
+use truepeer_sys::{output, tell};
 
 /// The program: reads the command line and carries it out. Errors are on standard error.
 #[must_use]

@@ -1,4 +1,4 @@
-//! Calls the library's `main`. The library is separate so that fuzz/ can link it.
+//! Calls the library's `main`.
 
 use std::process::ExitCode;
 

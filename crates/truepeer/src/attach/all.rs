@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use truepeer_bpf::{LivingCgroups, Place, Status, status_among};
 use truepeer_sys::netns::NetNs;
 
-use crate::output::tell;
+use truepeer_sys::tell;
 
 /// Where engines and ip-netns(8) keep namespaces without a process.
 const NAMED: [&str; 3] = ["/run/netns", "/run/docker/netns", "/var/run/netns"];

@@ -12,8 +12,8 @@ use signal_hook::flag;
 use truepeer_bpf::{FlowCount, NewConnections, Place, detach_now, drain, finish, still_open};
 
 use super::{all, pins};
-use crate::output::tell;
 use truepeer_config::spec::PlaceArgs;
+use truepeer_sys::tell;
 
 /// How often it checks whether the last connection has ended.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -11,8 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use truepeer_bpf::{Place, Refusal, Refusals, status};
 
-use crate::date;
-use crate::output::tell;
+use truepeer_config::date;
+use truepeer_sys::tell;
 
 /// How soon it reads from what was attached meanwhile.
 const RESCAN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };

@@ -26,11 +26,11 @@ use truepeer_bpf::{
     covered_devices, detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
-use crate::output::tell;
 use truepeer_config::plan::attach_rules;
 use truepeer_config::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
+use truepeer_sys::tell;
 
 pub(crate) use devices::in_use as devices_in_use;
 pub(crate) use entry::{leave, put, status_of};

@@ -24,8 +24,8 @@ use truepeer_sys::netns::NetNs;
 use super::engine::{self, State};
 use super::network::Network;
 use super::{hints, privileges};
-use crate::output::tell;
 use truepeer_config::spec::{AttachSpec, AttachTarget, Engine, Port};
+use truepeer_sys::tell;
 
 /// How often the engine is asked for a container that doesn't run: often at first, because a restart is quick.
 const PAUSES: [(Duration, Duration); 3] = [

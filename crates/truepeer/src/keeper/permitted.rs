@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-use crate::file::LoadedConfig;
-use truepeer_config::plan::{CheckedEntry, setup_of};
+use truepeer_config::plan::{CheckedEntry, CheckedProcess, setup_of};
 use truepeer_config::spec::RoutesMode;
 use truepeer_routes::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE_MAIN};
 
@@ -23,9 +22,9 @@ pub(crate) struct Permitted {
 }
 
 impl Permitted {
-    pub(crate) fn of(loaded: &LoadedConfig) -> Self {
+    pub(crate) fn of(process: &CheckedProcess) -> Self {
         let mut permitted = Self::default();
-        for entry in &loaded.checked.entries {
+        for entry in &process.entries {
             let CheckedEntry::Relay { config, checked, .. } = entry else { continue };
             if config.routes.mode == RoutesMode::Manual {
                 continue;

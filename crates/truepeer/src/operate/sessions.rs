@@ -7,9 +7,9 @@ use anyhow::Context as _;
 
 use crate::admin::client::Client;
 use crate::admin::listing::SessionDoc;
-use crate::output::tell;
 use crate::units::{Age, Bytes};
 use truepeer_config::spec::SessionsArgs;
+use truepeer_sys::tell;
 
 /// Prints the open sessions, or ends them.
 pub(crate) fn sessions(args: &SessionsArgs, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -17,12 +17,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use truepeer_session::Advise;
 
-use crate::output::tell;
 use choice::Mechanism;
 use notify::beside::{Alone, Beside};
 pub(crate) use program::{Kind, Program};
 use truepeer_config::plan::run_settings;
 use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs};
+use truepeer_sys::tell;
 
 pub(crate) use program::NotStarted;
 

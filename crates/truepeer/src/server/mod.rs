@@ -41,11 +41,11 @@ use self::upgrade::Taking;
 use self::view::View;
 use crate::admin::{self, Admin, State};
 use crate::confine::{self, Confined};
-use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::guard::Hands;
 use crate::keeper::{Permitted, RepairKeeper};
-use crate::output;
+use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::AdminConfig;
+use truepeer_sys::output;
 
 /// How long replies to the last datagrams may take when a drain ends.
 const LAST_REPLIES: Duration = Duration::from_millis(300);
@@ -137,7 +137,7 @@ impl<'a> Server<'a> {
             .or_else(|failure| without_admin(&loaded.process.admin, failure))?;
         let programs = splice::load(&loaded.process, is_upgrade);
         plan.has_splice_tables(programs.splices.is_some());
-        let hands = plan.start_keeper(Permitted::of(loaded)).map_or(Hands::Own, Hands::Keeper);
+        let hands = plan.start_keeper(Permitted::of(&loaded.checked)).map_or(Hands::Own, Hands::Keeper);
         let repairs = plan.start_repair_keeper();
         let attach_keeper = plan.start_attach_keeper(|| ForkedKeeper::start(source, loaded))?;
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the keeper.

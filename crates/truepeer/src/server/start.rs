@@ -9,8 +9,8 @@ use anyhow::{Context as _, bail};
 use rustix::process::{WaitOptions, waitpid};
 use truepeer_sys::process::{Forked, fork};
 
-use crate::output::tell;
 use truepeer_config::plan::passed::{HANDED_ON, PassedNames, handed_on};
+use truepeer_sys::tell;
 
 /// systemd's identity of one run of a unit, in the environment of all its processes (systemd.exec(5)).
 const INVOCATION_ID: &str = "INVOCATION_ID";

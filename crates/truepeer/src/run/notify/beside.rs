@@ -31,7 +31,7 @@ use super::supervisor::Supervisor;
 use super::telling::Telling;
 use super::{accepting_calls, log_config, with_io_uring};
 use crate::log;
-use crate::output::tell;
+use truepeer_sys::tell;
 
 /// The descriptors that the library keeps have high numbers, as in `ours.rs` of the library.
 const HIGHEST: u64 = 1024;

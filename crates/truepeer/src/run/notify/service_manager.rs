@@ -25,8 +25,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use truepeer_sys::datagram::{ProcessMessage, receive_from_process, rights, send_datagram};
 
 use super::journal::SupervisorLog;
-use crate::output::tell;
 use crate::run::library::in_own_directory;
+use truepeer_sys::tell;
 
 /// Names the service manager's socket.
 pub(super) const VARIABLE: &str = "NOTIFY_SOCKET";

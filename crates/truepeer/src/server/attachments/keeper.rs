@@ -20,9 +20,9 @@ use super::own::name;
 use super::service::serve;
 use super::wire::{self, Answer, Message, Request, UNASKED};
 use crate::admin::AttachmentDoc;
-use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::reap;
 use crate::server::signals::Bell;
+use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::Verbosity;
 

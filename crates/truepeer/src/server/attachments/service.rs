@@ -14,9 +14,9 @@ use tracing::error;
 use super::Shown;
 use super::own::{Own, name};
 use super::wire::{self, Answer, Message, Request, UNASKED};
-use crate::file::{ConfigSource, LoadedConfig};
 use crate::keeper::hold_no_output;
 use crate::log;
+use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach, CheckedEntry};
 
 /// Serves until [`Request::End`] or the end of the stream. `relay`: the process that asks, this one's parent. Returns the exit status.

@@ -24,7 +24,7 @@ pub(super) fn command() -> Command {
 }
 
 /// Writes the completions of all commands.
-pub(crate) fn write(shell: Shell, out: &mut impl Write) -> io::Result<()> {
+pub fn write(shell: Shell, out: &mut impl Write) -> io::Result<()> {
     let mut text = Vec::new();
     generate(shell, &mut super::command(), "truepeer", &mut text);
     out.write_all(&text)?;

@@ -8,7 +8,8 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
 use super::texts::ManArgs;
-use crate::{date, file};
+use crate::file;
+use truepeer_config::date;
 
 /// For those who make packages.
 pub(super) fn command() -> Command {
@@ -16,7 +17,7 @@ pub(super) fn command() -> Command {
 }
 
 /// Writes every page into the directory.
-pub(crate) fn write(dir: &Path) -> io::Result<()> {
+pub fn write(dir: &Path) -> io::Result<()> {
     for (name, page) in pages() {
         std::fs::write(dir.join(name), page)?;
     }

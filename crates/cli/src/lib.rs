@@ -7,34 +7,41 @@
 mod attach;
 mod check;
 mod compat;
-pub(crate) mod completion;
+pub mod completion;
 mod connect;
 mod doctor;
 mod dress;
+pub mod file;
 mod go_style;
 mod groups;
 mod guess;
-pub(crate) mod hints;
+pub mod hints;
 mod https;
-pub(crate) mod manual;
+pub mod manual;
 mod operate;
 mod proxy;
 mod reload;
 mod routes;
 mod run;
 mod serve;
+mod table;
 mod texts;
 mod vpp;
+
+/// Functions that the targets in fuzz/ call.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing {
+    pub use crate::file::fuzzed::any_file;
+}
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, FromArgMatches as _};
 
-pub(crate) use compat::Compat;
+pub use compat::Compat;
 
-use crate::file::{self, Rejected};
-use crate::output::tell;
+use file::Rejected;
 use texts::CompletionArgs;
 use texts::ManArgs;
 use truepeer_config::plan::{Config, Defaults, Problems};
@@ -42,10 +49,11 @@ use truepeer_config::spec::{
     AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProxySpec, ReloadArgs,
     RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs, UpgradeArgs, VppArgs,
 };
+use truepeer_sys::tell;
 
 /// The command to carry out.
 #[derive(Debug)]
-pub(crate) enum Invocation {
+pub enum Invocation {
     /// Relay, as configured; the program whose place we take, if any.
     Proxy(Box<Config>, Option<Compat>),
     /// Take HTTPS off, on one stack or the other.
@@ -88,7 +96,7 @@ pub(crate) enum Invocation {
 
 /// A command line that is wrong, or one that asks for a text.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum UsageError {
+pub enum UsageError {
     /// clap's error: it prints itself, in colour, to the right stream, including help and version.
     #[error(transparent)]
     Clap(#[from] clap::Error),
@@ -105,7 +113,7 @@ pub(crate) enum UsageError {
 
 impl UsageError {
     /// Prints the error (or the requested text) and returns the exit status: 2, or 0 for help and version.
-    pub(crate) fn report(self) -> u8 {
+    pub fn report(self) -> u8 {
         match self {
             Self::Clap(error) => {
                 // If the terminal is gone, the error can't be reported.
@@ -143,7 +151,7 @@ Called as go-mmproxy or mmproxy (a link is enough), or with
 --compat go-mmproxy|mmproxy-rs|cloudflare, it has that program's options and defaults.";
 
 /// Parses a command line; its first word is the name of the program.
-pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
+pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
     let argv: Vec<OsString> = argv.into_iter().collect();
     match compat::detect(argv)? {
         compat::Role::Truepeer(argv) => parse_as_truepeer(argv),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use truepeer_policy::{OnConflict, PrefixSet};
 
-use crate::cli::UsageError;
+use crate::UsageError;
 use truepeer_config::plan::{Defaults, RoutesConfig, UsualBackends};
 use truepeer_config::spec::{ListenAddr, ProxySpec, RoutesMode};
 

@@ -7,22 +7,22 @@ use crate::file::in_keys;
 use crate::table::{self, Commands};
 
 /// For `truepeer proxy`.
-pub(crate) fn of_proxy(hint: &Hint) -> Option<String> {
+pub fn of_proxy(hint: &Hint) -> Option<String> {
     advice(table::PROXY, hint)
 }
 
 /// For `truepeer https`.
-pub(crate) fn of_https(hint: &Hint) -> Option<String> {
+pub fn of_https(hint: &Hint) -> Option<String> {
     advice(table::HTTPS, hint)
 }
 
 /// For `truepeer serve`: keys of the file.
-pub(crate) fn of_file(hint: &Hint) -> Option<String> {
+pub fn of_file(hint: &Hint) -> Option<String> {
     of_proxy(hint).or_else(|| of_https(hint)).map(|text| in_keys(&text))
 }
 
 /// For `truepeer run`.
-pub(crate) fn of_run(hint: &Hint) -> Option<String> {
+pub fn of_run(hint: &Hint) -> Option<String> {
     advice(table::RUN, hint)
 }
 
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn each_command_is_told_of_options_that_it_has() {
-        let mut command = crate::cli::command();
+        let mut command = crate::command();
         command.build();
         for (name, of) in
             [("proxy", of_proxy as fn(&Hint) -> Option<String>), ("https", of_https), ("run", of_run)]

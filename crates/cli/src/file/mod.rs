@@ -27,11 +27,11 @@ mod table;
 mod value;
 mod written;
 
-pub(crate) use check::check;
+pub use check::check;
 pub(crate) use keys::in_keys;
 pub(crate) use manual::manual;
 pub(crate) use show::of_command;
-pub(crate) use source::{ConfigSource, LoadedConfig, Rejected};
+pub use source::{ConfigSource, LoadedConfig, Rejected};
 
 #[cfg(test)]
 mod messages;

@@ -4,8 +4,8 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 
 use super::entry::{ENTRIES, grammar, rows};
 use super::keys::{self, Grammar, in_keys};
-use crate::date;
 use crate::table::{self, Commands};
+use truepeer_config::date;
 use truepeer_config::spec::{AdminTable, LogTable, ProcessTable, defaults};
 
 const ABOUT: &str = "\

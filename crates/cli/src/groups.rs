@@ -37,7 +37,7 @@ pub(super) fn group(command: Command) -> Command {
 mod tests {
     #[test]
     fn each_command_stands_in_one_group() {
-        let command = crate::cli::command();
+        let command = crate::command();
         let mut all: Vec<&str> =
             command.get_subcommands().filter(|one| !one.is_hide_set()).map(clap::Command::get_name).collect();
         let mut grouped = super::GROUPS.map(|(_, names)| names).concat();

@@ -93,7 +93,7 @@ mod tests {
 
     fn rewritten(line: &str) -> String {
         let argv = line.split(' ').map(OsString::from).collect();
-        let words = rewrite(argv, &crate::cli::proxy::command("proxy"));
+        let words = rewrite(argv, &crate::proxy::command("proxy"));
         words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
 

@@ -9,7 +9,7 @@ use super::fuzzed::any_file;
 use super::judge::{attachments_in, judge, tables};
 use super::show::whole;
 use super::written::Written;
-use crate::cli::{Invocation, parse};
+use crate::{Invocation, parse};
 use truepeer_config::plan::EntryConfig;
 
 const DIR: &str = "/nonexistent/config";

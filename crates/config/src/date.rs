@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 /// `.TH` of a page. clap_mangen and roff leave an empty date out, and the version would stand in its place.
-pub(crate) fn title(page: &str, section: u8) -> String {
+pub fn title(page: &str, section: u8) -> String {
     format!(".TH {page} {section} \"{}\" \"truepeer {}\"\n", of_release(), env!("CARGO_PKG_VERSION"))
 }
 
@@ -15,7 +15,7 @@ fn of_release() -> String {
 }
 
 /// A time (UTC) since the start of 1970, as RFC 3339 writes it: `2026-11-23T05:40:12.123Z`.
-pub(crate) fn of_time(time: Duration) -> String {
+pub fn of_time(time: Duration) -> String {
     let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
     format!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 use truepeer_policy::{HeaderRule, OnConflict};
 
 use super::*;
-use crate::cli::{Invocation, parse};
+use crate::{Invocation, parse};
 use truepeer_config::plan::Config;
 use truepeer_config::spec::{RoutesMode, Verbosity};
 

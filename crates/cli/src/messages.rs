@@ -141,7 +141,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
 #[test]
 fn messages_are_as_they_were_read_last() {
     let text: String = LINES.iter().map(|line| format!("$ {line}\n{}\n\n", said(line))).collect();
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli/messages.txt");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/messages.txt");
     if std::env::var_os("TRUEPEER_WRITE").is_some() {
         std::fs::write(&file, &text).unwrap();
     }

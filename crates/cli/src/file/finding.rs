@@ -45,7 +45,7 @@ impl Finding {
 
 /// Everything that was found in one file.
 #[derive(Debug)]
-pub(crate) struct Findings {
+pub struct Findings {
     path: PathBuf,
     text: String,
     found: Vec<Finding>,

@@ -7,17 +7,17 @@ use clap_complete::Shell;
 
 /// Print a shell's completions of commands and options
 #[derive(Debug, Clone, Args)]
-pub(crate) struct CompletionArgs {
+pub struct CompletionArgs {
     #[arg(value_parser = shell)]
-    pub(crate) shell: Shell,
+    pub shell: Shell,
 }
 
 /// Write the manual pages: one for each command, and truepeer.toml(5)
 #[derive(Debug, Clone, Args)]
-pub(crate) struct ManArgs {
+pub struct ManArgs {
     /// The directory
     #[arg(value_name = "DIR")]
-    pub(crate) dir: PathBuf,
+    pub dir: PathBuf,
 }
 
 fn shell(text: &str) -> Result<Shell, &'static str> {

@@ -19,7 +19,7 @@ use truepeer_config::spec::ProxySpec;
 
 /// A program that truepeer replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Compat {
+pub enum Compat {
     /// path-network/go-mmproxy and its successor kzemek/go-mmproxy.
     GoMmproxy,
     /// mmproxy-rs, whose binary is called mmproxy.

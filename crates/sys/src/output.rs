@@ -4,22 +4,22 @@ use std::io::{self, ErrorKind, Write};
 
 /// Standard output whose reader may leave early. `truepeer attach status | head` is not a failure, and a command
 /// finishes its work even if nobody reads its output.
-pub(crate) fn stdout() -> WhileRead<io::Stdout> {
+pub fn stdout() -> WhileRead<io::Stdout> {
     WhileRead { out: io::stdout() }
 }
 
 /// Writes a line to standard error. If that is closed or full, the line is lost, and the program goes on: `eprintln!`
 /// would panic.
+#[macro_export]
 macro_rules! tell {
     ($($line:tt)+) => {{
         use std::io::Write as _;
         let _ = writeln!(std::io::stderr(), $($line)+);
     }};
 }
-pub(crate) use tell;
-
 /// Reports success for a write that no reader is left to receive (EPIPE).
-pub(crate) struct WhileRead<W> {
+#[derive(Debug)]
+pub struct WhileRead<W> {
     out: W,
 }
 

@@ -10,37 +10,37 @@ use annotate_snippets::Renderer;
 use super::finding::Findings;
 use super::judge::{self, Judged};
 use super::keys::in_keys;
-use crate::output::tell;
 use truepeer_config::plan::{CheckedAttach, CheckedProcess, Problems, ProcessConfig};
+use truepeer_sys::tell;
 
 /// A command line, or a file.
 #[derive(Debug)]
-pub(crate) enum ConfigSource {
+pub enum ConfigSource {
     Command(Box<ProcessConfig>),
     File(PathBuf),
 }
 
 /// A configuration that can be carried out.
 #[derive(Debug)]
-pub(crate) struct LoadedConfig {
-    pub(crate) process: ProcessConfig,
-    pub(crate) checked: CheckedProcess,
+pub struct LoadedConfig {
+    pub process: ProcessConfig,
+    pub checked: CheckedProcess,
     /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
-    pub(crate) files: Vec<PathBuf>,
+    pub files: Vec<PathBuf>,
     /// When reading began: a file that has changed since may have been read before its change.
-    pub(crate) began: SystemTime,
+    pub began: SystemTime,
 }
 
 /// A configuration that can't be carried out. It prints every reason, with its place in the file.
 #[derive(Debug)]
-pub(crate) enum Rejected {
+pub enum Rejected {
     Command(Problems),
     File(Box<Findings>),
 }
 
 impl LoadedConfig {
     /// The warnings for the operator, in options or in keys.
-    pub(crate) fn warnings(&self, source: &ConfigSource) -> Vec<String> {
+    pub fn warnings(&self, source: &ConfigSource) -> Vec<String> {
         let warnings = self.checked.warnings();
         match source {
             ConfigSource::Command(_) => warnings,
@@ -51,7 +51,7 @@ impl LoadedConfig {
 
 impl ConfigSource {
     /// Reads everything now.
-    pub(crate) fn load(&self) -> Result<LoadedConfig, Rejected> {
+    pub fn load(&self) -> Result<LoadedConfig, Rejected> {
         let began = SystemTime::now();
         match self {
             Self::Command(process) => {
@@ -64,7 +64,7 @@ impl ConfigSource {
     }
 
     /// Reads the attachments only: no name of the other entries is resolved, and none of their files is read.
-    pub(crate) fn attachments(&self) -> Result<Vec<CheckedAttach>, Rejected> {
+    pub fn attachments(&self) -> Result<Vec<CheckedAttach>, Rejected> {
         match self {
             Self::Command(_) => Ok(Vec::new()),
             Self::File(path) => {
