@@ -13,7 +13,6 @@ mod doctor;
 mod keeper;
 mod log;
 mod operate;
-mod run;
 mod server;
 mod units;
 mod vpp;
@@ -48,7 +47,9 @@ pub fn main() -> ExitCode {
         Ok(status) => status,
         Err(error) => {
             tell!("error: {error:#}");
-            error.downcast_ref().map_or(ExitCode::FAILURE, |error: &run::NotStarted| error.status().into())
+            error
+                .downcast_ref()
+                .map_or(ExitCode::FAILURE, |error: &truepeer_run::NotStarted| error.status().into())
         }
     }
 }
@@ -98,8 +99,12 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
             let mut out = output::stdout();
             out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Into::into)
         }
-        Task::Other(Invocation::Run(args)) => return run::run(&args, cli::hints::of_run),
-        Task::Other(Invocation::Connect(args)) => return run::connect(&args),
+        Task::Other(Invocation::Run(args)) => {
+            return truepeer_run::run(&args, cli::hints::of_run, |config| log::init(config, false));
+        }
+        Task::Other(Invocation::Connect(args)) => {
+            return truepeer_run::connect(&args, |config| log::init(config, false));
+        }
         Task::Other(Invocation::Vpp(args)) => return vpp::carry_out(&args.action, &mut output::stdout()),
         Task::Other(Invocation::Reload(args)) => reload(&args),
         Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),

@@ -12,8 +12,8 @@ use super::find;
 use super::process::State;
 use super::status::running;
 use super::vcl::Workers;
-use crate::run::{Kind, Program};
 use truepeer_config::spec::VppRunArgs;
+use truepeer_run::{Kind, Program};
 
 /// VPP's descriptors start at 2¹². The default, 2³², exceeds every descriptor, so programs would take VPP's
 /// descriptors for the kernel's. A value set by the user is kept: wrk, for example, uses few descriptors and

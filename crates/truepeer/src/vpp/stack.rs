@@ -25,8 +25,8 @@ use super::environment::{namespace, refuse, variables};
 use super::find;
 use super::status::running;
 use super::vcl::{Workers, app_socket};
-use crate::run::Program;
 use truepeer_config::spec::{Stack, StackArgs, VppPlaceArgs};
+use truepeer_run::Program;
 
 /// The environment variable that marks the second start. It contains the path of VPP's socket.
 const SIGN: &str = "TRUEPEER_ON_VPP";

@@ -17,17 +17,17 @@ const FIRST_LINE_BYTES: usize = 256;
 
 /// A program to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Program {
+pub struct Program {
     /// The file to execute.
-    pub(crate) file: PathBuf,
+    pub file: PathBuf,
     /// Its arguments, starting with the name it was called by.
-    pub(crate) words: Vec<OsString>,
-    pub(crate) kind: Kind,
+    pub words: Vec<OsString>,
+    pub kind: Kind,
 }
 
 /// How a program is linked, and so whether it loads a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Dynamically linked against this machine's glibc.
     Dynamic,
     /// Statically linked.
@@ -57,7 +57,7 @@ impl fmt::Display for Kind {
 
 impl Program {
     /// Finds a command as a shell does, and follows `#!` to the interpreter that will run.
-    pub(crate) fn find(words: &[OsString]) -> Result<Self> {
+    pub fn find(words: &[OsString]) -> Result<Self> {
         let name = words.first().context("no command")?;
         let file = in_path(name).ok_or_else(|| NotStarted::NotFound(name.display().to_string()))?;
         let about = || NotStarted::NotExecutable(file.display().to_string());
@@ -69,7 +69,7 @@ impl Program {
 
 /// A command that can't be started. Shells have an exit status for each case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotStarted {
+pub enum NotStarted {
     #[error("{0}: no such program")]
     NotFound(String),
     #[error("{0} can't be executed")]
@@ -78,7 +78,7 @@ pub(crate) enum NotStarted {
 
 impl NotStarted {
     /// The exit status of truepeer.
-    pub(crate) fn status(&self) -> u8 {
+    pub fn status(&self) -> u8 {
         match self {
             Self::NotFound(_) => 127,
             Self::NotExecutable(_) => 126,

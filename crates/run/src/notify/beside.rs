@@ -29,8 +29,7 @@ use super::relation::{Relation, detach_stdio};
 use super::serve::Serve;
 use super::supervisor::Supervisor;
 use super::telling::Telling;
-use super::{accepting_calls, log_config, with_io_uring};
-use crate::log;
+use super::{accepting_calls, with_io_uring};
 use truepeer_sys::tell;
 
 /// The descriptors that the library keeps have high numbers, as in `ours.rs` of the library.
@@ -42,14 +41,14 @@ const SIGNALS: [i32; 13] = [1, 2, 3, 10, 12, 13, 14, 15, 20, 21, 22, 25, 28];
 
 /// What the library must know of its supervisor.
 #[derive(Debug)]
-pub(in crate::run) struct Beside {
+pub(crate) struct Beside {
     supervisor: i32,
     names: Option<OwnedFd>,
 }
 
 impl Beside {
     /// Environment variables for the program.
-    pub(in crate::run) fn variables(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
         let mut all = vec![("TRUEPEER_SUPERVISOR", self.supervisor.to_string())];
         if let Some(names) = &self.names {
             let text = format!("{} {}", getpid().as_raw_nonzero(), names.as_raw_fd());
@@ -64,16 +63,16 @@ impl Beside {
 #[error(
     "a program that this one starts without the library (env -i, a static program) would take headers for data, and no supervisor can be beside it: {0}; --via preload starts it without this warning"
 )]
-pub(in crate::run) struct Alone(#[from] Infeasible);
+pub(crate) struct Alone(#[from] Infeasible);
 
 /// For a program that accepts connections.
 ///
 /// # Errors
 /// The supervisor could not be started although the kernel has what it needs. `Ok(Err(_))`: it has not.
-pub(in crate::run) fn run(settings: &RunSettings, advise: Advise) -> Result<Result<Beside, Alone>> {
+pub(crate) fn run(settings: &RunSettings, advise: Advise, log: &dyn Fn()) -> Result<Result<Beside, Alone>> {
     let (names, fd) = Names::create().context("no memory for the names of clients")?;
     let filter = accepting_calls(settings.destination, true);
-    let served = stand(&filter, settings.verbose, |notifier, relation| {
+    let served = stand(&filter, log, |notifier, relation| {
         let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
         Supervisor::new(settings, notifier, relation, names, open_files, advise)
     })?;
@@ -86,14 +85,14 @@ pub(in crate::run) fn run(settings: &RunSettings, advise: Advise) -> Result<Resu
 ///
 /// # Errors
 /// As [`run`].
-pub(in crate::run) fn connect(sending: &ConnectSettings) -> Result<Result<Beside, Alone>> {
+pub(crate) fn connect(sending: &ConnectSettings, log: &dyn Fn()) -> Result<Result<Beside, Alone>> {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
     let filter = with_io_uring(ForeignCalls::CONNECTING, SeccompAction::Ask)
         .rule_unless_marked(calls::CONNECT, 0, SeccompAction::Ask)
         .rule_if_set_unless_marked(calls::SENDTO, 0, (3, MSG_FASTOPEN), not_to_be_had)
         .rule_if_set_unless_marked(calls::SENDMSG, 0, (2, MSG_FASTOPEN), not_to_be_had);
-    let served = stand(&filter, sending.verbose, |notifier, relation| {
+    let served = stand(&filter, log, |notifier, relation| {
         let _ = limits::raise_open_files();
         Telling::new(sending, notifier, relation)
     })?;
@@ -103,7 +102,7 @@ pub(in crate::run) fn connect(sending: &ConnectSettings) -> Result<Result<Beside
 /// Starts the supervisor, and puts this process under the filter. Returns the supervisor's number.
 fn stand<S: Serve>(
     filter: &Filter,
-    verbose: bool,
+    log: &dyn Fn(),
     ready: impl FnOnce(Notifier, Relation) -> Result<S>,
 ) -> Result<Result<i32, Alone>> {
     if let Err(why) = permitted() {
@@ -117,7 +116,7 @@ fn stand<S: Serve>(
             drop(here);
             // The program must not find a child that it has not started.
             if let Ok(Forked::Child) = fork()
-                && let Err(error) = supervise(&there, program, verbose, ready)
+                && let Err(error) = supervise(&there, program, log, ready)
             {
                 tell!("truepeer: the supervisor ends: {error:#}");
                 end_now(1);
@@ -147,7 +146,7 @@ fn stand<S: Serve>(
 fn supervise<S: Serve>(
     starter: &OwnedFd,
     program: Pid,
-    verbose: bool,
+    log: &dyn Fn(),
     ready: impl FnOnce(Notifier, Relation) -> Result<S>,
 ) -> Result<()> {
     // A terminal's and a service manager's signals are for the program. This process ends after it.
@@ -157,7 +156,7 @@ fn supervise<S: Serve>(
     close_inherited()?;
     let Some(listener) = receive_descriptor(starter.as_fd())? else { return Ok(()) };
     detach_stdio()?;
-    log::init(log_config(verbose), false);
+    log();
     let served = ready(Notifier::new(listener), Relation::beside(program)?)?;
     send(starter, &getpid().as_raw_nonzero().get().to_ne_bytes(), SendFlags::NOSIGNAL)?;
     served.serve()

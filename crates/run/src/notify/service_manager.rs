@@ -25,7 +25,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use truepeer_sys::datagram::{ProcessMessage, receive_from_process, rights, send_datagram};
 
 use super::journal::SupervisorLog;
-use crate::run::library::in_own_directory;
+use crate::library::in_own_directory;
 use truepeer_sys::tell;
 
 /// Names the service manager's socket.

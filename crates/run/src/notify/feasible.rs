@@ -11,14 +11,14 @@ use rustix::process::{DumpableBehavior, Pid, WaitOptions, getpid, set_dumpable_b
 use truepeer_sys::process::{Forked, Reach, descriptor_of, end_now, fork, read_memory, write_memory};
 use truepeer_sys::seccomp;
 
-use crate::run::program::{Kind, Program};
+use crate::program::{Kind, Program};
 
 /// The line of a systemd unit that permits a supervisor. It names each of [`CALLS`].
 const LINE: &str = "SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev";
 
 /// Why a program can't be supervised.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::run) enum Infeasible {
+pub(crate) enum Infeasible {
     #[error("this kernel ({}) is too old: a supervisor needs Linux 5.19", release())]
     OldKernel,
     #[error("this process is supervised already, and the kernel permits one supervisor")]
@@ -87,7 +87,7 @@ fn fails_with_fault(answer: Result<(), Errno>) -> Result<(), Errno> {
 }
 
 /// Whether the kernel permits a supervisor.
-pub(in crate::run) fn is_possible() -> bool {
+pub(crate) fn is_possible() -> bool {
     permitted().is_ok()
 }
 

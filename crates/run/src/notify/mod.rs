@@ -60,7 +60,6 @@ use truepeer_sys::process::{SignalFd, SpawnCommand};
 use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls};
 
 use super::program::{NotStarted, Program};
-use crate::log;
 use feasible::Infeasible;
 pub(super) use feasible::is_possible;
 use guard::Side;
@@ -69,15 +68,18 @@ use relation::Relation;
 use service_manager::NotifyRelay;
 use supervisor::Supervisor;
 use telling::Telling;
-use truepeer_config::plan::LogConfig;
-use truepeer_config::spec::Verbosity;
 
 /// Starts a program that accepts connections under a supervisor, and ends as the program ends.
 ///
 /// # Errors
 /// Whatever keeps it from being started or supervised, with what to use instead.
-pub(super) fn run(settings: &RunSettings, program: &Program, advise: Advise) -> Result<ExitCode> {
-    let started = start(program, settings.verbose, accepting_calls(settings.destination, false))?;
+pub(super) fn run(
+    settings: &RunSettings,
+    program: &Program,
+    advise: Advise,
+    log: &dyn Fn(),
+) -> Result<ExitCode> {
+    let started = start(program, log, accepting_calls(settings.destination, false))?;
     let (notifier, life) = match started {
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
@@ -93,8 +95,8 @@ pub(super) fn run(settings: &RunSettings, program: &Program, advise: Advise) -> 
 ///
 /// # Errors
 /// As [`run`].
-pub(super) fn connect(sending: &ConnectSettings, program: &Program) -> Result<ExitCode> {
-    let (notifier, life) = match start(program, sending.verbose, connecting_calls(sending))? {
+pub(super) fn connect(sending: &ConnectSettings, program: &Program, log: &dyn Fn()) -> Result<ExitCode> {
+    let (notifier, life) = match start(program, log, connecting_calls(sending))? {
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
     };
@@ -111,9 +113,9 @@ enum Started {
     Ended(ExitCode),
 }
 
-fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
+fn start(program: &Program, log: &dyn Fn(), filter: Filter) -> Result<Started> {
     feasible::check(program)?;
-    log::init(log_config(verbose), false);
+    log();
     // Catch signals before the program starts: those that come meanwhile are meant for it.
     let signals = SignalFd::open(&life::SIGNALS)?;
     let mut passed = PassedSockets::take()?;
@@ -137,14 +139,6 @@ fn start(program: &Program, verbose: bool, filter: Filter) -> Result<Started> {
     let life = Box::new(Life::of(&supervised.child, signals, guard));
     feasible::check_reach(life.pid(), program).inspect_err(|_| life.kill())?;
     Ok(Started::Supervised(supervised.notifier, life))
-}
-
-/// Logs go to the program's standard error, so only warnings and errors are logged by default.
-fn log_config(verbose: bool) -> LogConfig {
-    LogConfig {
-        verbosity: if verbose { Verbosity::States } else { Verbosity::Quiet },
-        ..LogConfig::default()
-    }
 }
 
 /// Calls through io_uring bypass the supervisor. Without io_uring, programs use epoll.

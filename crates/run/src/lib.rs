@@ -19,15 +19,19 @@ use truepeer_session::Advise;
 
 use choice::Mechanism;
 use notify::beside::{Alone, Beside};
-pub(crate) use program::{Kind, Program};
-use truepeer_config::plan::run_settings;
-use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs};
+pub use program::{Kind, Program};
+use truepeer_config::plan::{LogConfig, run_settings};
+use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs, Verbosity};
 use truepeer_sys::tell;
 
-pub(crate) use program::NotStarted;
+pub use program::NotStarted;
 
-/// Starts a program that accepts connections, and returns its status. `advise` puts hints into words.
-pub(crate) fn run(args: &RunArgs, advise: Advise) -> Result<ExitCode> {
+/// Starts a program that accepts connections, and returns its status. `advise` puts hints into words, `log`
+/// sets up logging.
+///
+/// # Errors
+/// The reason why it can't be started: [`NotStarted`] is among the causes if the program is at fault.
+pub fn run(args: &RunArgs, advise: Advise, log: fn(LogConfig)) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
     }
@@ -35,32 +39,45 @@ pub(crate) fn run(args: &RunArgs, advise: Advise) -> Result<ExitCode> {
     for warning in warnings {
         tell!("warning: {warning}");
     }
+    let log = || log(log_config(settings.verbose));
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::run(&settings, &program, None),
         (Mechanism::Both, program) => {
-            preload::run(&settings, &program, warned(notify::beside::run(&settings, advise)?))
+            preload::run(&settings, &program, warned(notify::beside::run(&settings, advise, &log)?))
         }
-        (Mechanism::Notify, program) => notify::run(&settings, &program, advise),
+        (Mechanism::Notify, program) => notify::run(&settings, &program, advise, &log),
     }
 }
 
-/// Starts a program that makes connections, and returns its status.
-pub(crate) fn connect(args: &ConnectArgs) -> Result<ExitCode> {
+/// Starts a program that makes connections, and returns its status. `log` sets up logging.
+///
+/// # Errors
+/// As [`run`].
+pub fn connect(args: &ConnectArgs, log: fn(LogConfig)) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
     }
     let sending = args.sending();
+    let log = || log(log_config(sending.verbose));
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::connect(&sending, &program, None),
         // Programs send datagrams by system calls that bypass the C library (libuv does), and a filter can't tell
         // which of them are datagrams.
         (Mechanism::Both, program) if sending.datagrams.is_some() && notify::is_possible() => {
-            notify::connect(&sending, &program)
+            notify::connect(&sending, &program, &log)
         }
         (Mechanism::Both, program) => {
-            preload::connect(&sending, &program, warned(notify::beside::connect(&sending)?))
+            preload::connect(&sending, &program, warned(notify::beside::connect(&sending, &log)?))
         }
-        (Mechanism::Notify, program) => notify::connect(&sending, &program),
+        (Mechanism::Notify, program) => notify::connect(&sending, &program, &log),
+    }
+}
+
+/// Logs go to the program's standard error, so only warnings and errors are logged by default.
+fn log_config(verbose: bool) -> LogConfig {
+    LogConfig {
+        verbosity: if verbose { Verbosity::States } else { Verbosity::Quiet },
+        ..LogConfig::default()
     }
 }
 
