@@ -15,7 +15,6 @@ mod log;
 mod operate;
 mod server;
 mod units;
-mod vpp;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -85,7 +84,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Serve { source, loaded, compat, stack, is_upgrade } => {
             // This must come first: on VPP's stack the process executes itself again.
             let workers = loaded.process.workers.map_or(1, std::num::NonZeroUsize::get);
-            let entered = stack.map_or(Ok(()), |stack| vpp::stack::enter(&stack, workers));
+            let entered = stack.map_or(Ok(()), |stack| enter_stack(&stack, workers));
             entered.and_then(|()| serve(&source, *loaded, compat, is_upgrade))
         }
         Task::Other(Invocation::Check(args)) => {
@@ -105,7 +104,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Connect(args)) => {
             return truepeer_run::connect(&args, |config| log::init(config, false));
         }
-        Task::Other(Invocation::Vpp(args)) => return vpp::carry_out(&args.action, &mut output::stdout()),
+        Task::Other(Invocation::Vpp(args)) => return vpp(&args.action),
         Task::Other(Invocation::Reload(args)) => reload(&args),
         Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),
         Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
@@ -119,6 +118,30 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
     };
     done.map(|()| ExitCode::SUCCESS)
 }
+
+#[cfg(feature = "vpp")]
+fn vpp(action: &spec::VppAction) -> anyhow::Result<ExitCode> {
+    truepeer_vpp::carry_out(action, &mut output::stdout())
+}
+
+#[cfg(not(feature = "vpp"))]
+fn vpp(_: &spec::VppAction) -> anyhow::Result<ExitCode> {
+    anyhow::bail!("{WITHOUT_VPP}")
+}
+
+#[cfg(feature = "vpp")]
+fn enter_stack(stack: &StackArgs, workers: usize) -> anyhow::Result<()> {
+    truepeer_vpp::stack::enter(stack, workers)
+}
+
+#[cfg(not(feature = "vpp"))]
+fn enter_stack(stack: &StackArgs, _: usize) -> anyhow::Result<()> {
+    anyhow::ensure!(stack.stack.unwrap_or_default() != spec::Stack::Vpp, "--stack vpp: {WITHOUT_VPP}");
+    Ok(())
+}
+
+#[cfg(not(feature = "vpp"))]
+const WITHOUT_VPP: &str = "this truepeer was built without VPP (the feature `vpp`)";
 
 fn oci_hook(args: &OciHookArgs) -> anyhow::Result<()> {
     // The annotations are read as options are.

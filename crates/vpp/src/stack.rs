@@ -45,7 +45,7 @@ enum Step {
 ///
 /// # Errors
 /// The reason why this binary can't use VPP's stack: no VPP, no library, file capabilities.
-pub(crate) fn enter(args: &StackArgs, workers: usize) -> Result<()> {
+pub fn enter(args: &StackArgs, workers: usize) -> Result<()> {
     if args.stack.unwrap_or_default() == Stack::Kernel {
         return Ok(());
     }

@@ -90,7 +90,7 @@ pub(super) fn has_huge_pages(meminfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vpp::layout::VppPort;
+    use crate::layout::VppPort;
 
     fn startup(layout: &Layout, core: Option<u16>, huge_pages: bool) -> String {
         Startup { dir: Path::new("/run/x"), prefix: "tp-1", layout, core, huge_pages }.text()

@@ -16,7 +16,7 @@ mod find;
 mod layout;
 mod place;
 mod process;
-pub(crate) mod stack;
+pub mod stack;
 mod startup;
 mod status;
 mod up;
@@ -30,7 +30,7 @@ use anyhow::Result;
 use truepeer_config::spec::VppAction;
 
 /// Runs the action of `truepeer vpp`.
-pub(crate) fn carry_out(action: &VppAction, out: &mut dyn Write) -> Result<ExitCode> {
+pub fn carry_out(action: &VppAction, out: &mut dyn Write) -> Result<ExitCode> {
     match action {
         VppAction::Up(args) => up::up(args, out)?,
         VppAction::Down(place) => down::down(place, out)?,

@@ -129,7 +129,7 @@ pub(super) fn tail(log: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vpp::layout::Layout;
+    use crate::layout::Layout;
 
     /// A stand-in for vppctl. It is called with `-s`, the socket and the words.
     fn control(program: &str, socket: &str) -> Control {
