@@ -8,9 +8,7 @@
 
 mod admin;
 mod attach;
-mod confine;
 mod doctor;
-mod keeper;
 mod log;
 mod operate;
 mod server;

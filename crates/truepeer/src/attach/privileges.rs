@@ -5,8 +5,8 @@ use std::io;
 use anyhow::{Error, Result, bail};
 use rustix::io::Errno;
 
-use crate::confine::Capability;
-use crate::confine::needs::{ATTACH_BPF, ATTACH_NET, ATTACH_PERFMON, Need};
+use truepeer_privilege::confine::Capability;
+use truepeer_privilege::confine::needs::{ATTACH_BPF, ATTACH_NET, ATTACH_PERFMON, Need};
 
 const NEEDED: &str = "attach needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN";
 const INSTEAD: &str = "truepeer run needs none of them";

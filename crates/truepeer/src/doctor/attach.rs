@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::system::uname;
 
 use super::report::{Check, Report};
-use crate::confine::needs;
+use truepeer_privilege::confine::needs;
 
 /// The oldest kernel on which sock_ops programs can distinguish network namespaces (bpf_get_netns_cookie).
 const OLDEST: needs::Version = (5, 15);

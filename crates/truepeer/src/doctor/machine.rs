@@ -7,7 +7,7 @@ use rustix::thread::CapabilitySet;
 
 use super::report::{Check, Report, Verdict};
 use super::subject::Subject;
-use crate::confine::{self, needs};
+use truepeer_privilege::confine::{self, needs};
 use truepeer_routes::item::{IpFamily, Need, Switch};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::place::BackendPlace;

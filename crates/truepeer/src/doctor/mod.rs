@@ -26,8 +26,8 @@ use std::io::Write;
 use anyhow::Result;
 
 use self::subject::Subject;
-use crate::keeper::guard::{Hands, RoutesGuard};
 use truepeer_config::spec::RoutesMode;
+use truepeer_privilege::keeper::guard::{Hands, RoutesGuard};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 use truepeer_routes::plan::RoutePlan;

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::confine::Capability;
-use crate::confine::needs::{self, Grade, Need};
+use truepeer_privilege::confine::Capability;
+use truepeer_privilege::confine::needs::{self, Grade, Need};
 
 /// A need of some way or option, and whether this process could satisfy it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

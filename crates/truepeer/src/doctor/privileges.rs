@@ -6,7 +6,7 @@ use std::io;
 use super::probe;
 use super::report::{Check, Report};
 use super::subject::Subject;
-use crate::confine::needs::{self, MARK, NEEDS, Need, ROUTES, TRANSPARENT};
+use truepeer_privilege::confine::needs::{self, MARK, NEEDS, Need, ROUTES, TRANSPARENT};
 use truepeer_routes::item::IpFamily;
 
 /// The command that grants the capability to this program's file.

@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::needed::Needed;
-use crate::confine::needs::{self, KERNELS, Need};
-use crate::confine::{self, Capability};
+use truepeer_privilege::confine::needs::{self, KERNELS, Need};
+use truepeer_privilege::confine::{self, Capability};
 
 /// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

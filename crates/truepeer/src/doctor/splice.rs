@@ -11,9 +11,9 @@ use truepeer_relay::StaysReason as Reason;
 use super::report::{Check, Report};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, StatusDoc};
-use crate::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED};
 use truepeer_config::spec::AdminAddr;
 use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
+use truepeer_privilege::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED};
 
 /// SO_NETNS_COOKIE.
 const OLDEST: needs::Version = (5, 14);

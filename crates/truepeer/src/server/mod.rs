@@ -40,11 +40,11 @@ use self::signals::{Event, Events};
 use self::upgrade::Taking;
 use self::view::View;
 use crate::admin::{self, Admin, State};
-use crate::confine::{self, Confined};
-use crate::keeper::guard::Hands;
-use crate::keeper::{Permitted, RepairKeeper};
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::AdminConfig;
+use truepeer_privilege::confine::{self, Confined};
+use truepeer_privilege::keeper::guard::Hands;
+use truepeer_privilege::keeper::{Permitted, RepairKeeper};
 use truepeer_sys::output;
 
 /// How long replies to the last datagrams may take when a drain ends.

@@ -17,13 +17,13 @@ use super::splice::Programs;
 use super::upgrade::Taking;
 use super::{rules, sockets};
 use crate::admin::ListenerView;
-use crate::keeper::guard::Hands;
 use crate::log;
 use truepeer_cli::file::LoadedConfig;
 use truepeer_config::plan::passed;
 use truepeer_config::plan::{
     Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, ProcessConfig,
 };
+use truepeer_privilege::keeper::guard::Hands;
 
 /// A running process. Dropping it ends everything at once.
 pub(super) struct Process {

@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Instant;
 
-use crate::keeper::Keeper;
-use crate::keeper::guard::{Hands, RoutesGuard};
 use truepeer_config::plan::{Checked, Config, setup_of};
+use truepeer_privilege::keeper::Keeper;
+use truepeer_privilege::keeper::guard::{Hands, RoutesGuard};
 use truepeer_routes::plan::Setup;
 use truepeer_routes::watch::RoutesWatch;
 

@@ -20,11 +20,11 @@ use super::own::name;
 use super::service::serve;
 use super::wire::{self, Answer, Message, Request, UNASKED};
 use crate::admin::AttachmentDoc;
-use crate::keeper::reap;
 use crate::server::signals::Bell;
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::Verbosity;
+use truepeer_privilege::keeper::reap;
 
 /// How long the admin socket waits for the state of attachments. A container engine may have to be asked.
 const SHOWING: Duration = Duration::from_secs(10);

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// This process's repair keeper. Dropped, it ends.
 #[derive(Debug)]
-pub(crate) struct RepairKeeper(Arc<Line>);
+pub struct RepairKeeper(Arc<Line>);
 
 #[derive(Debug)]
 struct Line {
@@ -79,13 +79,13 @@ impl RepairKeeper {
     }
 
     /// Readable once the keeper has ended, until [`Self::notice`] was called.
-    pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
+    pub fn watched(&self) -> Option<BorrowedFd<'_>> {
         let is_reaped = self.0.is_reaped.load(Ordering::Relaxed);
         (!is_reaped).then(|| self.0.end.as_fd())
     }
 
     /// Reaps the keeper if it has ended. Logs that, unless it was lost before.
-    pub(crate) fn notice(&self) {
+    pub fn notice(&self) {
         if self.watched().is_some_and(|end| wait_readable(end, Duration::ZERO)) {
             self.0.lose("has ended by itself");
             self.0.reap();

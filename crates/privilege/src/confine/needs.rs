@@ -14,21 +14,21 @@ use Grade::{Helps, Required};
 use Moment::{End, Reload, Running, Start};
 
 /// A kernel version: 5 and 17 of 5.17.
-pub(crate) type Version = (u32, u32);
+pub type Version = (u32, u32);
 
 /// A need of some ways or options.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub struct Need {
     /// A stable name.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The ways and options that have it.
-    pub(crate) of: &'static str,
+    pub of: &'static str,
     /// Any one of these is enough, the first one is asked for.
     pub(crate) any_of: &'static [Enough],
-    pub(crate) when: &'static [Moment],
-    pub(crate) grade: Grade,
+    pub when: &'static [Moment],
+    pub grade: Grade,
     /// The operation, and the call that is refused without the capability.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
     /// From this kernel on, nobody needs a capability for it.
     pub(crate) until: Option<Version>,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Enough {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grade {
+pub enum Grade {
     /// Without it, it fails.
     Required,
     /// Without it, it works with less.
@@ -50,7 +50,7 @@ pub(crate) enum Grade {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub enum Moment {
     Start,
     Running,
     Reload,
@@ -66,7 +66,7 @@ const fn is_since(capability: Capability, since: Version) -> Enough {
 }
 
 /// Connecting from the client's address.
-pub(crate) const TRANSPARENT: Need = Need {
+pub const TRANSPARENT: Need = Need {
     name: "transparent",
     of: "`proxy`, `https --client-address transparent`",
     any_of: &[is(NetRaw), is(NetAdmin)],
@@ -97,7 +97,7 @@ pub(crate) const LISTEN_TRANSPARENT: Need = Need {
     until: None,
 };
 
-pub(crate) const MARK: Need = Need {
+pub const MARK: Need = Need {
     name: "mark",
     of: "`--mark`, and rules that need a mark",
     any_of: &[is_since(NetRaw, (5, 17)), is(NetAdmin)],
@@ -107,7 +107,7 @@ pub(crate) const MARK: Need = Need {
     until: None,
 };
 
-pub(crate) const ROUTES: Need = Need {
+pub const ROUTES: Need = Need {
     name: "routes",
     of: "`--routes auto` (the default, where a client's address is used), `routes apply`, `routes remove`",
     any_of: &[is(NetAdmin)],
@@ -188,7 +188,7 @@ pub(crate) const SET_GROUP: Need = Need {
     until: None,
 };
 
-pub(crate) const ATTACH_BPF: Need = Need {
+pub const ATTACH_BPF: Need = Need {
     name: "attach-bpf",
     of: "`attach`, `detach`, `[[attach]]`",
     any_of: &[is_since(Bpf, (5, 8)), is(SysAdmin)],
@@ -198,7 +198,7 @@ pub(crate) const ATTACH_BPF: Need = Need {
     until: None,
 };
 
-pub(crate) const ATTACH_PERFMON: Need = Need {
+pub const ATTACH_PERFMON: Need = Need {
     name: "attach-perfmon",
     of: "`attach`, `[[attach]]`",
     any_of: &[is_since(Perfmon, (5, 8)), is(SysAdmin)],
@@ -208,7 +208,7 @@ pub(crate) const ATTACH_PERFMON: Need = Need {
     until: None,
 };
 
-pub(crate) const ATTACH_NET: Need = Need {
+pub const ATTACH_NET: Need = Need {
     name: "attach-net",
     of: "`attach`, `detach`, `[[attach]]`",
     any_of: &[is(NetAdmin)],
@@ -218,7 +218,7 @@ pub(crate) const ATTACH_NET: Need = Need {
     until: None,
 };
 
-pub(crate) const SPLICE_BPF: Need = Need {
+pub const SPLICE_BPF: Need = Need {
     name: "splice-bpf",
     of: "`proxy --splice auto`, `full`",
     any_of: &[is(Bpf)],
@@ -239,7 +239,7 @@ pub(crate) const SPLICE_TABLES: Need = Need {
     until: Some((6, 0)),
 };
 
-pub(crate) const SPLICE_PERFMON: Need = Need {
+pub const SPLICE_PERFMON: Need = Need {
     name: "splice-perfmon",
     of: "`proxy --splice auto`, `full`",
     any_of: &[is(Perfmon)],
@@ -249,7 +249,7 @@ pub(crate) const SPLICE_PERFMON: Need = Need {
     until: None,
 };
 
-pub(crate) const SPLICE_NET: Need = Need {
+pub const SPLICE_NET: Need = Need {
     name: "splice-net",
     of: "`proxy --splice auto`, `full`",
     any_of: &[is(NetAdmin)],
@@ -279,7 +279,7 @@ pub(crate) const ATTACH_PROCESS: Need = Need {
     until: None,
 };
 
-pub(crate) const ATTACH_MOUNT: Need = Need {
+pub const ATTACH_MOUNT: Need = Need {
     name: "attach-mount",
     of: "`attach` where no BPF file system or no cgroup v2 is mounted",
     any_of: &[is(SysAdmin)],
@@ -310,7 +310,7 @@ pub(crate) const RUN_SUID: Need = Need {
 };
 
 /// Every need, in the order of the documentation.
-pub(crate) const NEEDS: &[Need] = &[
+pub const NEEDS: &[Need] = &[
     TRANSPARENT,
     CLIENT_LOW_PORT,
     LISTEN_TRANSPARENT,
@@ -338,10 +338,10 @@ pub(crate) const NEEDS: &[Need] = &[
 ];
 
 /// `proxy --splice auto` uses nothing newer than 5.14, but the verifiers of older kernels than this one have not seen its programs.
-pub(crate) const SPLICE_TESTED: Version = (6, 1);
+pub const SPLICE_TESTED: Version = (6, 1);
 
 /// The oldest kernel of each way that has one, with the reason.
-pub(crate) const KERNELS: &[(&str, Version, &str)] = &[
+pub const KERNELS: &[(&str, Version, &str)] = &[
     ("rules on a port (backends on other machines)", (4, 17), "FRA_SPORT_RANGE"),
     ("`attach`", (5, 15), "bpf_get_netns_cookie in sock_ops programs"),
     (
@@ -359,7 +359,7 @@ pub(crate) const KERNELS: &[(&str, Version, &str)] = &[
 ];
 
 impl Moment {
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Start => "start",
             Running => "running",
@@ -371,7 +371,7 @@ impl Moment {
 
 impl Need {
     /// The capabilities that are enough on `kernel`, the preferred one first. None if nothing is needed there.
-    pub(crate) fn enough_on(&self, kernel: Version) -> impl Iterator<Item = Capability> {
+    pub fn enough_on(&self, kernel: Version) -> impl Iterator<Item = Capability> {
         let is_needed = self.until.is_none_or(|until| kernel < until);
         let known = move |enough: &&Enough| is_needed && enough.since.is_none_or(|since| kernel >= since);
         self.any_of.iter().filter(known).map(|enough| enough.capability)
@@ -384,18 +384,18 @@ impl Need {
     }
 
     /// Whether this thread satisfies it.
-    pub(crate) fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         self.is_in(held(), kernel())
     }
 
     /// The capability to ask for.
-    pub(crate) fn first(&self) -> Capability {
+    pub fn first(&self) -> Capability {
         // The table has no need without a capability; a test sees to it.
         self.enough_on(kernel()).next().unwrap_or(SysAdmin)
     }
 
     /// `CAP_NET_RAW (since Linux 5.17) or CAP_NET_ADMIN`.
-    pub(crate) fn capabilities(&self) -> String {
+    pub fn capabilities(&self) -> String {
         let one = |enough: &Enough| match enough.since {
             Some((major, minor)) => format!("{} (since Linux {major}.{minor})", enough.capability),
             None => enough.capability.to_string(),
@@ -408,18 +408,18 @@ impl Need {
     }
 
     /// `start, reload`.
-    pub(crate) fn moments(&self) -> String {
+    pub fn moments(&self) -> String {
         self.when.iter().map(|moment| moment.name()).collect::<Vec<_>>().join(", ")
     }
 }
 
 /// The running kernel's version; the oldest one if it can't be read.
-pub(crate) fn kernel() -> Version {
+pub fn kernel() -> Version {
     version(&rustix::system::uname().release().to_string_lossy()).unwrap_or_default()
 }
 
 /// Parses a release: `6.1.0-18-amd64` gives 6 and 1.
-pub(crate) fn version(release: &str) -> Option<Version> {
+pub fn version(release: &str) -> Option<Version> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

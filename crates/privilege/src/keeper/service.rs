@@ -88,7 +88,7 @@ pub(super) fn serve(
 }
 
 /// A program that waits for the end of truepeer's output must not wait for the keeper's.
-pub(crate) fn hold_no_output() -> std::io::Result<()> {
+pub fn hold_no_output() -> std::io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&null)?;
     Ok(rustix::stdio::dup2_stdout(&null)?)

@@ -8,7 +8,7 @@ macro_rules! capabilities {
     ($($variant:ident = $name:literal $bits:ident;)*) => {
         /// A capability of capabilities(7).
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum Capability {
+        pub enum Capability {
             $(#[doc = $name] $variant,)*
         }
 
@@ -16,7 +16,7 @@ macro_rules! capabilities {
             pub(crate) const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// As setcap(8) spells it.
-            pub(crate) const fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
@@ -48,7 +48,7 @@ impl Capability {
     }
 
     /// Those of `set`, `cap_net_raw cap_net_admin`; `none` if it is empty.
-    pub(crate) fn names_in(set: CapabilitySet) -> String {
+    pub fn names_in(set: CapabilitySet) -> String {
         let names: Vec<_> = Self::ALL.iter().filter(|one| one.is_in(set)).map(|one| one.name()).collect();
         if names.is_empty() { "none".to_owned() } else { names.join(" ") }
     }
@@ -61,6 +61,6 @@ impl fmt::Display for Capability {
 }
 
 /// This thread's effective capabilities.
-pub(crate) fn held() -> CapabilitySet {
+pub fn held() -> CapabilitySet {
     rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }

@@ -13,14 +13,14 @@
 //! - **The keeper ends without a word:** the relay says so and serves on. Rules stay as they are until somebody removes them.
 
 mod client;
-pub(crate) mod guard;
+pub mod guard;
 mod permitted;
 mod records;
 mod repairs;
 mod service;
 mod wire;
 
-pub(crate) use client::{Keeper, reap};
-pub(crate) use permitted::Permitted;
-pub(crate) use repairs::RepairKeeper;
-pub(crate) use service::hold_no_output;
+pub use client::{Keeper, reap};
+pub use permitted::Permitted;
+pub use repairs::RepairKeeper;
+pub use service::hold_no_output;

@@ -34,7 +34,7 @@ pub(super) const LAST: Duration = Duration::from_secs(1);
 
 /// This process's keeper.
 #[derive(Debug, Clone)]
-pub(crate) struct Keeper(Arc<Line>);
+pub struct Keeper(Arc<Line>);
 
 #[derive(Debug)]
 struct Line {
@@ -137,12 +137,12 @@ impl Keeper {
     }
 
     /// Readable when [`Self::notice`] may have something to tell.
-    pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
+    pub fn watched(&self) -> Option<BorrowedFd<'_>> {
         (!self.0.is_told.load(Ordering::Relaxed)).then(|| self.0.socket.as_fd())
     }
 
     /// Logs that the keeper has ended by itself, once.
-    pub(crate) fn notice(&self) {
+    pub fn notice(&self) {
         if !self.0.is_alone() || self.0.is_told.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -156,7 +156,7 @@ impl Keeper {
     }
 
     /// Ends it. It changes nothing any more.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.0.is_told.store(true, Ordering::Relaxed);
         let _ = self.0.ask(&Request::End, &[], LAST);
         reap(self.0.process, LAST);
@@ -204,7 +204,7 @@ fn is_done(answer: Answer) -> Result<(), CallError> {
 }
 
 /// Waits for the end of a process, so that it doesn't outlive this one.
-pub(crate) fn reap(process: Pid, limit: Duration) {
+pub fn reap(process: Pid, limit: Duration) {
     let deadline = Instant::now() + limit;
     while let Ok(None) = waitpid(Some(process), WaitOptions::NOHANG) {
         if Instant::now() >= deadline {

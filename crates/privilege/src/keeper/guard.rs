@@ -14,7 +14,7 @@ use truepeer_routes::print::apply_command;
 
 /// Who changes the kernel's rules.
 #[derive(Debug, Clone, Default)]
-pub(crate) enum Hands {
+pub enum Hands {
     /// This process, if it may.
     #[default]
     Own,
@@ -43,7 +43,7 @@ impl Hands {
 /// Keeps the routes while it lives. Create and drop it in the network namespace of the upstream sockets.
 #[derive(Debug)]
 #[must_use = "the routes go with the guard"]
-pub(crate) struct RoutesGuard {
+pub struct RoutesGuard {
     owner: Option<Owner>,
     hands: Hands,
     upstream_mark: Option<u32>,
@@ -64,7 +64,7 @@ impl RoutesGuard {
     ///
     /// # Errors
     /// Only with [`RoutesMode::Auto`]: something that is needed could not be added.
-    pub(crate) fn establish(mode: RoutesMode, setup: &Setup, hands: &Hands) -> anyhow::Result<Self> {
+    pub fn establish(mode: RoutesMode, setup: &Setup, hands: &Hands) -> anyhow::Result<Self> {
         let hands = hands.clone();
         if mode == RoutesMode::Manual {
             return Ok(Self {
@@ -101,7 +101,7 @@ impl RoutesGuard {
     }
 
     /// Whether [`Self::restore`] has anything to look after.
-    pub(crate) fn is_kept(&self) -> bool {
+    pub fn is_kept(&self) -> bool {
         self.kept.is_some()
     }
 
@@ -109,7 +109,7 @@ impl RoutesGuard {
     /// [`RulesLock`], which any local user can hold. If another process holds it, that may be a truepeer
     /// that adds the same rules: so this look does nothing, and the next one goes on without the lock.
     /// Returns whether it has added something.
-    pub(crate) fn restore(&mut self, now: Instant) -> bool {
+    pub fn restore(&mut self, now: Instant) -> bool {
         let Some(plan) = &self.kept else { return false };
         let looked = Netlink::open().and_then(|mut netlink| apply::is_in_place(&mut netlink, plan));
         if looked.as_ref().is_ok_and(|is_in_place| *is_in_place) {
@@ -154,7 +154,7 @@ impl RoutesGuard {
     }
 
     /// The mark for upstream sockets: `--mark`, or the one that the added rules match.
-    pub(crate) fn upstream_mark(&self) -> Option<u32> {
+    pub fn upstream_mark(&self) -> Option<u32> {
         self.upstream_mark
     }
 }

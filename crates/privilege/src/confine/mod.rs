@@ -13,7 +13,7 @@ mod calls;
 mod capability;
 mod files;
 mod job;
-pub(crate) mod needs;
+pub mod needs;
 mod privileges;
 mod user;
 
@@ -26,13 +26,13 @@ use crate::keeper::{Keeper, Permitted, RepairKeeper};
 use truepeer_config::plan::{ConfineConfig, ProcessConfig};
 use truepeer_config::spec::{AdminAddr, ConfineMode};
 
-pub(crate) use capability::{Capability, held};
+pub use capability::{Capability, held};
 use job::Job;
 use needs::{ROUTES, SPLICE_NET, kernel};
 use user::Found;
 
 /// What a process is about to give up.
-pub(crate) struct Plan<'a> {
+pub struct Plan<'a> {
     process: &'a ProcessConfig,
     files: &'a [PathBuf],
     job: Job,
@@ -43,7 +43,7 @@ pub(crate) struct Plan<'a> {
 
 /// What was given up.
 #[derive(Debug, Default)]
-pub(crate) struct Confined {
+pub struct Confined {
     done: Vec<String>,
     missing: Vec<String>,
     /// The capabilities of before and after; `None`: all were kept.
@@ -59,7 +59,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// `--user` names a user that this process can't become.
-    pub(crate) fn of(process: &'a ProcessConfig, files: &'a [PathBuf], grows: bool) -> anyhow::Result<Self> {
+    pub fn of(process: &'a ProcessConfig, files: &'a [PathBuf], grows: bool) -> anyhow::Result<Self> {
         let config = &process.confine;
         let job = Job::of(process, files, grows);
         let is_on = config.mode != ConfineMode::Off;
@@ -80,7 +80,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The admin sockets in directories in which the other user can create none: they must be opened before.
-    pub(crate) fn sockets_ahead(&self) -> Vec<&'a AdminAddr> {
+    pub fn sockets_ahead(&self) -> Vec<&'a AdminAddr> {
         let Some(user) = &self.user else { return Vec::new() };
         let is_ahead = |address: &&AdminAddr| match address {
             AdminAddr::Unix(path) => !user.can_write(&job::directory(path)),
@@ -90,12 +90,12 @@ impl<'a> Plan<'a> {
     }
 
     /// Notes whether the process has the tables of spliced sessions. Without them it keeps no privilege for them.
-    pub(crate) fn has_splice_tables(&mut self, has: bool) {
+    pub fn has_splice_tables(&mut self, has: bool) {
         self.job.has_splice_tables(has);
     }
 
     /// Starts the process that changes rules and grows buffers for this one, which then keeps no capability for that. Without it, this process keeps the capability.
-    pub(crate) fn start_keeper(&mut self, permitted: Permitted) -> Option<Keeper> {
+    pub fn start_keeper(&mut self, permitted: Permitted) -> Option<Keeper> {
         if !self.is_on || !self.job.can_use_keeper() || !ROUTES.is_in(held(), kernel()) {
             return None;
         }
@@ -126,7 +126,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// That of `start`.
-    pub(crate) fn start_attach_keeper<T>(
+    pub fn start_attach_keeper<T>(
         &mut self,
         start: impl FnOnce() -> anyhow::Result<T>,
     ) -> anyhow::Result<Option<T>> {
@@ -140,7 +140,7 @@ impl<'a> Plan<'a> {
 
     /// Starts the repair keeper, if it has the tables of spliced sessions. Without it, this process keeps the
     /// capability for that.
-    pub(crate) fn start_repair_keeper(&mut self) -> Option<RepairKeeper> {
+    pub fn start_repair_keeper(&mut self) -> Option<RepairKeeper> {
         if !self.is_on || !self.job.splices || !SPLICE_NET.is_in(held(), kernel()) {
             return None;
         }
@@ -161,7 +161,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Gives it up. What is not possible here is left out, and [`Confined::announce`] names it.
-    pub(crate) fn enter(self) -> anyhow::Result<Confined> {
+    pub fn enter(self) -> anyhow::Result<Confined> {
         let Self { files, job, user, is_on, mut confined, .. } = self;
         if !is_on {
             return Ok(confined);
@@ -266,7 +266,7 @@ fn find_user(config: &ConfineConfig, confined: &mut Confined) -> anyhow::Result<
 
 impl Confined {
     /// Logs what was done in one line, and what is missing in another.
-    pub(crate) fn announce(&self) {
+    pub fn announce(&self) {
         if !self.done.is_empty() {
             tracing::info!("confined: {}", self.done.join(", "));
         }
@@ -277,7 +277,7 @@ impl Confined {
 
     /// # Errors
     /// The new configuration needs a capability that this process has given up.
-    pub(crate) fn permits(&self, process: &ProcessConfig) -> anyhow::Result<()> {
+    pub fn permits(&self, process: &ProcessConfig) -> anyhow::Result<()> {
         let Some((before, after)) = self.reduced else { return Ok(()) };
         let mut job = Job::of(process, &[], false);
         job.has_keeper = self.has_keeper;
@@ -297,7 +297,7 @@ impl Confined {
     }
 
     /// Adds the likely cause to a refusal.
-    pub(crate) fn explain(&self, problem: anyhow::Error) -> anyhow::Error {
+    pub fn explain(&self, problem: anyhow::Error) -> anyhow::Error {
         let text = format!("{problem:#}");
         if self.limits_files && text.contains("Permission denied") {
             return anyhow!(

@@ -14,7 +14,7 @@ use truepeer_routes::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE
 /// A rule has the form of one that `routes::plan` makes. A single address may be any: a reload may name another backend. So a process that an attacker has
 /// taken over can bring packets of single foreign addresses to this host, but it can't add other rules, or touch those of others.
 #[derive(Debug, Default)]
-pub(crate) struct Permitted {
+pub struct Permitted {
     tables: BTreeSet<u32>,
     marks: BTreeSet<u32>,
     /// Of `--dynamic-allow`.
@@ -22,7 +22,7 @@ pub(crate) struct Permitted {
 }
 
 impl Permitted {
-    pub(crate) fn of(process: &CheckedProcess) -> Self {
+    pub fn of(process: &CheckedProcess) -> Self {
         let mut permitted = Self::default();
         for entry in &process.entries {
             let CheckedEntry::Relay { config, checked, .. } = entry else { continue };

@@ -13,4 +13,4 @@ mod client;
 mod service;
 mod wire;
 
-pub(crate) use client::RepairKeeper;
+pub use client::RepairKeeper;
