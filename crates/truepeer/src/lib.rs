@@ -7,7 +7,6 @@
 //! found and 126 if it can't be executed.
 
 mod admin;
-mod attach;
 mod doctor;
 mod log;
 mod operate;
@@ -105,7 +104,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Vpp(args)) => return vpp(&args.action),
         Task::Other(Invocation::Reload(args)) => reload(&args),
         Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),
-        Task::Other(Invocation::Attach(args)) => attach::run(&args, &mut output::stdout()),
+        Task::Other(Invocation::Attach(args)) => truepeer_attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::OciHook(args)) => oci_hook(&args),
         Task::Other(Invocation::Routes(args)) => routes(&args),
         Task::Other(Invocation::Doctor(args)) => doctor(&args),
@@ -148,7 +147,7 @@ fn oci_hook(args: &OciHookArgs) -> anyhow::Result<()> {
         Ok(_) => anyhow::bail!("they are no options of truepeer attach"),
         Err(error) => anyhow::bail!("{}", error.to_string().trim()),
     };
-    attach::run_as_hook(args.pins.as_deref(), std::io::stdin().lock(), parse, &mut output::stdout())
+    truepeer_attach::run_as_hook(args.pins.as_deref(), std::io::stdin().lock(), parse, &mut output::stdout())
 }
 
 fn routes(args: &RoutesArgs) -> anyhow::Result<()> {

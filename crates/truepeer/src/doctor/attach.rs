@@ -107,7 +107,7 @@ fn obstacle() -> Option<(String, &'static str)> {
     if needs::version(&release).is_some_and(|version| version < OLDEST) {
         return Some((format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1), ""));
     }
-    let missing: Vec<_> = crate::attach::missing_capabilities().iter().map(ToString::to_string).collect();
+    let missing: Vec<_> = truepeer_attach::missing_capabilities().iter().map(ToString::to_string).collect();
     if !missing.is_empty() {
         return Some((format!("missing: {}", missing.join(", ")), "sudo truepeer doctor"));
     }

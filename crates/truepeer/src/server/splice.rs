@@ -10,7 +10,7 @@ use truepeer_bpf::{AttachError, Device, Splices};
 use truepeer_relay::Ways;
 
 use super::full::FullListeners;
-use crate::attach::devices_in_use;
+use truepeer_attach::devices_in_use;
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
 

@@ -19,7 +19,7 @@ pub(super) use self::keeper::ForkedKeeper;
 use self::keeper::{AttachKeeper, Line};
 use self::own::{Detached, Own};
 use crate::admin::AttachmentDoc;
-use crate::attach;
+use truepeer_attach as attach;
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::Verbosity;
 

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 use truepeer_bpf::Rules;
 
 use super::Shown;
-use crate::attach;
+use truepeer_attach as attach;
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::AttachSpec;
 

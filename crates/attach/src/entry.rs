@@ -11,7 +11,7 @@ use truepeer_config::plan::AttachKey;
 use truepeer_config::spec::AttachSpec;
 
 /// Attaches, or gives an attachment other rules. Open connections continue.
-pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
+pub fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
     let mut out = Vec::new();
     let put = in_place(key, true, |place, process| {
         // What a file has is all that it wants in this network namespace.
@@ -35,7 +35,7 @@ pub(crate) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<(
 ///
 /// # Errors
 /// Somebody else has attached there meanwhile: that stays.
-pub(crate) fn leave(key: &AttachKey, now: bool, is_first: bool) -> Result<usize> {
+pub fn leave(key: &AttachKey, now: bool, is_first: bool) -> Result<usize> {
     let mut out = Vec::new();
     let open = in_place(key, false, |place, _| {
         if now {
@@ -56,7 +56,7 @@ pub(crate) fn leave(key: &AttachKey, now: bool, is_first: bool) -> Result<usize>
 }
 
 /// The state of an attachment; `None`: there is none.
-pub(crate) fn status_of(key: &AttachKey) -> Result<Option<Status>> {
+pub fn status_of(key: &AttachKey) -> Result<Option<Status>> {
     in_place(key, false, |place, _| Ok(status(place)?))
 }
 

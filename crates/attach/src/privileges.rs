@@ -12,7 +12,7 @@ const NEEDED: &str = "attach needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADM
 const INSTEAD: &str = "truepeer run needs none of them";
 
 /// Returns the missing capabilities.
-pub(crate) fn missing() -> Vec<Capability> {
+pub fn missing() -> Vec<Capability> {
     let needs = [ATTACH_BPF, ATTACH_PERFMON, ATTACH_NET];
     needs.iter().filter(|need| !need.is_held()).map(Need::first).collect()
 }

@@ -44,7 +44,7 @@ pub(super) fn numbered(names: &[String]) -> Result<Vec<(u32, Device)>> {
 }
 
 /// Those that are up and have an address, except the ports of a bridge or bond; by name.
-pub(crate) fn in_use() -> Result<Vec<Device>> {
+pub fn in_use() -> Result<Vec<Device>> {
     let devices: BTreeSet<_> = Links::read()?.in_use().filter_map(device).collect();
     Ok(devices.into_iter().collect())
 }

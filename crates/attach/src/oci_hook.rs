@@ -42,7 +42,7 @@ struct Config {
 }
 
 /// Attaches to the container whose state comes from `input`, if its annotations say so.
-pub(crate) fn run(
+pub fn run(
     pins: Option<&Path>,
     input: impl Read,
     parse: impl FnOnce(Vec<OsString>) -> Result<AttachArgs>,

@@ -32,13 +32,13 @@ use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 use truepeer_sys::tell;
 
-pub(crate) use devices::in_use as devices_in_use;
-pub(crate) use entry::{leave, put, status_of};
-pub(crate) use oci_hook::run as run_as_hook;
-pub(crate) use privileges::missing as missing_capabilities;
+pub use devices::in_use as devices_in_use;
+pub use entry::{leave, put, status_of};
+pub use oci_hook::run as run_as_hook;
+pub use privileges::missing as missing_capabilities;
 
 /// Runs the action in the network namespace that the command line names.
-pub(crate) fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
+pub fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {
     let spec = match &args.action {
         None => Some(&args.spec),
         Some(AttachAction::Add { spec }) => Some(spec.as_ref()),
