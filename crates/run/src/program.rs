@@ -22,6 +22,7 @@ pub struct Program {
     pub file: PathBuf,
     /// Its arguments, starting with the name it was called by.
     pub words: Vec<OsString>,
+    /// How it is linked.
     pub kind: Kind,
 }
 
@@ -70,8 +71,10 @@ impl Program {
 /// A command that can't be started. Shells have an exit status for each case.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotStarted {
+    /// No file of this name is in PATH.
     #[error("{0}: no such program")]
     NotFound(String),
+    /// The file is there, and execve() refuses it.
     #[error("{0} can't be executed")]
     NotExecutable(String),
 }

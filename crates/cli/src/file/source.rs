@@ -16,14 +16,18 @@ use truepeer_sys::tell;
 /// A command line, or a file.
 #[derive(Debug)]
 pub enum ConfigSource {
+    /// The plan of a command line.
     Command(Box<ProcessConfig>),
+    /// The path of a file, which is read anew each time.
     File(PathBuf),
 }
 
 /// A configuration that can be carried out.
 #[derive(Debug)]
 pub struct LoadedConfig {
+    /// What it means.
     pub process: ProcessConfig,
+    /// The same with all files read and names resolved.
     pub checked: CheckedProcess,
     /// Every file that was read: the configuration file itself first, then lists, certificates, keys.
     pub files: Vec<PathBuf>,
@@ -34,7 +38,9 @@ pub struct LoadedConfig {
 /// A configuration that can't be carried out. It prints every reason, with its place in the file.
 #[derive(Debug)]
 pub enum Rejected {
+    /// Of a command line.
     Command(Problems),
+    /// Of a file.
     File(Box<Findings>),
 }
 

@@ -2,6 +2,7 @@
 //!
 //! `truepeer doctor` prints this table, docs/privileges.md contains it, a process keeps the capabilities that it
 //! names for its job, and tests start each way with exactly these.
+#![allow(missing_docs, reason = "a need explains itself by its fields, which the doctor prints")]
 
 use rustix::thread::CapabilitySet;
 

@@ -22,6 +22,7 @@ pub struct Permitted {
 }
 
 impl Permitted {
+    /// What the entries of a configuration may need.
     pub fn of(process: &CheckedProcess) -> Self {
         let mut permitted = Self::default();
         for entry in &process.entries {
