@@ -52,11 +52,14 @@ static __always_inline enum counter revive(struct __sk_buff *skb, struct incomin
 /* The hooks are on a cgroup below the root: a container's. Set when the program is loaded. */
 const volatile __u32 has_hooks_inside = 0;
 
-/* No hook has seen the SYN, so none would see the connection: its listener is another container's, or this
- * one's after a restart, which made the cgroup anew. */
-static __always_inline int is_beyond_hooks(const struct pending *pending)
+/* The reason if no hook has seen the SYN, so that none would see the connection. With a request socket, its
+ * listener is another container's, or this one's after a restart, which made the cgroup anew. Without one, the
+ * port's own listener has no part in it: another one got the SYN. */
+static __always_inline enum counter beyond_hooks(const struct incoming *in)
 {
-	return has_hooks_inside && pending->listener != LISTENER_INSIDE;
+	if (!has_hooks_inside || in->pending->listener == LISTENER_INSIDE)
+		return 0;
+	return in->state == LISTENS ? REFUSED_REDIRECTED : REFUSED_ELSEWHERE;
 }
 
 /* Bytes that looked like a header's start were acknowledged, and are data: the sender will not send them
@@ -82,8 +85,9 @@ static __always_inline int go_on_without(struct __sk_buff *skb, struct incoming 
 	if (!scratch || replay > REPLAY_MAX)
 		return drop(in->port, FAILED);
 	in->state = find_socket(skb, &in->segment, in->pending->isn + 1 + in->pending->guess, &family);
-	enum counter refusal =
-		is_beyond_hooks(in->pending) ? REFUSED_ELSEWHERE : revive(skb, in);
+	enum counter refusal = beyond_hooks(in);
+	if (!refusal)
+		refusal = revive(skb, in);
 	if (refusal)
 		return refuse_for(skb, in, refusal);
 	if (is_late) {
@@ -125,8 +129,9 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, struct in
 	in->state = find_socket(skb, &in->segment, in->pending->isn + 1 + in->pending->guess, &family);
 	if (in->state == NO_SOCKET || in->state == OPEN)
 		return REFUSED_REDIRECTED;
-	if (is_beyond_hooks(in->pending))
-		return REFUSED_ELSEWHERE;
+	refusal = beyond_hooks(in);
+	if (refusal)
+		return refusal;
 	if (in->pending->listener == LISTENER_OUTSIDE) {
 		flow->client_version = 0;
 	} else if (flow->client_version == 6 && family == AF_INET) {
