@@ -22,6 +22,10 @@ skip() {
 
 command -v cargo >/dev/null || skip "cargo is not installed"
 command -v "${CXX:-c++}" >/dev/null || skip "no C++ compiler (${CXX:-c++}) to build libFuzzer with"
+# Says first whether Cargo.lock belongs to the crates as they are now: that needs no network.
+why=$(cargo metadata --locked --offline --format-version 1 2>&1 >/dev/null) || case $why in
+  *"because --locked was passed"*) echo "fuzz/Cargo.lock is older than the crates; renew it: cd fuzz && cargo metadata >/dev/null"; exit 1 ;;
+esac
 cargo fetch --quiet --locked || skip "crates cannot be fetched"
 host=$(rustc -vV | sed -n 's/^host: //p')
 programs=$out/$host/release

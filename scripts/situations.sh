@@ -22,14 +22,16 @@ packages=(sudo curl ifupdown haproxy nginx-light libnginx-mod-stream postfix dov
 
 skip() { check_skip situations "$1"; checks_end; exit 0; }
 [ "$(id -u)" = 0 ] || skip "root is needed"
+if_ready=
+if [ "${1-}" = --if-ready ]; then
+  shift
+  if_ready=1
+  [ "$(cat "$root/etc/situations" 2>/dev/null)" = "${packages[*]}" ] || skip "its Debian is not there: make test-all makes it"
+fi
 command -v debootstrap >/dev/null || apt_install debootstrap >/dev/null || skip "debootstrap is missing"
 findmnt -nt cgroup2 >/dev/null || skip "a mounted cgroup2 is needed"
 [ -x "$TRUEPEER" ] || { echo "situations: no $TRUEPEER: cargo build -p truepeer"; exit 1; }
 mkdir -p "$target/logs" "${root%/*}"
-if [ "${1-}" = --if-ready ]; then
-  shift
-  [ -e "$root/etc/situations" ] || skip "its Debian is not there yet: make test-all makes it"
-fi
 
 # A Debian with all programs, once for each machine. Nothing in it is enabled: a page does that.
 install_packages() {
@@ -51,7 +53,7 @@ install_packages() {
 }
 # An authority for certbot, as Let's Encrypt's.
 export PATH=$PATH:/usr/local/go/bin
-if command -v go >/dev/null && [ ! -x target/tools/pebble/pebble ]; then
+if [ -z "$if_ready" ] && command -v go >/dev/null && [ ! -x target/tools/pebble/pebble ]; then
   GOBIN=$PWD/target/tools/pebble go install github.com/letsencrypt/pebble/v2/cmd/pebble@v2.7.0 \
     >"$target/logs/pebble.log" 2>&1 || true
 fi
