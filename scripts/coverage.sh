@@ -39,7 +39,10 @@ export CARGO_TARGET_DIR=$target/coverage
 logs=$target/logs
 mkdir -p "$logs"
 
-crates=() packages=() own=(--lib)
+crates=() own=(--lib)
+# The program's own crates.
+packages=(-p truepeer)
+for crate in attach cli config privilege routes run vpp; do packages+=(-p "truepeer-$crate"); done
 for ((at = 0; at < ${#goals[@]}; at += 2)); do
   crate=${goals[at]}
   crates+=("$crate")
@@ -61,7 +64,7 @@ run() {
     echo "coverage: $((SECONDS - start)) s, $(grep -c '^test .* \.\.\. ' "$log") tests; $(tail -n 1 "$log" | cut -c -100)"
   done &
   watcher=$!
-  cargo llvm-cov --no-report --no-fail-fast "${packages[@]}" -p truepeer "$@" 2>&1 | tee "$log" |
+  cargo llvm-cov --no-report --no-fail-fast "${packages[@]}" "$@" 2>&1 | tee "$log" |
     grep --line-buffered -E '^ *Running |^test result:|^test .*\.\.\. FAILED' || true
   kill "$watcher" 2>/dev/null || true
   # A failed build has no results.
