@@ -36,21 +36,25 @@ pub(crate) struct Args {
     /// Seconds instead of minutes: checks that every number is produced, not its value
     #[arg(long)]
     pub(crate) smoke: bool,
-    /// Only these loads: proxy (streaming, ping-pong, ping-pong-rate, connections, bulk-up, bulk-down, udp-64, udp-1400, idle), hosts
-    /// (hosts-ping-pong, hosts-ping-pong-rate, hosts-connections, hosts-bulk-up, hosts-bulk-down: each party on a host of its own), https
-    /// (https-10, https-64, https-rate, handshakes, https-idle), stacks (https-stacks: on the kernel's TCP and on VPP's)
+    /// Only these loads: proxy (streaming, ping-pong, ping-pong-rate, connections, bulk-up, bulk-down,
+    /// udp-64, udp-1400, idle), hosts (hosts-ping-pong, hosts-ping-pong-rate, hosts-connections,
+    /// hosts-bulk-up, hosts-bulk-down: each party on a host of its own), https (https-10, https-64,
+    /// https-rate, handshakes, https-idle), stacks (https-stacks: on the kernel's TCP and on VPP's)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     only: Vec<Selection>,
-    /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1), haproxy, nginx,
-    /// truepeer, truepeer-spliced, truepeer-full, truepeer-attach, truepeer-run, truepeer-notify; nginx-https, haproxy-https, hitch-haproxy,
-    /// hitch-nginx, truepeer-https, truepeer-https-h2; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of --peer
+    /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1),
+    /// haproxy, nginx, truepeer, truepeer-spliced, truepeer-full, truepeer-attach, truepeer-run,
+    /// truepeer-notify; nginx-https, haproxy-https, hitch-haproxy, hitch-nginx, truepeer-https,
+    /// truepeer-https-h2; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of
+    /// --peer
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     contestants: Vec<String>,
-    /// Another contestant by its command line, in which {listen}, {backend}, {port} and {protocol} are replaced,
-    /// for HTTPS also {cert}, {key} and {pem}; repeatable
+    /// Another contestant by its command line, in which {listen}, {backend}, {port} and {protocol} are
+    /// replaced, for HTTPS also {cert}, {key} and {pem}; repeatable
     #[arg(long, value_name = "NAME=COMMAND")]
     peer: Vec<Command>,
-    /// Another HAProxy beside the installed one, for HTTPS: other-haproxy-https, other-haproxy-https-h2 (HTTP/2 with the origin)
+    /// Another HAProxy beside the installed one, for HTTPS: other-haproxy-https, other-haproxy-https-h2
+    /// (HTTP/2 with the origin)
     #[arg(long, value_name = "PATH")]
     other_haproxy: Option<PathBuf>,
     /// How often everything is measured [default: 5]
@@ -108,8 +112,8 @@ pub(crate) struct Plan {
     /// Contestants that can't take part, each with the reason.
     pub(crate) absent: Vec<String>,
     pub(crate) rounds: usize,
-    /// How often a failed measurement is tried. Only a check that all numbers are produced may try again: the
-    /// machine is then busy with other work and may have stalled for seconds.
+    /// How often a failed measurement is tried. Only a check that all numbers are produced may try again:
+    /// the machine is then busy with other work and may have stalled for seconds.
     pub(crate) attempts: usize,
     pub(crate) scale: Scale,
     pub(crate) congestion: Option<String>,
@@ -232,8 +236,8 @@ impl Args {
         Ok((all, absent))
     }
 
-    /// A copy of truepeer's binary, so that all rounds measure the same one even if it is rebuilt meanwhile. If
-    /// it doesn't exist, the path where it was expected.
+    /// A copy of truepeer's binary, so that all rounds measure the same one even if it is rebuilt meanwhile.
+    /// If it doesn't exist, the path where it was expected.
     fn truepeer(&self, bed: &Bed) -> anyhow::Result<PathBuf> {
         let original = match &self.truepeer {
             Some(path) => path.canonicalize().with_context(|| path.display().to_string())?,

@@ -1,5 +1,6 @@
 //! The clients in the headers, and the addresses from which senders connect. Both rotate for two reasons: a
-//! four-tuple must not be reused while the kernel keeps it in TIME_WAIT, and a load balancer has many clients.
+//! four-tuple must not be reused while the kernel keeps it in TIME_WAIT, and a load balancer has many
+//! clients.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -12,7 +13,8 @@ const CLAIMED: u32 = 0x0B00_0000;
 const CLAIMED_COUNT: u32 = 0x00F0_0000 - 1;
 /// The ports of claimed clients: the next one each time all addresses have been used.
 const FIRST_PORT: u16 = 20_000;
-/// Senders connect from 127.1.0.1 to 127.1.15.255 on loopback, and from 198.18.0.1 to 198.18.15.255 over hosts.
+/// Senders connect from 127.1.0.1 to 127.1.15.255 on loopback, and from 198.18.0.1 to 198.18.15.255 over
+/// hosts.
 const SENDERS: u32 = 0x7F01_0000;
 pub(crate) const SENDERS_NETWORK: &str = "198.18.0.0/16";
 const SENDERS_OVER_HOSTS: u32 = 0xC612_0000;

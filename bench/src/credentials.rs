@@ -1,5 +1,5 @@
-//! Keys and certificates of the HTTPS loads, created for each run: one for the origin, and another one for the
-//! proxy, so that the load can tell which of the two it is connected to.
+//! Keys and certificates of the HTTPS loads, created for each run: one for the origin, and another one for
+//! the proxy, so that the load can tell which of the two it is connected to.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

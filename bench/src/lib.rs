@@ -6,13 +6,14 @@
 //!   load (threads here) ──header──▶ contestant ──▶ backend (this program again, in a separate process)
 //!          └───────────── "no proxy": no header ──────────▲
 //! ```
-//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared (`stacks`),
-//! all parties are separate programs, in three namespaces of either stack.
+//! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared
+//! (`stacks`), all parties are separate programs, in three namespaces of either stack.
 //!
 //! Two programs use this: `bench`, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
 //!
-//! Each cell starts from scratch, so that no contestant is affected by another (connections in TIME_WAIT, routes,
-//! grown buffers). Values are compared only within a round; the report shows the ratios to "no proxy".
+//! Each cell starts from scratch, so that no contestant is affected by another (connections in TIME_WAIT,
+//! routes, grown buffers). Values are compared only within a round; the report shows the ratios to "no
+//! proxy".
 
 #![forbid(unsafe_code)]
 

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
 use truepeer_sys::socket::set_bind_address_no_port;
 
-/// The time-out for a connection and its first answer. Longer than a lost SYN needs to be repeated (1 s, then 3
-/// s).
+/// The time-out for a connection and its first answer. Longer than a lost SYN needs to be repeated (1 s, then
+/// 3 s).
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many events one epoll_wait takes.

@@ -1,6 +1,6 @@
 //! The part of NGINX's configuration that origin and HTTPS proxy share: the guide's general lines, and those
-//! needed here (its files in the test's directory, more connections than the guide's 512, and longer time-outs,
-//! because thousands must stay idle).
+//! needed here (its files in the test's directory, more connections than the guide's 512, and longer
+//! time-outs, because thousands must stay idle).
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,8 +10,8 @@ use truepeer_testbed::{Bed, Program};
 
 use crate::credentials::Credential;
 
-/// NGINX with one worker, and `blocks` within `http`. Relative names in them are files in a new directory, which
-/// `furnish` can fill.
+/// NGINX with one worker, and `blocks` within `http`. Relative names in them are files in a new directory,
+/// which `furnish` can fill.
 /// `furnish` may fill.
 pub(crate) fn program(
     bed: &Bed,

@@ -1,5 +1,5 @@
-//! The transferred bytes. Their period is coprime to every buffer size, so a lost, doubled or moved byte shows as
-//! a wrong one. Checking is a memory comparison.
+//! The transferred bytes. Their period is coprime to every buffer size, so a lost, doubled or moved byte
+//! shows as a wrong one. Checking is a memory comparison.
 
 /// The largest read or write in bytes.
 pub(crate) const CHUNK: usize = 128 * 1024;

@@ -1,5 +1,5 @@
-//! The assignment of cores. By default the scheduler decides. Pinned, the contestant has one core, and backend
-//! and load have the others, so the result is what a contestant can do with one core.
+//! The assignment of cores. By default the scheduler decides. Pinned, the contestant has one core, and
+//! backend and load have the others, so the result is what a contestant can do with one core.
 
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -53,7 +53,8 @@ impl Endpoints {
 /// How many TIME_WAIT sockets the kernel keeps: enough that none is removed early.
 const TIME_WAIT_MAX: &str = "1000000";
 
-/// The hosts of a cell over three hosts, in a line. They are named so in `ip`, too: each device after the host at its other end.
+/// The hosts of a cell over three hosts, in a line. They are named so in `ip`, too: each device after the
+/// host at its other end.
 const LOAD: &str = "load";
 const RELAY: &str = "relay";
 const SERVER: &str = "server";
@@ -62,13 +63,14 @@ const SERVER: &str = "server";
 #[derive(Debug)]
 pub(crate) enum Place {
     Loopback(NetNs),
-    /// Load, contestant and backend in a line of veth pairs. The contestant's host forwards, so that without a proxy the load
-    /// reaches the backend through it.
+    /// Load, contestant and backend in a line of veth pairs. The contestant's host forwards, so that without
+    /// a proxy the load reaches the backend through it.
     Hosts(Topology),
 }
 
 impl Place {
-    /// Creates the network of a load. `congestion` is the TCP congestion control; without it, the machine's default.
+    /// Creates the network of a load. `congestion` is the TCP congestion control; without it, the machine's
+    /// default.
     pub(crate) fn make(load: Load, congestion: Option<&str>) -> anyhow::Result<Self> {
         if !load.is_over_hosts() {
             let netns = NetNs::create()?;
@@ -95,7 +97,8 @@ impl Place {
         }
     }
 
-    /// Runs `work` on the load's host, on a separate thread. Threads and programs started there are on it, too.
+    /// Runs `work` on the load's host, on a separate thread. Threads and programs started there are on it,
+    /// too.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
         let netns = match self {
             Self::Loopback(netns) => netns,
@@ -121,8 +124,8 @@ impl Place {
         }
     }
 
-    /// The classic rule and route for replies to spoofed clients, as in the manuals of the seeds and peers: replies of the backend
-    /// stay on the contestant's host. To be called on the load's host.
+    /// The classic rule and route for replies to spoofed clients, as in the manuals of the seeds and peers:
+    /// replies of the backend stay on the contestant's host. To be called on the load's host.
     pub(crate) fn route_replies(&self) -> anyhow::Result<()> {
         const ROUTE: &str = "route add local 0.0.0.0/0 dev lo table 123";
         match self {

@@ -1,5 +1,5 @@
-//! The order of measurements, and their evaluation. Within a round each load runs on all contestants in turn, so
-//! that compared values are seconds apart. Each round starts with another contestant.
+//! The order of measurements, and their evaluation. Within a round each load runs on all contestants in turn,
+//! so that compared values are seconds apart. Each round starts with another contestant.
 
 use truepeer_testbed::Bed;
 
@@ -174,7 +174,8 @@ impl Results {
         self.ratio(plan, load, contestant, plan.contestants.iter().position(|who| who.name == baseline)?)
     }
 
-    /// The faults of a contestant under a load, each once, with the number of rounds that had it if not all did.
+    /// The faults of a contestant under a load, each once, with the number of rounds that had it if not all
+    /// did.
     pub(crate) fn complaints(&self, plan: &Plan, load: Load, contestant: usize) -> Vec<String> {
         let mut complaints: Vec<(String, usize)> = Vec::new();
         for cell in self.of(load, contestant) {

@@ -1,9 +1,9 @@
-//! The guide's case on two network stacks: origin, proxy and load in three network namespaces connected by veth
-//! pairs, and in three of VPP's namespaces. Each is a separate program, even the load, so that VPP's library can
-//! be preloaded.
+//! The guide's case on two network stacks: origin, proxy and load in three network namespaces connected by
+//! veth pairs, and in three of VPP's namespaces. Each is a separate program, even the load, so that VPP's
+//! library can be preloaded.
 //!
-//! Two cores: on the kernel's stack the proxy has one, origin and load share the other. VPP, which polls, has its
-//! own core, and all programs share the other.
+//! Two cores: on the kernel's stack the proxy has one, origin and load share the other. VPP, which polls, has
+//! its own core, and all programs share the other.
 
 use std::path::PathBuf;
 use std::thread;

@@ -1,6 +1,6 @@
-//! Builds libtruepeer.so, which `truepeer run` embeds, by a separate cargo process: a library that other programs
-//! load can't be a dependency. Without it the binary is still built, and `--via preload` reports that. With
-//! `TRUEPEER_REQUIRE_LIBRARY=1`, which the project's own checks set, it is an error.
+//! Builds libtruepeer.so, which `truepeer run` embeds, by a separate cargo process: a library that other
+//! programs load can't be a dependency. Without it the binary is still built, and `--via preload` reports
+//! that. With `TRUEPEER_REQUIRE_LIBRARY=1`, which the project's own checks set, it is an error.
 //!
 //! The library has its own target directory and profile, shares the parent's lock file and job slots, and is
 //! rebuilt only when its sources change.

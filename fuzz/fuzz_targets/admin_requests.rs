@@ -1,5 +1,5 @@
-//! A connection to the admin socket, as its reader takes it: in pieces, within small limits; then the query. No
-//! panic, the same in any pieces, never more than the limit kept; each escaped value is read back.
+//! A connection to the admin socket, as its reader takes it: in pieces, within small limits; then the query.
+//! No panic, the same in any pieces, never more than the limit kept; each escaped value is read back.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

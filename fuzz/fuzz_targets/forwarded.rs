@@ -1,4 +1,5 @@
-//! The fields that name the client: what an origin is told, by HTTP/1's writer, compared with the rules as a table.
+//! The fields that name the client: what an origin is told, by HTTP/1's writer, compared with the rules as a
+//! table.
 #![no_main]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

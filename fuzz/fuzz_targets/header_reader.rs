@@ -1,5 +1,5 @@
-//! The start of a connection, in any pieces, with an end, a reset or a time-out at any moment: the same decision as for
-//! all bytes at once, and never one that a later byte contradicts.
+//! The start of a connection, in any pieces, with an end, a reset or a time-out at any moment: the same
+//! decision as for all bytes at once, and never one that a later byte contradicts.
 #![no_main]
 
 use std::time::Duration;
@@ -74,8 +74,8 @@ fn check(opening: &Opening<'_>, plainly: &Plainly) {
     assert_eq!(told(opening), *plainly);
 }
 
-/// No byte that follows changes a decision. Only the reason of a refusal may become more exact: before the signature of an
-/// excluded version is whole, the bytes are no header.
+/// No byte that follows changes a decision. Only the reason of a refusal may become more exact: before the
+/// signature of an excluded version is whole, the bytes are no header.
 fn check_later(opening: &Opening<'_>, earlier: &Plainly) {
     match (told(opening), earlier) {
         (

@@ -1,4 +1,5 @@
-//! Chunked bodies: no panic, bounded work, the same data however they are cut, and the same as a plain decoder's.
+//! Chunked bodies: no panic, bounded work, the same data however they are cut, and the same as a plain
+//! decoder's.
 #![no_main]
 
 #[allow(dead_code, reason = "not every target uses all of it")]

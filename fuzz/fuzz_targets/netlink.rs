@@ -1,4 +1,5 @@
-//! The kernel's answers on netlink sockets: the end of an answer, its messages, and sockets in them (sock_diag).
+//! The kernel's answers on netlink sockets: the end of an answer, its messages, and sockets in them
+//! (sock_diag).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

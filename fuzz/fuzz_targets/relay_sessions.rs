@@ -1,4 +1,5 @@
-//! Whole sessions of the relay on simulated sockets: the input makes the parties, and decides what happens next.
+//! Whole sessions of the relay on simulated sockets: the input makes the parties, and decides what happens
+//! next.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

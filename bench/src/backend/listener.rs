@@ -77,8 +77,8 @@ pub(super) fn serve(kind: Kind, address: SocketAddr, threads: usize) -> anyhow::
     Ok(())
 }
 
-/// A socket on the backend's address. It is created and accepted from with the C library's functions, as in most servers,
-/// so that a preloaded library can hook them.
+/// A socket on the backend's address. It is created and accepted from with the C library's functions, as in
+/// most servers, so that a preloaded library can hook them.
 pub(super) fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).context("socket")?;
     socket.set_nonblocking(true)?;

@@ -1,5 +1,5 @@
-//! Backends: this program in a separate process, so that a contestant can start it and its CPU time is counted
-//! separately. They don't understand headers: a header that arrives counts as wrong bytes.
+//! Backends: this program in a separate process, so that a contestant can start it and its CPU time is
+//! counted separately. They don't understand headers: a header that arrives counts as wrong bytes.
 
 mod datagrams;
 mod listener;

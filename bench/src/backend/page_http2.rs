@@ -1,5 +1,5 @@
-//! HTTP/2 as far as the lean origin needs it: every request gets the page. Windows are not kept: the page is far smaller than any
-//! proxy's, and proxies open them again in time.
+//! HTTP/2 as far as the lean origin needs it: every request gets the page. Windows are not kept: the page is
+//! far smaller than any proxy's, and proxies open them again in time.
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;

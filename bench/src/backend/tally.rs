@@ -15,7 +15,8 @@ use crate::place::Endpoints;
 /// How long to wait for an answer before asking again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// The counters of a backend. Its threads add to them when a connection ends, or once for a batch of datagrams.
+/// The counters of a backend. Its threads add to them when a connection ends, or once for a batch of
+/// datagrams.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     read: AtomicU64,
@@ -63,8 +64,9 @@ impl Tally {
         bytes
     }
 
-    /// Answers each datagram to its port on the backend's address with the counters, on a separate thread. Not over TCP: a contestant
-    /// that wraps this program may expect a header on every accepted connection.
+    /// Answers each datagram to its port on the backend's address with the counters, on a separate thread.
+    /// Not over TCP: a contestant that wraps this program may expect a header on every accepted
+    /// connection.
     pub(super) fn publish(self: &Arc<Self>, backend: SocketAddr) -> anyhow::Result<()> {
         let socket = UdpSocket::bind(Endpoints::tally_on(backend.ip())).context("bind the tally")?;
         let tally = Arc::clone(self);
@@ -91,8 +93,8 @@ impl Totals {
             match answer {
                 Ok(length) if length == bytes.len() => break,
                 Ok(length) => anyhow::bail!("the tally is {length} bytes long"),
-                // The backend is busy. Its answer to this question serves as well if it arrives after the next
-                // one.
+                // The backend is busy. Its answer to this question serves as well if it arrives after the
+                // next one.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                     anyhow::bail!("the backend has ended")

@@ -1,8 +1,8 @@
-//! Contestants by command line: `NAME=COMMAND`, run by `sh`. `{listen}`, `{backend}`, `{port}` (the backend's)
-//! and `{protocol}` (tcp or udp) in it are replaced. The classic rule and route for replies exist. A command
-//! without `{protocol}` takes TCP only. A command with `{command}` starts the backend itself with that command
-//! line, works inside it (as LD_PRELOAD does) and does not listen. A command with `{cert}` and `{key}` (PEM
-//! files; `{pem}` contains both) takes HTTPS only; its origin is `https://{backend}`.
+//! Contestants by command line: `NAME=COMMAND`, run by `sh`. `{listen}`, `{backend}`, `{port}` (the
+//! backend's) and `{protocol}` (tcp or udp) in it are replaced. The classic rule and route for replies exist.
+//! A command without `{protocol}` takes TCP only. A command with `{command}` starts the backend itself with
+//! that command line, works inside it (as LD_PRELOAD does) and does not listen. A command with `{cert}` and
+//! `{key}` (PEM files; `{pem}` contains both) takes HTTPS only; its origin is `https://{backend}`.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -252,8 +252,8 @@ impl Contestant {
             (Way::Command(command), transport) => command.carries(transport),
             (_, Transport::Https) => false,
             (_, Transport::Tcp) => true,
-            // Splicing concerns TCP. HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but can't receive them. truepeer
-            // run concerns accept().
+            // Splicing concerns TCP. HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but
+            // can't receive them. truepeer run concerns accept().
             (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..) | Way::TruepeerSpliced(..), Transport::Udp) => {
                 false
             }

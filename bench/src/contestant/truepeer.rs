@@ -44,7 +44,8 @@ impl Splice {
     }
 }
 
-/// The same, with sessions that leave user space. Its pins are in a BPF file system of its own, which ends with it.
+/// The same, with sessions that leave user space. Its pins are in a BPF file system of its own, which ends
+/// with it.
 pub(super) fn spliced(path: &Path, splice: Splice, at: Endpoints, transport: Transport) -> Program {
     let own_pins = ["--mount", "sh", "-c", "mount -t bpf bpf /sys/fs/bpf && exec \"$@\"", "sh"];
     let splice = match splice {

@@ -46,8 +46,8 @@ pub(crate) struct LoadArgs {
     /// Duration: 10s, 1m
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub(super) duration: Duration,
-    /// Requests a second over all connections; latencies then count from when a request was due [default: each
-    /// connection sends the next request when it has its answer]
+    /// Requests a second over all connections; latencies then count from when a request was due [default:
+    /// each connection sends the next request when it has its answer]
     #[arg(short = 'R', long, value_name = "N")]
     pub(super) rate: Option<NonZeroUsize>,
     /// Duration of the warm-up, which is not counted

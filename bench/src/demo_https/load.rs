@@ -1,6 +1,6 @@
 //! The load: this program again, so that it can run in a namespace and on VPP. It uses the event loop of
-//! truepeer's HTTPS proxy, whose system calls go through libc, so that a preloaded network stack can take them
-//! over. `bench`'s own loads don't allow that.
+//! truepeer's HTTPS proxy, whose system calls go through libc, so that a preloaded network stack can take
+//! them over. `bench`'s own loads don't allow that.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;

@@ -3,10 +3,10 @@
 //! ```text
 //! client: the load ──TLS──▶ proxy: truepeer https ──TLS──▶ server: NGINX, a file of 1 KiB
 //! ```
-//! On the kernel's stack it uses three network namespaces and veth pairs. On VPP's it uses the loopback layout of
-//! `truepeer vpp up`, with a VPP namespace for each party. Certificates are created for the run and verified at
-//! both hops. Each command is printed before it runs, and the result as wrk2 prints it. Whatever happens,
-//! everything is stopped at the end.
+//! On the kernel's stack it uses three network namespaces and veth pairs. On VPP's it uses the loopback
+//! layout of `truepeer vpp up`, with a VPP namespace for each party. Certificates are created for the run and
+//! verified at both hops. Each command is printed before it runs, and the result as wrk2 prints it. Whatever
+//! happens, everything is stopped at the end.
 
 mod args;
 mod ground;

@@ -76,8 +76,8 @@ impl<'a> Parties<'a> {
         })
     }
 
-    /// `truepeer https` configured like the guide's NGINX: TLS 1.3 and one suite on both sides, kept connections,
-    /// GET alone.
+    /// `truepeer https` configured like the guide's NGINX: TLS 1.3 and one suite on both sides, kept
+    /// connections, GET alone.
     pub(super) fn proxy_words(&self, at: &Addresses) -> Vec<String> {
         let shown = |path: &Path| path.display().to_string();
         let entrance = &self.credentials.entrance;

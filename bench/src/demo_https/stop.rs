@@ -25,8 +25,8 @@ impl Stop {
         Self(Arc::default())
     }
 
-    /// Call it before the private namespaces are created. Ctrl-C also reaches the outer process, which must wait
-    /// for the inner one. Other signals end it, and with it everything inside.
+    /// Call it before the private namespaces are created. Ctrl-C also reaches the outer process, which must
+    /// wait for the inner one. Other signals end it, and with it everything inside.
     pub(super) fn outlast_the_keyboard() -> anyhow::Result<()> {
         // Inside, a handler would be lost when signals are reset.
         if std::env::var_os("TRUEPEER_TESTBED_INSIDE").is_none() {

@@ -36,7 +36,8 @@ pub(crate) struct Vpp<'a> {
 }
 
 impl<'a> Vpp<'a> {
-    /// Starts `installation` with the loopback layout, by `truepeer`, with additional options if there are any.
+    /// Starts `installation` with the loopback layout, by `truepeer`, with additional options if there are
+    /// any.
     pub(crate) fn up(
         bed: &'a Bed,
         truepeer: &Path,

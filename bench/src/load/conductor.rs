@@ -1,5 +1,5 @@
-//! The three stages of a load, announced by one thread and followed by the others: warm-up, the measured window,
-//! and the end, in which everything in flight is awaited and checked.
+//! The three stages of a load, announced by one thread and followed by the others: warm-up, the measured
+//! window, and the end, in which everything in flight is awaited and checked.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread;

@@ -1,5 +1,5 @@
-//! Connections for one byte: connect, header and byte in one write, the byte back, close. The load closes first,
-//! so TIME_WAIT stays with the load and with the contestant's upstream side, never with the backend.
+//! Connections for one byte: connect, header and byte in one write, the byte back, close. The load closes
+//! first, so TIME_WAIT stays with the load and with the contestant's upstream side, never with the backend.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;

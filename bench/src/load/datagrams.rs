@@ -1,5 +1,5 @@
-//! Datagrams: many flows, each with several datagrams in flight, each with its own header (the specification's
-//! dialect), echoed.
+//! Datagrams: many flows, each with several datagrams in flight, each with its own header (the
+//! specification's dialect), echoed.
 
 use std::io::IoSlice;
 use std::net::Ipv4Addr;
@@ -117,8 +117,8 @@ impl Flow {
         let (mut sent, mut tries) = (0, 0);
         while sent < runs.len() && tries < runs.len() {
             tries += 1;
-            // A datagram that can't be sent (no room, or an error of an earlier one: nothing listens) counts as
-            // lost.
+            // A datagram that can't be sent (no room, or an error of an earlier one: nothing listens) counts
+            // as lost.
             sent += send_runs(self.socket.as_fd(), None, None, &runs[sent..]).unwrap_or(0);
         }
         sent

@@ -1,5 +1,5 @@
-//! Streams at full speed: echoed, only up, or only down. At the end each connection ends its direction and reads
-//! to the end, so that a contestant that drops the tail is detected.
+//! Streams at full speed: echoed, only up, or only down. At the end each connection ends its direction and
+//! reads to the end, so that a contestant that drops the tail is detected.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The account of one UDP flow: which datagrams are in flight, which have come back, which are lost.
 //!
-//! Datagrams of one flow keep their order on this path, so a datagram that [`OVERTAKEN`] others have overtaken is
-//! lost. All are lost if nothing has come back for [`SILENCE`]. A lost one is replaced, so that a contestant that
-//! drops datagrams is not slowed down as well.
+//! Datagrams of one flow keep their order on this path, so a datagram that [`OVERTAKEN`] others have
+//! overtaken is lost. All are lost if nothing has come back for [`SILENCE`]. A lost one is replaced, so that
+//! a contestant that drops datagrams is not slowed down as well.
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,8 @@ use crate::contestant::Stand;
 use crate::metric::Sample;
 use crate::suites::{FEW, Load, MANY, Scale};
 
-/// The scale, with a longer warm-up where buffers fill slowly: fifty echoed streams hold hundreds of megabytes.
+/// The scale, with a longer warm-up where buffers fill slowly: fifty echoed streams hold hundreds of
+/// megabytes.
 fn adapt(load: Load, scale: &Scale) -> Scale {
     let factor = if load == Load::Streaming { 4 } else { 1 };
     Scale { warm_up: scale.warm_up * factor, ..*scale }

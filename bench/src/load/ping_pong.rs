@@ -1,4 +1,5 @@
-//! 64 bytes and 64 bytes back, one request at a time on each connection: as fast as it goes, or at a constant rate.
+//! 64 bytes and 64 bytes back, one request at a time on each connection: as fast as it goes, or at a constant
+//! rate.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;

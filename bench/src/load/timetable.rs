@@ -1,6 +1,6 @@
 //! A constant rate: each connection has a timetable, and a response is timed from when its request was due,
-//! whether or not the connection was free then. So a contestant that stalls can't hide the delay of requests that
-//! were due meanwhile ("coordinated omission", the reason for wrk2).
+//! whether or not the connection was free then. So a contestant that stalls can't hide the delay of requests
+//! that were due meanwhile ("coordinated omission", the reason for wrk2).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -39,8 +39,8 @@ struct Timetable<C> {
     faults: Faults,
 }
 
-/// `rate` requests a second, evenly spread over the connections of all threads, and over time. At least one on each connection in a window,
-/// however slow the reference was.
+/// `rate` requests a second, evenly spread over the connections of all threads, and over time. At least one
+/// on each connection in a window, however slow the reference was.
 pub(super) fn run<C: Exchange>(
     stand: &Stand,
     scale: &Scale,
@@ -143,7 +143,8 @@ impl<C: Exchange> Timetable<C> {
         !self.due.is_empty() || self.connections.iter().any(C::is_busy)
     }
 
-    /// A request that was never answered has waited at least until now, and so have all that were due after it.
+    /// A request that was never answered has waited at least until now, and so have all that were due after
+    /// it.
     fn count_unanswered(&mut self) {
         let now = Instant::now();
         let waiting: Vec<Instant> = self.connections.iter().filter_map(C::since).collect();

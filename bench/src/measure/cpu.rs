@@ -1,6 +1,6 @@
 //! The CPU time of a contestant: all processes of its process group. Kernel work on its behalf in other
-//! processes' time (a loopback packet is received in the sender's time) counts for those processes, as in every
-//! such measurement.
+//! processes' time (a loopback packet is received in the sender's time) counts for those processes, as in
+//! every such measurement.
 
 use std::fs;
 use std::path::{Path, PathBuf};

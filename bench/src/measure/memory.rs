@@ -36,8 +36,8 @@ fn descriptors(process: i32) -> u64 {
     fs::read_dir(format!("/proc/{process}/fd")).map_or(0, |entries| entries.count() as u64)
 }
 
-/// The kernel's memory for sockets, descriptors, pipes, threads and page tables of the whole machine: use it only
-/// as a difference. It excludes bytes waiting in sockets; idle sessions have none.
+/// The kernel's memory for sockets, descriptors, pipes, threads and page tables of the whole machine: use it
+/// only as a difference. It excludes bytes waiting in sockets; idle sessions have none.
 pub(crate) fn kernel_bytes() -> anyhow::Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let sum = |kinds: &[&str]| kinds.iter().filter_map(|kind| kib(&text, kind)).sum::<u64>() * 1024;
@@ -46,8 +46,8 @@ pub(crate) fn kernel_bytes() -> anyhow::Result<u64> {
     Ok(rest + fs::read_to_string("/proc/slabinfo").map_or_else(|_| sum(&["Slab:"]), |slabs| objects(&slabs)))
 }
 
-/// Waits (for a moment at most) until the remains of earlier measurements are gone: the kernel removes namespaces
-/// asynchronously.
+/// Waits (for a moment at most) until the remains of earlier measurements are gone: the kernel removes
+/// namespaces asynchronously.
 pub(crate) fn settle() -> anyhow::Result<()> {
     let mut before = kernel_bytes()?;
     for _ in 0..20 {
@@ -61,8 +61,8 @@ pub(crate) fn settle() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The caches of a session's objects. Not the dentries (192 bytes for each descriptor), of which other processes
-/// have many more.
+/// The caches of a session's objects. Not the dentries (192 bytes for each descriptor), of which other
+/// processes have many more.
 /// have many more.
 const CACHES: [&str; 9] = [
     "TCP",
@@ -76,7 +76,8 @@ const CACHES: [&str; 9] = [
     "tcp_bind2_bucket",
 ];
 
-/// The size of living objects in [`CACHES`] and in the general caches (pipes are there), from `/proc/slabinfo`.
+/// The size of living objects in [`CACHES`] and in the general caches (pipes are there), from
+/// `/proc/slabinfo`.
 fn objects(slabinfo: &str) -> u64 {
     let bytes = |line: &str| {
         let mut words = line.split_whitespace();

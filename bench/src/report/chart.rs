@@ -1,5 +1,5 @@
-//! Bar charts: one for each load, a bar for each contestant. Text and axis use the reader's colour scheme; the
-//! bars' colours are readable on both.
+//! Bar charts: one for each load, a bar for each contestant. Text and axis use the reader's colour scheme;
+//! the bars' colours are readable on both.
 
 use std::fmt::Write;
 

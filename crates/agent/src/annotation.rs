@@ -1,7 +1,7 @@
 //! A pod's annotations, or a container's labels, as rules.
 //!
-//! Pods' owners write them, so every value is hostile. The result holds numbers, prefixes and known words only; names of
-//! files and of services are refused.
+//! Pods' owners write them, so every value is hostile. The result holds numbers, prefixes and known words
+//! only; names of files and of services are refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 

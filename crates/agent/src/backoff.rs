@@ -1,5 +1,5 @@
-//! How soon a pod's next step may begin. Each costs half a second of CPU time, so a pod whose owner changes it in a loop, or whose attachment
-//! fails, waits longer and longer; others don't.
+//! How soon a pod's next step may begin. Each costs half a second of CPU time, so a pod whose owner changes
+//! it in a loop, or whose attachment fails, waits longer and longer; others don't.
 
 use std::time::{Duration, Instant};
 

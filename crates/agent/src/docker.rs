@@ -1,7 +1,7 @@
 //! The containers of Docker or Podman, by their labels.
 //!
-//! An event says only that something happened to a container: what is so now, the engine is asked. So events that come twice, late or never (while
-//! the engine restarted) do no harm.
+//! An event says only that something happened to a container: what is so now, the engine is asked. So events
+//! that come twice, late or never (while the engine restarted) do no harm.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,6 +1,8 @@
-//! `truepeer-agent`: attaches truepeer to the pods of a Kubernetes node, or to the containers of an engine, that ask for it.
+//! `truepeer-agent`: attaches truepeer to the pods of a Kubernetes node, or to the containers of an engine,
+//! that ask for it.
 //!
-//! It is outside the path of bytes: it runs the program `truepeer` for each change, and what is attached goes on without it.
+//! It is outside the path of bytes: it runs the program `truepeer` for each change, and what is attached goes
+//! on without it.
 
 mod annotation;
 mod backoff;

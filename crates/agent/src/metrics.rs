@@ -1,4 +1,5 @@
-//! `/metrics` as OpenMetrics text: the agent's own, and those of the kernel programs for each pod, named as by `truepeer serve`.
+//! `/metrics` as OpenMetrics text: the agent's own, and those of the kernel programs for each pod, named as
+//! by `truepeer serve`.
 
 use std::collections::BTreeMap;
 use std::fmt;

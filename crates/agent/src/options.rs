@@ -89,7 +89,8 @@ pub(crate) struct Kubernetes {
     #[arg(long, value_name = "@NAME", default_value = PROBES)]
     pub(crate) probes: probe::Name,
 
-    /// Detach all pods and remove the condition, instead of attaching; /readyz says when nothing is left. Open connections have 20 s
+    /// Detach all pods and remove the condition, instead of attaching; /readyz says when nothing is left.
+    /// Open connections have 20 s
     #[arg(long)]
     pub(crate) leave: bool,
 
@@ -142,8 +143,8 @@ pub(crate) struct Docker {
 
 #[derive(Debug, Args)]
 pub(crate) struct Common {
-    /// Which senders may be allowed by an annotation or a label: private, any, a prefix, or a file of prefixes (beginning with / or .); repeatable
-    /// [default: any]
+    /// Which senders may be allowed by an annotation or a label: private, any, a prefix, or a file of
+    /// prefixes (beginning with / or .); repeatable [default: any]
     #[arg(long, value_name = "PREFIX|FILE")]
     pub(crate) allow_senders: Vec<Entry>,
 

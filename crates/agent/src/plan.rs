@@ -1,4 +1,5 @@
-//! What to do next, from what is wanted and what is: pure. Runs again after each change, so every step must bring both together.
+//! What to do next, from what is wanted and what is: pure. Runs again after each change, so every step must
+//! bring both together.
 
 use std::collections::BTreeMap;
 

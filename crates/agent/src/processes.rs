@@ -7,7 +7,8 @@
 //! 4:memory:/kubepods/burstable/pod4f5c…-…/1d2e…                       hybrid: v1 has the pods, v2 may not
 //! ```
 //!
-//! A container may have cgroups below its own, with any name. So only the outermost component that names a pod counts.
+//! A container may have cgroups below its own, with any name. So only the outermost component that names a
+//! pod counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -42,8 +43,8 @@ impl Proc {
         self.0.join(pid.to_string())
     }
 
-    /// The network namespace of the machine, in which its first process is. A hardened one may not be looked at: then that of the kernel's
-    /// threads, whose first is process 2, without a parent.
+    /// The network namespace of the machine, in which its first process is. A hardened one may not be looked
+    /// at: then that of the kernel's threads, whose first is process 2, without a parent.
     pub(crate) fn netns_of_host(&self) -> io::Result<u64> {
         self.netns(1).or_else(|error| {
             let is_kernel = self.stat(2, 1).is_some_and(|parent| parent == 0);
@@ -59,7 +60,8 @@ impl Proc {
         self.stat(pid, 19)
     }
 
-    /// A number of /proc/PID/stat, counted from the one after the program's name, which may contain blanks and parentheses.
+    /// A number of /proc/PID/stat, counted from the one after the program's name, which may contain blanks
+    /// and parentheses.
     fn stat(&self, pid: u32, field: usize) -> Option<u64> {
         let stat = fs::read_to_string(self.of(pid).join("stat")).ok()?;
         let (_, after_name) = stat.rsplit_once(')')?;
@@ -78,8 +80,10 @@ impl Proc {
             && self.netns(place.pid).is_ok_and(|netns| netns == place.netns)
     }
 
-    /// Each pod's place, by the pod's UID: its process that was started first, the sandbox's. A container may make network namespaces of its own,
-    /// but is never first where there is a sandbox's process (CRI-O starts one only if asked to). A process that still has the host's network namespace is about to leave it (runc), or its pod uses the host's network.
+    /// Each pod's place, by the pod's UID: its process that was started first, the sandbox's. A container may
+    /// make network namespaces of its own, but is never first where there is a sandbox's process (CRI-O
+    /// starts one only if asked to). A process that still has the host's network namespace is about to leave
+    /// it (runc), or its pod uses the host's network.
     pub(crate) fn pods(&self, host: u64) -> BTreeMap<String, Place> {
         let mut pods: BTreeMap<String, Place> = BTreeMap::new();
         for pid in self.pids() {
@@ -131,7 +135,8 @@ impl Proc {
     }
 }
 
-/// Whoever may add routes in a pod makes these as long as he likes: `None` if there is more than is read. Empty if it can't be read.
+/// Whoever may add routes in a pod makes these as long as he likes: `None` if there is more than is read.
+/// Empty if it can't be read.
 fn read_some(path: &Path) -> Option<String> {
     const MAX: u64 = 1 << 20;
     let mut text = String::new();
@@ -172,8 +177,8 @@ struct Member {
 }
 
 impl Member {
-    /// From /proc/PID/cgroup. All hierarchies that name a pod must name the same: whoever may move itself in one of them may not pass for another
-    /// pod.
+    /// From /proc/PID/cgroup. All hierarchies that name a pod must name the same: whoever may move itself in
+    /// one of them may not pass for another pod.
     fn of(text: &str) -> Option<Self> {
         let mut member: Option<Self> = None;
         for line in text.lines() {
@@ -216,11 +221,13 @@ pub(crate) fn is_uid(text: &str) -> bool {
     groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12]) && groups.iter().all(is_hex)
 }
 
-/// The directory of that name in a hierarchy of cgroup v2: the nearest to a root, since a container may make any name below its own. Paths in
-/// /proc are of no use for that in a container, whose cgroup namespace begins elsewhere.
+/// The directory of that name in a hierarchy of cgroup v2: the nearest to a root, since a container may make
+/// any name below its own. Paths in /proc are of no use for that in a container, whose cgroup namespace
+/// begins elsewhere.
 pub(crate) fn cgroup_directory(roots: &[PathBuf], name: &str) -> Option<PathBuf> {
     let mut level: Vec<PathBuf> = roots.to_vec();
-    // kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod….slice, perhaps below the cgroups of a node that is a container itself.
+    // kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod….slice, perhaps below the cgroups of a
+    // node that is a container itself.
     for _ in 0..8 {
         if let Some(found) = level.iter().map(|directory| directory.join(name)).find(|path| path.is_dir()) {
             return Some(found);

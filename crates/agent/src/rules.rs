@@ -32,8 +32,8 @@ pub(crate) enum Dialect {
     Spp,
 }
 
-/// Rules are made by [`crate::annotation`] alone: they hold numbers, prefixes and words of ours, so that no text of a pod's owner becomes an
-/// argument.
+/// Rules are made by [`crate::annotation`] alone: they hold numbers, prefixes and words of ours, so that no
+/// text of a pod's owner becomes an argument.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Rules {
     pub(crate) ports: BTreeSet<Port>,

@@ -1,4 +1,5 @@
-//! What the agent says about each pod or container: written by [`crate::node`], read by those that tell users.
+//! What the agent says about each pod or container: written by [`crate::node`], read by those that tell
+//! users.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

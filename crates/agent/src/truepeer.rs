@@ -1,7 +1,8 @@
 //! The program `truepeer`, which does the work: each step is a process of its own.
 //!
-//! It enters other network and cgroup namespaces, which belongs to a thread, and an async runtime's threads are shared. A step that fails or hangs
-//! ends with its process. And its command line and its JSON are documented: the agent needs nothing else of it.
+//! It enters other network and cgroup namespaces, which belongs to a thread, and an async runtime's threads
+//! are shared. A step that fails or hangs ends with its process. And its command line and its JSON are
+//! documented: the agent needs nothing else of it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -154,7 +155,8 @@ impl Truepeer {
         Ok(output.trim().to_owned())
     }
 
-    /// Attaches exactly these rules in the network namespace of a process, for the servers in the cgroup (its own, if none is named). Returns warnings.
+    /// Attaches exactly these rules in the network namespace of a process, for the servers in the cgroup (its
+    /// own, if none is named). Returns warnings.
     pub(crate) async fn attach(
         &self,
         place: &Place,
@@ -233,7 +235,8 @@ impl Truepeer {
     }
 }
 
-/// With the options that name a place. The process's number may be another's by now: truepeer compares the network namespace.
+/// With the options that name a place. The process's number may be another's by now: truepeer compares the
+/// network namespace.
 fn at(words: &[&str], place: &Place) -> Vec<String> {
     let mut arguments: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     arguments.extend([format!("--pid={}", place.pid), format!("--netns-inode={}", place.netns)]);

@@ -22,7 +22,8 @@ pub(super) struct Namespace {
     pub(super) process: Option<u32>,
 }
 
-/// Finds them. One that can't be read, because it is being attached or detached at this moment, is left out with a warning, and counted.
+/// Finds them. One that can't be read, because it is being attached or detached at this moment, is left out
+/// with a warning, and counted.
 pub(super) fn find(pins: &Path) -> Result<(Vec<Namespace>, usize)> {
     let processes = processes();
     let (mut all, mut unread) = (Vec::new(), 0);

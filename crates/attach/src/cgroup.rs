@@ -97,8 +97,8 @@ fn of_container(root: &Path, process: u32, given: Option<&Path>) -> Result<PathB
     Ok(found.to_owned())
 }
 
-/// The cgroup that lists the process. The path that the kernel tells begins at this process's own cgroup namespace, which may not be where the
-/// root is.
+/// The cgroup that lists the process. The path that the kernel tells begins at this process's own cgroup
+/// namespace, which may not be where the root is.
 fn of_process(root: &Path, process: u32) -> Result<PathBuf> {
     let told = told_path(process)?;
     let direct = root.join(told.trim_start_matches('/'));

@@ -85,7 +85,8 @@ pub(super) fn all(
     Ok(())
 }
 
-/// How many connections one namespace has to wait for; 0: it is detached. One that can't be entered is left as it is.
+/// How many connections one namespace has to wait for; 0: it is detached. One that can't be entered is left
+/// as it is.
 fn step(namespace: &all::Namespace, is_drained: bool, now: bool, new: NewConnections) -> Result<usize> {
     let netns = namespace.enter()?;
     let ended = if now {

@@ -88,7 +88,8 @@ impl Links {
     }
 }
 
-/// Whether a bridge, bond or team receives what comes in here. A VRF does not: its devices keep their packets.
+/// Whether a bridge, bond or team receives what comes in here. A VRF does not: its devices keep their
+/// packets.
 fn is_port(link: &LinkMessage) -> bool {
     let infos = link.attributes.iter().filter_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(infos) => Some(infos),

@@ -30,8 +30,8 @@ pub fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
     Ok(())
 }
 
-/// Stops checking new connections, at its first call. Detaches if no open connection needs the programs, or if it must happen `now`.
-/// Returns how many connections keep it attached.
+/// Stops checking new connections, at its first call. Detaches if no open connection needs the programs, or
+/// if it must happen `now`. Returns how many connections keep it attached.
 ///
 /// # Errors
 /// Somebody else has attached there meanwhile: that stays.

@@ -83,7 +83,8 @@ pub(super) fn follow(
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // The reader of a pipe has ended. Without this it would be noticed at the next refusal only, and no other could read meanwhile.
+        // The reader of a pipe has ended. Without this it would be noticed at the next refusal only, and no
+        // other could read meanwhile.
         if descriptors.first().is_some_and(|stdout| stdout.revents().contains(PollFlags::ERR)) {
             return Ok(());
         }

@@ -1,5 +1,6 @@
-//! `truepeer oci-hook`: a hook of the OCI runtime specification (createRuntime). The runtime calls it when the container's namespaces exist and its
-//! program has not been started, with the container's state on stdin. If it fails, the container is not started.
+//! `truepeer oci-hook`: a hook of the OCI runtime specification (createRuntime). The runtime calls it when
+//! the container's namespaces exist and its program has not been started, with the container's state on
+//! stdin. If it fails, the container is not started.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +16,8 @@ use truepeer_config::spec::AttachArgs;
 /// Longer than any state or configuration.
 const LONGEST: u64 = 16 << 20;
 const PREFIX: &str = "truepeer.dev/";
-/// Each annotation is an option; the values of lists are separated by commas or blanks. Podman's command line takes no commas in an annotation.
+/// Each annotation is an option; the values of lists are separated by commas or blanks. Podman's command line
+/// takes no commas in an annotation.
 const OPTIONS: [(&str, &str, bool); 4] = [
     ("ports", "--port", true),
     ("allow", "--allow", true),
@@ -78,7 +80,8 @@ fn annotations(state: &State) -> Result<BTreeMap<String, String>> {
     Ok(config.annotations)
 }
 
-/// The options that the annotations stand for; `None`: there are none. Options take their values after `=`, so no value can become another option.
+/// The options that the annotations stand for; `None`: there are none. Options take their values after `=`,
+/// so no value can become another option.
 fn words(annotations: &BTreeMap<String, String>) -> Result<Option<Vec<String>>> {
     let ours = annotations.iter().filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value)));
     let mut words = Vec::new();

@@ -34,7 +34,8 @@ pub(super) fn find(target: &AttachTarget) -> Result<Found> {
 }
 
 impl Found {
-    /// Refuses it if its inode is another one than the caller expects: a process number may have become another process's.
+    /// Refuses it if its inode is another one than the caller expects: a process number may have become
+    /// another process's.
     pub(super) fn expect(self, inode: Option<u64>) -> Result<Self> {
         let Some(inode) = inode else { return Ok(self) };
         let netns = match &self.netns {

@@ -27,7 +27,8 @@ use super::{hints, privileges};
 use truepeer_config::spec::{AttachSpec, AttachTarget, Engine, Port};
 use truepeer_sys::tell;
 
-/// How often the engine is asked for a container that doesn't run: often at first, because a restart is quick.
+/// How often the engine is asked for a container that doesn't run: often at first, because a restart is
+/// quick.
 const PAUSES: [(Duration, Duration); 3] = [
     (Duration::from_secs(10), Duration::from_millis(200)),
     (Duration::from_secs(60), Duration::from_secs(1)),
@@ -153,8 +154,8 @@ fn is_attached(spec: &AttachSpec) -> Result<bool> {
     }))
 }
 
-/// Warns about headers that come from addresses that are not allowed: their senders' addresses changed when the
-/// container was started again.
+/// Warns about headers that come from addresses that are not allowed: their senders' addresses changed when
+/// the container was started again.
 struct Unlisted {
     place: Option<Place>,
     counted: u64,

@@ -33,7 +33,8 @@ const TEMPLATE: &str = "\
 
 {before-help}{all-args}{after-help}";
 
-/// Adds the help texts to a command: `-h` shows the first example and the common options, `--help` everything.
+/// Adds the help texts to a command: `-h` shows the first example and the common options, `--help`
+/// everything.
 pub(super) fn dress(command: Command, page: &Page) -> Command {
     let name = command.get_name().to_owned();
     let few = examples(page.examples.get(..1).unwrap_or_default());

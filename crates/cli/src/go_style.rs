@@ -1,7 +1,7 @@
 //! Go's single dash before long options: `-allowed-subnets x`, `-listeners=4`, `--l :8443`, `-flag=false`.
 //!
-//! A word is rewritten only if, without its dash, it is exactly a long option; `-l0.0.0.0:8443` stays as it is.
-//! The command line of another program, after `--` or from its name on, also stays.
+//! A word is rewritten only if, without its dash, it is exactly a long option; `-l0.0.0.0:8443` stays as it
+//! is. The command line of another program, after `--` or from its name on, also stays.
 
 use std::ffi::OsString;
 

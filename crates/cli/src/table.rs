@@ -1,5 +1,5 @@
-//! The table of options: name, value, default and help of each. `--help` and docs/options.md are generated from
-//! it.
+//! The table of options: name, value, default and help of each. `--help` and docs/options.md are generated
+//! from it.
 //!
 //! The order here is the order in `--help`.
 

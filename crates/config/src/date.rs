@@ -1,5 +1,5 @@
-//! Dates. The first line of manual pages, with their date. It is never the clock's, so that the same sources make the same
-//! pages.
+//! Dates. The first line of manual pages, with their date. It is never the clock's, so that the same sources
+//! make the same pages.
 
 use std::time::Duration;
 

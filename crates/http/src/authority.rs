@@ -1,7 +1,7 @@
 //! Hosts with ports, as `Host` and absolute targets name them.
 
-/// Whether `text` is `uri-host [ ":" port ]` with a host that is not empty (RFC 9110 section 7.2): no user, no space, no
-/// list, and nothing that two programs could take for two different hosts.
+/// Whether `text` is `uri-host [ ":" port ]` with a host that is not empty (RFC 9110 section 7.2): no user,
+/// no space, no list, and nothing that two programs could take for two different hosts.
 #[must_use]
 pub fn is_valid_host(text: &[u8]) -> bool {
     let (host, port) = match text {
@@ -26,7 +26,8 @@ pub fn is_valid_host(text: &[u8]) -> bool {
     is_host && port.len() <= 5 && port.iter().all(u8::is_ascii_digit)
 }
 
-/// RFC 3986: unreserved, percent-encoded or sub-delims; without those that end a host for somebody (`,` `;` `'` `(`…).
+/// RFC 3986: unreserved, percent-encoded or sub-delims; without those that end a host for somebody (`,` `;`
+/// `'` `(`…).
 fn is_reg_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~%".contains(&byte)
 }

@@ -29,8 +29,8 @@ impl BodyDecoder {
         Self::with(length, false)
     }
 
-    /// For a response's body of that length. RFC 9112 7.1.1: blanks may follow a chunk's size, as some servers write it
-    /// into a field of fixed width.
+    /// For a response's body of that length. RFC 9112 7.1.1: blanks may follow a chunk's size, as some
+    /// servers write it into a field of fixed width.
     #[must_use]
     pub fn of_response(length: BodyLength) -> Self {
         Self::with(length, true)

@@ -10,7 +10,8 @@ use crate::fields::{FieldList, FieldName};
 #[derive(Debug, Clone)]
 pub(super) struct Chunked {
     state: State,
-    /// Bytes of extensions so far: of the body, or of the chunk in a response, whose origin is the operator's own.
+    /// Bytes of extensions so far: of the body, or of the chunk in a response, whose origin is the
+    /// operator's own.
     extensions: usize,
     /// Blanks may follow a size: some origins pad it. In a request they could hide one from another parser.
     is_response: bool,
@@ -142,7 +143,8 @@ fn read_trailers(
     trailers: &mut FieldList,
     limits: &HttpLimits,
 ) -> Result<Option<usize>, BodyError> {
-    // Usually there are no trailers. HeadEnd can't see that: it skips an empty line at the start, as before a head.
+    // Usually there are no trailers. HeadEnd can't see that: it skips an empty line at the start, as before a
+    // head.
     match input {
         [] | [b'\r'] => return Ok(None),
         [b'\r', b'\n', ..] => return Ok(Some(2)),

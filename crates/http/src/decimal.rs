@@ -1,4 +1,5 @@
-//! Numbers and addresses as heads have them. Each request has some, and `core::fmt` costs as much as parsing its head.
+//! Numbers and addresses as heads have them. Each request has some, and `core::fmt` costs as much as parsing
+//! its head.
 
 use std::io::Write as _;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! HTTP/1.1 as bytes: heads, bodies, and how we write them; and HTTP/2 ([`http2`]). Pure: no I/O, no clock.
 //!
-//! Strict: if two programs in a row read a message differently, a client can smuggle a request past the first one. So
-//! what RFC 9112 lets a recipient repair is refused, from clients (400) and from origins (502). The framing of a message is
-//! never passed on; it is written anew.
+//! Strict: if two programs in a row read a message differently, a client can smuggle a request past the first
+//! one. So what RFC 9112 lets a recipient repair is refused, from clients (400) and from origins (502). The
+//! framing of a message is never passed on; it is written anew.
 //!
 //! ```text
 //! bytes ─▶ HeadEnd (where the head ends) ─▶ RequestHead / ResponseHead ─▶ Length (how the body ends) ─▶ Decoder ─▶ data

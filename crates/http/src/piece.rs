@@ -10,7 +10,8 @@ pub enum Piece {
         /// Bytes of data.
         len: usize,
     },
-    /// Skip `skip` bytes, then read more: the rest of the input, if any, is incomplete and must stay in the buffer.
+    /// Skip `skip` bytes, then read more: the rest of the input, if any, is incomplete and must stay in the
+    /// buffer.
     More {
         /// Bytes to pass over.
         skip: usize,

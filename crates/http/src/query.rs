@@ -1,7 +1,7 @@
 //! The query of a request's target: `client=192.0.2.0%2F24&limit=7`.
 
-/// The names and values, in order, with `%2F` and the like decoded in the values. A name without `=` has an empty
-/// value. What is no escape stays as it is, and so does `+`; bytes that are not UTF-8 become U+FFFD.
+/// The names and values, in order, with `%2F` and the like decoded in the values. A name without `=` has an
+/// empty value. What is no escape stays as it is, and so does `+`; bytes that are not UTF-8 become U+FFFD.
 pub fn pairs(query: &str) -> impl Iterator<Item = (&str, String)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));

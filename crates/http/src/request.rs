@@ -55,8 +55,8 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// Reads a head from `input`, which begins with one (or with the start of one); `end` remembers between calls where
-    /// to look on, and is a new one for each request.
+    /// Reads a head from `input`, which begins with one (or with the start of one); `end` remembers between
+    /// calls where to look on, and is a new one for each request.
     ///
     /// Returns how many bytes of `input` it was, `None` while its end is still to come.
     ///
@@ -101,7 +101,8 @@ impl RequestHead {
         matches!(self.method(), b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE" | b"PUT" | b"DELETE")
     }
 
-    /// Begins a head that came by HTTP/2, which has checked it; its fields are to be pushed, then [`Self::finish_http2`].
+    /// Begins a head that came by HTTP/2, which has checked it; its fields are to be pushed, then
+    /// [`Self::finish_http2`].
     pub fn begin_http2(&mut self, method: &[u8], target: &[u8], host: &[u8]) {
         self.fields.clear();
         self.method = self.fields.keep(method);
@@ -172,8 +173,8 @@ impl RequestHead {
         self.interpret()
     }
 
-    /// RFC 9110 2.5: a higher minor version is served as 1.1, the highest one that is known. The origin is told 1.1.
-    /// 505 is for another major version; what is no version at all is a bad first line.
+    /// RFC 9110 2.5: a higher minor version is served as 1.1, the highest one that is known. The origin is
+    /// told 1.1. 505 is for another major version; what is no version at all is a bad first line.
     #[cold]
     fn parse_other_version(&mut self, head: &[u8], limits: &HttpLimits) -> Result<(), HeadError> {
         let end = memchr::memchr(b'\r', head).unwrap_or(head.len());
@@ -212,7 +213,8 @@ impl RequestHead {
         Ok(())
     }
 
-    /// h2c would let requests past us unseen. A body belongs to the request: the switch follows it (RFC 9110 7.8).
+    /// h2c would let requests past us unseen. A body belongs to the request: the switch follows it (RFC 9110
+    /// 7.8).
     fn may_upgrade(&self) -> bool {
         let mut protocols = self.fields.elements(FieldName::Upgrade).peekable();
         self.version == HttpVersion::Http11
@@ -244,17 +246,19 @@ impl RequestHead {
         Ok(())
     }
 
-    /// RFC 9112 3.2: a path, or (to be taken by every server) a whole URL, whose host has to be the one in `Host`.
+    /// RFC 9112 3.2: a path, or (to be taken by every server) a whole URL, whose host has to be the one in
+    /// `Host`.
     ///
-    /// CONNECT has none of these forms. Whatever its target, an origin that agrees makes a tunnel of the connection (RFC
-    /// 9110 section 9.3.6), which would then be somebody else's next. Nor may an origin that doesn't look at the case.
+    /// CONNECT has none of these forms. Whatever its target, an origin that agrees makes a tunnel of the
+    /// connection (RFC 9110 section 9.3.6), which would then be somebody else's next. Nor may an origin
+    /// that doesn't look at the case.
     fn check_target(&mut self) -> Result<(), HeadError> {
         if self.method().eq_ignore_ascii_case(b"CONNECT") {
             return Err(HeadError::Target);
         }
         let target = self.fields.at(self.target);
-        // RFC 3986 has ASCII only, but clients send UTF-8 as it is, and servers take it. A fragment never goes to an
-        // origin.
+        // RFC 3986 has ASCII only, but clients send UTF-8 as it is, and servers take it. A fragment never
+        // goes to an origin.
         let is_taken = |byte: &u8| !byte.is_ascii() || byte.is_ascii_graphic() && *byte != b'#';
         if !target.iter().all(is_taken) || std::str::from_utf8(target).is_err() {
             return Err(HeadError::Target);

@@ -66,7 +66,8 @@ impl ResponseHead {
         self.reason = self.fields.keep(reason);
     }
 
-    /// Checks what was begun for HTTP/2; `has_body`: the stream did not end with the head; `is_head`: it answers HEAD.
+    /// Checks what was begun for HTTP/2; `has_body`: the stream did not end with the head; `is_head`: it
+    /// answers HEAD.
     ///
     /// # Errors
     /// Contradictory fields.

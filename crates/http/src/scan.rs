@@ -5,8 +5,8 @@ use super::limits::HttpLimits;
 
 /// Looks for the empty line that ends a head, and never looks at a byte twice, however slowly they come.
 ///
-/// Every line must end in CRLF. The scan fails at the first LF without a CR. Otherwise truepeer would wait for the rest
-/// of a head that has bare LFs, because its empty line is not recognised.
+/// Every line must end in CRLF. The scan fails at the first LF without a CR. Otherwise truepeer would wait
+/// for the rest of a head that has bare LFs, because its empty line is not recognised.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadEnd {
     /// So many bytes are known.
@@ -27,7 +27,8 @@ pub(super) struct Whole {
 }
 
 impl HeadEnd {
-    /// Looks on. `input` begins with the same bytes at each call until a head was found; `None`: it has no end yet.
+    /// Looks on. `input` begins with the same bytes at each call until a head was found; `None`: it has no
+    /// end yet.
     pub(super) fn find(&mut self, input: &[u8], limits: &HttpLimits) -> Result<Option<Whole>, HeadError> {
         while let Some(offset) = memchr::memchr(b'\n', input.get(self.seen..).unwrap_or_default()) {
             let at = self.seen + offset;

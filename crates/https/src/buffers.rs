@@ -1,13 +1,13 @@
 //! Read buffers. The thread owns them; a connection holds one only while there are bytes in it.
 //!
-//! There are two sizes. Memory grows with the connections that hold bytes at one moment, not with those that are
-//! open.
+//! There are two sizes. Memory grows with the connections that hold bytes at one moment, not with those that
+//! are open.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
-/// Room for one TLS record (RFC 8446 section 5.2: 2^14 + 256 bytes and its header), and a little more. It is also
-/// what one read of a tunnel takes.
+/// Room for one TLS record (RFC 8446 section 5.2: 2^14 + 256 bytes and its header), and a little more. It is
+/// also what one read of a tunnel takes.
 pub(crate) const RECORD_BYTES: usize = 20 << 10;
 /// Two TLS records: one is parsed while the next is read.
 pub(crate) const MESSAGE_BYTES: usize = 32 << 10;

@@ -45,7 +45,8 @@ impl ClientInfo {
         }
     }
 
-    /// truepeer itself, as the client of a check: its requests say that they came by https, and name no client.
+    /// truepeer itself, as the client of a check: its requests say that they came by https, and name no
+    /// client.
     pub(crate) fn own(sender: SenderAddr, route: Route) -> Self {
         Self { scheme: "https", is_own: true, ..Self::new(sender, route) }
     }

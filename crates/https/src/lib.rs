@@ -1,8 +1,8 @@
 //! TLS termination and origination for any TCP protocol, and the HTTPS reverse proxy.
 //!
-//! Each worker is a thread with its own executor and epoll. Each connection is one task, a function that reads
-//! from top to bottom. Streams implement tokio's I/O *traits*, but use neither its runtime nor its sockets. Every
-//! system call goes through libc, so that a network stack in user space can take it over.
+//! Each worker is a thread with its own executor and epoll. Each connection is one task, a function that
+//! reads from top to bottom. Streams implement tokio's I/O *traits*, but use neither its runtime nor its
+//! sockets. Every system call goes through libc, so that a network stack in user space can take it over.
 //!
 //! ```text
 //! reactor ── accept ──▶ downstream: admit, PROXY header, TLS ──▶ tunnel ──────────────────────▶ backend

@@ -11,8 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::read_buffer::Buffer;
 use crate::stream::Connection;
 
-/// A stream that is borrowed only during a poll. Both futures must belong to one task, because a stream stores
-/// one waker for each direction and a wake polls both futures.
+/// A stream that is borrowed only during a poll. Both futures must belong to one task, because a stream
+/// stores one waker for each direction and a wake polls both futures.
 #[derive(Debug)]
 pub(crate) struct SharedStream<S>(RefCell<S>);
 
@@ -62,7 +62,8 @@ impl<S: Connection> SharedStream<S> {
 
     pub(crate) fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
         let mut stream = self.0.borrow_mut();
-        // Each poll of an exchange asks whether its client has left. Take no buffer for that: mostly nothing has come.
+        // Each poll of an exchange asks whether its client has left. Take no buffer for that: mostly nothing
+        // has come.
         if stream.poll_quiet(cx) {
             buffer.rest();
             return Poll::Pending;

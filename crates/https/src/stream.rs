@@ -60,11 +60,12 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
     /// Makes the close send a reset, so that the other end knows that bytes may be missing.
     fn reset_when_closed(&self) {}
 
-    /// Makes the next read ask the kernel even without an event. It then finds bytes that arrived since the last epoll_wait.
+    /// Makes the next read ask the kernel even without an event. It then finds bytes that arrived since the
+    /// last epoll_wait.
     fn look_again(&self) {}
 
-    /// Whether nothing has come since the last read, as far as known. Then the task is woken when something comes. As a read does, it sends
-    /// what TLS has to send.
+    /// Whether nothing has come since the last read, as far as known. Then the task is woken when something
+    /// comes. As a read does, it sends what TLS has to send.
     fn poll_quiet(&mut self, _cx: &mut Context<'_>) -> bool {
         false
     }
@@ -75,8 +76,8 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
         true
     }
 
-    /// Whether the kernel accepts more bytes, as far as known. `false` only if it has refused some and has not
-    /// reported room since.
+    /// Whether the kernel accepts more bytes, as far as known. `false` only if it has refused some and has
+    /// not reported room since.
     fn may_be_writable(&self) -> bool {
         true
     }

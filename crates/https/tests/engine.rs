@@ -1,4 +1,5 @@
-//! Changes a running engine of tunnels and exchanges: opens and closes listeners, swaps rules, drains sessions.
+//! Changes a running engine of tunnels and exchanges: opens and closes listeners, swaps rules, drains
+//! sessions.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -87,8 +87,8 @@ pub struct ApplyOutcome {
     pub failed: Vec<(Item, RoutesError)>,
 }
 
-/// Adds each item that does not exist yet, tagged as `tag`. With [`Tag::Pinned`] it also retags what it finds as
-/// [`Tag::Owned`].
+/// Adds each item that does not exist yet, tagged as `tag`. With [`Tag::Pinned`] it also retags what it finds
+/// as [`Tag::Owned`].
 pub(crate) fn apply(netlink: &mut Netlink, plan: &RoutePlan, tag: Tag) -> Result<ApplyOutcome, NetlinkError> {
     let mut outcome = ApplyOutcome::default();
     let kernel = KernelRoutes::read(netlink, table_of(plan))?;
@@ -138,7 +138,8 @@ fn bring(
     something_was_added: bool,
 ) -> Result<Option<Tag>, RoutesError> {
     match kernel.satisfied_by(need) {
-        // An exception needs a smaller priority than its rule. The rule may be new, so add the exception again.
+        // An exception needs a smaller priority than its rule. The rule may be new, so add the exception
+        // again.
         Some(whose) if something_was_added && whose != Tag::Foreign && is_exception(need) => {}
         Some(Tag::Owned) if tag == Tag::Pinned => return retag(netlink, kernel, need, tag).map(|()| None),
         Some(whose) => return Ok(Some(whose)),
@@ -188,7 +189,8 @@ fn turn_on(
     sysctl::write(switch, 1).map_err(|source| RoutesError::Sysctl { name: switch.name(), source })
 }
 
-/// Changes the tag of what satisfies a need. Adds the new entry before it deletes the old one: no reply is lost.
+/// Changes the tag of what satisfies a need. Adds the new entry before it deletes the old one: no reply is
+/// lost.
 fn retag(netlink: &mut Netlink, kernel: &KernelRoutes, need: &Need, tag: Tag) -> Result<(), RoutesError> {
     match need {
         Need::Rule(rule) => {
@@ -223,7 +225,8 @@ fn retag_memo(netlink: &mut Netlink, memo: Memo, tag: Tag) -> Result<(), Netlink
     netlink.delete_rule(message::memo_rule(memo))
 }
 
-/// Retags what is pinned and `is_needed` as [`Tag::Owned`], so that the last process that needs it removes it.
+/// Retags what is pinned and `is_needed` as [`Tag::Owned`], so that the last process that needs it removes
+/// it.
 pub(crate) fn unpin(
     netlink: &mut Netlink,
     table: Option<u32>,
@@ -282,7 +285,8 @@ pub(crate) fn sweep(
     Ok(removed)
 }
 
-/// Restores the switch before it deletes the memo: after a SIGKILL between the two, the next sweep does it again.
+/// Restores the switch before it deletes the memo: after a SIGKILL between the two, the next sweep does it
+/// again.
 fn restore(netlink: &mut Netlink, memo: Memo) -> Result<(), NetlinkError> {
     // Don't overwrite a value that another program has set since.
     if sysctl::read(memo.switch) == Some(1) {

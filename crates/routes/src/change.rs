@@ -1,5 +1,6 @@
-//! The changes that a process makes to the kernel's rules when it starts, while it runs, and at its end. The keeper makes them for a
-//! confined process, any other process by itself. Both hold the [`RulesLock`](super::owners::RulesLock) meanwhile.
+//! The changes that a process makes to the kernel's rules when it starts, while it runs, and at its end. The
+//! keeper makes them for a confined process, any other process by itself. Both hold the
+//! [`RulesLock`](super::owners::RulesLock) meanwhile.
 
 use super::apply::chain;
 use super::apply::{self, ApplyOutcome};
@@ -36,9 +37,9 @@ pub fn remove_unused() -> Result<usize, NetlinkError> {
     Ok(removed.len())
 }
 
-/// Adds again what another process has begun to need since it was found unused. This happens only without the lock,
-/// which another user may hold. The other process is counted before it looks for what is missing: either it is seen
-/// here, or it finds the item removed and adds it itself.
+/// Adds again what another process has begun to need since it was found unused. This happens only without the
+/// lock, which another user may hold. The other process is counted before it looks for what is missing:
+/// either it is seen here, or it finds the item removed and adds it itself.
 fn give_back(netlink: &mut Netlink, removed: &[Need]) -> Result<(), NetlinkError> {
     let Ok(living) = Living::read() else { return Ok(()) };
     let again = removed.iter().filter(|need| living.need(need)).cloned();

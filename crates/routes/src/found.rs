@@ -67,8 +67,8 @@ pub(crate) struct FoundRoute {
 
 /// A note that truepeer changed a switch, with the old value.
 ///
-/// It is a rule that does nothing (`nop`), behind all others: it survives the process, and goes with the network
-/// namespace. Its priority spells `0x7b`, the switch and the old value.
+/// It is a rule that does nothing (`nop`), behind all others: it survives the process, and goes with the
+/// network namespace. Its priority spells `0x7b`, the switch and the old value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memo {
     /// What was changed.

@@ -101,8 +101,8 @@ impl Netlink {
 
     /// All rules of a family, in the order in which they are asked.
     ///
-    /// The kernel marks a list of devices or addresses that changed while it was written (`NLM_F_DUMP_INTR`), and
-    /// it is then read again. It marks no list of rules: one that changes meanwhile can lack a rule.
+    /// The kernel marks a list of devices or addresses that changed while it was written (`NLM_F_DUMP_INTR`),
+    /// and it is then read again. It marks no list of rules: one that changes meanwhile can lack a rule.
     pub fn rules(&mut self, family: IpFamily) -> Result<Vec<RuleMessage>, NetlinkError> {
         let mut query = RuleMessage::default();
         query.header.family = message::address_family(family);
@@ -244,13 +244,15 @@ impl Netlink {
         self.socket.send(&bytes, 0).map(drop)
     }
 
-    /// `ends_with_verdict`: an acknowledgement, an error or the end of a dump closes the answer; otherwise the first message does.
+    /// `ends_with_verdict`: an acknowledgement, an error or the end of a dump closes the answer; otherwise
+    /// the first message does.
     fn receive(&self, ends_with_verdict: bool) -> io::Result<(Vec<Message>, NetlinkEnd)> {
         let (mut answer, mut found) = (NetlinkAnswer::to(self.sequence), Vec::new());
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
             let end = answer.on_datagram(&datagram, |message| {
-                // A message that the library can't read describes somebody else's unusual rule or route, none of truepeer's.
+                // A message that the library can't read describes somebody else's unusual rule or route, none
+                // of truepeer's.
                 let read = NetlinkMessage::<Message>::deserialize(message.bytes);
                 if let Ok(NetlinkMessage { payload: NetlinkPayload::InnerMessage(inner), .. }) = read {
                     found.push(inner);

@@ -1,7 +1,9 @@
-//! Counts who uses which rule: per network namespace, without files, and without cleaning up after killed processes.
+//! Counts who uses which rule: per network namespace, without files, and without cleaning up after killed
+//! processes.
 //!
-//! A truepeer opens one raw IP socket (a *token*) for each rule, route and sysctl that it needs. `/proc/net/raw` shows the
-//! tokens of all processes in the network namespace, whatever container they are in:
+//! A truepeer opens one raw IP socket (a *token*) for each rule, route and sysctl that it needs.
+//! `/proc/net/raw` shows the tokens of all processes in the network namespace, whatever container they are
+//! in:
 //!
 //! ```text
 //!  239.155.18.7:00FD      127.0.18.103:0007
@@ -9,10 +11,10 @@
 //!   bound: receives nothing   connected
 //! ```
 //!
-//! The kernel closes a token with its process, SIGKILL included. Only a process with CAP_NET_RAW in the namespace can
-//! open one, so nobody can hold rules who could not use clients' addresses anyway. A truepeer that has CAP_NET_ADMIN
-//! alone opens UDP sockets instead. Any user could open these, so they count for other processes of the same user only,
-//! and everywhere if root has opened them.
+//! The kernel closes a token with its process, SIGKILL included. Only a process with CAP_NET_RAW in the
+//! namespace can open one, so nobody can hold rules who could not use clients' addresses anyway. A truepeer
+//! that has CAP_NET_ADMIN alone opens UDP sockets instead. Any user could open these, so they count for other
+//! processes of the same user only, and everywhere if root has opened them.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -86,7 +88,8 @@ fn this_process() -> Ipv4Addr {
 struct Key(u32);
 
 impl Key {
-    /// Must give the same for the same need in every version: the old and the new one count each other in an upgrade.
+    /// Must give the same for the same need in every version: the old and the new one count each other in an
+    /// upgrade.
     fn of(need: &Need) -> Self {
         // FNV-1a, 32 bits, folded to 24
         let hash = spelled(need)
@@ -105,7 +108,8 @@ impl Key {
     }
 }
 
-/// What a need selects. The source address of a local route is left out: with or without, it is the same route.
+/// What a need selects. The source address of a local route is left out: with or without, it is the same
+/// route.
 fn spelled(need: &Need) -> String {
     match need {
         Need::Rule(rule) => {
@@ -213,8 +217,8 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
 
 /// The right to change rules.
 ///
-/// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_TIMEOUT`], and nothing
-/// else depends on it, see `keeper::guard::release`.
+/// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_TIMEOUT`], and
+/// nothing else depends on it, see `keeper::guard::release`.
 #[derive(Debug)]
 pub struct RulesLock {
     _name: Option<UnixDatagram>,

@@ -150,7 +150,8 @@ fn tproxy_target(listen: SocketAddr, family: IpFamily) -> Option<(&'static str, 
     Some((word, SocketAddr::new(address, listen.port())))
 }
 
-/// Rules that match only the replies to truepeer's own sockets, where a rule on the port would match too much.
+/// Rules that match only the replies to truepeer's own sockets, where a rule on the port would match too
+/// much.
 fn precise_alternative(setup: &Setup) -> Vec<String> {
     let (mark, table) = (setup.mark.unwrap_or(setup.table), setup.table);
     let mut lines = vec![

@@ -15,7 +15,8 @@ use super::owners::{Living, RulesLock};
 use super::plan::RoutePlan;
 use super::print::{command, script};
 
-/// Writes what truepeer has added, which processes use it, and whether everything that the setup needs exists.
+/// Writes what truepeer has added, which processes use it, and whether everything that the setup needs
+/// exists.
 ///
 /// Returns whether nothing is missing.
 pub fn show(options: &SetupOptions, out: &mut dyn Write) -> Result<bool> {

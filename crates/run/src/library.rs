@@ -1,12 +1,12 @@
 //! The preloaded library is embedded in this binary. The dynamic linker needs it as a file.
 //!
-//! A memfd would leave nothing behind, but the program's children load the library, too, under other users and
-//! with other descriptors. So the library needs a path that all of them can read. It lies in a directory of the
-//! user's own, under a name derived from its contents. The next `truepeer run` finds it there, and removes those
-//! of older versions (`old`).
+//! A memfd would leave nothing behind, but the program's children load the library, too, under other users
+//! and with other descriptors. So the library needs a path that all of them can read. It lies in a directory
+//! of the user's own, under a name derived from its contents. The next `truepeer run` finds it there, and
+//! removes those of older versions (`old`).
 //!
-//! In a directory that all users share, such as /tmp, another user may already have created our directory's name.
-//! Then the directory gets a random name (mkdtemp(3)), and the next start recognises it by its owner.
+//! In a directory that all users share, such as /tmp, another user may already have created our directory's
+//! name. Then the directory gets a random name (mkdtemp(3)), and the next start recognises it by its owner.
 
 mod old;
 mod place;

@@ -148,7 +148,8 @@ fn gains_privileges(file: &File) -> Result<bool> {
     Ok(changes_user || changes_group || (!us.is_root() && has_capabilities()))
 }
 
-/// The start of an ELF file, from which its linkage can be read (elf(5)); 64-bit, in this machine's byte order.
+/// The start of an ELF file, from which its linkage can be read (elf(5)); 64-bit, in this machine's byte
+/// order.
 struct Elf<'f> {
     file: &'f File,
     machine: u16,

@@ -111,7 +111,8 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Status(args)) => operate::status(&args, &mut output::stdout()),
         Task::Other(Invocation::Sessions(args)) => operate::sessions(&args, &mut output::stdout()),
         Task::Other(Invocation::Top(args)) => operate::top(&args),
-        Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()), // became Task::Serve above
+        // It became Task::Serve above.
+        Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

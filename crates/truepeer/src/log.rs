@@ -1,5 +1,6 @@
-//! What is logged, and where: lines on standard error, as text or as JSON. Lines for systemd's journal begin with
-//! their priority (sd-daemon(3)); it has the time of its own. Lines that find no room are lost (`lines.rs`).
+//! What is logged, and where: lines on standard error, as text or as JSON. Lines for systemd's journal begin
+//! with their priority (sd-daemon(3)); it has the time of its own. Lines that find no room are lost
+//! (`lines.rs`).
 //!
 //! | verbosity | contains |
 //! |---|---|
@@ -73,7 +74,8 @@ pub(crate) fn init(config: LogConfig, is_elsewhere_soon: bool) {
     };
 }
 
-/// Whether standard error is the journal's socket: JOURNAL_STREAM names its device and inode (systemd.exec(5)).
+/// Whether standard error is the journal's socket: JOURNAL_STREAM names its device and inode
+/// (systemd.exec(5)).
 fn is_journal() -> bool {
     let Ok(announced) = std::env::var("JOURNAL_STREAM") else { return false };
     let file = rustix::fs::fstat(stderr());
@@ -115,8 +117,8 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Logs the counters: in JSON each as a field of its own. tracing's events have fixed fields, so that line is written
-/// here.
+/// Logs the counters: in JSON each as a field of its own. tracing's events have fixed fields, so that line is
+/// written here.
 pub(crate) fn counters(counters: &Counters, sessions: usize) {
     if FORMAT.get() == Some(&LogFormat::Json) && tracing::enabled!(target: COUNTERS, Level::INFO) {
         LINES.put((json_counters(now(), counters, sessions) + "\n").as_bytes());
@@ -131,7 +133,8 @@ pub(crate) fn counters(counters: &Counters, sessions: usize) {
     tracing::info!(target: COUNTERS, sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
 }
 
-/// The line that follows lines that could not be written. It is written here, since a writer of the log can't log.
+/// The line that follows lines that could not be written. It is written here, since a writer of the log can't
+/// log.
 fn lost_lines(lost: u64, reason: Errno) -> String {
     let why = match reason {
         Errno::AGAIN => "nobody read them".to_owned(),

@@ -10,8 +10,8 @@ fn main() -> ExitCode {
     let mut all = matrix::tests(ByProxy::new(exe));
     all.extend(matrix::tests(ByProxy::new(exe).as_plain_user()));
     all.extend(matrix::tests(ByAttach::new(exe)));
-    // Cases that need no privilege are tested without. With all privileges nothing differs, and it takes twice as
-    // long.
+    // Cases that need no privilege are tested without. With all privileges nothing differs, and it takes
+    // twice as long.
     for via in ["preload", "notify"] {
         all.extend(without_bulk(matrix::tests(ByRun::new(exe, via).as_plain_user())));
         all.extend(matrix::tests(ByRun::new(exe, via)).into_iter().map(Test::long));

@@ -77,7 +77,8 @@ impl Control {
     }
 }
 
-/// Removes carriage returns and the colours of tables, which VPP prints whatever startup.conf says (`ESC [ … m`).
+/// Removes carriage returns and the colours of tables, which VPP prints whatever startup.conf says (`ESC [ …
+/// m`).
 fn plain(text: &str) -> String {
     let mut parts = text.split("\x1b[");
     let mut plain = parts.next().unwrap_or_default().to_owned();

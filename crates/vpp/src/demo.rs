@@ -1,5 +1,5 @@
-//! `truepeer vpp demo`: executes the demonstration, a separate program that is built and installed beside this
-//! one. It creates certificates, network namespaces and load, which truepeer itself never needs.
+//! `truepeer vpp demo`: executes the demonstration, a separate program that is built and installed beside
+//! this one. It creates certificates, network namespaces and load, which truepeer itself never needs.
 
 use std::env;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
-//! VPP's stack: starts and configures VPP as the guide does (`vpp up`, `down`, `status`), and runs programs on it
-//! (`vpp run`, `--stack vpp`).
+//! VPP's stack: starts and configures VPP as the guide does (`vpp up`, `down`, `status`), and runs programs
+//! on it (`vpp run`, `--stack vpp`).
 //!
 //! ```text
 //! layout, startup, vcl   pure: VPP's configuration and command lines

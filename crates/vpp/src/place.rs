@@ -86,7 +86,8 @@ impl VppPlace {
             DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
         }
         match DirBuilder::new().mode(0o700).create(&self.dir) {
-            Ok(()) => fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?, // sets the mode whatever the umask is
+            // Sets the mode whatever the umask is.
+            Ok(()) => fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error.into()),
         }

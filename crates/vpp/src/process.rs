@@ -1,5 +1,5 @@
-//! The VPP that truepeer started. A file identifies its process, so that another process is never mistaken for
-//! it.
+//! The VPP that truepeer started. A file identifies its process, so that another process is never mistaken
+//! for it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct State {
     pub(super) pid: i32,
-    /// The kernel's start time of the process. Together with the process id it identifies one process until the
-    /// next boot.
+    /// The kernel's start time of the process. Together with the process id it identifies one process until
+    /// the next boot.
     pub(super) started: u64,
     /// The boot in which it started.
     pub(super) boot: String,
@@ -63,8 +63,8 @@ impl State {
             Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(None),
             handle => handle.context("pidfd_open")?,
         };
-        // Check the start time after opening the pidfd. If it matches, the pidfd refers to the same process: the
-        // id can't have been reused in between.
+        // Check the start time after opening the pidfd. If it matches, the pidfd refers to the same process:
+        // the id can't have been reused in between.
         match started(self.pid) {
             Some((start, alive)) if start == self.started && alive => Ok(Some(Process { handle })),
             _ => Ok(None),

@@ -47,8 +47,8 @@ impl Startup<'_> {
             section(&mut text, "memory", &["main-heap-page-size 4k".into()]);
             section(&mut text, "buffers", &["page-size 4k".into()]);
         }
-        // By default VPP forgets a half-closed connection after 2 s, so late data of the other direction would be
-        // lost. 104 s is the most that its timers can count.
+        // By default VPP forgets a half-closed connection after 2 s, so late data of the other direction
+        // would be lost. 104 s is the most that its timers can count.
         section(&mut text, "tcp", &["cc-algo cubic".into(), "closewait-time 60".into()]);
         // FD.io's packaged startup.conf lacks this section. Without it there are no sockets for programs.
         section(&mut text, "session", &["enable".into(), "use-app-socket-api".into()]);

@@ -1,5 +1,5 @@
-//! The inputs that earlier runs have found and `libFuzzer -merge=1` has kept: one file for each target under `found`, one input
-//! a line, escaped as in a string of Rust.
+//! The inputs that earlier runs have found and `libFuzzer -merge=1` has kept: one file for each target under
+//! `found`, one input a line, escaped as in a string of Rust.
 
 use std::fs;
 use std::io::{self, Write as _};

@@ -1,5 +1,6 @@
-//! Writes the seeds of each fuzz target, one file for each, in a directory for each target: the shared vectors, messages of
-//! HTTP/1, the parts of deploy/truepeer.toml, and what earlier runs have found ([`collected`]).
+//! Writes the seeds of each fuzz target, one file for each, in a directory for each target: the shared
+//! vectors, messages of HTTP/1, the parts of deploy/truepeer.toml, and what earlier runs have found
+//! ([`collected`]).
 //!
 //! `cargo run -p truepeer-fuzz-seeds -- write DIRECTORY`
 

@@ -1,5 +1,5 @@
-//! HAProxy as an HTTPS reverse proxy with one thread, configured like the guide's NGINX: TLS 1.3 with one suite,
-//! a pool of connections to the origin (which is not verified), GET and HEAD only.
+//! HAProxy as an HTTPS reverse proxy with one thread, configured like the guide's NGINX: TLS 1.3 with one
+//! suite, a pool of connections to the origin (which is not verified), GET and HEAD only.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! HTTPS reverse proxies: TLS on both sides, one worker each, so that programs are compared and not the number of
-//! cores they use. None verifies the origin's certificate, because the guide's NGINX does not.
+//! HTTPS reverse proxies: TLS on both sides, one worker each, so that programs are compared and not the
+//! number of cores they use. None verifies the origin's certificate, because the guide's NGINX does not.
 
 mod haproxy;
 mod hitch;

@@ -1,5 +1,5 @@
-//! Connections for one request: connect, a full handshake (no resumption), the request, the page, close. The load
-//! closes first, as in [`crate::load::connections`].
+//! Connections for one request: connect, a full handshake (no resumption), the request, the page, close. The
+//! load closes first, as in [`crate::load::connections`].
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

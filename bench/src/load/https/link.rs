@@ -1,5 +1,5 @@
-//! A TLS connection of the load, with rustls' unbuffered interface: incoming bytes are decrypted in place in one
-//! buffer, outgoing ones are encrypted into another.
+//! A TLS connection of the load, with rustls' unbuffered interface: incoming bytes are decrypted in place in
+//! one buffer, outgoing ones are encrypted into another.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The pod's condition `truepeer.dev/attached`: a readiness gate for pods that name it, and the agent's memory.
+//! The pod's condition `truepeer.dev/attached`: a readiness gate for pods that name it, and the agent's
+//! memory.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -65,7 +66,8 @@ pub(super) fn no_room(max: usize) -> String {
     format!("{max} pods are attached on this node, and more are not allowed (--max-pods of the agent)")
 }
 
-/// Writes it. A pod of the same name that came after this one is not touched: the API server compares the UID.
+/// Writes it. A pod of the same name that came after this one is not touched: the API server compares the
+/// UID.
 pub(super) async fn write(
     pods: &Api<Pod>,
     name: &Name,

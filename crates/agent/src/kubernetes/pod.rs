@@ -12,7 +12,8 @@ use crate::statuses::Name;
 use super::PodPolicy;
 use super::conditions::{self, Condition};
 
-/// A static pod's process has another UID than the object in the API, and the annotation that names it can be written by anybody.
+/// A static pod's process has another UID than the object in the API, and the annotation that names it can be
+/// written by anybody.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// What its annotations ask for, and what its status says.

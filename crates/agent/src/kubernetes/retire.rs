@@ -1,4 +1,5 @@
-//! Before the DaemonSet is deleted: its agents start again with `--leave`, and become ready when nothing of them is left on their node.
+//! Before the DaemonSet is deleted: its agents start again with `--leave`, and become ready when nothing of
+//! them is left on their node.
 //!
 //! ```text
 //! look: an agent that is not ready on a ready node? ──yes──▶ nothing is changed

@@ -1,4 +1,5 @@
-//! Tells users what came of their annotations: brings conditions to the statuses, and publishes an event for each change.
+//! Tells users what came of their annotations: brings conditions to the statuses, and publishes an event for
+//! each change.
 //!
 //! By state, not by change: what could not be written is written when the API server answers again.
 

@@ -131,7 +131,8 @@ impl Entry {
         self.was_searched = true;
         let before = self.attached_at.as_ref().map(|before| (before.pid, before.started));
         let is_same = |place: &Place| before == Some((place.pid, place.started));
-        // The kernel may give the number of a network namespace that has ended to the next one. Only the same process proves that it is the same.
+        // The kernel may give the number of a network namespace that has ended to the next one. Only the same
+        // process proves that it is the same.
         if place.as_ref().is_some_and(|place| !is_same(place)) {
             self.doubt(false);
         }
@@ -314,7 +315,8 @@ impl Entry {
         }
     }
 
-    /// Whether what is described is in the kernel, as far as is known: the sandbox has not ended, and is no other.
+    /// Whether what is described is in the kernel, as far as is known: the sandbox has not ended, and is no
+    /// other.
     fn serves(&self, description: &str) -> bool {
         let is_here = |place: &Place| description.contains(&format!("; netns {}; ", place.netns));
         let is_attached = match self.actual {

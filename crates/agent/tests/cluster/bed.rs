@@ -100,7 +100,8 @@ pub(crate) struct Pod<'a> {
 }
 
 impl Pod<'_> {
-    /// The pause process with the pod's network, as the container runtime starts it. Instead of one that is there.
+    /// The pause process with the pod's network, as the container runtime starts it. Instead of one that is
+    /// there.
     pub(crate) fn start_sandbox(&mut self) -> Result<u32> {
         self.servers.clear();
         self.sandbox = None;

@@ -1,5 +1,6 @@
-//! The agent on the pods of a real API server (kube-apiserver and etcd), with the real truepeer in the kernel. The test plays kubelet and the container
-//! runtime: it makes each pod's cgroup, network namespace and processes.
+//! The agent on the pods of a real API server (kube-apiserver and etcd), with the real truepeer in the
+//! kernel. The test plays kubelet and the container runtime: it makes each pod's cgroup, network namespace
+//! and processes.
 //!
 //! Needs root and the programs of Kubernetes and etcd; without them each test is skipped.
 

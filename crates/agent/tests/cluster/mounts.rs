@@ -7,7 +7,8 @@ const INSIDE: &str = "TRUEPEER_AGENT_TEST_MOUNTS";
 /// Where it is mounted.
 pub(crate) const BPF: &str = "/sys/fs/bpf";
 
-/// Runs this program again in there, and returns how it ended; `None` in there, and where that is not possible.
+/// Runs this program again in there, and returns how it ended; `None` in there, and where that is not
+/// possible.
 pub(crate) fn in_namespace_of_its_own() -> Option<ExitCode> {
     if std::env::var_os(INSIDE).is_some() || crate::cluster::lack().is_some() {
         return None;

@@ -11,7 +11,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("each_capability_is_necessary", each_capability_is_necessary),
 ];
 
-/// As in the DaemonSet. CAP_SYS_ADMIN, which entering a network namespace takes, includes CAP_BPF and CAP_PERFMON.
+/// As in the DaemonSet. CAP_SYS_ADMIN, which entering a network namespace takes, includes CAP_BPF and
+/// CAP_PERFMON.
 const NEEDED: [&str; 3] = ["net_admin", "sys_admin", "sys_ptrace"];
 
 const WEB: [(&str, &str); 2] = [("ports", "80"), ("allow", "LB")];

@@ -1,4 +1,5 @@
-//! The server in a pod and the load balancer beside it: this program, started again in their network namespaces.
+//! The server in a pod and the load balancer beside it: this program, started again in their network
+//! namespaces.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -175,7 +175,8 @@ fn a_sandbox_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Faster than the agent looks. The kernel then gives the number of the old network namespace to the new one, as a rule.
+/// Faster than the agent looks. The kernel then gives the number of the old network namespace to the new one,
+/// as a rule.
 fn a_sandbox_is_not_taken_for_the_one_before(bed: &Bed) -> Result<()> {
     let agent = Agent::start(bed, &[])?;
     let mut pod = bed.pod(&WEB)?;

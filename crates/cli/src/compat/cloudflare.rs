@@ -1,5 +1,5 @@
-//! cloudflare/mmproxy (2018): getopt_long options, four of them with other names. An allow-list and backends are
-//! required.
+//! cloudflare/mmproxy (2018): getopt_long options, four of them with other names. An allow-list and backends
+//! are required.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! go-mmproxy 2.3 (kzemek) and 2.1 (path-network): `flag` options, all of which `truepeer proxy` has by the same name.
+//! go-mmproxy 2.3 (kzemek) and 2.1 (path-network): `flag` options, all of which `truepeer proxy` has by the
+//! same name.
 
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ pub(super) const OWN_DEFAULTS: [(&str, &str); 7] = [
     ("drain_timeout", "0s"),
 ];
 
-/// Every host may send and claim any client, and a header may lead anywhere. The administrator sets up routing.
+/// Every host may send and claim any client, and a header may lead anywhere. The administrator sets up
+/// routing.
 pub(super) fn defaults() -> Defaults {
     Defaults {
         allow: PrefixSet::any(),

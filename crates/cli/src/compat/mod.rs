@@ -1,5 +1,5 @@
-//! The programs that truepeer replaces: their options and defaults. Every option of `truepeer proxy` works, too,
-//! so that the advice in a warning can be followed.
+//! The programs that truepeer replaces: their options and defaults. Every option of `truepeer proxy` works,
+//! too, so that the advice in a warning can be followed.
 
 mod cloudflare;
 mod go_mmproxy;
@@ -102,7 +102,8 @@ impl Compat {
         Ok(matches)
     }
 
-    /// The command line as a file for `truepeer serve`: that program's defaults, which a file does not have, are written out.
+    /// The command line as a file for `truepeer serve`: that program's defaults, which a file does not have,
+    /// are written out.
     pub(super) fn print(self, argv: Vec<OsString>, dir: &Path) -> Result<String, UsageError> {
         let mut words = self.words(argv);
         let matches = self.matches(words.clone())?;

@@ -19,7 +19,8 @@ pub(super) fn concerns(path: &Path) -> bool {
         && UNIT_PLACES.iter().any(|place| Path::new(place).join(UNIT).exists())
 }
 
-/// A sentence for each file that a user without privileges, in no group but the unit's SupplementaryGroups=, can't read.
+/// A sentence for each file that a user without privileges, in no group but the unit's SupplementaryGroups=,
+/// can't read.
 pub(super) fn unreadable(files: &[PathBuf]) -> Vec<String> {
     let groups = supplementary_groups();
     files.iter().filter_map(|file| obstacle(file, &groups)).collect()

@@ -9,9 +9,9 @@ use super::{as_service, judge, show};
 use truepeer_config::plan::EntryConfig;
 use truepeer_sys::tell;
 
-/// Prints every finding on standard error. Without errors, prints on `out` the whole configuration (`wants_show`) or
-/// its numbers of entries and listeners. `as_service`: what the packaged service's user can't read is an error; where its unit is
-/// installed, root is warned of it in any case.
+/// Prints every finding on standard error. Without errors, prints on `out` the whole configuration
+/// (`wants_show`) or its numbers of entries and listeners. `as_service`: what the packaged service's user
+/// can't read is an error; where its unit is installed, root is warned of it in any case.
 pub fn check(path: &Path, wants_show: bool, as_service: bool, out: &mut impl Write) -> io::Result<ExitCode> {
     let judged = judge::read(path);
     if !judged.findings.is_empty() {

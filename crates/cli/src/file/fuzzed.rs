@@ -8,7 +8,8 @@ use super::entry::Shared;
 use super::judge::tables;
 use super::show::whole;
 
-/// Reads a text as a file and prints what is found wrong. A file that is accepted means the same when it is shown. Reads no other file.
+/// Reads a text as a file and prints what is found wrong. A file that is accepted means the same when it is
+/// shown. Reads no other file.
 ///
 /// # Panics
 ///

@@ -96,7 +96,8 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
 }
 
 impl Written {
-    /// Plans every entry, also if another one is wrong. Returns the words of each as well: they place later findings.
+    /// Plans every entry, also if another one is wrong. Returns the words of each as well: they place later
+    /// findings.
     fn config(&self, findings: &mut Findings) -> Option<(ProcessConfig, Vec<&Words>)> {
         if self.entries.is_empty() {
             if !findings.have_errors() {
@@ -135,7 +136,8 @@ impl Written {
     }
 }
 
-/// Checks each entry by itself. Those that can't be carried out are missing in the result, and among the findings.
+/// Checks each entry by itself. Those that can't be carried out are missing in the result, and among the
+/// findings.
 fn check(process: &ProcessConfig, places: &[&Words], findings: &mut Findings) -> CheckedProcess {
     let mut beside = Beside::of(process.binds());
     let mut entries = Vec::new();

@@ -91,8 +91,8 @@ struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// `is_same`: whether the table means the same with these words. A default that depends on other keys, such as
-    /// that of TLS without a certificate, becomes a comment.
+    /// `is_same`: whether the table means the same with these words. A default that depends on other keys,
+    /// such as that of TLS without a certificate, becomes a comment.
     fn write(&self, text: &mut String, is_same: impl Fn(&[String]) -> bool) {
         let given = given(self.grammar, self.matches, self.dir);
         let typed: Vec<_> = given.iter().flat_map(|(arg, words)| arguments(arg, words)).collect();

@@ -84,8 +84,8 @@ pub(super) fn parse(
         Ok(matches) => Some(matches),
         Err(error) => {
             let wrong = words.wrong_values(&grammar.command);
-            // Without a wrong value, the error is about several words. With one, don't report a missing word: it may be
-            // the one that was wrong.
+            // Without a wrong value, the error is about several words. With one, don't report a missing word:
+            // it may be the one that was wrong.
             if wrong.is_empty() && is_whole {
                 findings.add(words.of_all(&error));
             }

@@ -78,8 +78,8 @@ fn key(arg: &Arg) -> &str {
     arg.get_long().unwrap_or_default()
 }
 
-/// Resolves a relative path from the file's directory. If the result is not UTF-8, it can't be a word, and the path
-/// stays as it is.
+/// Resolves a relative path from the file's directory. If the result is not UTF-8, it can't be a word, and
+/// the path stays as it is.
 fn below(dir: &Path, text: String) -> String {
     dir.join(&text).into_os_string().into_string().unwrap_or(text)
 }

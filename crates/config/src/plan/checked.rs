@@ -57,8 +57,8 @@ impl Beside {
         self.binds.iter().map(|(_, address)| *address).collect()
     }
 
-    /// Whether another listener has this one's port for IPv4. The wildcard of IPv6 then leaves IPv4 to it, as in NGINX and
-    /// HAProxy: otherwise neither can be opened while the other is open.
+    /// Whether another listener has this one's port for IPv4. The wildcard of IPv6 then leaves IPv4 to it, as
+    /// in NGINX and HAProxy: otherwise neither can be opened while the other is open.
     fn has_ipv4(&self, key: &ListenerKey) -> bool {
         let (wanted, port) = (key.protocol, key.address.port());
         let is_ipv4_of_port = |(protocol, other): &(Protocol, SocketAddr)| {
@@ -181,7 +181,8 @@ impl Checked {
     }
 }
 
-/// A wildcard listener has its port on each of this machine's own addresses; elsewhere another host may have it.
+/// A wildcard listener has its port on each of this machine's own addresses; elsewhere another host may have
+/// it.
 fn refuse_loop(place: ProblemPlace, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
     let bound = BackendAddr::new(listener);
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
@@ -196,7 +197,8 @@ fn refuse_loop(place: ProblemPlace, backend: BackendAddr, listener: SocketAddr) 
     Ok(())
 }
 
-/// Whether an interface of this machine has `ip`: only then does a packet to it leave from it. Nothing is sent.
+/// Whether an interface of this machine has `ip`: only then does a packet to it leave from it. Nothing is
+/// sent.
 fn is_own(ip: IpAddr) -> bool {
     let unspecified =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };

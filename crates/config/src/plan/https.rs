@@ -48,7 +48,8 @@ impl Config {
     }
 }
 
-/// The listeners of `--listen-http`. They redirect to the named port or, without one, to `https`, the port of the first `--listen`.
+/// The listeners of `--listen-http`. They redirect to the named port or, without one, to `https`, the port of
+/// the first `--listen`.
 fn without_tls(
     spec: &HttpsSpec,
     template: &ListenerConfig,

@@ -16,7 +16,8 @@ pub struct ListenerKey {
 }
 
 impl ListenerKey {
-    /// Whether one of the two can't be opened while the other is open. A wildcard address covers both families.
+    /// Whether one of the two can't be opened while the other is open. A wildcard address covers both
+    /// families.
     pub fn conflicts(&self, other: &Self) -> bool {
         let (ip, other_ip) = (self.address.ip().to_canonical(), other.address.ip().to_canonical());
         let is_one_port = self.protocol == other.protocol

@@ -178,8 +178,8 @@ impl Default for Timeouts {
 }
 
 impl ListenerConfig {
-    /// The rules of this listener's sessions, with the data read for it. `own_listeners`: the addresses of all
-    /// listeners of this program.
+    /// The rules of this listener's sessions, with the data read for it. `own_listeners`: the addresses of
+    /// all listeners of this program.
     pub(crate) fn policy(&self, read: &Read, own_listeners: &[SocketAddr]) -> Result<Policy, Problem> {
         Ok(Policy {
             transport: match self.protocol {
@@ -207,8 +207,8 @@ impl ListenerConfig {
         })
     }
 
-    /// When sessions leave user space; `None`: never. truepeer itself must do TLS, datagrams have no sessions, and translated segments don't
-    /// get the mark.
+    /// When sessions leave user space; `None`: never. truepeer itself must do TLS, datagrams have no
+    /// sessions, and translated segments don't get the mark.
     pub fn splice_after(&self) -> Option<settings::SpliceAfter> {
         let may =
             self.wants_splice() && self.protocol == Protocol::Tcp && !self.needs_https() && self.mark == 0;
@@ -221,7 +221,8 @@ impl ListenerConfig {
         self.splice.mode != SpliceMode::Off
     }
 
-    /// Whether the kernel may make sessions by itself. Err: the option that prevents it; `None`: `--splice full` was not given.
+    /// Whether the kernel may make sessions by itself. Err: the option that prevents it; `None`: `--splice
+    /// full` was not given.
     pub fn splice_full(&self) -> Option<Result<(), &'static str>> {
         if self.splice.mode != SpliceMode::Full || self.protocol != Protocol::Tcp {
             return None;

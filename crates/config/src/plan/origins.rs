@@ -24,7 +24,8 @@ pub struct CheckedOrigin {
 }
 
 impl CheckedOrigin {
-    /// Reads the TLS files. The caller passes the addresses later, after it has read everything else: so all problems are reported at once.
+    /// Reads the TLS files. The caller passes the addresses later, after it has read everything else: so all
+    /// problems are reported at once.
     pub(super) fn read(
         tls: Option<&OriginTlsConfig>,
         with_http: bool,
@@ -163,7 +164,8 @@ fn health(spec: &HttpsSpec, origin: &OriginRule) -> Option<HealthConfig> {
     Some(HealthConfig { path: rule.path.clone(), host, every: rule.every })
 }
 
-/// The host in a check's request: that of the origin's match, or else `--origin-name` for https, or else the URL's.
+/// The host in a check's request: that of the origin's match, or else `--origin-name` for https, or else the
+/// URL's.
 fn asked_host(spec: &HttpsSpec, origin: &OriginRule) -> String {
     let host = origin.serves.as_ref().and_then(|serves| serves.host.as_ref());
     if let Some(host) = host.filter(|host| !host.starts_with('*')) {

@@ -1,8 +1,9 @@
 //! `fd:NAME`: a listening socket that the service manager passes, by the name that its unit gives it
 //! (`FileDescriptorName=`, LISTEN_FDNAMES of sd_listen_fds(3)).
 //!
-//! A plan knows listeners by their addresses, so a name leads to its socket's address. The names are read once: after
-//! the start the sockets belong to the engines. A new process gets them from the old one ([`HANDED_ON`]).
+//! A plan knows listeners by their addresses, so a name leads to its socket's address. The names are read
+//! once: after the start the sockets belong to the engines. A new process gets them from the old one
+//! ([`HANDED_ON`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv6Addr, SocketAddr};
@@ -13,7 +14,8 @@ use truepeer_sys::inherit::passed_names;
 use super::place::ProblemPlace;
 use super::problem::Problem;
 
-/// The variable with the names for the new process of `truepeer upgrade`, which always sets it: a line `NAME ADDRESS` for each.
+/// The variable with the names for the new process of `truepeer upgrade`, which always sets it: a line `NAME
+/// ADDRESS` for each.
 pub const HANDED_ON: &str = "TRUEPEER_PASSED";
 
 /// Whether `truepeer upgrade` has started this process, in the background.
@@ -53,8 +55,8 @@ pub fn handed_on(names: &PassedNames) -> String {
     lines.collect()
 }
 
-/// The address of a name's socket. Commands that only look at a configuration are passed nothing: then it is a stand-in,
-/// by which [`refuse_unknown`] finds the name.
+/// The address of a name's socket. Commands that only look at a configuration are passed nothing: then it is
+/// a stand-in, by which [`refuse_unknown`] finds the name.
 pub(super) fn address(name: &str) -> Result<SocketAddr, Problem> {
     let Some(addresses) = names().get(name) else { return Ok(stand_in(name)) };
     match addresses.first() {

@@ -1,4 +1,5 @@
-//! A whole process: the entries of a configuration file, or the one of a command line, and their common settings.
+//! A whole process: the entries of a configuration file, or the one of a command line, and their common
+//! settings.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;

@@ -10,8 +10,8 @@ use super::place::ProblemPlace;
 use super::problem::Problem;
 use crate::spec::{Family, HostPort, ListenAddr};
 
-/// The backend for clients of `family`: an address of that family if the host has one (a dual-stack backend is
-/// reached over the client's family), otherwise its first.
+/// The backend for clients of `family`: an address of that family if the host has one (a dual-stack backend
+/// is reached over the client's family), otherwise its first.
 pub(super) fn backend(
     written: &HostPort,
     place: ProblemPlace,
@@ -70,9 +70,9 @@ fn every_address() -> IpAddr {
     }
 }
 
-/// Checks `-4 [::1]:80`: IPv4 clients can't be shown to an IPv6 backend unless their addresses are mapped or not
-/// used. Only a literal address can be checked before resolving. `ways`: options by which these clients could be
-/// shown there.
+/// Checks `-4 [::1]:80`: IPv4 clients can't be shown to an IPv6 backend unless their addresses are mapped or
+/// not used. Only a literal address can be checked before resolving. `ways`: options by which these clients
+/// could be shown there.
 pub(super) fn refuse_ipv6(written: &HostPort, ways: &str) -> Result<(), Problem> {
     match address(written) {
         Some(IpAddr::V6(_)) => Err(Problem::Family {

@@ -13,8 +13,8 @@ use super::groups::{PrintSpec, SendersSpec, WaitSpec};
 use super::port::AttachPorts;
 use super::values;
 
-/// Remove PROXY headers from connections to a running server, in the kernel: no proxy, no restart, no cost per
-/// byte
+/// Remove PROXY headers from connections to a running server, in the kernel: no proxy, no restart, no cost
+/// per byte
 #[derive(Debug, Clone, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct AttachArgs {
@@ -69,8 +69,8 @@ pub enum Unshowable {
     Refuse,
 }
 
-/// Attach to a container before its program starts, as a createRuntime hook of podman and CRI-O: reads the container's state on stdin, and its
-/// annotations say what to attach
+/// Attach to a container before its program starts, as a createRuntime hook of podman and CRI-O: reads the
+/// container's state on stdin, and its annotations say what to attach
 #[derive(Debug, Clone, Args)]
 pub struct OciHookArgs {
     #[arg(long)]
@@ -159,8 +159,8 @@ pub enum AttachAction {
         #[command(flatten)]
         spec: Box<AttachSpec>,
     },
-    /// Take ports out: their new connections pass unchecked, with their header (fail-open), and open ones continue. The last
-    /// port detaches
+    /// Take ports out: their new connections pass unchecked, with their header (fail-open), and open ones
+    /// continue. The last port detaches
     Remove {
         /// The words that attached may be given again: only the ports and the place count
         #[command(flatten)]

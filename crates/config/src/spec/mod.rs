@@ -1,8 +1,8 @@
-//! The command line as written: every option is a field, and no default is filled in. Flags fill these structs
-//! now; a file's keys will.
+//! The command line as written: every option is a field, and no default is filled in. Flags fill these
+//! structs now; a file's keys will.
 //!
-//! An option is declared once: its field has its type, [`defaults::OPTIONS`] its default and help. Options shared
-//! by several commands are in `groups`, flattened into each.
+//! An option is declared once: its field has its type, [`defaults::OPTIONS`] its default and help. Options
+//! shared by several commands are in `groups`, flattened into each.
 #![allow(rustdoc::broken_intra_doc_links, reason = "[::1] is an address")]
 
 mod address;

@@ -26,7 +26,8 @@ pub struct OriginRule {
 /// Requests by host and path; at least one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginMatch {
-    /// In lower case, without a dot at its end, IPv6 addresses in their shortest form. `*.HOST`: all names below it.
+    /// In lower case, without a dot at its end, IPv6 addresses in their shortest form. `*.HOST`: all names
+    /// below it.
     pub(crate) host: Option<String>,
     pub(crate) path: Option<String>,
 }
@@ -82,7 +83,8 @@ fn is_in_path(byte: u8) -> bool {
     byte.is_ascii_graphic() && byte != b'#'
 }
 
-/// The canonical form of a name (which may begin with `*.`) or an address, without a port. `None`: it is neither.
+/// The canonical form of a name (which may begin with `*.`) or an address, without a port. `None`: it is
+/// neither.
 fn host_of(text: &str) -> Option<String> {
     if let Some(inner) = text.strip_prefix('[') {
         let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;

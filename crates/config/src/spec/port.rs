@@ -1,4 +1,5 @@
-//! Ports as `run --port` and `attach --port` accept them: numbers, ranges, service names, and lists with commas.
+//! Ports as `run --port` and `attach --port` accept them: numbers, ranges, service names, and lists with
+//! commas.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -27,7 +28,8 @@ impl FromStr for Ports {
     }
 }
 
-/// A value of `attach --port`: `443`, `443/tcp`, `53/udp`, `53:5353/udp`, `80,443`, `8000-8010`, `domain/udp`.
+/// A value of `attach --port`: `443`, `443/tcp`, `53/udp`, `53:5353/udp`, `80,443`, `8000-8010`,
+/// `domain/udp`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachPorts(pub Vec<Port>, pub Vec<Range>);
 

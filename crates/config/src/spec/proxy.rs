@@ -15,7 +15,8 @@ use super::groups::{
 use super::splice::{self, SpliceAfter, SpliceLinger, SpliceMode};
 use super::values::{self, Carried, MaybeDuration, SendProxy};
 
-/// Accept connections that start with a PROXY header, and connect to the backend from the client's own address
+/// Accept connections that start with a PROXY header, and connect to the backend from the client's own
+/// address
 #[derive(Debug, Clone, Default, Args)]
 pub struct ProxySpec {
     #[arg(short, long, alias = "listen-addr")]

@@ -11,8 +11,8 @@ use super::address::ListenAddr;
 use super::groups::{SendersSpec, WaitSpec};
 use super::port::Ports;
 
-/// Start a program that sees the true peer: its accept() and getpeername() return the client, PROXY headers are
-/// removed
+/// Start a program that sees the true peer: its accept() and getpeername() return the client, PROXY headers
+/// are removed
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     #[command(flatten)]

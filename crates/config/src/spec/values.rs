@@ -442,7 +442,8 @@ pub(super) fn on_http(text: &str) -> Result<OnHttp, String> {
     }
 }
 
-/// A method is a token (RFC 9110 section 9.1), and the usual ones are upper case: `get` would match no request.
+/// A method is a token (RFC 9110 section 9.1), and the usual ones are upper case: `get` would match no
+/// request.
 pub(super) fn method(text: &str) -> Result<String, String> {
     let is_method = |text: &str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-');
     if !text.is_empty() && is_method(text) {

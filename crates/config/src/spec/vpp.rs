@@ -27,8 +27,8 @@ pub enum VppAction {
     Status(VppPlaceArgs),
     /// Run a program on VPP's stack
     Run(VppRunArgs),
-    /// Demonstrate and measure truepeer https between a client and NGINX, on the kernel's stack and on VPP's if
-    /// it is installed
+    /// Demonstrate and measure truepeer https between a client and NGINX, on the kernel's stack and on VPP's
+    /// if it is installed
     Demo(VppDemoArgs),
 }
 

@@ -2,9 +2,9 @@
 
 use super::list::{Field, FieldList};
 
-/// Whether these fields, a request's or a response's, ask for or are part of a scheme that authenticates the TCP
-/// connection: NTLM, Negotiate (RFC 4559 section 4). An origin takes every later request on such a connection for the
-/// same user's, so that it must carry nobody else's.
+/// Whether these fields, a request's or a response's, ask for or are part of a scheme that authenticates the
+/// TCP connection: NTLM, Negotiate (RFC 4559 section 4). An origin takes every later request on such a
+/// connection for the same user's, so that it must carry nobody else's.
 #[must_use]
 pub fn binds_the_connection(fields: &FieldList) -> bool {
     fields.iter().any(|field| is_about_authentication(&field) && names_such_a_scheme(field.value))
@@ -16,8 +16,8 @@ fn is_about_authentication(field: &Field<'_>) -> bool {
         .any(|name| field.spelt.eq_ignore_ascii_case(name))
 }
 
-/// Challenges may stand in one list. A comma within a parameter makes pieces that are no schemes: at worst a connection
-/// is kept for one client that others could have used.
+/// Challenges may stand in one list. A comma within a parameter makes pieces that are no schemes: at worst a
+/// connection is kept for one client that others could have used.
 fn names_such_a_scheme(value: &[u8]) -> bool {
     value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).any(|challenge| {
         let end = challenge.iter().position(|byte| !byte.is_ascii_alphanumeric()).unwrap_or(challenge.len());

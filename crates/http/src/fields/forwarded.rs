@@ -1,8 +1,10 @@
-//! The fields that name the client: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and `-Host`.
+//! The fields that name the client: `Forwarded` (RFC 7239) and the older `X-Forwarded-For`, `-Proto` and
+//! `-Host`.
 //!
-//! A trusted sender may already name its client: the sender's own address is appended. What anybody else says is replaced.
-//! There are two families, `Forwarded` and `X-Forwarded-…`. If a trusted sender speaks one, the other is not begun: it
-//! would name the sender as the client, and origins that compare them refuse the request (RFC 7239 section 7.4).
+//! A trusted sender may already name its client: the sender's own address is appended. What anybody else says
+//! is replaced. There are two families, `Forwarded` and `X-Forwarded-…`. If a trusted sender speaks one, the
+//! other is not begun: it would name the sender as the client, and origins that compare them refuse the
+//! request (RFC 7239 section 7.4).
 
 use std::net::IpAddr;
 
@@ -23,7 +25,8 @@ pub struct Forwarding<'a> {
     pub client_subject: Option<&'a str>,
     /// Whether the client may say itself whom it stands for.
     pub is_trusted: bool,
-    /// Whether the address is told in fields; if not, it is told by the connection, and only `X-Forwarded-Proto` is written.
+    /// Whether the address is told in fields; if not, it is told by the connection, and only
+    /// `X-Forwarded-Proto` is written.
     pub tells_the_client: bool,
 }
 
@@ -120,7 +123,8 @@ impl Spoken {
         let says = |name| forwarding.is_said(name, fields);
         let forwarded = says(Forwarded);
         let x_forwarded = [XForwardedFor, XForwardedHost, XForwardedProto].into_iter().any(says);
-        // The sender's own elements may not name the protocol, and none is added where the connection tells the client.
+        // The sender's own elements may not name the protocol, and none is added where the connection tells
+        // the client.
         let names_proto = || {
             let mut parts =
                 fields.values(Forwarded).flat_map(|value| value.split(|byte| b",;".contains(byte)));
@@ -135,8 +139,8 @@ impl Spoken {
 
 /// Takes fields one after the other.
 pub trait FieldSink {
-    /// Begins a field. The caller appends its value to the vector, which may hold other text before it, and then calls
-    /// [`Self::end`].
+    /// Begins a field. The caller appends its value to the vector, which may hold other text before it, and
+    /// then calls [`Self::end`].
     fn begin(&mut self, name: &'static str) -> &mut Vec<u8>;
 
     /// The value is whole.

@@ -1,15 +1,18 @@
 //! Which fields go on: those of one connection only do not (RFC 9110 section 7.6.1).
 //!
-//! `Via` is neither added nor removed: a gateway need not (RFC 9110 section 7.6.3), and origins turn compression off for it.
+//! `Via` is neither added nor removed: a gateway need not (RFC 9110 section 7.6.3), and origins turn
+//! compression off for it.
 
 use super::list::{Field, FieldList};
 use super::name::FieldName;
 
-/// The fields that may be passed on, in order. Not among them: what belongs to the connection, what frames the body, `Host`
-/// and `Expect`, all of which the writer writes itself; what `Connection` names; and [look-alikes](FieldName::LookAlike).
+/// The fields that may be passed on, in order. Not among them: what belongs to the connection, what frames
+/// the body, `Host` and `Expect`, all of which the writer writes itself; what `Connection` names; and
+/// [look-alikes](FieldName::LookAlike).
 ///
 /// `Connection` can't name what others decide by: a client that writes `Connection: authorization`, or
-/// `x-forwarded-for`, would make an origin believe something else than it was told (only [`FieldName::Other`] can be named).
+/// `x-forwarded-for`, would make an origin believe something else than it was told (only [`FieldName::Other`]
+/// can be named).
 pub fn onward(fields: &FieldList) -> impl Iterator<Item = Field<'_>> + Clone {
     let names_some = fields.elements(FieldName::Connection).any(|option| !is_usual(option));
     fields.iter().filter(move |field| match field.name {

@@ -37,9 +37,11 @@ struct Entry {
     value: Span,
 }
 
-/// Fields in the order in which they came, and whatever text their message keeps beside them (its first line).
+/// Fields in the order in which they came, and whatever text their message keeps beside them (its first
+/// line).
 ///
-/// Clearing keeps the memory: a connection's second message costs no allocation. Resting gives back what few need.
+/// Clearing keeps the memory: a connection's second message costs no allocation. Resting gives back what few
+/// need.
 #[derive(Debug, Clone, Default)]
 pub struct FieldList {
     text: Vec<u8>,
@@ -56,7 +58,8 @@ impl FieldList {
         self.entries.clear();
     }
 
-    /// As [`Self::clear`], for a connection that may wait for long: gives back memory that usual heads do not need.
+    /// As [`Self::clear`], for a connection that may wait for long: gives back memory that usual heads do not
+    /// need.
     pub fn rest(&mut self) {
         self.clear();
         if self.held_bytes() > Self::USUAL_BYTES {

@@ -12,9 +12,9 @@ pub enum FieldName {
     /// `Connection`.
     Connection,
     /// Of one connection only, by RFC 9110 section 7.6.1 or by custom: `Keep-Alive`, `Proxy-Connection`,
-    /// `Proxy-Authorization`, `Proxy-Authenticate`, `HTTP2-Settings`; `Close`, which is reserved (RFC 9112 section 12.1); and
-    /// `Proxy`, which nobody has defined, but which CGI makes `HTTP_PROXY` of, by which programs choose a proxy of their own
-    /// ("httpoxy").
+    /// `Proxy-Authorization`, `Proxy-Authenticate`, `HTTP2-Settings`; `Close`, which is reserved (RFC 9112
+    /// section 12.1); and `Proxy`, which nobody has defined, but which CGI makes `HTTP_PROXY` of, by
+    /// which programs choose a proxy of their own ("httpoxy").
     OneHop,
     /// `TE`.
     Te,
@@ -32,17 +32,19 @@ pub enum FieldName {
     XForwardedProto,
     /// `X-Forwarded-Host`.
     XForwardedHost,
-    /// Another field that names the client or its way, as load balancers, clouds and frameworks write it: any name with
-    /// `forwarded` in it, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
+    /// Another field that names the client or its way, as load balancers, clouds and frameworks write it: any
+    /// name with `forwarded` in it, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
     ClientHint,
-    /// The user, as an authenticating proxy tells it to origins: `Remote-User`, `X-Auth-Request-…`, `X-WebAuth-…`
-    /// and others. An origin that reads one believes it.
+    /// The user, as an authenticating proxy tells it to origins: `Remote-User`, `X-Auth-Request-…`,
+    /// `X-WebAuth-…` and others. An origin that reads one believes it.
     User,
-    /// A fact of the client's certificate, which only truepeer may write: `Client-Cert`, `Client-Cert-Chain`, `X-SSL-Client-…`,
-    /// `SSL-Client-…`, `X-Client-Cert…`, `X-Client-Verify`, `X-ARR-ClientCert` and others.
+    /// A fact of the client's certificate, which only truepeer may write: `Client-Cert`, `Client-Cert-Chain`,
+    /// `X-SSL-Client-…`, `SSL-Client-…`, `X-Client-Cert…`, `X-Client-Verify`, `X-ARR-ClientCert` and
+    /// others.
     ClientCert,
-    /// Not one of the above, but an origin that makes variables of names (CGI, WSGI, PHP) may take it for one, since
-    /// `-` and `_` (and `.` and others) become the same letter there: `X_Forwarded_For`, `Content_Length`.
+    /// Not one of the above, but an origin that makes variables of names (CGI, WSGI, PHP) may take it for
+    /// one, since `-` and `_` (and `.` and others) become the same letter there: `X_Forwarded_For`,
+    /// `Content_Length`.
     LookAlike,
     /// Fields that no trailer may carry and no `Connection` may name, although a proxy just passes them on.
     Guarded,
@@ -139,10 +141,11 @@ fn is_client_cert(name: &[u8]) -> bool {
         && is_one_of(name, &NAMES, &BEGINNINGS)
 }
 
-/// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI, Django and
-/// Grafana are told to read), and by proxies, clouds and gateways: oauth2-proxy, Authelia, authentik, Vouch, Pomerium,
-/// Google's IAP, Cloudflare Access, AWS' load balancers, Azure's App Service, Tailscale, Kong, Kubernetes' API, OpenID
-/// Connect in Apache, WebSEAL, SiteMinder. (`X-Forwarded-User` and its like are [`FieldName::ClientHint`] by their name.)
+/// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI,
+/// Django and Grafana are told to read), and by proxies, clouds and gateways: oauth2-proxy, Authelia,
+/// authentik, Vouch, Pomerium, Google's IAP, Cloudflare Access, AWS' load balancers, Azure's App Service,
+/// Tailscale, Kong, Kubernetes' API, OpenID Connect in Apache, WebSEAL, SiteMinder. (`X-Forwarded-User` and
+/// its like are [`FieldName::ClientHint`] by their name.)
 fn is_user(name: &[u8]) -> bool {
     // Most names are told by their first letter.
     let (names, beginnings): (&[&str], &[&str]) = match name.first().map(u8::to_ascii_lowercase) {

@@ -53,7 +53,8 @@ fn response(text: &str) -> ResponseHead {
     read_response(text.as_bytes(), false).expect(text).expect("whole").1
 }
 
-/// Takes a body that comes in pieces of `step` bytes: its data, its trailers, and how much of the input was its own.
+/// Takes a body that comes in pieces of `step` bytes: its data, its trailers, and how much of the input was
+/// its own.
 fn decode(
     length: BodyLength,
     input: &[u8],

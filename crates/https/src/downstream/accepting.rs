@@ -21,8 +21,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 const RECLAIMING: Duration = Duration::from_millis(2);
 /// Idle connections that are ended at once when the system has no descriptor left.
 const RECLAIMED_AT_ONCE: usize = 8;
-/// How many connections are still accepted once the loop drains. The kernel has completed them and would reset
-/// them when the listener closes.
+/// How many connections are still accepted once the loop drains. The kernel has completed them and would
+/// reset them when the listener closes.
 const LAST_CONNECTIONS: usize = 4096;
 
 /// Whether a listener must close while the loop continues.
@@ -35,7 +35,8 @@ pub struct Closing {
 }
 
 impl Closing {
-    /// Accepts no more connections than those already waiting. `done` is dropped when the socket has been closed.
+    /// Accepts no more connections than those already waiting. `done` is dropped when the socket has been
+    /// closed.
     pub fn close(&self, done: Sender<()>) {
         self.is_closing.set(true);
         self.waiting.borrow_mut().push(done);
@@ -54,8 +55,8 @@ impl Closing {
     }
 }
 
-/// Accepts connections and calls `begin` for each, until the loop drains or the listener closes. Then closes the
-/// socket.
+/// Accepts connections and calls `begin` for each, until the loop drains or the listener closes. Then closes
+/// the socket.
 pub async fn accept(
     reactor: Reactor,
     listener: Rc<TcpListener>,
@@ -105,8 +106,8 @@ pub async fn accept(
     }
 }
 
-/// When fewer sessions than this are left, each new connection ends an idle one. The reserve lets new connections in without
-/// a pause.
+/// When fewer sessions than this are left, each new connection ends an idle one. The reserve lets new
+/// connections in without a pause.
 fn spare(worker: &WorkerState) -> usize {
     worker.budgets.sessions.limit() / 32 + 1
 }
@@ -123,7 +124,8 @@ async fn next(
 ) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let mut accepting = std::pin::pin!(listener.accept());
     std::future::poll_fn(|cx| {
-        // The order to end may come before the kernel's event for waiting connections, so ask the queue itself.
+        // The order to end may come before the kernel's event for waiting connections, so ask the queue
+        // itself.
         if closing.is_over(reactor) {
             listener.assume_readable();
         }

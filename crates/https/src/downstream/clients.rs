@@ -58,8 +58,9 @@ impl Drop for Counted {
     }
 }
 
-/// The number that stands for `client`: an IPv6 address's first 64 bits, or an IPv4 address behind 32 zeros. No IPv6 network begins so: ::/8
-/// is reserved. A number is shorter than an address, and each connection keeps one.
+/// The number that stands for `client`: an IPv6 address's first 64 bits, or an IPv4 address behind 32 zeros.
+/// No IPv6 network begins so: ::/8 is reserved. A number is shorter than an address, and each connection
+/// keeps one.
 fn as_one(client: IpAddr) -> u64 {
     match client {
         IpAddr::V4(ip) => u64::from(u32::from(ip)),

@@ -40,7 +40,8 @@ impl First {
     }
 }
 
-/// Reads the header if the sender's rule asks for one. The policy then decides who the client is and where the session goes.
+/// Reads the header if the sender's rule asks for one. The policy then decides who the client is and where
+/// the session goes.
 pub(super) async fn read(
     listening: &TlsListener,
     worker: &WorkerState,
@@ -99,8 +100,8 @@ async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
     .await
 }
 
-/// Reserves memory for `more` bytes of a partial header. `false`: all partial headers together have reached their
-/// limit.
+/// Reserves memory for `more` bytes of a partial header. `false`: all partial headers together have reached
+/// their limit.
 fn has_room_for(more: usize, permit: &mut Option<Permit>, budget: &Budget) -> bool {
     if let Some(permit) = permit {
         return permit.grow(more);

@@ -17,9 +17,11 @@ pub(crate) const LEAST_IDLE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct IdleConnections(Box<[Mutex<WorkerList>]>);
 
-/// A slab, and a list through its entries: the first has been idle longest. Each entry's deadline is when it may be closed.
+/// A slab, and a list through its entries: the first has been idle longest. Each entry's deadline is when it
+/// may be closed.
 ///
-/// Aligned: an HTTP/2 connection enters and leaves for each request, and must not take the cache line of the next worker's list.
+/// Aligned: an HTTP/2 connection enters and leaves for each request, and must not take the cache line of the
+/// next worker's list.
 #[derive(Debug)]
 #[repr(align(128))]
 struct WorkerList {

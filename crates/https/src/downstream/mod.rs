@@ -3,8 +3,8 @@
 //! ```text
 //! accept ──▶ Policy::admit ──▶ PROXY header, if the sender's rule has one ──▶ Policy::route ──▶ TLS ──▶ Downstream
 //! ```
-//! The policy's rule for the sender determines whether a header must come. truepeer connects to the backend only
-//! after all of this has succeeded.
+//! The policy's rule for the sender determines whether a header must come. truepeer connects to the backend
+//! only after all of this has succeeded.
 
 mod accepting;
 mod clients;
@@ -118,7 +118,8 @@ impl Downstream {
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
     }
 
-    /// Where the client speaks first: waits at most `limit` for the first bytes of a sender that was silent while a header was optional.
+    /// Where the client speaks first: waits at most `limit` for the first bytes of a sender that was silent
+    /// while a header was optional.
     ///
     /// # Errors
     /// They are a header.
@@ -134,8 +135,8 @@ impl Downstream {
         }
     }
 
-    /// Keeps the connection and the first bytes of its stream, and frees the rest (TLVs, certificate), because a connection may
-    /// be open for a long time.
+    /// Keeps the connection and the first bytes of its stream, and frees the rest (TLVs, certificate),
+    /// because a connection may be open for a long time.
     #[must_use]
     pub fn into_stream(self) -> (Stream, Vec<u8>) {
         (self.stream, self.first)

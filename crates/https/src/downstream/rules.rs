@@ -35,9 +35,9 @@ pub struct PerClient {
 impl PerClient {
     /// Whether the client of `route` is identified individually.
     ///
-    /// A sender that may name clients but has not (LOCAL, UNKNOWN, an optional header) stands for many clients, or
-    /// connects for its own health checks. The same holds for a program on this machine, such as another proxy or
-    /// an ssh tunnel.
+    /// A sender that may name clients but has not (LOCAL, UNKNOWN, an optional header) stands for many
+    /// clients, or connects for its own health checks. The same holds for a program on this machine, such
+    /// as another proxy or an ssh tunnel.
     pub(super) fn counts(&self, route: &Route, rule: HeaderRule) -> bool {
         let client = route.client.ip();
         let is_one = match route.origin {

@@ -27,15 +27,15 @@ pub struct WorkerState {
 }
 
 impl WorkerState {
-    /// The default of --max-per-client: an eighth of all sessions, so that a few clients can't use them up, and
-    /// at least as many as some browsers behind one address open.
+    /// The default of --max-per-client: an eighth of all sessions, so that a few clients can't use them up,
+    /// and at least as many as some browsers behind one address open.
     #[must_use]
     pub fn usual_most_per_client(&self) -> usize {
         (self.budgets.sessions.limit() / 8).clamp(64, 4096)
     }
 
-    /// Closes the connection that has been idle longest because a resource ran short. Returns whether there was
-    /// one.
+    /// Closes the connection that has been idle longest because a resource ran short. Returns whether there
+    /// was one.
     pub(crate) fn reclaim(&self, about: IpAddr, now: Instant) -> bool {
         let waited = self.idle.end_longest(now);
         if let Some(waited) = waited {

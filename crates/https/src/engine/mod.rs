@@ -29,8 +29,9 @@ pub struct Https {
 }
 
 impl Https {
-    /// Starts `workers` threads that write to `journal`. Listeners are [opened](Engine::open) later. A worker's
-    /// thread calls `on_end` when a worker has ended unexpectedly, or as the last one after a drain.
+    /// Starts `workers` threads that write to `journal`. Listeners are [opened](Engine::open) later. A
+    /// worker's thread calls `on_end` when a worker has ended unexpectedly, or as the last one after a
+    /// drain.
     ///
     /// # Errors
     /// [`EngineError::Worker`] or [`EngineError::Thread`].
@@ -61,8 +62,8 @@ impl Https {
     }
 
     /// Opens the listener in each worker in turn. For port 0, all use the port that the first one got. Each
-    /// worker opens its own socket, because a network stack in user space ties a socket to the thread that opens
-    /// it.
+    /// worker opens its own socket, because a network stack in user space ties a socket to the thread that
+    /// opens it.
     fn open_in_all(
         &self,
         id: ListenerId,

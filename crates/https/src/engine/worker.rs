@@ -54,7 +54,8 @@ pub(super) enum ListenerSource {
 }
 
 impl ListenerSource {
-    /// Call this in the worker's thread: a network stack in user space ties a socket to the thread that opens it.
+    /// Call this in the worker's thread: a network stack in user space ties a socket to the thread that opens
+    /// it.
     fn open(self) -> Result<OwnedFd, EngineError> {
         match self {
             Self::Inherited(socket) => Ok(socket),
@@ -100,7 +101,8 @@ pub(super) fn start_worker(
                 return Ok(());
             }
         };
-        // Opened by the first header instead, they could find no free descriptor, and its claim would be refused.
+        // Opened by the first header instead, they could find no free descriptor, and its claim would be
+        // refused.
         truepeer_sys::host::prepare();
         let _ = report.send(Ok(reactor.remote()));
         let worker = HttpsWorker {

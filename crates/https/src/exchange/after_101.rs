@@ -9,8 +9,8 @@ use crate::shared_stream::SharedStream;
 use crate::stream::Connection;
 
 impl<O: Dial> Service<O> {
-    /// Moves bytes both ways until the end. Returns the end and the numbers of bytes up and down. `early`: bytes that the client has sent
-    /// already.
+    /// Moves bytes both ways until the end. Returns the end and the numbers of bytes up and down. `early`:
+    /// bytes that the client has sent already.
     pub(crate) async fn tunnel<C: Connection>(
         &self,
         client_info: &ClientInfo,

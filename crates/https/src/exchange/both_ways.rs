@@ -9,7 +9,8 @@ use pin_project_lite::pin_project;
 
 use super::failure::Failure;
 
-/// How far a request and its response are. Both directions belong to one task, so each poll sees the other's last change.
+/// How far a request and its response are. Both directions belong to one task, so each poll sees the other's
+/// last change.
 #[derive(Debug)]
 pub(crate) struct Progress {
     /// The body may be sent.
@@ -18,14 +19,16 @@ pub(crate) struct Progress {
     pub(crate) is_sent: Cell<bool>,
     /// The response has started.
     pub(crate) has_begun: Cell<bool>,
-    /// A write to the origin has failed. The kernel reports a reset once: a read finds an orderly end after it.
+    /// A write to the origin has failed. The kernel reports a reset once: a read finds an orderly end after
+    /// it.
     pub(crate) is_broken: Cell<bool>,
     /// The request is still being sent, so the response timeout does not run yet.
     pub(crate) is_sending: Cell<bool>,
 }
 
 impl Progress {
-    /// `waits`: the client holds its body back until truepeer says 100 (Expect). `is_sent`: there is nothing more to send.
+    /// `waits`: the client holds its body back until truepeer says 100 (Expect). `is_sent`: there is nothing
+    /// more to send.
     pub(crate) fn new(waits: bool, is_sent: bool) -> Self {
         Self {
             may_send_body: Cell::new(!waits),
@@ -43,8 +46,8 @@ impl Progress {
     }
 }
 
-/// Runs both directions. `down` decides when the exchange is over: an origin may respond before it has received the whole request. `up`
-/// returns only if the client fails.
+/// Runs both directions. `down` decides when the exchange is over: an origin may respond before it has
+/// received the whole request. `up` returns only if the client fails.
 pub(crate) fn both<T>(
     progress: &Progress,
     up: impl Future<Output = Failure>,

@@ -167,8 +167,8 @@ impl<'a, S: Connection> Http1Reply<'a, S> {
         }
     }
 
-    /// Answers with `failure` if the client can still be told, that is, not in the middle of an interim response.
-    /// The connection is not used again.
+    /// Answers with `failure` if the client can still be told, that is, not in the middle of an interim
+    /// response. The connection is not used again.
     pub(crate) async fn refuse(&mut self, failure: &Failure) {
         let can_be_told = self.stage == ReplyStage::Waiting && !self.is_torn;
         let Some(status) = failure.status().filter(|_| can_be_told) else { return };
@@ -270,8 +270,8 @@ impl<S: Connection> Outgoing for Http1Reply<'_, S> {
     }
 }
 
-/// Writes truepeer's own error response. Its body is only the status text; the reason is in the log. A response
-/// to HEAD has no body, but may contain its length (RFC 9110 section 9.3.2).
+/// Writes truepeer's own error response. Its body is only the status text; the reason is in the log. A
+/// response to HEAD has no body, but may contain its length (RFC 9110 section 9.3.2).
 fn refusal(out: &mut Vec<u8>, status: u16, is_head: bool) {
     let text = format!("{status} {}\n", words(status));
     let head = format!(
@@ -303,9 +303,10 @@ pub(crate) fn words(status: u16) -> &'static str {
     }
 }
 
-/// Closes a connection so that the client can read the response: reads and discards what the client still sends. Many
-/// clients read no response until they have sent everything. The kernel resets a connection that is closed with unread
-/// bytes, and the client would lose the response. `total`: how long a client may send at [`LINGER_RATE`] or faster.
+/// Closes a connection so that the client can read the response: reads and discards what the client still
+/// sends. Many clients read no response until they have sent everything. The kernel resets a connection that
+/// is closed with unread bytes, and the client would lose the response. `total`: how long a client may send
+/// at [`LINGER_RATE`] or faster.
 pub(crate) async fn linger<S: Connection>(
     stream: &SharedStream<S>,
     buffer: &mut Buffer,
@@ -327,8 +328,8 @@ pub(crate) async fn linger<S: Connection>(
     }
 }
 
-/// The bytes that a client sends after its response, bounded by time and rate. Their number has no bound: it says nothing about
-/// the client's intentions, and costs less than an upload that is served.
+/// The bytes that a client sends after its response, bounded by time and rate. Their number has no bound: it
+/// says nothing about the client's intentions, and costs less than an upload that is served.
 pub(crate) struct Remainder<'a> {
     time_limit: &'a TimeLimit,
     silence: Duration,

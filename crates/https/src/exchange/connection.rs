@@ -84,7 +84,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             }
             let next = match self.await_request(&mut request).await {
                 Ok(true) => Box::pin(self.exchange(&request, &mut response)).await,
-                // A close with FIN alone would become a reset if the client sent something more, and the reset would discard them.
+                // A close with FIN alone would become a reset if the client sent something more, and the
+                // reset would discard them.
                 Ok(false) if self.stream.unacknowledged() > 0 => Next::Linger,
                 Ok(false) => Next::Close,
                 Err(failure) => self.refuse(&failure).await,
@@ -172,7 +173,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             poll_last(stream, buffer, cx).map(Some)
         }));
         let limit = self.service.settings.timeouts.keep_alive;
-        // Most requests come within the first second, in which the connection is on no list: it may not be closed for another one yet.
+        // Most requests come within the first second, in which the connection is on no list: it may not be
+        // closed for another one yet.
         let first = limit.min(LEAST_IDLE);
         if let Ok(came) = time_limit.limit(first, bytes.as_mut()).await {
             return came;
@@ -181,8 +183,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         time_limit.limit(limit - first, bytes).await.unwrap_or(Some(false))
     }
 
-    /// The same while the loop drains, for a short time. In the end it asks the kernel itself: a request that has
-    /// arrived is answered.
+    /// The same while the loop drains, for a short time. In the end it asks the kernel itself: a request that
+    /// has arrived is answered.
     async fn await_last_bytes(&mut self) -> bool {
         let limit = self.service.settings.timeouts.last_request;
         let (stream, buffer) = (self.stream, &mut *self.buffer);

@@ -1,4 +1,5 @@
-//! The start of a request's body, kept until the response begins, so that the request can be sent a second time.
+//! The start of a request's body, kept until the response begins, so that the request can be sent a second
+//! time.
 
 use std::cell::{Cell, RefCell};
 
@@ -8,8 +9,9 @@ use truepeer_http::fields::FieldList;
 use super::failure::Failure;
 use super::parties::{Departure, Incoming};
 
-/// A piece that begins within these bytes is kept. An origin that does not process a request does not open the windows for it, which
-/// are 65,535 bytes unless its SETTINGS say more. No further piece is taken from the client before they have room.
+/// A piece that begins within these bytes is kept. An origin that does not process a request does not open
+/// the windows for it, which are 65,535 bytes unless its SETTINGS say more. No further piece is taken from
+/// the client before they have room.
 const KEPT_BYTES: usize = 64 << 10;
 /// A kept start is given out in pieces of this size.
 const PIECE_BYTES: usize = 16 << 10;

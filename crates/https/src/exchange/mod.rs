@@ -1,4 +1,5 @@
-//! Passing a client's requests to the origin and the responses back. Bodies are streamed, and every wait has a timeout.
+//! Passing a client's requests to the origin and the responses back. Bodies are streamed, and every wait has
+//! a timeout.
 //!
 //! ```text
 //! connection: request after request ──▶ serve: checks, retry ──▶ run: one request over one origin's connection

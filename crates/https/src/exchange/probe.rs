@@ -108,7 +108,8 @@ impl<O: Dial> Service<O> {
         self.origins.at(number).dialler.backend(client_info)
     }
 
-    /// Asks the origin with this number for `path` on `host`, or only connects. `client_info` stands for truepeer itself.
+    /// Asks the origin with this number for `path` on `host`, or only connects. `client_info` stands for
+    /// truepeer itself.
     pub(crate) async fn probe(
         &self,
         number: usize,

@@ -7,7 +7,8 @@ use super::failure::Failure;
 use super::parties::Outgoing;
 use crate::origin::without_port;
 
-/// Answers with 308 and the same host and path by https on `port`. 308 keeps the method and the body (RFC 9110 section 15.4.9).
+/// Answers with 308 and the same host and path by https on `port`. 308 keeps the method and the body (RFC
+/// 9110 section 15.4.9).
 pub(super) async fn redirect(
     request: &RequestHead,
     port: u16,

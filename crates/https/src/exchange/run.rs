@@ -180,7 +180,8 @@ impl<S: Connection> Down<'_, S> {
             self.head(request, response, outgoing).await?;
             interim += 1;
             match response.status {
-                // RFC 9110 7.8: not before the whole request has come. The rest of a body would be read as the new protocol.
+                // RFC 9110 7.8: not before the whole request has come. The rest of a body would be read as
+                // the new protocol.
                 101 if request.wants_upgrade && self.state.is_sent.get() => return Ok(Answered::Switched),
                 101 => return Err(Failure::UnaskedSwitch),
                 100..200 if interim > MOST_INTERIM => return Err(Failure::TooManyInterim(MOST_INTERIM)),
@@ -216,8 +217,8 @@ impl<S: Connection> Down<'_, S> {
         }
     }
 
-    /// Waits for the origin. If it does not answer `Expect` in time, the body is sent anyway: not every origin
-    /// supports `Expect` (RFC 9110 section 10.1.1).
+    /// Waits for the origin. If it does not answer `Expect` in time, the body is sent anyway: not every
+    /// origin supports `Expect` (RFC 9110 section 10.1.1).
     async fn fill_or_proceed(&mut self, outgoing: &mut impl Outgoing) -> Result<io::Result<usize>, Failure> {
         if !self.state.may_send_body.get() {
             let proceed = self.settings.timeouts.proceed;

@@ -1,5 +1,5 @@
-//! Serves one request, independent of the client's HTTP version, with the state that all requests of a listener
-//! share.
+//! Serves one request, independent of the client's HTTP version, with the state that all requests of a
+//! listener share.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -39,7 +39,8 @@ use crate::stream::Connection;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Events that are not older than this tell whether a kept connection is open: about as long as a request takes to reach the origin.
+/// Events that are not older than this tell whether a kept connection is open: about as long as a request
+/// takes to reach the origin.
 const RECENT: Duration = Duration::from_micros(50);
 
 /// So many connections of its own an idempotent request gets after one by HTTP/2 has ended under it.
@@ -69,8 +70,8 @@ pub struct Service<O: Dial> {
     pub backlog: Budget,
     /// Who may reuse a connection to the origin.
     pub sharing: Sharing,
-    /// How long a request waits for a descriptor, or for an origin that refuses connections, as it does while it
-    /// restarts.
+    /// How long a request waits for a descriptor, or for an origin that refuses connections, as it does
+    /// while it restarts.
     pub retry_timeout: Duration,
     /// Client connections that wait for their next request.
     pub idle: IdleList,
@@ -175,8 +176,8 @@ impl<O: Dial> Service<O> {
         self.exchange(&target, request, response, time_limit, incoming, outgoing).await
     }
 
-    /// Sends the request to its origin and passes the response on. Sends it again if the origin says that it has not processed it, or if
-    /// the connection turns out to be dead and the request is idempotent.
+    /// Sends the request to its origin and passes the response on. Sends it again if the origin says that it
+    /// has not processed it, or if the connection turns out to be dead and the request is idempotent.
     pub(super) async fn exchange<I: Incoming, P: Outgoing>(
         &self,
         target: &Target<'_, O>,
@@ -246,7 +247,8 @@ impl<O: Dial> Service<O> {
             };
             let is_unprocessed = matches!(failure, Failure::OriginRefused | Failure::OriginWantsHttp1);
             let may_repeat = match failure {
-                // It may itself be what makes the origin end connections, and with them other clients' requests.
+                // It may itself be what makes the origin end connections, and with them other clients'
+                // requests.
                 Failure::OriginClosed if by_http2 && closed == MOST_CLOSED => false,
                 Failure::OriginRefused | Failure::OriginWantsHttp1 => start.is_whole(),
                 // RFC 9110 9.2.2: "A proxy MUST NOT automatically retry non-idempotent requests."
@@ -263,10 +265,12 @@ impl<O: Dial> Service<O> {
                 target.access.wants_http1.set(true);
                 offer = Offer::Http1;
             }
-            // The origin accepts connections and closes them at once, or refuses every stream: it is shutting down.
+            // The origin accepts connections and closes them at once, or refuses every stream: it is shutting
+            // down.
             let is_one_of_many = by_http2 && attempts.are_many();
             let is_in_vain = (is_fresh && !is_unprocessed) || is_one_of_many;
-            // An origin may answer only the first request of each connection: don't compete for that with other requests.
+            // An origin may answer only the first request of each connection: don't compete for that with
+            // other requests.
             if is_one_of_many || closed > 0 {
                 own.get_or_insert_with(|| Box::new(self.private_access(target.origin)));
             }
@@ -281,8 +285,9 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// When the last events came, if they are enough to take a kept connection for open: the kernel need not be asked. If the origin closes
-    /// it after them, the request meets the close, and an idempotent request without a body is sent again.
+    /// When the last events came, if they are enough to take a kept connection for open: the kernel need not
+    /// be asked. If the origin closes it after them, the request meets the close, and an idempotent
+    /// request without a body is sent again.
     pub(super) fn last_look(&self, request: &RequestHead) -> Option<Instant> {
         let can_be_repeated = request.is_idempotent() && request.length == BodyLength::None;
         (can_be_repeated && self.reactor.has_all_events_of(RECENT)).then(|| self.reactor.now())
@@ -351,7 +356,8 @@ impl<O: Dial> Service<O> {
         .await
     }
 
-    /// Connects, or waits for another request's connection that this one can share. Tries again for up to `retry_timeout`, as [`Self::dial`] does.
+    /// Connects, or waits for another request's connection that this one can share. Tries again for up to
+    /// `retry_timeout`, as [`Self::dial`] does.
     async fn connect(&self, target: &Target<'_, O>, offer: Offer) -> Result<Upstream<O::Stream>, Failure> {
         let (began, scope) = (self.reactor.now(), target.access.scope());
         let backend = target.origin.dialler.backend(target.client_info);
@@ -385,8 +391,8 @@ impl<O: Dial> Service<O> {
         }
     }
 
-    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections or closes them at once, or while no descriptor
-    /// is free.
+    /// Connects. Tries again for up to `retry_timeout` while the origin refuses connections or closes them at
+    /// once, or while no descriptor is free.
     async fn dial(
         &self,
         target: &Target<'_, O>,
@@ -540,7 +546,8 @@ impl Attempts {
     }
 }
 
-/// `Keep-Alive: timeout=5`: the origin closes idle connections after 5 s. One second less, for the time on the way.
+/// `Keep-Alive: timeout=5`: the origin closes idle connections after 5 s. One second less, for the time on
+/// the way.
 fn keep_alive_hint(response: &ResponseHead) -> Option<Duration> {
     let is_hint = |field: &Field<'_>| {
         field.name == FieldName::OneHop && field.spelt.eq_ignore_ascii_case(b"keep-alive")

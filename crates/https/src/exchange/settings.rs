@@ -5,19 +5,20 @@ use std::time::Duration;
 use truepeer_http::HttpLimits;
 use truepeer_policy::PrefixSet;
 
-/// A client that sends on after its response is read at this average rate at least, in bytes a second. Each second of a slow one costs
-/// a descriptor, and it may be slow on purpose.
+/// A client that sends on after its response is read at this average rate at least, in bytes a second. Each
+/// second of a slow one costs a descriptor, and it may be slow on purpose.
 pub(crate) const LINGER_RATE: u64 = 4 << 10;
 
 /// Timeouts.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpTimeouts {
-    /// For a request's head, from its first byte (for a connection's first request, from the start) to its last.
+    /// For a request's head, from its first byte (for a connection's first request, from the start) to its
+    /// last.
     pub head: Duration,
     /// Between two requests on a connection.
     pub keep_alive: Duration,
-    /// For a last request after a drain has begun: its answer says `Connection: close`. A connection that closes
-    /// without saying so may meet a request that is already on its way.
+    /// For a last request after a drain has begun: its answer says `Connection: close`. A connection that
+    /// closes without saying so may meet a request that is already on its way.
     pub last_request: Duration,
     /// Without bytes of a request's body.
     pub body: Duration,
@@ -27,8 +28,8 @@ pub struct HttpTimeouts {
     pub response: Duration,
     /// For the SETTINGS with which an HTTP/2 origin begins.
     pub settings: Duration,
-    /// How long an HTTP/2 origin may be silent while requests are open before it is sent a PING, and then how long it may take to
-    /// send anything.
+    /// How long an HTTP/2 origin may be silent while requests are open before it is sent a PING, and then
+    /// how long it may take to send anything.
     pub ping: Duration,
     /// Waiting for `100 Continue` from the origin. After it, the body is sent anyway.
     pub proceed: Duration,
@@ -36,8 +37,8 @@ pub struct HttpTimeouts {
     pub linger: Duration,
     /// How long such a client may continue to send, at `LINGER_RATE` or faster.
     pub linger_total: Duration,
-    /// For the start of the response after the client has ended its direction. It may still read (`nc` does) or
-    /// may have left; only sending shows which.
+    /// For the start of the response after the client has ended its direction. It may still read (`nc` does)
+    /// or may have left; only sending shows which.
     pub half_closed: Duration,
     /// Without bytes in both directions after 101.
     pub tunnel: Duration,
@@ -77,9 +78,9 @@ pub struct HttpSettings {
     pub methods: Vec<String>,
     /// The longest request body in bytes; `None`: unlimited.
     pub max_body: Option<u64>,
-    /// The average rate, in bytes a second, that a client must reach while it sends a body or takes a response.
-    /// It is checked once truepeer has waited for the client longer than [`HttpTimeouts::body`] or
-    /// [`HttpTimeouts::send`] in total. 0: no limit.
+    /// The average rate, in bytes a second, that a client must reach while it sends a body or takes a
+    /// response. It is checked once truepeer has waited for the client longer than
+    /// [`HttpTimeouts::body`] or [`HttpTimeouts::send`] in total. 0: no limit.
     pub min_rate: u64,
     /// How many requests a connection may carry; `None`: unlimited.
     pub max_requests: Option<u64>,
@@ -111,8 +112,8 @@ impl Default for HttpSettings {
 }
 
 impl HttpSettings {
-    /// Whether requests may use this method. GET includes HEAD, as in NGINX's `limit_except`. CONNECT, which asks
-    /// for a tunnel, is refused earlier.
+    /// Whether requests may use this method. GET includes HEAD, as in NGINX's `limit_except`. CONNECT, which
+    /// asks for a tunnel, is refused earlier.
     #[must_use]
     pub fn allows(&self, method: &[u8]) -> bool {
         self.methods.is_empty()

@@ -50,7 +50,8 @@ pub(crate) struct Scripts {
     pub(crate) lacking: Rc<Cell<usize>>,
     /// It chooses HTTP/1.1 where it may.
     pub(crate) chooses_http1: Rc<Cell<bool>>,
-    /// Writes to its connections fail. Its reads wait until one has, as where both are known to the kernel only.
+    /// Writes to its connections fail. Its reads wait until one has, as where both are known to the kernel
+    /// only.
     pub(crate) is_broken: Rc<Cell<bool>>,
     /// Connection attempts to this address fail.
     pub(crate) unreachable: Rc<Cell<Option<BackendAddr>>>,
@@ -101,7 +102,8 @@ impl AsyncWrite for Counted {
     }
 }
 
-/// A client's connection. While it is deaf, it returns bytes only after `look_again`: the loop has not noticed them yet.
+/// A client's connection. While it is deaf, it returns bytes only after `look_again`: the loop has not
+/// noticed them yet.
 pub(crate) struct Hesitant {
     stream: DuplexStream,
     is_deaf: Rc<Cell<bool>>,

@@ -45,9 +45,9 @@ impl TimeLimit {
         Limited { time_limit: self, limit, is_armed: false, future }
     }
 
-    /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second within
-    /// `limit`. A blocked write alone proves nothing: the kernel reports room only when a third of its buffer is
-    /// free, and a slow receiver takes long for that.
+    /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second
+    /// within `limit`. A blocked write alone proves nothing: the kernel reports room only when a third of
+    /// its buffer is free, and a slow receiver takes long for that.
     pub(crate) fn while_taken<'a, S: Connection, F: Future>(
         &'a self,
         limit: Duration,

@@ -1,5 +1,5 @@
-//! Connects to the origin: TCP from the client's address or truepeer's own, then an optional PROXY header, then
-//! optional TLS.
+//! Connects to the origin: TCP from the client's address or truepeer's own, then an optional PROXY header,
+//! then optional TLS.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -152,7 +152,8 @@ fn of_close(reason: CloseReason) -> DialError {
     }
 }
 
-/// The PROXY header of a connection. It is sent before the origin can choose by ALPN: [`Offer::Either`] then names HTTP/1.1.
+/// The PROXY header of a connection. It is sent before the origin can choose by ALPN: [`Offer::Either`] then
+/// names HTTP/1.1.
 fn header(client_info: &ClientInfo, route: &Route, offer: Offer) -> Result<Box<[u8]>, DialError> {
     let alpn = if offer == Offer::Http2 { HTTP2 } else { b"http/1.1" };
     let tlvs = tlvs::with_alpn(&client_info.tlvs, alpn);

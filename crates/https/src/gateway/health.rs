@@ -1,5 +1,6 @@
-//! The checks of origins: a task for each address in each worker. The first task that is awake when a check is due does it. So checks go on
-//! as long as any connection has the rules, and a busy worker leaves them to the others.
+//! The checks of origins: a task for each address in each worker. The first task that is awake when a check
+//! is due does it. So checks go on as long as any connection has the rules, and a busy worker leaves them to
+//! the others.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::{Rc, Weak};

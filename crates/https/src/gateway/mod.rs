@@ -1,5 +1,5 @@
-//! The HTTPS reverse proxy of one worker. It serves open connections as exchanges and tells the origin who the
-//! client is.
+//! The HTTPS reverse proxy of one worker. It serves open connections as exchanges and tells the origin who
+//! the client is.
 
 mod dialler;
 mod health;
@@ -160,7 +160,8 @@ impl Gateway {
                 let Opened { stream, first, client_info, counted, speaks_http2 } = opened;
                 let service = Rc::clone(&self.service);
                 if speaks_http2 {
-                    // Boxed: the future is three times as large as HTTP/1's, and would make every connection as large.
+                    // Boxed: the future is three times as large as HTTP/1's, and would make every connection
+                    // as large.
                     Box::pin(serve_http2(stream, client_info, service)).await;
                 } else {
                     serve_http1(stream, first, client_info, service).await;

@@ -1,7 +1,7 @@
 //! Parses header blocks (HPACK, RFC 7541) far enough to see their pseudo-fields as sent.
 //!
-//! `h2` decodes the blocks but hides some of their contents (see [`super::malformed`]), so each block is parsed
-//! here as well. The dynamic table holds no text, only the kind and size of each entry.
+//! `h2` decodes the blocks but hides some of their contents (see [`super::malformed`]), so each block is
+//! parsed here as well. The dynamic table holds no text, only the kind and size of each entry.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -233,8 +233,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether the field may have this value, its length, and what `h2` must see instead of a path. `block_bytes`: the length of
-    /// the whole block.
+    /// Whether the field may have this value, its length, and what `h2` must see instead of a path.
+    /// `block_bytes`: the length of the whole block.
     fn value(&mut self, name: PseudoName, block_bytes: usize) -> Option<(bool, usize, Option<OddPath>)> {
         let (raw, is_huffman) = self.raw_text()?;
         let text = if is_huffman { Cow::Owned(huffman::decode(raw)?) } else { Cow::Borrowed(raw) };

@@ -18,8 +18,8 @@ const SHORTEST_BITS: usize = 5;
 const LONGEST: usize = 30;
 const LONGEST_BITS: u32 = 30;
 
-/// Codes of one length are consecutive numbers. For each length: the first code, the count, and the position of
-/// the first symbol.
+/// Codes of one length are consecutive numbers. For each length: the first code, the count, and the position
+/// of the first symbol.
 #[derive(Clone, Copy)]
 struct Length {
     first: u32,
@@ -62,7 +62,8 @@ impl Code {
 /// Codes of up to this many bits are looked up at once. They include all that are usual in fields.
 const SHORT_BITS: u32 = 10;
 
-/// For each value of the next [`SHORT_BITS`] bits: the symbol whose code they begin with, and its length; 0: it is longer.
+/// For each value of the next [`SHORT_BITS`] bits: the symbol whose code they begin with, and its length; 0:
+/// it is longer.
 static SHORT: [(u8, u8); 1 << SHORT_BITS] = {
     let mut short = [(0, 0); 1 << SHORT_BITS];
     let mut length = 1;

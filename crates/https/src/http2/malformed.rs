@@ -1,8 +1,9 @@
 //! Detects malformed requests (RFC 9113 sections 8.1.1 and 8.3) that `h2` accepts.
 //!
 //! `h2` removes a fragment from `:path`, ignores `:scheme` without `:authority`, and drops pseudo-fields from
-//! trailers. The origin would get a different request than the client sent. So header blocks are parsed before
-//! they reach `h2`. Streams with malformed ones are stored here until the connection's tasks check them.
+//! trailers. The origin would get a different request than the client sent. So header blocks are parsed
+//! before they reach `h2`. Streams with malformed ones are stored here until the connection's tasks check
+//! them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,8 +30,8 @@ pub(super) struct Malformed {
     paths: RefCell<VecDeque<(u32, Rc<[u8]>)>>,
     /// Streams that are reset for an error that has been counted.
     reset: RefCell<VecDeque<u32>>,
-    /// A block could not be parsed. `h2` ends the connection because of it. Until then every stream counts as
-    /// malformed.
+    /// A block could not be parsed. `h2` ends the connection because of it. Until then every stream counts
+    /// as malformed.
     is_lost: Cell<bool>,
 }
 

@@ -4,11 +4,11 @@
 //! ```text
 //! connection task: h2's protocol, frames in and out ──▶ a task for each stream: Request ─▶ Service::serve ─▶ Response
 //! ```
-//! A client's use of memory is bounded: concurrent streams, bytes in flight of each (a stream's window opens only
-//! as the origin takes the bytes), heads, streams that are started only to be cancelled, and control frames
-//! (`watch`). `h2` itself answers floods of CONTINUATION and of empty or tiny DATA with
-//! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't be
-//! sent. Server push is not offered. An extended CONNECT (RFC 8441) becomes an
+//! A client's use of memory is bounded: concurrent streams, bytes in flight of each (a stream's window opens
+//! only as the origin takes the bytes), heads, streams that are started only to be cancelled, and control
+//! frames (`watch`). `h2` itself answers floods of CONTINUATION and of empty or tiny DATA with
+//! GOAWAY(ENHANCE_YOUR_CALM), and reads no further frame while its answer to the last PING or SETTINGS can't
+//! be sent. Server push is not offered. An extended CONNECT (RFC 8441) becomes an
 //! upgrade at the origin (`websocket`).
 
 mod frames;
@@ -54,18 +54,19 @@ use crate::stream::Connection as ClientStream;
 
 /// Concurrent streams.
 const MOST_STREAMS: u32 = 128;
-/// Bytes of a body in flight, for one stream (13 MB/s at a round trip of 20 ms) and for all of a connection. This is
-/// also the most that a client can make truepeer hold for it.
+/// Bytes of a body in flight, for one stream (13 MB/s at a round trip of 20 ms) and for all of a connection.
+/// This is also the most that a client can make truepeer hold for it.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Bytes of a stream's response that wait for the client: a few TLS records, so that the next frames are ready.
+/// Bytes of a stream's response that wait for the client: a few TLS records, so that the next frames are
+/// ready.
 const SEND_BYTES: usize = 64 << 10;
 /// This many cancelled streams are always allowed. Above it, they must be fewer than half of all.
 const RESETS_FOR_NOTHING: u64 = 100;
 /// Exchanges that have not ended, including cancelled ones.
 const MOST_EXCHANGES: u64 = 2 * MOST_STREAMS as u64;
-/// Frames for a stream that truepeer has reset are ignored for this long, for this many streams (RFC 9113 section 5.4.2): the client
-/// may have sent them before it saw the reset.
+/// Frames for a stream that truepeer has reset are ignored for this long, for this many streams (RFC 9113
+/// section 5.4.2): the client may have sent them before it saw the reset.
 const RESET_REMEMBERED_FOR: Duration = Duration::from_secs(30);
 const MOST_RESET_REMEMBERED: usize = 256;
 /// Streams that `h2` resets for errors before it ends the connection.
@@ -76,8 +77,8 @@ const MOST_COOKIES: usize = 1024;
 /// What a list's size counts for each field besides its text (RFC 7540 6.5.2), and the name of a cookie.
 const FIELD_BYTES: usize = 32 + "cookie".len();
 
-/// The limit for `h2`, which refuses larger lists by itself, uncounted. So it is well above that of [`request`], which
-/// counts as HTTP/1.1 does.
+/// The limit for `h2`, which refuses larger lists by itself, uncounted. So it is well above that of
+/// [`request`], which counts as HTTP/1.1 does.
 fn most_list_bytes(limits: &HttpLimits) -> usize {
     4 * (limits.head_bytes + FIELD_BYTES * (limits.fields + MOST_COOKIES))
 }
@@ -150,7 +151,8 @@ where
         service.journal.on_failure(&client_info, client_info.route.backend, failure, service.reactor.now());
     }
     if !matches!(ended, ConnectionEnd::Theirs | ConnectionEnd::GivesWay) || watched.stream().is_broken() {
-        // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY, or TLS' alert.
+        // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY, or TLS'
+        // alert.
         let time_limit = TimeLimit::new(&service.reactor);
         let timeouts = &service.settings.timeouts;
         linger(watched.stream(), &mut Buffer::default(), timeouts, timeouts.linger, &time_limit).await;
@@ -166,7 +168,8 @@ enum ConnectionEnd {
     Theirs,
     /// truepeer ended it normally.
     Ours,
-    /// truepeer ended it for a new one, which needs its descriptor now. The client has acknowledged all bytes before the GOAWAY.
+    /// truepeer ended it for a new one, which needs its descriptor now. The client has acknowledged all bytes
+    /// before the GOAWAY.
     GivesWay,
     /// truepeer ended it because of the client's behaviour.
     Refused(Failure),
@@ -235,7 +238,8 @@ where
         }
         let odd_path = watched.malformed().take_path(respond.stream_id().as_u32());
         if watched.malformed().take(respond.stream_id().as_u32()) {
-            // RFC 9113 8.1.1. Count it as cancelled, so that a flood of malformed requests ends the connection.
+            // RFC 9113 8.1.1. Count it as cancelled, so that a flood of malformed requests ends the
+            // connection.
             watched.malformed().expect_reset(respond.stream_id().as_u32());
             respond.send_reset(h2::Reason::PROTOCOL_ERROR);
             watched.uploads().forget(respond.stream_id().as_u32());

@@ -1,8 +1,9 @@
 //! Paths that `h2` refuses although HTTP/1.1 takes them.
 //!
-//! `h2` reads `:path` as a URI. Clients also send `"`, `<`, `>` and a backtick in it, as over HTTP/1.1. So the header block
-//! gets another path before `h2` sees it, and the request gets its own back, which is then held to the rules of HTTP/1.1.
-//! The other path has as many bytes, coded and decoded: no frame and no table of HPACK changes its size.
+//! `h2` reads `:path` as a URI. Clients also send `"`, `<`, `>` and a backtick in it, as over HTTP/1.1. So
+//! the header block gets another path before `h2` sees it, and the request gets its own back, which is then
+//! held to the rules of HTTP/1.1. The other path has as many bytes, coded and decoded: no frame and no table
+//! of HPACK changes its size.
 
 use std::rc::Rc;
 
@@ -11,14 +12,16 @@ use super::huffman;
 /// A path that `h2` refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OddPath {
-    /// Where its coded text starts in the block, and the text to write there; `None`: it comes from the table.
+    /// Where its coded text starts in the block, and the text to write there; `None`: it comes from the
+    /// table.
     pub(super) other: Option<(usize, Vec<u8>)>,
     /// The path as it was sent.
     pub(super) path: Rc<[u8]>,
 }
 
 impl OddPath {
-    /// `None` if `h2` takes the path, or if no other one has its size. `coded`: where its coded text stands in the block.
+    /// `None` if `h2` takes the path, or if no other one has its size. `coded`: where its coded text stands
+    /// in the block.
     pub(super) fn of(path: &[u8], is_huffman: bool, start: usize, coded_bytes: usize) -> Option<Self> {
         let is_text = std::str::from_utf8(path).is_ok();
         let takes = |byte: u8| match byte {

@@ -169,8 +169,8 @@ impl Http2Body<'_> {
     }
 
     /// Discards the rest of a request that already has its response. Many clients read no response until they
-    /// have sent everything, and treat an early reset as an error. If the client is too slow or continues for too long, dropping
-    /// the stream makes `h2` send RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
+    /// have sent everything, and treat an early reset as an error. If the client is too slow or continues for
+    /// too long, dropping the stream makes `h2` send RST_STREAM(NO_ERROR) (RFC 9113 section 8.1).
     pub(super) async fn discard(mut self) {
         let (stream, upload, timeouts) = (&mut self.stream, self.upload, &self.settings.timeouts);
         let unused = std::mem::take(&mut self.piece).len();
@@ -210,7 +210,8 @@ pub(crate) fn keep(list: &mut FieldList, trailers: &HeaderMap) {
     }
 }
 
-/// RFC 9113 8.2.1: a value has no white space at its ends. `h2` accepts it, and an origin by HTTP/2 may refuse it.
+/// RFC 9113 8.2.1: a value has no white space at its ends. `h2` accepts it, and an origin by HTTP/2 may
+/// refuse it.
 fn trimmed(value: &HeaderValue) -> &[u8] {
     value.as_bytes().trim_ascii()
 }

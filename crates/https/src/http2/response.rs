@@ -55,7 +55,8 @@ pub(super) struct Http2Reply<'a> {
     /// The request was CONNECT: only a change of protocol is a success.
     is_connect: bool,
     upload: &'a Upload<'a>,
-    /// The head, and whether the stream ends with it. `h2` would discard a head that was not sent before a reset.
+    /// The head, and whether the stream ends with it. `h2` would discard a head that was not sent before a
+    /// reset.
     staged: Option<(Response<()>, bool)>,
     pub(super) stage: ReplyStage,
     pub(super) status: u16,
@@ -88,8 +89,8 @@ impl<'a> Http2Reply<'a> {
         }
     }
 
-    /// Sends an error response. If the response has already started, resets the stream, so that the client knows
-    /// it is incomplete.
+    /// Sends an error response. If the response has already started, resets the stream, so that the client
+    /// knows it is incomplete.
     pub(super) async fn refuse(&mut self, failure: &Failure) {
         self.staged = None;
         match failure.status() {

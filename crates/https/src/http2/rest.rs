@@ -51,8 +51,9 @@ impl<'a> Rest<'a> {
         }
     }
 
-    /// Whether a drain tells the client now. A new connection's first request is on its way, and a client that gets a GOAWAY before
-    /// it has sent that may fail it (HAProxy 2.6 answers 502). So it is waited for, as long as for requests after a GOAWAY.
+    /// Whether a drain tells the client now. A new connection's first request is on its way, and a client
+    /// that gets a GOAWAY before it has sent that may fail it (HAProxy 2.6 answers 502). So it is waited
+    /// for, as long as for requests after a GOAWAY.
     pub(super) fn may_drain(&mut self, cx: &mut Context<'_>, tally: &Tally) -> bool {
         if tally.begun.get() > 0 {
             return true;
@@ -69,8 +70,8 @@ impl<'a> Rest<'a> {
         (self.is_last, self.is_over) = (true, true);
     }
 
-    /// Ready when the timeout has passed, or when the connection must be closed for a new one. It is closed for another one only if
-    /// it `is_quiet`: all of its responses have left `h2`.
+    /// Ready when the timeout has passed, or when the connection must be closed for a new one. It is closed
+    /// for another one only if it `is_quiet`: all of its responses have left `h2`.
     pub(super) fn poll_end(
         &mut self,
         cx: &mut Context<'_>,

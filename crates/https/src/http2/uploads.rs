@@ -1,9 +1,9 @@
 //! Requests whose body is still coming.
 //!
-//! A client may end a request before its announced length once it has seen the response's head: curl does so for errors. Such a
-//! request is malformed (RFC 9113 section 8.1.1), and `h2` resets its stream together with all of the response that has
-//! not been sent yet. So `h2` does not see that end: the response is completed, and the request never is. Without a response,
-//! or if padding or trailers end it, the stream is reset.
+//! A client may end a request before its announced length once it has seen the response's head: curl does so
+//! for errors. Such a request is malformed (RFC 9113 section 8.1.1), and `h2` resets its stream together with
+//! all of the response that has not been sent yet. So `h2` does not see that end: the response is completed,
+//! and the request never is. Without a response, or if padding or trailers end it, the stream is reset.
 
 use std::cell::RefCell;
 use std::task::{Context, Poll, Waker};

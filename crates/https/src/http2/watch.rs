@@ -1,10 +1,10 @@
 //! Inspects a client's frames before they reach `h2`: counts control frames, passes header blocks to
-//! [`super::malformed`], hides ends of requests ([`super::uploads`]), and replaces paths that `h2` would refuse
-//! ([`super::odd_path`]). For that a header block is held back until it is whole.
+//! [`super::malformed`], hides ends of requests ([`super::uploads`]), and replaces paths that `h2` would
+//! refuse ([`super::odd_path`]). For that a header block is held back until it is whole.
 //!
-//! `h2` bounds its memory and ends floods of resets, CONTINUATION and empty DATA. But it answers PING, SETTINGS,
-//! PRIORITY and WINDOW_UPDATE without a limit (CVE-2019-9511 to 9517), and one open request keeps such a
-//! connection alive forever. `h2`'s API exposes none of these frames, so they are counted here.
+//! `h2` bounds its memory and ends floods of resets, CONTINUATION and empty DATA. But it answers PING,
+//! SETTINGS, PRIORITY and WINDOW_UPDATE without a limit (CVE-2019-9511 to 9517), and one open request keeps
+//! such a connection alive forever. `h2`'s API exposes none of these frames, so they are counted here.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -31,9 +31,9 @@ const MOST_AT_ONCE: u32 = 1000;
 const EACH_SECOND: u32 = 100;
 /// How many control frames are allowed for each request: priority, window, end.
 const EACH_REQUEST: u32 = 8;
-/// One control frame is allowed for this many bytes of a response. Some clients send two WINDOW_UPDATEs for each
-/// DATA frame, and some origins send a few words at a time. A client that opens its window by single bytes gains
-/// nothing.
+/// One control frame is allowed for this many bytes of a response. Some clients send two WINDOW_UPDATEs for
+/// each DATA frame, and some origins send a few words at a time. A client that opens its window by single
+/// bytes gains nothing.
 const BYTES_EACH: usize = 16;
 
 /// The longest part of a header block that is held back. Of a longer one no path is replaced.
@@ -161,8 +161,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
         }))
     }
 
-    /// Whether the client has sent too many frames. From then on nothing is read; `h2` can still write its last
-    /// frames.
+    /// Whether the client has sent too many frames. From then on nothing is read; `h2` can still write its
+    /// last frames.
     pub(super) fn is_exhausted(&self) -> bool {
         self.0.is_exhausted.get()
     }
@@ -182,14 +182,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
         &self.0.stream
     }
 
-    /// Inspects what has come, and takes back the ends of requests that `h2` must not see (see [`super::uploads`]).
+    /// Inspects what has come, and takes back the ends of requests that `h2` must not see (see
+    /// [`super::uploads`]).
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn note_received(&self, bytes: &mut [u8]) {
         self.note(bytes, 0);
     }
 
-    /// Inspects what has come, and makes of it what `h2` must see. The bytes before `new` were held back. Returns how many may
-    /// go on.
+    /// Inspects what has come, and makes of it what `h2` must see. The bytes before `new` were held back.
+    /// Returns how many may go on.
     fn inspect(&self, bytes: &mut [u8], new: usize) -> usize {
         let noted = self.note(bytes, new);
         for (start, part) in &noted.replaced {
@@ -213,7 +214,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CountedStream<S> {
                         block = length.checked_sub(after + FRAME_HEAD_BYTES);
                     }
                     blocks.on_frame(head, malformed);
-                    // The kind and the flags are the sixth and the fifth byte from the header's end. `h2` may have them already.
+                    // The kind and the flags are the sixth and the fifth byte from the header's end. `h2` may
+                    // have them already.
                     let from_end = |back: usize| length.checked_sub(after + back);
                     match self.0.uploads.on_frame(head) {
                         Pass::Whole => {}
@@ -345,7 +347,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for CountedStream<S> {
 mod tests {
     use super::*;
 
-    /// The end of a request that is hidden, in two pieces: nothing else changes, and what has passed stays as it was.
+    /// The end of a request that is hidden, in two pieces: nothing else changes, and what has passed stays as
+    /// it was.
     #[test]
     fn an_end_is_hidden_however_it_is_cut() {
         use super::super::uploads::Upload;

@@ -1,4 +1,5 @@
-//! WebSockets over HTTP/2 (RFC 8441): an extended CONNECT becomes the HTTP/1.1 upgrade that origins know, and its stream a connection.
+//! WebSockets over HTTP/2 (RFC 8441): an extended CONNECT becomes the HTTP/1.1 upgrade that origins know, and
+//! its stream a connection.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -25,7 +26,8 @@ pub(super) fn is_asked_for(parts: &Parts) -> bool {
     parts.method == Method::CONNECT && protocol.is_some_and(|protocol| protocol.as_str() == "websocket")
 }
 
-/// Adds what the handshake has in HTTP/1.1 only (RFC 6455 section 4.1). The client has sent no key, and gets no answer to it.
+/// Adds what the handshake has in HTTP/1.1 only (RFC 6455 section 4.1). The client has sent no key, and gets
+/// no answer to it.
 pub(super) fn make_upgrade(head: &mut RequestHead) {
     head.fields.push(b"upgrade", b"websocket");
     head.fields.push(b"sec-websocket-key", key().as_bytes());

@@ -18,7 +18,8 @@ pub(crate) struct Access<S> {
     shared: KeptBy,
     own: KeptBy,
     has_own: Cell<bool>,
-    /// The origin has asked for HTTP/1.1 (HTTP_1_1_REQUIRED), or the client has authenticated a connection, which only HTTP/1.1 can.
+    /// The origin has asked for HTTP/1.1 (HTTP_1_1_REQUIRED), or the client has authenticated a connection,
+    /// which only HTTP/1.1 can.
     pub(crate) wants_http1: Cell<bool>,
 }
 
@@ -42,7 +43,8 @@ impl<S> Access<S> {
 }
 
 impl<S: Connection> Access<S> {
-    /// Returns a connection kept for this one alone, or another that it may use; `looked` as in [`Pool::take`].
+    /// Returns a connection kept for this one alone, or another that it may use; `looked` as in
+    /// [`Pool::take`].
     pub(crate) fn take(&self, looked: Option<Instant>) -> Option<OriginConnection<S>> {
         let own = if self.has_own.get() { self.pool.take(self.own, looked) } else { None };
         own.or_else(|| self.pool.take(self.shared, looked))

@@ -32,7 +32,8 @@ pub struct Check {
     pub address: BackendAddr,
     /// What is asked, and how often.
     pub rule: HealthRule,
-    /// A digest of everything else that a connection depends on: TLS with its files, the version of HTTP, a PROXY header, the mark.
+    /// A digest of everything else that a connection depends on: TLS with its files, the version of HTTP, a
+    /// PROXY header, the mark.
     pub connection: u64,
 }
 
@@ -100,7 +101,8 @@ impl fmt::Debug for Health {
     }
 }
 
-/// The health of an origin's addresses, by the client's family. An origin with one address has the same one twice.
+/// The health of an origin's addresses, by the client's family. An origin with one address has the same one
+/// twice.
 #[derive(Debug, Clone, Default)]
 pub struct OriginHealth {
     /// For the address that IPv4 clients use; `None`: it is not checked.
@@ -123,7 +125,8 @@ impl OriginHealth {
     }
 }
 
-/// The health of all addresses of this process. An entry outlives a reload: it is forgotten with the last connection whose rules ask for it.
+/// The health of all addresses of this process. An entry outlives a reload: it is forgotten with the last
+/// connection whose rules ask for it.
 #[derive(Debug, Default)]
 pub struct HealthTable(Mutex<HashMap<Check, Weak<Health>>>);
 

@@ -47,8 +47,8 @@ impl Serves {
             && self.prefix.as_ref().is_none_or(|prefix| begins_with(target, prefix.as_bytes()))
     }
 
-    /// The order of rules, the largest first: an exact host, then `*.HOST` with the longest host, then rules without a host; among equals, the
-    /// longest path.
+    /// The order of rules, the largest first: an exact host, then `*.HOST` with the longest host, then rules
+    /// without a host; among equals, the longest path.
     fn precision(&self) -> (bool, usize, usize) {
         let below = self.host.as_ref().filter(|host| host.starts_with('*'));
         let is_exact = self.host.is_some() && below.is_none();
@@ -195,7 +195,8 @@ mod tests {
             ("[0:0::0:1]:443", "/", "[::1]"),
             ("[::2]", "/", ""),
             ("a", "*", ""),
-            // A host before the names below one, the longer of those before the shorter, and all of them before a path.
+            // A host before the names below one, the longer of those before the shorter, and all of them
+            // before a path.
             ("a.test", "/api", "*.test"),
             ("test", "/", ""),
             (".test", "/", ""),

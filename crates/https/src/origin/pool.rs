@@ -1,7 +1,7 @@
 //! Idle connections to the origin.
 //!
-//! LIFO: surplus connections stay unused until they time out. Connections kept in the current turn come last, because the kernel
-//! must be asked about them. Nothing should arrive on an idle connection, so any
+//! LIFO: surplus connections stay unused until they time out. Connections kept in the current turn come last,
+//! because the kernel must be asked about them. Nothing should arrive on an idle connection, so any
 //! event on one wakes the keeper task, which closes it. If a connection dies at the moment of its reuse, the
 //! exchange repeats the request on another one if that is safe.
 //!
@@ -40,7 +40,8 @@ pub(crate) struct OriginConnection<S> {
     pub(crate) buffer: Buffer,
     /// Whether it has carried a request before.
     pub(crate) is_used: bool,
-    /// Whether it must carry the requests of one connection only, because the origin may have authenticated it.
+    /// Whether it must carry the requests of one connection only, because the origin may have authenticated
+    /// it.
     pub(crate) is_private: bool,
 }
 
@@ -78,8 +79,9 @@ impl<S: Connection> Pool<S> {
         }
     }
 
-    /// Returns a connection that is alive. `looked`: when the last events came, if they are enough; a connection that is kept since then or
-    /// later is asked for at the kernel all the same, since no events tell of what came after its last response was read.
+    /// Returns a connection that is alive. `looked`: when the last events came, if they are enough; a
+    /// connection that is kept since then or later is asked for at the kernel all the same, since no
+    /// events tell of what came after its last response was read.
     pub(crate) fn take(&self, kept_by: KeptBy, looked: Option<Instant>) -> Option<OriginConnection<S>> {
         loop {
             let mut idle = self.idle.borrow_mut();
@@ -216,7 +218,8 @@ mod tests {
         Pool::new(most, Duration::from_secs(60), Budget::new(100))
     }
 
-    /// Events tell that an older connection is alive. For one that was kept since then the kernel would have to be asked.
+    /// Events tell that an older connection is alive. For one that was kept since then the kernel would have
+    /// to be asked.
     #[test]
     fn what_was_kept_in_this_turn_comes_last() {
         let (pool, before) = (pool(8), Instant::now());

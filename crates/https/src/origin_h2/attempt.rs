@@ -34,7 +34,8 @@ impl ConnectAttempt {
         left.is_some()
     }
 
-    /// Waits for the attempt's end. `Ok`: look for a connection again. There may be none, because the client of the request that dialled has left.
+    /// Waits for the attempt's end. `Ok`: look for a connection again. There may be none, because the client
+    /// of the request that dialled has left.
     ///
     /// # Errors
     /// The attempt failed.

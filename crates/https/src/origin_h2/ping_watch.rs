@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 
 use crate::reactor::{Reactor, Timer};
 
-/// The pause after a PING whose acknowledgement was all that came, in silences that are the usual reason to ask: 5 minutes. gRPC's servers
-/// end a connection with four PINGs that came sooner, unless they have sent data between them.
+/// The pause after a PING whose acknowledgement was all that came, in silences that are the usual reason to
+/// ask: 5 minutes. gRPC's servers end a connection with four PINGs that came sooner, unless they have sent
+/// data between them.
 const PATIENCE: u32 = 30;
 /// How many PINGs follow each other sooner. Only a new request is a reason for the second one.
 const MOST_EARLY: u32 = 2;
 /// The length of a PING frame.
 const PING_BYTES: u64 = 17;
 
-/// Asks a silent origin for a sign of life (PING) once a request waits for it, until something comes. It goes on when the request's client
-/// leaves: otherwise clients that wait for less than the time limit would try a dead connection one after the other.
+/// Asks a silent origin for a sign of life (PING) once a request waits for it, until something comes. It goes
+/// on when the request's client leaves: otherwise clients that wait for less than the time limit would try a
+/// dead connection one after the other.
 pub(super) struct PingWatch {
     reactor: Reactor,
     timer: Timer,
@@ -70,8 +72,8 @@ impl PingWatch {
         self.silent_for
     }
 
-    /// `begun`: the requests so far, of which `open` have not ended; `received`: the bytes so far. `ask` sends a PING. Returns `false` if the
-    /// origin has not answered in time.
+    /// `begun`: the requests so far, of which `open` have not ended; `received`: the bytes so far. `ask`
+    /// sends a PING. Returns `false` if the origin has not answered in time.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,6 +1,7 @@
 //! A worker's HTTP/2 connections to the origin, and who may use them.
 //!
-//! An idle connection counts as a session, is closed when sessions run short, and ends after a time, as those of HTTP/1.1 do.
+//! An idle connection counts as a session, is closed when sessions run short, and ends after a time, as those
+//! of HTTP/1.1 do.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -70,8 +71,8 @@ impl Http2Pool {
         &self.reactor
     }
 
-    /// A stream of a connection that `kept_by` may use. The oldest connection with room is used first, so that surplus ones
-    /// become idle.
+    /// A stream of a connection that `kept_by` may use. The oldest connection with room is used first, so
+    /// that surplus ones become idle.
     pub(crate) fn lease(&self, kept_by: KeptBy) -> Option<Lease> {
         let connections = self.connections.borrow();
         let usable = connections.get(&kept_by)?.iter().find(|one| one.has_room())?;
@@ -81,7 +82,8 @@ impl Http2Pool {
         Some(Lease::new(usable))
     }
 
-    /// Joins a connection attempt for `kept_by`, to this address, that is expected to have room, or begins one.
+    /// Joins a connection attempt for `kept_by`, to this address, that is expected to have room, or begins
+    /// one.
     pub(crate) fn join(&self, kept_by: KeptBy, backend: BackendAddr) -> Joined {
         let mut attempts = self.attempts.borrow_mut();
         attempts.retain(|_, attempts| {
@@ -167,8 +169,8 @@ impl Http2Pool {
         }
     }
 
-    /// Ends connections that are idle for too long or have been closed by the origin. Ends when the reactor drains (and closes all that
-    /// are idle), or with the pool.
+    /// Ends connections that are idle for too long or have been closed by the origin. Ends when the reactor
+    /// drains (and closes all that are idle), or with the pool.
     pub async fn keep(pool: Weak<Self>, reactor: Reactor) {
         const LOOK_AGAIN: Duration = Duration::from_secs(1);
         while let Some(pool) = pool.upgrade() {
@@ -188,7 +190,8 @@ impl Http2Pool {
         }
     }
 
-    /// Closes idle connections, the longest idle first, up to the first one that `stays`. It is asked with the number of idle ones.
+    /// Closes idle connections, the longest idle first, up to the first one that `stays`. It is asked with
+    /// the number of idle ones.
     fn close_idle(&self, stays: impl Fn(&Http2Connection, usize) -> bool) {
         loop {
             let idle = self.idle.borrow();

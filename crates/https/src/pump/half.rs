@@ -11,7 +11,8 @@ use crate::buffers::{self, RECORD_BYTES};
 use crate::stream::Connection;
 use crate::tls::OUTGOING_BYTES;
 
-/// The most that is held for a sink that takes no bytes: what was read for it, plus what was encrypted before.
+/// The most that is held for a sink that takes no bytes: what was read for it, plus what was encrypted
+/// before.
 const SLOW_BYTES: usize = RECORD_BYTES + OUTGOING_BYTES;
 /// The size of a read once all slow sinks together have reached their limit.
 const SMALL_PIECE_BYTES: usize = 2 << 10;
@@ -38,8 +39,9 @@ enum HalfStage {
 
 /// The bytes of one direction. It reads only when it holds none, and has a buffer only while it holds bytes.
 ///
-/// All slow sinks together are limited ([`truepeer_session::budget::Budgets::backlog_bytes`]). Above the limit,
-/// bytes stay in the kernel until the sink has taken everything before them, and are then read in small pieces.
+/// All slow sinks together are limited ([`truepeer_session::budget::Budgets::backlog_bytes`]). Above the
+/// limit, bytes stay in the kernel until the sink has taken everything before them, and are then read in
+/// small pieces.
 #[derive(Debug)]
 pub(super) struct PumpHalf {
     buffer: Vec<u8>,
@@ -127,8 +129,8 @@ impl PumpHalf {
         Poll::Ready(Ok(()))
     }
 
-    /// The sink took no bytes. It counts as slow only if its kernel buffer is full: most sinks merely wait for
-    /// the end of the turn.
+    /// The sink took no bytes. It counts as slow only if its kernel buffer is full: most sinks merely wait
+    /// for the end of the turn.
     fn note_slow(&mut self, sink: &impl Connection, backlog: &Budget) {
         if !sink.may_be_writable() {
             self.slow.get_or_insert_with(|| backlog.take_anyway(SLOW_BYTES));

@@ -88,8 +88,9 @@ impl Pump {
         (self.up.bytes(), self.down.bytes())
     }
 
-    /// Moves bytes until both directions have ended, one connection breaks, or no bytes come for too long. Unless
-    /// both have ended in order, closing the connections resets them; the same holds if this future is dropped.
+    /// Moves bytes until both directions have ended, one connection breaks, or no bytes come for too long.
+    /// Unless both have ended in order, closing the connections resets them; the same holds if this
+    /// future is dropped.
     pub(crate) async fn run<A: Connection, B: Connection>(
         &mut self,
         reactor: &Reactor,
@@ -174,8 +175,8 @@ impl Pump {
     }
 }
 
-/// Passes on the remaining bytes of the broken `source`, and waits until the other end of `sink` has acknowledged
-/// them.
+/// Passes on the remaining bytes of the broken `source`, and waits until the other end of `sink` has
+/// acknowledged them.
 async fn deliver<A: Connection, B: Connection>(
     reactor: &Reactor,
     half: &mut PumpHalf,

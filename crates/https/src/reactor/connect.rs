@@ -6,7 +6,8 @@ use truepeer_sys::Named as _;
 use super::event_loop::Reactor;
 use super::stream::TcpStream;
 
-/// Connects as `upstream` specifies, and waits until the backend has accepted. One attempt, without a time-out.
+/// Connects as `upstream` specifies, and waits until the backend has accepted. One attempt, without a
+/// time-out.
 ///
 /// # Errors
 /// [`ConnectError::TupleInUse`] if the client's tuple is in use, otherwise the system call that failed.

@@ -19,8 +19,8 @@ use super::wake;
 
 /// How many events one epoll_wait takes.
 pub(super) const EVENTS: usize = 256;
-/// How often a turn looks for tasks that were woken in it and have not worked yet. Each task works once: a chain of
-/// tasks that wake each other, or spawn others, goes on in the next turn.
+/// How often a turn looks for tasks that were woken in it and have not worked yet. Each task works once: a
+/// chain of tasks that wake each other, or spawn others, goes on in the next turn.
 const PASSES: usize = 3;
 
 /// A handle to a thread's event loop. Clones refer to the same loop.
@@ -41,7 +41,8 @@ impl Reactor {
         self.0.tasks.add(Box::pin(task), &self.0.mailbox);
     }
 
-    /// Starts a task that waits for orders as long as the others work: a drained loop doesn't wait for its end.
+    /// Starts a task that waits for orders as long as the others work: a drained loop doesn't wait for its
+    /// end.
     pub fn spawn_attendant(&self, task: impl Future<Output = ()> + 'static) {
         let one = Attendant::new(&self.0.attendants);
         self.spawn(async move {
@@ -140,9 +141,9 @@ impl Reactor {
         .await;
     }
 
-    /// Uses one of the reads or writes that the task may do in this poll. If none is left, the task is woken for
-    /// the next turn. Streams call this themselves. Code that works on bytes in memory for long should call it,
-    /// too.
+    /// Uses one of the reads or writes that the task may do in this poll. If none is left, the task is woken
+    /// for the next turn. Streams call this themselves. Code that works on bytes in memory for long
+    /// should call it, too.
     pub fn poll_allowance(&self, cx: &mut Context<'_>) -> Poll<()> {
         match self.0.allowance.get().checked_sub(1) {
             Some(left) => {
@@ -156,8 +157,8 @@ impl Reactor {
         }
     }
 
-    /// Runs until [`Remote::stop`], or until the last task has ended after [`Remote::drain`], except attendants.
-    /// Remaining tasks are dropped.
+    /// Runs until [`Remote::stop`], or until the last task has ended after [`Remote::drain`], except
+    /// attendants. Remaining tasks are dropped.
     ///
     /// # Errors
     /// epoll_wait(2) failed.
@@ -223,7 +224,8 @@ impl Reactor {
         state.tasks.begin_turn();
         self.work(&keys);
         for _ in 1..PASSES {
-            // Tasks that these have woken work before anybody sends: a request and the connection that carries it.
+            // Tasks that these have woken work before anybody sends: a request and the connection that
+            // carries it.
             wake::take_ready_if(&mut keys, |key| state.tasks.is_new_in_turn(key));
             if keys.is_empty() {
                 break;
@@ -235,8 +237,9 @@ impl Reactor {
         state.keys.replace(keys);
     }
 
-    /// Does turns at the time `now`, as if the kernel had reported nothing, until no task is left to poll. `took_all_events`: see
-    /// [`Self::has_all_events_of`]. Returns false if tasks still want to be polled after `most` turns.
+    /// Does turns at the time `now`, as if the kernel had reported nothing, until no task is left to poll.
+    /// `took_all_events`: see [`Self::has_all_events_of`]. Returns false if tasks still want to be polled
+    /// after `most` turns.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn simulate(&self, now: Instant, took_all_events: bool, most: usize) -> bool {
         let _here = self.0.mailbox.enter();
@@ -264,8 +267,8 @@ impl Reactor {
         }
     }
 
-    /// Pending until every task of this turn has been polled. Tasks that wait for this are then polled once more.
-    /// Streams wait for it before they send.
+    /// Pending until every task of this turn has been polled. Tasks that wait for this are then polled once
+    /// more. Streams wait for it before they send.
     pub(super) fn poll_settling(&self) -> Poll<()> {
         self.0.turn.poll()
     }

@@ -99,8 +99,8 @@ impl TcpListener {
 impl Drop for TcpListener {
     fn drop(&mut self) {
         let state = self.reactor.state();
-        // Another process may share the socket: then closing it here does not end the watch. Fails only if it has
-        // ended already.
+        // Another process may share the socket: then closing it here does not end the watch. Fails only if it
+        // has ended already.
         let _ = state.poll.borrow().registry().deregister(&mut self.io);
         state.sources.remove(self.key);
     }

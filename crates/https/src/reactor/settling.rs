@@ -1,8 +1,8 @@
 //! The end of a turn, when tasks send.
 //!
-//! Sending over loopback wakes the receiver at once. If each task sent as soon as it could, the receiver would wake for one message,
-//! sleep, and be woken again by the next, and each wake costs the sender more than the send. So all tasks first read and work,
-//! and then all send.
+//! Sending over loopback wakes the receiver at once. If each task sent as soon as it could, the receiver
+//! would wake for one message, sleep, and be woken again by the next, and each wake costs the sender more
+//! than the send. So all tasks first read and work, and then all send.
 
 use std::cell::{Cell, RefCell};
 use std::task::Poll;

@@ -14,8 +14,8 @@ use truepeer_session::table::{Key, Table};
 
 use super::wake::BELL;
 
-/// The events to ask for. Urgent bytes stay in the stream (SO_OOBINLINE), but reads stop before them, so EPOLLPRI
-/// is needed.
+/// The events to ask for. Urgent bytes stay in the stream (SO_OOBINLINE), but reads stop before them, so
+/// EPOLLPRI is needed.
 pub(super) const OF_A_CONNECTION: Interest =
     Interest::READABLE.add(Interest::WRITABLE).add(Interest::PRIORITY);
 
@@ -26,8 +26,8 @@ pub(super) struct Source {
     pub(super) descriptor: Cell<RawFd>,
     pub(super) readable: Cell<bool>,
     pub(super) writable: Cell<bool>,
-    /// The other end has finished, or the connection broke. No further event comes, so reads must continue until
-    /// EAGAIN or the end.
+    /// The other end has finished, or the connection broke. No further event comes, so reads must continue
+    /// until EAGAIN or the end.
     ending: Cell<bool>,
     /// Nothing can be sent any more.
     broken: Cell<bool>,
@@ -45,12 +45,14 @@ impl Source {
         Rc::new(Self { readable: Cell::new(true), writable: Cell::new(true), ..Self::default() })
     }
 
-    /// A read returned fewer bytes than asked for. It has emptied the socket, unless it stopped at an end or an urgent byte.
+    /// A read returned fewer bytes than asked for. It has emptied the socket, unless it stopped at an end or
+    /// an urgent byte.
     pub(super) fn on_short_read(&self) {
         self.readable.set(self.ending.get() || self.urgent.get());
     }
 
-    /// Whether bytes that [peeking](super::TcpStream::poll_late_bytes) shows may be followed by more. It stops before an urgent byte.
+    /// Whether bytes that [peeking](super::TcpStream::poll_late_bytes) shows may be followed by more. It
+    /// stops before an urgent byte.
     pub(super) fn may_show_more(&self) -> bool {
         !self.ending.get() && !self.urgent.get()
     }
@@ -102,8 +104,8 @@ impl Source {
     }
 }
 
-/// Whether the event is EPOLLRDHUP alone, which mio can't express. The kernel always sets EPOLLIN with it. VPP
-/// does not, and treats this event as the last one.
+/// Whether the event is EPOLLRDHUP alone, which mio can't express. The kernel always sets EPOLLIN with it.
+/// VPP does not, and treats this event as the last one.
 fn is_end_alone(event: &Event) -> bool {
     let has_a_word = event.is_readable()
         || event.is_writable()
@@ -159,8 +161,8 @@ impl Sources {
             if let Some(source) = source {
                 source.note(event);
                 if is_end_alone(event) {
-                    // The remaining bytes are sent on further events. If registering fails, a time-out ends the
-                    // waiting task.
+                    // The remaining bytes are sent on further events. If registering fails, a time-out ends
+                    // the waiting task.
                     let descriptor = source.descriptor.get();
                     let _ = registry.reregister(&mut SourceFd(&descriptor), event.token(), OF_A_CONNECTION);
                 }

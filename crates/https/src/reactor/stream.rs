@@ -62,7 +62,8 @@ impl TcpStream {
         Ok(Self { io, source, key, reactor: reactor.clone(), late: RefCell::default() })
     }
 
-    /// Waits until the connection is established. Nothing may be written before: some network stacks refuse it.
+    /// Waits until the connection is established. Nothing may be written before: some network stacks refuse
+    /// it.
     pub(super) async fn connected(&self) -> io::Result<()> {
         std::future::poll_fn(|cx| {
             if self.source.writable.get() {
@@ -111,12 +112,14 @@ impl TcpStream {
         }
     }
 
-    /// The sender was silent while a header was optional: each read first [judges](Self::poll_late_bytes) what comes.
+    /// The sender was silent while a header was optional: each read first [judges](Self::poll_late_bytes)
+    /// what comes.
     pub fn await_late_bytes(&self, reader: HeaderReader) {
         self.late.replace(Some(Box::new(reader)));
     }
 
-    /// Waits until the first bytes of a sender that was silent are known to be data. They stay in the kernel until then.
+    /// Waits until the first bytes of a sender that was silent are known to be data. They stay in the kernel
+    /// until then.
     ///
     /// # Errors
     /// They are a header: [`refused_late`] returns why. Or the error that ended the connection.
@@ -188,7 +191,8 @@ impl TcpStream {
         }
     }
 
-    /// Whether a write may be tried now. Otherwise the task is woken when there is room, or polled again at the end of the turn.
+    /// Whether a write may be tried now. Otherwise the task is woken when there is room, or polled again at
+    /// the end of the turn.
     pub fn poll_may_write(&self, cx: &Context<'_>) -> Poll<()> {
         if !self.source.writable.get() {
             self.source.await_writable(cx);
@@ -212,8 +216,8 @@ impl TcpStream {
         self.source.readable.get()
     }
 
-    /// Whether the kernel may accept bytes now. If a write is pending nevertheless, it only waits for the end of
-    /// the turn.
+    /// Whether the kernel may accept bytes now. If a write is pending nevertheless, it only waits for the end
+    /// of the turn.
     #[must_use]
     pub fn may_be_writable(&self) -> bool {
         self.source.writable.get()
@@ -308,7 +312,8 @@ impl AsyncWrite for TcpStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the sending direction. The other end reads an end of the stream after everything that was written.
+    /// Ends the sending direction. The other end reads an end of the stream after everything that was
+    /// written.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.io.shutdown(Shutdown::Write))
     }

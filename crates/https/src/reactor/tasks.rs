@@ -80,8 +80,8 @@ impl Tasks {
         self.poll_as(key, TaskWaker::on_poll);
     }
 
-    /// Polls a task once more in the same turn. Don't clear `queued` here: a wake since the first poll has already queued the task,
-    /// and a second entry would poll it twice in every later turn.
+    /// Polls a task once more in the same turn. Don't clear `queued` here: a wake since the first poll has
+    /// already queued the task, and a second entry would poll it twice in every later turn.
     pub(super) fn poll_again(&self, key: Key) {
         self.poll_as(key, |_| {});
     }

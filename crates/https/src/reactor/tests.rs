@@ -189,7 +189,8 @@ fn a_full_epoll_wait_is_not_all_that_has_happened() {
     assert_eq!(had_all.unwrap(), [true, false, true]);
 }
 
-/// A wakes B, which wakes C, and so on: each works once a turn, none is forgotten, and a long chain leaves the others their turns.
+/// A wakes B, which wakes C, and so on: each works once a turn, none is forgotten, and a long chain leaves
+/// the others their turns.
 #[test]
 fn tasks_that_a_turn_wakes_work_in_it_in_turns_of_a_few() {
     const TASKS: usize = 8;

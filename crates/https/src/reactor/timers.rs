@@ -1,7 +1,8 @@
 //! Timers for which postponing is cheap.
 //!
-//! A connection re-arms its idle timeout with every byte, and few timeouts ever pass. So a later deadline is only
-//! stored. When the earlier one comes, the timer is queued again. Only an earlier deadline changes the queue.
+//! A connection re-arms its idle timeout with every byte, and few timeouts ever pass. So a later deadline is
+//! only stored. When the earlier one comes, the timer is queued again. Only an earlier deadline changes the
+//! queue.
 
 use std::collections::BTreeSet;
 use std::task::{Context, Poll, Waker};

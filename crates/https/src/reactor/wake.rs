@@ -1,7 +1,7 @@
 //! The tasks to poll next.
 //!
-//! Almost every wake comes from the loop's own thread and costs one atomic swap. Another thread puts the task's key into the mailbox
-//! and writes to its event descriptor.
+//! Almost every wake comes from the loop's own thread and costs one atomic swap. Another thread puts the
+//! task's key into the mailbox and writes to its event descriptor.
 
 use std::cell::{Cell, RefCell};
 use std::io;

@@ -96,7 +96,8 @@ impl fmt::Display for TlsFacts {
     }
 }
 
-/// Any certificate, and any subject: what is written is printable ASCII, and has as many names as the subject.
+/// Any certificate, and any subject: what is written is printable ASCII, and has as many names as the
+/// subject.
 ///
 /// # Panics
 /// It is not.
@@ -135,7 +136,8 @@ struct Attribute {
     der: Vec<u8>,
 }
 
-/// RFC 4514, 2.3 and 2.4: a value that is not text, or whose type has no short name, is written in hexadecimal.
+/// RFC 4514, 2.3 and 2.4: a value that is not text, or whose type has no short name, is written in
+/// hexadecimal.
 impl fmt::Display for Attribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}=", self.kind)?;
@@ -216,8 +218,8 @@ fn kind_of(oid: &[u8]) -> String {
     known.to_owned()
 }
 
-/// An object identifier in dotted form (X.690, 8.19): each byte holds seven bits of a number, and the first two
-/// numbers share one.
+/// An object identifier in dotted form (X.690, 8.19): each byte holds seven bits of a number, and the first
+/// two numbers share one.
 fn dotted(oid: &[u8]) -> String {
     let mut numbers = Vec::new();
     let mut number: u128 = 0;
@@ -251,8 +253,8 @@ fn text(kind: u8, bytes: &[u8]) -> Option<String> {
     })
 }
 
-/// RFC 4514, 2.4. Characters other than printable ASCII are escaped as their UTF-8 bytes, so that logs, fields
-/// and backends never receive them.
+/// RFC 4514, 2.4. Characters other than printable ASCII are escaped as their UTF-8 bytes, so that logs,
+/// fields and backends never receive them.
 fn escaped(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     let last = value.len().saturating_sub(1);

@@ -48,7 +48,8 @@ pub(super) fn key(
     let path = &files.key;
     let pem = std::fs::read(path).map_err(|error| subject.in_file(path, error))?;
     PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
-        // PKCS #8 marks an encrypted key in the line BEGIN, where it counts as no key at all; older formats do in `Proc-Type: 4,ENCRYPTED`.
+        // PKCS #8 marks an encrypted key in the line BEGIN, where it counts as no key at all; older formats
+        // do in `Proc-Type: 4,ENCRYPTED`.
         if pem.windows(9).any(|word| word == b"ENCRYPTED") {
             return subject
                 .in_file(path, "its key is encrypted: openssl pkey -in KEY -out PLAIN removes the password");
@@ -65,8 +66,9 @@ pub(super) fn key(
 /// All certificates of a listener.
 #[derive(Debug)]
 pub(super) struct Identities {
-    /// For clients without SNI or with an unknown name: the first on the command line, and those that share a name with
-    /// it or have no host name (but an IP address, say). These have other types of keys, which such a client may need.
+    /// For clients without SNI or with an unknown name: the first on the command line, and those that share
+    /// a name with it or have no host name (but an IP address, say). These have other types of keys,
+    /// which such a client may need.
     default: Vec<Arc<CertifiedKey>>,
     /// Keys are in lower case. Certificates of the same name have different key types.
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
@@ -99,8 +101,8 @@ impl Identities {
         Ok(identities)
     }
 
-    /// The certificates for `name`: exact matches first, then those of a wildcard, which matches one label (RFC 9525,
-    /// 6.3); for an unknown name the default ones.
+    /// The certificates for `name`: exact matches first, then those of a wildcard, which matches one label
+    /// (RFC 9525, 6.3); for an unknown name the default ones.
     fn candidates(&self, name: Option<&str>) -> Vec<&Arc<CertifiedKey>> {
         let name = name.map(|name| name.trim_end_matches('.').to_ascii_lowercase());
         let exact = name.as_ref().and_then(|name| self.by_name.get(name));

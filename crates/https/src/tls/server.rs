@@ -12,10 +12,11 @@ use super::identity::{Identities, IdentityFiles, certificates};
 use super::suites::{MinVersion, Suite, provider};
 use super::words;
 
-/// Encrypted bytes of early data that are skipped (RFC 8446 4.2.10). truepeer accepts none, because it gives tickets (rustls
-/// accepts early data only without them), but clients may send some under the ticket of the server that they knew before:
-/// up to 16 KiB as a rule. rustls keeps them in a buffer of 18,437 bytes until the handshake continues, and fails if it is
-/// full. It counts them again with each read, hence the larger number here.
+/// Encrypted bytes of early data that are skipped (RFC 8446 4.2.10). truepeer accepts none, because it gives
+/// tickets (rustls accepts early data only without them), but clients may send some under the ticket of the
+/// server that they knew before: up to 16 KiB as a rule. rustls keeps them in a buffer of 18,437 bytes until
+/// the handshake continues, and fails if it is full. It counts them again with each read, hence the larger
+/// number here.
 const SKIPPED_EARLY_BYTES: u32 = 1 << 20;
 
 /// How many sessions are remembered for TLS 1.2 clients without tickets; each takes about a kilobyte.
@@ -95,8 +96,8 @@ pub(super) fn roots(subject: Subject, path: &Path) -> Result<RootCertStore, Conf
     Ok(roots)
 }
 
-/// The configuration for new handshakes. A reload makes another one, so sessions from before are not resumed: they were
-/// started under other certificates, and perhaps with another authority for clients.
+/// The configuration for new handshakes. A reload makes another one, so sessions from before are not resumed:
+/// they were started under other certificates, and perhaps with another authority for clients.
 #[derive(Debug)]
 pub struct ServerTls(Arc<ServerConfig>);
 

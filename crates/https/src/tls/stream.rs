@@ -1,8 +1,8 @@
 //! A TLS connection: encrypted bytes on one side, plain bytes on the other.
 //!
 //! Memory is bounded: nothing is read while plain bytes wait to be taken, and nothing is encrypted while
-//! encrypted bytes wait to be sent. A read uses a buffer of the thread and returns it once it is empty. An idle
-//! connection holds none.
+//! encrypted bytes wait to be sent. A read uses a buffer of the thread and returns it once it is empty. An
+//! idle connection holds none.
 
 use std::fmt;
 use std::io::{self, IoSlice, Read, Write};
@@ -28,7 +28,8 @@ const FIRST_BYTES: usize = 16;
 
 /// What TLS runs over.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin {
-    /// Whether a write may be tried now; otherwise as after a pending write. A write that is tried in vain costs TLS its preparation.
+    /// Whether a write may be tried now; otherwise as after a pending write. A write that is tried in vain
+    /// costs TLS its preparation.
     fn poll_may_write(&self, _cx: &Context<'_>) -> Poll<()> {
         Poll::Ready(())
     }
@@ -66,8 +67,8 @@ impl Read for Ciphertext {
     }
 }
 
-/// TLS over `S`. A read of 0 bytes is the other end's close_notify. An end of `S` without one is an error of kind
-/// [`io::ErrorKind::UnexpectedEof`], because data may be missing.
+/// TLS over `S`. A read of 0 bytes is the other end's close_notify. An end of `S` without one is an error of
+/// kind [`io::ErrorKind::UnexpectedEof`], because data may be missing.
 pub struct TlsStream<S> {
     io: S,
     session: Connection,
@@ -144,8 +145,8 @@ impl<S: Transport> TlsStream<S> {
     pub async fn handshake(&mut self) -> Result<(), HandshakeError> {
         let shaken = std::future::poll_fn(|cx| self.poll_handshake(cx)).await;
         if shaken.is_err() {
-            // Tell the other end why: at the end of the turn, or once it reads, if that is within the handshake's
-            // timeout.
+            // Tell the other end why: at the end of the turn, or once it reads, if that is within the
+            // handshake's timeout.
             let _ = std::future::poll_fn(|cx| self.poll_send(cx)).await;
         }
         self.first = Vec::new();
@@ -173,8 +174,9 @@ impl<S: Transport> TlsStream<S> {
         }
     }
 
-    /// Ends a refused connection: the sending direction first, after the alert, then waits for the other end's end, and
-    /// discards what comes before it. A close with unread bytes would be a reset, and the other end could lose the alert.
+    /// Ends a refused connection: the sending direction first, after the alert, then waits for the other
+    /// end's end, and discards what comes before it. A close with unread bytes would be a reset, and the
+    /// other end could lose the alert.
     pub async fn end_refused(&mut self) {
         let ended = std::future::poll_fn(|cx| {
             ready!(self.poll_send(cx))?;
@@ -254,8 +256,8 @@ impl<S: Transport> TlsStream<S> {
     /// Reads plain bytes into `buffer`, which must not be empty; 0: the other end's close_notify.
     ///
     /// # Errors
-    /// The connection failed, ended without a close_notify ([`io::ErrorKind::UnexpectedEof`]), or its bytes fail
-    /// authentication.
+    /// The connection failed, ended without a close_notify ([`io::ErrorKind::UnexpectedEof`]), or its bytes
+    /// fail authentication.
     pub fn poll_read_into(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         if self.discards {
             let mut space = ReadBuf::new(buffer);
@@ -267,8 +269,9 @@ impl<S: Transport> TlsStream<S> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return Poll::Ready(read),
             }
-            // Send responses to key updates now: the application may have nothing to write. What can't be sent ends no read: after a
-            // failed send, what came before can still be read, and then the end.
+            // Send responses to key updates now: the application may have nothing to write. What can't be
+            // sent ends no read: after a failed send, what came before can still be read, and
+            // then the end.
             let sent = if self.cannot_send { Poll::Ready(Ok(())) } else { self.poll_send(cx) };
             if let Some(error) = &self.broken {
                 let _ = ready!(sent);
@@ -302,7 +305,8 @@ impl<S: Transport> TlsStream<S> {
         is_open && self.incoming.is_empty() && self.session.wants_read()
     }
 
-    /// Sends what a read would send. `false`: that has just failed. Reads still give what came before, then the end.
+    /// Sends what a read would send. `false`: that has just failed. Reads still give what came before, then
+    /// the end.
     pub fn poll_sent(&mut self, cx: &mut Context<'_>) -> bool {
         self.cannot_send || !matches!(self.poll_send(cx), Poll::Ready(Err(_)))
     }

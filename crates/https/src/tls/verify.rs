@@ -8,7 +8,8 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
 
-/// Accepts certificates signed by a trusted authority, and the certificates in the authorities' file themselves.
+/// Accepts certificates signed by a trusted authority, and the certificates in the authorities' file
+/// themselves.
 #[derive(Debug)]
 pub(super) struct Verifying {
     webpki: Arc<WebPkiServerVerifier>,
@@ -37,9 +38,9 @@ impl ServerCertVerifier for Verifying {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.webpki.verify_server_cert(shown, intermediates, name, ocsp, now) {
-            // `openssl req -x509` creates an authority's certificate (CA:TRUE), and many servers present it as
-            // their own. webpki refuses that after checking the dates. If it is exactly a certificate in the
-            // file, it needs no signature, but its name must match.
+            // `openssl req -x509` creates an authority's certificate (CA:TRUE), and many servers present it
+            // as their own. webpki refuses that after checking the dates. If it is exactly a
+            // certificate in the file, it needs no signature, but its name must match.
             Err(error) if is_authority(&error) && self.named.iter().any(|named| named == shown) => {
                 let certificate = webpki::EndEntityCert::try_from(shown)
                     .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;

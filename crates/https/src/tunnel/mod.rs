@@ -1,5 +1,5 @@
-//! TLS for any TCP protocol: terminated (`--tls-cert`), originated towards the backend (`--origin-tls`), or both.
-//! The backend sees the client's address, as without TLS.
+//! TLS for any TCP protocol: terminated (`--tls-cert`), originated towards the backend (`--origin-tls`), or
+//! both. The backend sees the client's address, as without TLS.
 //!
 //! ```text
 //! Downstream::open ──▶ dial, as the client ──▶ [PROXY header] ──▶ [TLS] ──▶ Pump: both directions until they have ended

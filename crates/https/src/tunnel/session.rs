@@ -145,8 +145,8 @@ fn header(downstream: &Downstream) -> Result<Box<[u8]>, TlsCloseReason> {
     Ok(header.map_err(truepeer_session::CloseReason::Unencodable)?)
 }
 
-/// Data for a session's log line. The line is written at the latest when this is dropped, so also when truepeer
-/// stops.
+/// Data for a session's log line. The line is written at the latest when this is dropped, so also when
+/// truepeer stops.
 struct Record {
     shared: Rc<SessionContext>,
     sender: SenderAddr,

@@ -14,8 +14,8 @@ const CERT_SESS: u8 = 0x04;
 const VERIFIED: u32 = 0;
 const NOT_VERIFIED: u32 = 1;
 
-/// The TLVs for the backend of `downstream`. If TLS is terminated here, truepeer's values replace the sender's
-/// TLS values.
+/// The TLVs for the backend of `downstream`. If TLS is terminated here, truepeer's values replace the
+/// sender's TLS values.
 pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
     let Some(facts) = &downstream.tls else { return downstream.tlvs.to_vec() };
     let ours = |kind: u8| matches!(kind, types::SSL | types::ALPN | types::AUTHORITY);
@@ -33,8 +33,8 @@ pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
     bytes
 }
 
-/// `tlvs` with this ALPN value in the place of their own. HTTP/1.1 is named only if they have one: a client that chose nothing speaks it,
-/// too.
+/// `tlvs` with this ALPN value in the place of their own. HTTP/1.1 is named only if they have one: a client
+/// that chose nothing speaks it, too.
 pub(crate) fn with_alpn(tlvs: &[u8], alpn: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(tlvs.len() + 16);
     let mut had_one = false;

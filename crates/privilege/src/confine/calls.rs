@@ -1,7 +1,8 @@
 //! seccomp: which system calls a process may make after its start.
 //!
-//! All others fail with ENOSYS, as on a kernel that lacks them, and are written to the audit log. They don't kill the
-//! process: a library that tries a newer call first falls back to an older one, and a session must not end by that.
+//! All others fail with ENOSYS, as on a kernel that lacks them, and are written to the audit log. They don't
+//! kill the process: a library that tries a newer call first falls back to an older one, and a session must
+//! not end by that.
 //!
 //! Calls without conditions cost nothing but a bit test: the kernel remembers them (Linux 5.11).
 
@@ -32,7 +33,8 @@ const SOCKETS: &[i64] = numbers! {
     SYS_accept SYS_accept4 SYS_bind SYS_connect SYS_shutdown SYS_getsockname SYS_getpeername SYS_getsockopt
     SYS_setsockopt SYS_socketpair SYS_pipe2 SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_fcntl
 };
-/// Memory and threads, and the end of the keeper; `clone` has a condition. glibc falls back to it from `clone3`, whose arguments no filter sees.
+/// Memory and threads, and the end of the keeper; `clone` has a condition. glibc falls back to it from
+/// `clone3`, whose arguments no filter sees.
 const PROCESS: &[i64] = numbers! {
     SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_membarrier SYS_rseq SYS_set_robust_list
     SYS_get_robust_list SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigtimedwait SYS_sigaltstack
@@ -54,7 +56,8 @@ const OLDER: &[i64] = numbers! {
 };
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
-/// The system calls of the keeper: for its socket, netlink, the kernel's own files, time and memory. `socket` and `setsockopt` have conditions.
+/// The system calls of the keeper: for its socket, netlink, the kernel's own files, time and memory. `socket`
+/// and `setsockopt` have conditions.
 const KEEPER: &[i64] = numbers! {
     SYS_recvmsg SYS_sendmsg SYS_recvfrom SYS_sendto SYS_read SYS_write SYS_readv SYS_writev SYS_close SYS_lseek SYS_fcntl
     SYS_openat SYS_newfstatat SYS_fstat SYS_statx SYS_ppoll
@@ -69,7 +72,8 @@ const KEEPER: &[i64] = numbers! {
 const KEEPER_OLDER: &[i64] = numbers! { SYS_open SYS_stat SYS_poll SYS_time };
 #[cfg(not(target_arch = "x86_64"))]
 const KEEPER_OLDER: &[i64] = &[];
-/// The options that the keeper sets: of netlink, those of a client's port that another program listens on and of listening sockets, and buffers.
+/// The options that the keeper sets: of netlink, those of a client's port that another program listens on and
+/// of listening sockets, and buffers.
 const KEEPER_OPTIONS: [(i32, Option<i32>); 9] = [
     (libc::SOL_NETLINK, None),
     (libc::IPPROTO_TCP, Some(libc::TCP_REPAIR)),
@@ -97,7 +101,8 @@ const REPAIR_OPTIONS: [i32; 5] = [
     libc::TCP_REPAIR_OPTIONS,
     libc::TCP_REPAIR_WINDOW,
 ];
-/// The others that the repair keeper sets: of sockets that it makes for a reset, and the newest timestamp of one that asks.
+/// The others that the repair keeper sets: of sockets that it makes for a reset, and the newest timestamp of
+/// one that asks.
 const REPAIR_KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
     (libc::IPPROTO_TCP, Some(libc::TCP_TIMESTAMP)),
     (libc::SOL_SOCKET, Some(libc::SO_REUSEADDR)),
@@ -107,8 +112,8 @@ const REPAIR_KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
 ];
 /// linux/sockios.h
 const SIOCOUTQNSD: u64 = 0x894B;
-/// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor raw ones,
-/// which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.
+/// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor
+/// raw ones, which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.
 const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
 const TYPES: [i32; 2] = [libc::SOCK_STREAM, libc::SOCK_DGRAM];
 /// The type of a socket without its flags: Linux's SOCK_TYPE_MASK.
@@ -121,8 +126,8 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 /// Names of threads and of memory.
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR, because it has no repair keeper.
-/// `listens`: whether it listens itself, because it has no keeper.
+/// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR,
+/// because it has no repair keeper. `listens`: whether it listens itself, because it has no keeper.
 pub(super) fn restrict(splices: bool, repairs: bool, listens: bool) -> Result<usize> {
     let mut rules = rules()?;
     if listens {
@@ -222,7 +227,8 @@ fn options(permitted: &[(i32, Option<i32>)]) -> Result<Vec<SeccompRule>> {
     options.collect()
 }
 
-/// All options but those of repair. With them, the owner of a socket that is under repair until its close could choose numbers and a queue, and send.
+/// All options but those of repair. With them, the owner of a socket that is under repair until its close
+/// could choose numbers and a queue, and send.
 fn no_repair() -> Result<Vec<SeccompRule>> {
     let others = REPAIR_OPTIONS.map(|option| (2, SeccompCmpOp::Ne, unsigned(option)));
     Ok(vec![rule(&[(1, SeccompCmpOp::Ne, unsigned(libc::IPPROTO_TCP))])?, rule(&others)?])

@@ -24,8 +24,8 @@ const RESOLVERS: &[&str] = &[
     "/run/nscd",
     "/var/run/nscd",
 ];
-/// The permitted files of /etc, if the process could read even secrets there. Otherwise all of /etc is permitted, so
-/// that a replaced file is found again.
+/// The permitted files of /etc, if the process could read even secrets there. Otherwise all of /etc is
+/// permitted, so that a replaced file is found again.
 const ETC: &[&str] = &[
     "/etc/hosts",
     "/etc/resolv.conf",

@@ -77,8 +77,9 @@ impl Job {
         }
     }
 
-    /// Whether a keeper could do something for it. For a shared port alone there is none, because it only helps. With `--splice`, nobody but the keeper listens:
-    /// a socket that the repair keeper has had could be bound beside another program's listener.
+    /// Whether a keeper could do something for it. For a shared port alone there is none, because it only
+    /// helps. With `--splice`, nobody but the keeper listens: a socket that the repair keeper has had
+    /// could be bound beside another program's listener.
     pub(super) fn can_use_keeper(&self) -> bool {
         self.routes || self.splices || self.needs.contains(&&BUFFERS)
     }
@@ -88,7 +89,8 @@ impl Job {
         self.routes && !self.has_keeper
     }
 
-    /// The first need that fails with `kept`, and without the keeper if there is none, and did not with `held`.
+    /// The first need that fails with `kept`, and without the keeper if there is none, and did not with
+    /// `held`.
     pub(super) fn lost(&self, held: CapabilitySet, kept: CapabilitySet) -> Option<&'static Need> {
         let is_lost = |need: &&&Need| {
             need.grade == Grade::Required
@@ -104,7 +106,8 @@ impl Job {
             || self.has_repair_keeper && *need == SPLICE_NET
     }
 
-    /// The capabilities that it needs after the start, of those in `held`: of each need the first that is enough.
+    /// The capabilities that it needs after the start, of those in `held`: of each need the first that is
+    /// enough.
     pub(super) fn keeps(&self, held: CapabilitySet) -> CapabilitySet {
         let later = |need: &&&Need| {
             need.when.iter().any(|moment| *moment != Moment::Start) && !self.is_kept_elsewhere(need)
@@ -118,7 +121,8 @@ impl Job {
     }
 }
 
-/// The capabilities of a keeper, of those in `held`: rules and routes, buffers, and a client's port that another program listens on.
+/// The capabilities of a keeper, of those in `held`: rules and routes, buffers, and a client's port that
+/// another program listens on.
 pub(super) fn of_keeper(held: CapabilitySet) -> CapabilitySet {
     enough_in(held, &[&ROUTES, &BUFFERS, &SHARE_PORT, &CLIENT_LOW_PORT])
 }
@@ -157,8 +161,8 @@ fn is_low(address: SocketAddr) -> bool {
     address.port() != 0 && i64::from(address.port()) < first
 }
 
-/// The paths to permit for a file that may be replaced: its directory, and that of the file that it leads to. In a
-/// directory with much else, such as /etc, only the file itself.
+/// The paths to permit for a file that may be replaced: its directory, and that of the file that it leads to.
+/// In a directory with much else, such as /etc, only the file itself.
 fn places(file: &Path) -> Vec<PathBuf> {
     let is_common = |dir: &Path| {
         ["/", "/etc", "/root", "/home", "/run", "/tmp", "/var"].iter().any(|one| dir == Path::new(one))

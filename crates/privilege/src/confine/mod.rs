@@ -6,8 +6,9 @@
 //!             ├─fork─▶ the same, with --splice, for another one ─▶ sockets under repair, by CAP_NET_ADMIN
 //!             └─fork─▶ with [[attach]], another one, which gives up nothing ─▶ kernel programs
 //! ```
-//! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of them, and
-//! the capability for ports below 1024 stays while a reload may need it. Rules and buffers are the [keeper](crate::keeper)'s.
+//! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of
+//! them, and the capability for ports below 1024 stays while a reload may need it. Rules and buffers are the
+//! [keeper](crate::keeper)'s.
 
 mod calls;
 mod capability;
@@ -54,8 +55,8 @@ pub struct Confined {
 }
 
 impl<'a> Plan<'a> {
-    /// Finds out what `process` does not need after its start. `files` are those that a reload reads. `grows`: a reload
-    /// may add listeners.
+    /// Finds out what `process` does not need after its start. `files` are those that a reload reads.
+    /// `grows`: a reload may add listeners.
     ///
     /// # Errors
     /// `--user` names a user that this process can't become.
@@ -89,18 +90,21 @@ impl<'a> Plan<'a> {
         self.process.admin.listen.iter().filter(is_ahead).collect()
     }
 
-    /// Notes whether the process has the tables of spliced sessions. Without them it keeps no privilege for them.
+    /// Notes whether the process has the tables of spliced sessions. Without them it keeps no privilege for
+    /// them.
     pub fn has_splice_tables(&mut self, has: bool) {
         self.job.has_splice_tables(has);
     }
 
-    /// Starts the process that changes rules and grows buffers for this one, which then keeps no capability for that. Without it, this process keeps the capability.
+    /// Starts the process that changes rules and grows buffers for this one, which then keeps no capability
+    /// for that. Without it, this process keeps the capability.
     pub fn start_keeper(&mut self, permitted: Permitted) -> Option<Keeper> {
         if !self.is_on || !self.job.can_use_keeper() || !ROUTES.is_in(held(), kernel()) {
             return None;
         }
         let user = self.user;
-        // Sessions that have left user space need the rules after a crash, too. With --routes manual, rules are none of its business.
+        // Sessions that have left user space need the rules after a crash, too. With --routes manual, rules
+        // are none of its business.
         let rules_stay = self.job.splices || !self.job.routes;
         match Keeper::start(permitted, rules_stay, || confine_keeper(user)) {
             Ok((keeper, missing)) => {

@@ -1,7 +1,7 @@
 //! What each way and option needs from the kernel, as data.
 //!
-//! `truepeer doctor` prints this table, docs/privileges.md contains it, a process keeps the capabilities that it
-//! names for its job, and tests start each way with exactly these.
+//! `truepeer doctor` prints this table, docs/privileges.md contains it, a process keeps the capabilities that
+//! it names for its job, and tests start each way with exactly these.
 #![allow(missing_docs, reason = "a need explains itself by its fields, which the doctor prints")]
 
 use rustix::thread::CapabilitySet;
@@ -229,7 +229,8 @@ pub const SPLICE_BPF: Need = Need {
     until: None,
 };
 
-/// Since then the kernel asks for it only to create tables and programs (`__sys_bpf`), not to use a table that is open.
+/// Since then the kernel asks for it only to create tables and programs (`__sys_bpf`), not to use a table
+/// that is open.
 pub(crate) const SPLICE_TABLES: Need = Need {
     name: "splice-tables",
     of: "`proxy --splice auto`, `full`",
@@ -338,7 +339,8 @@ pub const NEEDS: &[Need] = &[
     RUN_SUID,
 ];
 
-/// `proxy --splice auto` uses nothing newer than 5.14, but the verifiers of older kernels than this one have not seen its programs.
+/// `proxy --splice auto` uses nothing newer than 5.14, but the verifiers of older kernels than this one have
+/// not seen its programs.
 pub const SPLICE_TESTED: Version = (6, 1);
 
 /// The oldest kernel of each way that has one, with the reason.
@@ -371,7 +373,8 @@ impl Moment {
 }
 
 impl Need {
-    /// The capabilities that are enough on `kernel`, the preferred one first. None if nothing is needed there.
+    /// The capabilities that are enough on `kernel`, the preferred one first. None if nothing is needed
+    /// there.
     pub fn enough_on(&self, kernel: Version) -> impl Iterator<Item = Capability> {
         let is_needed = self.until.is_none_or(|until| kernel < until);
         let known = move |enough: &&Enough| is_needed && enough.since.is_none_or(|since| kernel >= since);
@@ -462,7 +465,8 @@ mod tests {
         assert_eq!(version("nonsense"), None);
     }
 
-    /// The needs of the units in deploy/systemd. CAP_SYS_RESOURCE, which helps with pipes, permits too much else.
+    /// The needs of the units in deploy/systemd. CAP_SYS_RESOURCE, which helps with pipes, permits too much
+    /// else.
     const UNITS: [(&str, &[&Need]); 2] = [
         (
             "truepeer.service",

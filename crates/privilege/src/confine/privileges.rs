@@ -19,7 +19,8 @@ use super::user::Found;
 /// What is left.
 pub(super) struct Reduced {
     pub(super) kept: CapabilitySet,
-    /// A capability to read every file is among it: some file that a reload reads is readable in no other way.
+    /// A capability to read every file is among it: some file that a reload reads is readable in no other
+    /// way.
     pub(super) reads_everything: bool,
     pub(super) missing: Vec<String>,
 }

@@ -48,8 +48,9 @@ struct Line {
 }
 
 impl Keeper {
-    /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up. `rules_stay`: what it does not remove if this
-    /// process ends without a word. Call it with one thread, before this process gives up its own capabilities.
+    /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
+    /// `rules_stay`: what it does not remove if this process ends without a word. Call it with one
+    /// thread, before this process gives up its own capabilities.
     ///
     /// # Errors
     /// It could not be forked or confined.
@@ -249,8 +250,9 @@ impl Line {
         self.answer(*number, deadline)
     }
 
-    /// Has buffers grown, without waiting. The sockets stay as they are if the keeper is late, so that its queue has room for requests with an answer:
-    /// the kernel calls a socket writable until a quarter of its queue is used.
+    /// Has buffers grown, without waiting. The sockets stay as they are if the keeper is late, so that its
+    /// queue has room for requests with an answer: the kernel calls a socket writable until a quarter of
+    /// its queue is used.
     fn grow(&self, sockets: &[BorrowedFd<'_>], bytes: usize) {
         for some in sockets.chunks(MOST_DESCRIPTORS) {
             let mut polled = [PollFd::new(&self.socket, PollFlags::OUT)];

@@ -1,4 +1,5 @@
-//! The rules and routes that a keeper may change. The list comes from the configuration at the start, before any byte of the network is read.
+//! The rules and routes that a keeper may change. The list comes from the configuration at the start, before
+//! any byte of the network is read.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,8 +12,9 @@ use truepeer_routes::item::{IpFamily, IpTransport, LocalRoute, Need, Rule, TABLE
 
 /// The tables, marks and prefixes that the rules of a process may have.
 ///
-/// A rule has the form of one that `routes::plan` makes. A single address may be any: a reload may name another backend. So a process that an attacker has
-/// taken over can bring packets of single foreign addresses to this host, but it can't add other rules, or touch those of others.
+/// A rule has the form of one that `routes::plan` makes. A single address may be any: a reload may name
+/// another backend. So a process that an attacker has taken over can bring packets of single foreign
+/// addresses to this host, but it can't add other rules, or touch those of others.
 #[derive(Debug, Default)]
 pub struct Permitted {
     tables: BTreeSet<u32>,

@@ -24,7 +24,8 @@ use truepeer_routes::netlink::NetlinkError;
 use truepeer_routes::owners::RulesLock;
 use truepeer_routes::plan::RoutePlan;
 
-/// The kernel closes the sockets of a killed process one after another: the keeper may notice the end of its own before the tokens are closed.
+/// The kernel closes the sockets of a killed process one after another: the keeper may notice the end of its
+/// own before the tokens are closed.
 const CLOSING: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -170,7 +171,8 @@ fn share(socket: BorrowedFd<'_>, address: SocketAddr) -> Result<Answer, String> 
     Ok(bind_beside_listeners(socket, address).map_or_else(call_failed, |()| Answer::Done))
 }
 
-/// Of no other family: a TCP socket may be bound beside another program's listener, because its owner had it shared or put under repair.
+/// Of no other family: a TCP socket may be bound beside another program's listener, because its owner had it
+/// shared or put under repair.
 fn listen_on_unix(socket: BorrowedFd<'_>, backlog: i32) -> Result<Answer, String> {
     if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
         return Err("the socket is no unix socket".to_owned());
@@ -183,8 +185,8 @@ fn call_failed(error: CallError) -> Answer {
     Answer::Failed { words: error.call.to_owned(), errno: error.errno.raw_os_error() }
 }
 
-/// Grows the buffers of those sockets that are UDP's, and returns how many. They may be bound and connected: their owner has them already, and could have
-/// bound them afterwards.
+/// Grows the buffers of those sockets that are UDP's, and returns how many. They may be bound and connected:
+/// their owner has them already, and could have bound them afterwards.
 fn grow(sockets: &[OwnedFd], bytes: usize) -> usize {
     let is_udp = |socket: BorrowedFd<'_>| {
         [AddressFamily::INET, AddressFamily::INET6]

@@ -1,4 +1,5 @@
-//! Messages between a process and its keeper: one datagram each, of limited length, as JSON without unknown fields.
+//! Messages between a process and its keeper: one datagram each, of limited length, as JSON without unknown
+//! fields.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -36,7 +37,8 @@ pub(super) enum Request {
     Listen { address: SocketAddr, reuse_port: bool, transparent: bool, v6_only: bool },
     /// Listen on the bound unix socket of this message.
     ListenLocally { backlog: i32 },
-    /// Give the UDP sockets of this message buffers of so many bytes in both directions. There is no answer, because nobody waits for one.
+    /// Give the UDP sockets of this message buffers of so many bytes in both directions. There is no answer,
+    /// because nobody waits for one.
     Grow { bytes: usize },
     /// End, and leave everything as it is.
     End,

@@ -86,8 +86,8 @@ pub(crate) struct UdpFlows {
     /// Only a worker with downstream sockets has room for datagrams.
     received: Option<ReceiveBatch>,
     is_draining: bool,
-    /// Set while the flows move to another process, or from it: nothing is read, even if an event of the same
-    /// batch announces it.
+    /// Set while the flows move to another process, or from it: nothing is read, even if an event of the
+    /// same batch announces it.
     is_paused: bool,
     /// Set shortly before the end: only replies are read.
     is_ending: bool,

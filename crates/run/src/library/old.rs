@@ -1,9 +1,9 @@
 //! Removes the libraries of older truepeer versions.
 //!
 //! A library may be removed once no process needs it. A process needs it if it has mapped it, or if its
-//! environment names it: the next program it executes would load it. A process that can't be inspected may need
-//! it, too, and so may one that can't be seen: then nothing is removed. A process that is about to start is
-//! covered by the file's time, which every use renews.
+//! environment names it: the next program it executes would load it. A process that can't be inspected may
+//! need it, too, and so may one that can't be seen: then nothing is removed. A process that is about to start
+//! is covered by the file's time, which every use renews.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,8 @@ use rustix::process::geteuid;
 /// Longer than any start takes. A day keeps versions that are used in turns.
 const UNUSED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Removes the libraries in `dir` that no process needs, except `current`. `dir` belongs to this user. Failures
-/// are ignored.
+/// Removes the libraries in `dir` that no process needs, except `current`. `dir` belongs to this user.
+/// Failures are ignored.
 pub(super) fn remove(dir: &Path, current: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -74,8 +74,8 @@ fn keep_unused(libraries: &mut Vec<PathBuf>) -> bool {
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 
-/// A library can be in use by the user's own processes and, if root starts programs, by those of others. A zombie
-/// uses nothing.
+/// A library can be in use by the user's own processes and, if root starts programs, by those of others. A
+/// zombie uses nothing.
 fn may_have_ours(process: &Path) -> bool {
     let us = geteuid();
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
@@ -85,7 +85,8 @@ fn may_have_ours(process: &Path) -> bool {
     !has_ended && (us.is_root() || field("Uid:").split_whitespace().any(is_us))
 }
 
-/// Compares by name, which identifies the contents. The mapped path may differ (symbolic links, other mounts).
+/// Compares by name, which identifies the contents. The mapped path may differ (symbolic links, other
+/// mounts).
 fn mentions(text: &[u8], library: &Path) -> bool {
     let name = library.file_name().unwrap_or_default().as_encoded_bytes();
     text.windows(name.len()).any(|window| window == name)

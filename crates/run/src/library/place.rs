@@ -27,9 +27,9 @@ pub(super) fn all() -> Vec<PathBuf> {
     places
 }
 
-/// Creates this directory, or one with a random name beside it if another user has taken the name. Returns the
-/// one that this user owns. Others may read its files, but only this user can have created it or can put a
-/// library there.
+/// Creates this directory, or one with a random name beside it if another user has taken the name. Returns
+/// the one that this user owns. Others may read its files, but only this user can have created it or can put
+/// a library there.
 ///
 /// # Errors
 /// The errors of mkdir(2) and stat(2), and a parent directory in which another user can replace entries.

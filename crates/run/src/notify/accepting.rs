@@ -137,8 +137,8 @@ impl Supervisor {
         }
     }
 
-    /// A program that polls a blocking listener would call accept() for a wake-up that is still in its queue, and be kept
-    /// there although it had something else to do.
+    /// A program that polls a blocking listener would call accept() for a wake-up that is still in its queue,
+    /// and be kept there although it had something else to do.
     fn clear_wake_ups(&mut self, socket: BorrowedFd<'_>, listener: &Arc<SupervisedListener>) {
         if is_non_blocking(socket) {
             return;
@@ -233,8 +233,9 @@ impl Supervisor {
 
 /// Returns the next connection of the kernel's queue, if there is one.
 ///
-/// A blocking listener gets O_NONBLOCK for this call. To poll before would not suffice: others may take from this queue,
-/// processes with the library or outside the family. The library tries again if it meets the flag.
+/// A blocking listener gets O_NONBLOCK for this call. To poll before would not suffice: others may take from
+/// this queue, processes with the library or outside the family. The library tries again if it meets the
+/// flag.
 fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, SenderAddr), Errno> {
     let flags = fcntl_getfl(listener)?;
     let blocks = !flags.contains(OFlags::NONBLOCK);

@@ -1,6 +1,6 @@
-//! A supervisor beside a program that has the library. It serves the programs of the family that lack it: those
-//! started with an empty environment (Postfix, Dovecot, `env -i`), static ones, set-user-ID ones, and system calls
-//! that bypass the C library.
+//! A supervisor beside a program that has the library. It serves the programs of the family that lack it:
+//! those started with an empty environment (Postfix, Dovecot, `env -i`), static ones, set-user-ID ones, and
+//! system calls that bypass the C library.
 //!
 //! ```text
 //! truepeer ──fork──▶ the supervisor, in the background: accept() without a mark ─▶ answered as in --via notify
@@ -8,8 +8,8 @@
 //!    └──exec──▶ the program, with the library: its calls are marked       │ and pass
 //!                 └──▶ a program without the library ──────────────────────┘
 //! ```
-//! Both know the same names: the supervisor's table is the family's (`TRUEPEER_FAMILY`). The process that the user
-//! started becomes the program, as by preload: same number, same parent, same signals.
+//! Both know the same names: the supervisor's table is the family's (`TRUEPEER_FAMILY`). The process that the
+//! user started becomes the program, as by preload: same number, same parent, same signals.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

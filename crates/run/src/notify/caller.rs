@@ -24,8 +24,8 @@ pub(super) fn write_address(
     write_name(notifier, call, at, &bytes[..whole])
 }
 
-/// Writes a socket address to the caller's memory as the kernel does (net/socket.c, move_addr_to_user): truncated
-/// to the caller's length, which is then set to the length of the whole address.
+/// Writes a socket address to the caller's memory as the kernel does (net/socket.c, move_addr_to_user):
+/// truncated to the caller's length, which is then set to the length of the whole address.
 ///
 /// # Errors
 /// The errno of the call: EFAULT, or EINVAL for a negative length. ESRCH if the caller has been killed.

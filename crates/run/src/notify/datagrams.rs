@@ -102,8 +102,8 @@ impl Telling {
         let told = truepeer_handover::SendRequest { to, control: &control, flags };
         let sent = datagrams.send(socket, &told, &self.sending, now(), &mut send);
         match sent.and_then(|sent| sent.map_or_else(|| send(&[], Own::Behind), Ok)) {
-            // A call that would have waited for buffer space gets ENOBUFS, as from a full queue of the network
-            // device.
+            // A call that would have waited for buffer space gets ENOBUFS, as from a full queue of the
+            // network device.
             Err(Errno::AGAIN) if !may_hear_again(call, socket) => Err(Errno::NOBUFS),
             sent => sent,
         }

@@ -61,8 +61,8 @@ impl Infeasible {
     }
 }
 
-/// The calls of a supervisor that filters of units and containers forbid. Each probe has no effect, and fails only
-/// if the call is forbidden.
+/// The calls of a supervisor that filters of units and containers forbid. Each probe has no effect, and fails
+/// only if the call is forbidden.
 const CALLS: [(&str, Probe); 4] = [
     ("seccomp", || {
         seccomp::is_supported().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -145,8 +145,8 @@ pub(super) fn check(program: &Program) -> anyhow::Result<()> {
     checked.map_err(|why| why.instead(program))
 }
 
-/// Checks that the descriptors of the started program can be duplicated. Later the failure could be reported only
-/// to the program.
+/// Checks that the descriptors of the started program can be duplicated. Later the failure could be reported
+/// only to the program.
 pub(super) fn check_reach(pid: i32, program: &Program) -> anyhow::Result<()> {
     match descriptor_of(pid, 0) {
         Err(Reach::Forbidden(errno)) => Err(Infeasible::NoReach(errno).instead(program)),

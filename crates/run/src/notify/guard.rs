@@ -95,7 +95,8 @@ pub(super) fn stand(
     }
 }
 
-/// How long the guard keeps a signal. If it was for all processes, the supervisor has it by then, and so has the program.
+/// How long the guard keeps a signal. If it was for all processes, the supervisor has it by then, and so has
+/// the program.
 const FOR_ALL: Duration = Duration::from_millis(100);
 
 /// Waits until the supervisor ends, with the program's ending.

@@ -1,5 +1,5 @@
-//! Hands a connection over: stores its name, writes its address, installs its descriptor, and answers the call
-//! last.
+//! Hands a connection over: stores its name, writes its address, installs its descriptor, and answers the
+//! call last.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -49,8 +49,8 @@ impl Supervisor {
         match self.notifier.add_descriptor(call.id, connection.socket.as_fd(), close_on_exec) {
             Ok(number) => {
                 self.journal.on_handed_over(&connection);
-                // Close ours before the answer: when the program closes its descriptor, the connection must be
-                // closed.
+                // Close ours before the answer: when the program closes its descriptor, the connection must
+                // be closed.
                 drop(connection);
                 self.answer(call, Answer::Value(number.into()));
             }

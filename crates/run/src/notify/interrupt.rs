@@ -1,17 +1,17 @@
 //! Signals for a thread whose `accept` is parked.
 //!
 //! While a call is being answered, only fatal signals interrupt it. Otherwise an interrupted call would lose
-//! the descriptor that was installed for it. But a blocking `accept` would then ignore Ctrl-C, a SIGTERM handler and
-//! SIGSTOP. So the supervisor checks now and then whether a signal is pending for the thread, and lets the call
-//! return if so.
+//! the descriptor that was installed for it. But a blocking `accept` would then ignore Ctrl-C, a SIGTERM
+//! handler and SIGSTOP. So the supervisor checks now and then whether a signal is pending for the thread, and
+//! lets the call return if so.
 use std::fs;
 use std::time::Instant;
 
 use rustix::io::Errno;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier};
 
-/// Whether a parked call goes on waiting: it was not killed, its time is not up (or it fails with `late`), and there is no
-/// signal for it.
+/// Whether a parked call goes on waiting: it was not killed, its time is not up (or it fails with `late`),
+/// and there is no signal for it.
 pub(super) fn still_waits(
     notifier: &Notifier,
     call: &Notification,
@@ -28,8 +28,8 @@ pub(super) fn still_waits(
     }
 }
 
-/// How a parked call has to be answered, if its time is up (`late`) or there is a signal for it. With a limit to its time the
-/// kernel doesn't begin it again (signal(7)).
+/// How a parked call has to be answered, if its time is up (`late`) or there is a signal for it. With a limit
+/// to its time the kernel doesn't begin it again (signal(7)).
 pub(super) fn ended(
     notifier: &Notifier,
     call: &Notification,
@@ -52,9 +52,10 @@ fn answer_for(thread: i32) -> Option<Answer> {
 
 /// By the text of `/proc/THREAD/status`.
 ///
-/// A signal for this very thread, or one for the process that the kernel gives to its first thread, is certain to be
-/// handled before the call returns: the kernel may begin the call again, by SA_RESTART. Any other signal for the process
-/// may be another thread's by then, so that the call fails with EINTR, which it always may.
+/// A signal for this very thread, or one for the process that the kernel gives to its first thread, is
+/// certain to be handled before the call returns: the kernel may begin the call again, by SA_RESTART. Any
+/// other signal for the process may be another thread's by then, so that the call fails with EINTR, which it
+/// always may.
 fn interrupted(status: &str) -> Option<Answer> {
     let of_thread = set(status, "SigPnd:")?;
     let of_process = set(status, "ShdPnd:")?;

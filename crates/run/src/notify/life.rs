@@ -13,15 +13,15 @@ use truepeer_sys::process::SignalFd;
 use super::ending::{Ending, SIGCHLD};
 use super::guard::{Guard, children, end_family};
 
-/// These signals are passed on to the program, except SIGCHLD, which reports its end: HUP, INT, QUIT, USR1, USR2,
-/// TERM, CHLD, WINCH.
+/// These signals are passed on to the program, except SIGCHLD, which reports its end: HUP, INT, QUIT, USR1,
+/// USR2, TERM, CHLD, WINCH.
 pub(super) const SIGNALS: [i32; 8] = [1, 2, 3, 10, 12, 15, SIGCHLD, 28];
 
 /// A signal that the guard got is the same one that this process got within this time before.
 const SAME: Duration = Duration::from_secs(1);
 
-/// The program and its orphans. Orphans become this process's children (PR_SET_CHILD_SUBREAPER): it must wait for
-/// them, and where Yama lets a process inspect only its descendants, it still can.
+/// The program and its orphans. Orphans become this process's children (PR_SET_CHILD_SUBREAPER): it must wait
+/// for them, and where Yama lets a process inspect only its descendants, it still can.
 #[derive(Debug)]
 pub(super) struct Life {
     program: Pid,
@@ -48,7 +48,8 @@ impl Life {
         self.guard.as_fd()
     }
 
-    /// Passes the guard's signals on. Returns the ending if the guard has ended: nobody would notice this process's own end.
+    /// Passes the guard's signals on. Returns the ending if the guard has ended: nobody would notice this
+    /// process's own end.
     pub(super) fn on_guard(&mut self) -> Option<Ending> {
         // The same signal may have come for this process, too.
         if let Some(ending) = self.turn() {
@@ -85,8 +86,9 @@ impl Life {
         while let Some(caught) = self.signals.next() {
             match caught.signal {
                 SIGCHLD => of_children = true,
-                // The guard passes on the signals that it gets. Any sender here addressed the whole process group
-                // (a terminal) or the whole service, so the program has the signal already.
+                // The guard passes on the signals that it gets. Any sender here addressed the whole process
+                // group (a terminal) or the whole service, so the program has the signal
+                // already.
                 signal if !caught.from_kernel => {
                     self.own.insert(signal, Instant::now());
                 }
@@ -119,8 +121,8 @@ impl Life {
     }
 
     /// A program that ended with success has gone to the background, so its children are served further. A
-    /// program that failed is reported at once, and its remaining processes get SIGTERM: nobody will answer their
-    /// calls.
+    /// program that failed is reported at once, and its remaining processes get SIGTERM: nobody will answer
+    /// their calls.
     fn on_others_alive(&mut self) -> Option<Ending> {
         match self.ending? {
             Ending::Exited(0) => {

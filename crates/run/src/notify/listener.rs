@@ -45,7 +45,8 @@ impl SupervisedListeners {
         Self { meant, defer, known: HashMap::new() }
     }
 
-    /// The listener that this socket is; `None` if its connections are not ours to look at, or if it does not listen.
+    /// The listener that this socket is; `None` if its connections are not ours to look at, or if it does not
+    /// listen.
     pub(super) fn look(&mut self, socket: BorrowedFd<'_>) -> Option<Arc<SupervisedListener>> {
         let cookie = sockopt::socket_cookie(socket).ok()?;
         if let Some(known) = self.known.get(&cookie) {
@@ -72,7 +73,8 @@ impl SupervisedListeners {
         listener
     }
 
-    /// Carries out listen() for the program, with room for silent connections. `None`: not a supervised listener.
+    /// Carries out listen() for the program, with room for silent connections. `None`: not a supervised
+    /// listener.
     pub(super) fn listen(&mut self, socket: BorrowedFd<'_>, backlog: i32) -> Option<Result<(), Errno>> {
         let local = is_tcp(socket).then(|| local_address(socket).ok())??;
         if !self.meant.has(local) {

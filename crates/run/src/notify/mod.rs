@@ -1,5 +1,5 @@
-//! `truepeer run` by notification: a supervisor answers the program's `accept`. It serves programs that load no
-//! library (static ones: Go, musl) and whole process trees.
+//! `truepeer run` by notification: a supervisor answers the program's `accept`. It serves programs that load
+//! no library (static ones: Go, musl) and whole process trees.
 //!
 //! ```text
 //! truepeer ─▶ feasible::check ─▶ Command::start(filter) ─▶ the program, its threads, its children
@@ -15,9 +15,9 @@
 //!    └ Life       signals to the program, its end and status; guard: neither ends without the other;
 //!                 service_manager: what the program tells it comes from the guard
 //! ```
-//! A program that changes its memory while its call is being answered can only harm itself. Descriptors and flags
-//! come in registers. Of the program's memory the supervisor reads a length and writes an address, both with the
-//! rights of the program's own call.
+//! A program that changes its memory while its call is being answered can only harm itself. Descriptors and
+//! flags come in registers. Of the program's memory the supervisor reads a length and writes an address, both
+//! with the rights of the program's own call.
 
 mod accepting;
 pub(super) mod beside;
@@ -146,8 +146,8 @@ fn without_io_uring(foreign: ForeignCalls) -> Filter {
     with_io_uring(foreign, SeccompAction::Fail(Errno::NOSYS))
 }
 
-/// `setup` is the answer to a program that asks for a ring. An inherited ring can't be used. The supervisor refuses
-/// `foreign` calls, and says so.
+/// `setup` is the answer to a program that asks for a ring. An inherited ring can't be used. The supervisor
+/// refuses `foreign` calls, and says so.
 fn with_io_uring(foreign: ForeignCalls, setup: SeccompAction) -> Filter {
     let inherited = SeccompAction::Fail(Errno::NOSYS);
     Filter::with_foreign(foreign, SeccompAction::Ask)

@@ -21,16 +21,17 @@ pub(super) struct Waiting {
     pub(super) call: Notification,
     /// When the call fails with EAGAIN (SO_RCVTIMEO).
     pub(super) deadline: Option<Instant>,
-    /// The queue was not empty when the call came, but held nothing for it. Perhaps select() had reported the
-    /// listener.
+    /// The queue was not empty when the call came, but held nothing for it. Perhaps select() had reported
+    /// the listener.
     pub(super) came_in_vain: bool,
     /// At the last check, a signal was pending that the thread blocks.
     pub(super) signal_held_back: bool,
 }
 
 impl Waiting {
-    /// Whether waiting here keeps the thread from other work: another listener, or a signal that it unblocks only
-    /// within select(). Another thread may take the signal, so it must be pending in two checks in a row.
+    /// Whether waiting here keeps the thread from other work: another listener, or a signal that it unblocks
+    /// only within select(). Another thread may take the signal, so it must be pending in two checks in a
+    /// row.
     fn is_kept(&mut self, siblings: &Siblings, own: u64, now: Instant) -> bool {
         if !self.came_in_vain {
             return false;
@@ -40,8 +41,8 @@ impl Waiting {
     }
 }
 
-/// The calls that wait at one listener, longest first. The supervisor watches the listener only while calls wait:
-/// its duplicate keeps the socket open after the program has closed it.
+/// The calls that wait at one listener, longest first. The supervisor watches the listener only while calls
+/// wait: its duplicate keeps the socket open after the program has closed it.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) socket: OwnedFd,
@@ -100,8 +101,8 @@ impl Parked {
             .map(|group| group.listener.cookie)
     }
 
-    /// Ends the waiting of calls that were killed, timed out, have a signal pending, or keep their thread from
-    /// other work.
+    /// Ends the waiting of calls that were killed, timed out, have a signal pending, or keep their thread
+    /// from other work.
     pub(super) fn look_after(
         &mut self,
         watch: &Watch,

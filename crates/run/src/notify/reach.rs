@@ -32,8 +32,8 @@ pub(super) fn descriptor_for(
     None
 }
 
-/// Only read() and write() continue: they are mostly about files. Elsewhere the program would take the header for data, and
-/// the sender for the client.
+/// Only read() and write() continue: they are mostly about files. Elsewhere the program would take the header
+/// for data, and the sender for the client.
 fn refusal(call: &Notification, errno: Errno, journal: &mut SupervisorLog) -> Answer {
     journal.on_unreachable(call.thread, errno);
     if is_of_files(call) {

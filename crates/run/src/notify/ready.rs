@@ -1,7 +1,8 @@
 //! Connections whose client is known, waiting for the program's next `accept`.
 //!
-//! They are kept by the listener's address, device and namespace, not by the listener: in a SO_REUSEPORT group the kernel chooses which
-//! listener it wakes, so the wake-up may reach another worker than the connection did.
+//! They are kept by the listener's address, device and namespace, not by the listener: in a SO_REUSEPORT
+//! group the kernel chooses which listener it wakes, so the wake-up may reach another worker than the
+//! connection did.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;

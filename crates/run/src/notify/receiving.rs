@@ -1,5 +1,5 @@
-//! `truepeer connect --udp-dialect spp`: the supervisor receives answers on the program's own socket, removes the
-//! header that they carry back, and gives them to the program.
+//! `truepeer connect --udp-dialect spp`: the supervisor receives answers on the program's own socket, removes
+//! the header that they carry back, and gives them to the program.
 //!
 //! ```text
 //! recvfrom() ─▶ of a UDP socket? ──no──▶ the kernel goes on
@@ -7,8 +7,8 @@
 //!                 └── received, without waiting ─┬── a datagram: header off, into the program's memory, answered
 //!                                                └── none: EAGAIN, or the call waits, watched, until there is one
 //! ```
-//! Nothing is dropped: a datagram without the header goes to the program unchanged. So poll() and epoll report
-//! the socket correctly. A waiting call ends by a signal and by SO_RCVTIMEO, as in the kernel.
+//! Nothing is dropped: a datagram without the header goes to the program unchanged. So poll() and epoll
+//! report the socket correctly. A waiting call ends by a signal and by SO_RCVTIMEO, as in the kernel.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -17,8 +17,8 @@ use super::life::Life;
 pub(super) enum Relation {
     /// It has started the program, passes signals on, and ends as the program ends.
     Parent(Life),
-    /// The process that the user started has become the program. The supervisor ends when no process of the family
-    /// is left.
+    /// The process that the user started has become the program. The supervisor ends when no process of the
+    /// family is left.
     Beside(Program),
 }
 
@@ -81,8 +81,8 @@ impl Relation {
     }
 }
 
-/// The program has gone to the background. If standard error is a pipe, its reader waits until everyone has closed
-/// it, as daemons do. From now on messages go to the system's log, if there is one.
+/// The program has gone to the background. If standard error is a pipe, its reader waits until everyone has
+/// closed it, as daemons do. From now on messages go to the system's log, if there is one.
 fn detach_stderr() {
     let is_pipe = fstat(stderr()).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
     if !is_pipe {
@@ -94,7 +94,8 @@ fn detach_stderr() {
     let _ = other.map(|other| dup2_stderr(&other));
 }
 
-/// Only for descriptors that no one reads or writes: standard input and output of a process beside the program.
+/// Only for descriptors that no one reads or writes: standard input and output of a process beside the
+/// program.
 pub(super) fn detach_stdio() -> Result<(), Errno> {
     use rustix::stdio::{dup2_stdin, dup2_stdout};
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;

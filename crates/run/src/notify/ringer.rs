@@ -1,8 +1,8 @@
-//! Wakes programs that wait in epoll, poll() or select(). It has a thread of its own because connecting to a full queue
-//! blocks, and the supervisor must not.
+//! Wakes programs that wait in epoll, poll() or select(). It has a thread of its own because connecting to a
+//! full queue blocks, and the supervisor must not.
 //!
-//! It connects to the listener. If that fails, or nobody accepts, it adds reminders to epolls. poll() and select() are not
-//! reached.
+//! It connects to the listener. If that fails, or nobody accepts, it adds reminders to epolls. poll() and
+//! select() are not reached.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;

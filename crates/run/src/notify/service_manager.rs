@@ -3,9 +3,9 @@
 //! ```text
 //! program ──NOTIFY_SOCKET──▶ guard ──▶ service manager
 //! ```
-//! systemd hears only the main process of a unit (NotifyAccess=main). That is the guard, and the program is its
-//! grandchild. The guard stays the main process: after a MAINPID= of the program systemd would ignore the guard, and
-//! stop the program without it.
+//! systemd hears only the main process of a unit (NotifyAccess=main). That is the guard, and the program is
+//! its grandchild. The guard stays the main process: after a MAINPID= of the program systemd would ignore the
+//! guard, and stop the program without it.
 
 use std::ffi::OsString;
 use std::io;

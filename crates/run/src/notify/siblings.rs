@@ -1,11 +1,11 @@
 //! Finds other work that a blocking `accept` keeps its thread from: connections at other listeners.
 //!
-//! A program with several blocking listeners waits in select() and calls accept() on the one reported. If that
-//! connection is not for the program (silent, refused, a wake-up), accept() blocks and the other listeners are
-//! not served. The kernel doesn't tell why a thread called accept(). The supervisor assumes this case if the
-//! queue was not empty when the call came, another listener of the process has a connection, and no other thread
-//! of the process accepts on that one. The call then fails with ECONNABORTED: a connection was there and is gone
-//! (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too).
+//! A program with several blocking listeners waits in select() and calls accept() on the one reported. If
+//! that connection is not for the program (silent, refused, a wake-up), accept() blocks and the other
+//! listeners are not served. The kernel doesn't tell why a thread called accept(). The supervisor assumes
+//! this case if the queue was not empty when the call came, another listener of the process has a connection,
+//! and no other thread of the process accepts on that one. The call then fails with ECONNABORTED: a
+//! connection was there and is gone (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};

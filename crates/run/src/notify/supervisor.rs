@@ -28,7 +28,8 @@ use super::serve::Serve;
 use super::siblings::Siblings;
 use super::watch::{Watch, WatchedEvent};
 
-/// How long the kernel may hold a connection for its first data. After that the supervisor waits for the header.
+/// How long the kernel may hold a connection for its first data. After that the supervisor waits for the
+/// header.
 const DEFER: Duration = Duration::from_secs(3);
 /// How often parked calls are checked. A signal waits at most this long.
 const PARKED_PERIOD: Duration = Duration::from_millis(100);
@@ -67,7 +68,8 @@ impl Supervisor {
         advise: Advise,
     ) -> anyhow::Result<Self> {
         let watch = Watch::new(&notifier, &relation)?;
-        // A client without a header may wait for the program to speak first, so its connection must not be held.
+        // A client without a header may wait for the program to speak first, so its connection must not be
+        // held.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
         let listeners =
             SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
@@ -165,8 +167,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// getpeername() or getsockname(): the kernel answers for connections without a stored name, and for closed
-    /// ones.
+    /// getpeername() or getsockname(): the kernel answers for connections without a stored name, and for
+    /// closed ones.
     fn on_name_asked(
         &mut self,
         call: Notification,

@@ -1,5 +1,5 @@
-//! `truepeer connect` by notification: each connect() to a selected destination sends a header before the program
-//! can send data.
+//! `truepeer connect` by notification: each connect() to a selected destination sends a header before the
+//! program can send data.
 //!
 //! ```text
 //! connect() ─▶ selected? ─no─▶ the kernel continues
@@ -9,8 +9,8 @@
 //!                      └── not taken along: the supervisor connects and sends the header, then answers; the
 //!                          program must wait, and no signal interrupts it before the header is sent
 //! ```
-//! If a signal interrupts a blocking connect(), the program still gets a connection (connect(2)), and it begins
-//! with the header.
+//! If a signal interrupts a blocking connect(), the program still gets a connection (connect(2)), and it
+//! begins with the header.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -156,8 +156,8 @@ impl Telling {
         Ok(())
     }
 
-    /// The call's destination, if a header must be sent there. A call that the kernel would refuse is left to the
-    /// kernel.
+    /// The call's destination, if a header must be sent there. A call that the kernel would refuse is left to
+    /// the kernel.
     fn destination(&self, call: &Notification, socket: BorrowedFd<'_>) -> Option<SocketAddr> {
         let family = socket_domain(socket).ok()?;
         let is_tcp = matches!(family, AddressFamily::INET | AddressFamily::INET6)
@@ -215,8 +215,8 @@ impl Telling {
         self.connecting.insert(cookie, Connecting { socket, to, call, is_told, deadline });
     }
 
-    /// A connection was established or refused. connect() itself returns the result; a refused socket may then
-    /// connect again.
+    /// A connection was established or refused. connect() itself returns the result; a refused socket may
+    /// then connect again.
     fn on_decided(&mut self, cookie: u64) {
         let Some(connecting) = self.connecting.remove(&cookie) else { return };
         let flags = fcntl_getfl(&connecting.socket).unwrap_or(OFlags::empty());
@@ -288,8 +288,8 @@ impl Serve for Telling {
     }
 }
 
-/// O_NONBLOCK belongs to the program's socket. It is changed only for this call, while no other call can use the
-/// socket.
+/// O_NONBLOCK belongs to the program's socket. It is changed only for this call, while no other call can use
+/// the socket.
 fn connect_without_waiting(socket: BorrowedFd<'_>, flags: OFlags, to: SocketAddr) -> Result<(), Errno> {
     if flags.contains(OFlags::NONBLOCK) {
         return connect(socket, &to);

@@ -24,8 +24,8 @@ pub(super) enum WatchedEvent {
     Socket(u64),
 }
 
-/// Keys in the epoll. Socket cookies count up from the smallest number, or down from the largest, so none reaches
-/// these in the middle.
+/// Keys in the epoll. Socket cookies count up from the smallest number, or down from the largest, so none
+/// reaches these in the middle.
 const NOTIFIER: u64 = 1 << 63;
 const LIFE: u64 = NOTIFIER + 1;
 const GUARD: u64 = NOTIFIER + 2;

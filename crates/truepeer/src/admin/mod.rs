@@ -5,11 +5,11 @@
 //!                                        bounded connections, bytes and times
 //! ```
 //! A user who may connect to the unix socket (its mode is 0660) may read, end sessions and reload. An upgrade
-//! also takes root or the process's own user. Over TCP everything can be read and nothing changed, because anybody on the
-//! network may connect.
+//! also takes root or the process's own user. Over TCP everything can be read and nothing changed, because
+//! anybody on the network may connect.
 //!
-//! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks, and asks workers for their sessions in
-//! small pages.
+//! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks,
+//! and asks workers for their sessions in small pages.
 
 mod answer;
 pub(crate) mod client;
@@ -61,7 +61,8 @@ pub(crate) trait Running: Send + Sync {
     /// The sessions of each engine.
     fn sessions(&self) -> Vec<Arc<dyn SessionList>>;
 
-    /// What the kernel's programs of `--splice full` have counted ([`truepeer_bpf::FULL_COUNTERS`]), if they are loaded.
+    /// What the kernel's programs of `--splice full` have counted ([`truepeer_bpf::FULL_COUNTERS`]), if they
+    /// are loaded.
     fn made_by_kernel(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
@@ -77,8 +78,8 @@ pub(crate) trait Running: Send + Sync {
     /// The reason why everything stays as it was.
     fn reload(&self) -> Result<String, String>;
 
-    /// Hands over to a new process, which is at the other end of `peer`. Nothing after the request's head has been
-    /// read or written.
+    /// Hands over to a new process, which is at the other end of `peer`. Nothing after the request's head has
+    /// been read or written.
     fn upgrade(&self, peer: UnixStream);
 }
 
@@ -137,8 +138,8 @@ pub(crate) fn open_ahead(listen: &[&AdminAddr], inherited: &mut Vec<OwnedFd>) ->
     Ok(())
 }
 
-/// Opens `listen`, or takes their sockets from `inherited`, and starts the thread. With nothing to listen on, there
-/// is no thread.
+/// Opens `listen`, or takes their sockets from `inherited`, and starts the thread. With nothing to listen on,
+/// there is no thread.
 ///
 /// # Errors
 /// A socket that can't be opened, or a thread that can't be started.
@@ -167,7 +168,8 @@ impl Admin {
         self.entrances.iter().map(Entrance::duplicate).collect()
     }
 
-    /// Answers nothing more. `unlink`: removes the paths of unix sockets, unless another process listens on them.
+    /// Answers nothing more. `unlink`: removes the paths of unix sockets, unless another process listens on
+    /// them.
     pub(crate) fn stop(mut self, unlink: bool) {
         self.end();
         if unlink {

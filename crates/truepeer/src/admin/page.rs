@@ -1,4 +1,5 @@
-//! `/`: the status as a page for a browser. It needs no script, and follows the browser's light or dark colours.
+//! `/`: the status as a page for a browser. It needs no script, and follows the browser's light or dark
+//! colours.
 
 use std::fmt::{self, Display, Write as _};
 

@@ -15,8 +15,8 @@ use super::{Running, room};
 
 /// So many connections are accepted before those that are open have their turn.
 const AT_A_TIME: usize = 8;
-/// The pause when a connection can't be accepted: the lack of descriptors persists, and an immediate retry would
-/// spin.
+/// The pause when a connection can't be accepted: the lack of descriptors persists, and an immediate retry
+/// would spin.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until it is stopped.

@@ -134,7 +134,8 @@ impl ListenerDoc {
 }
 
 impl AttachmentDoc {
-    /// `netns`: as configured; empty: this one. `status`: `None` if it is unknown, `Some(None)` if it is not attached.
+    /// `netns`: as configured; empty: this one. `status`: `None` if it is unknown, `Some(None)` if it is not
+    /// attached.
     pub(crate) fn of(netns: String, status: Option<Option<Status>>) -> Self {
         let attached = status.as_ref().map(Option::is_some);
         let ports = status.iter().flatten().flat_map(|status| &status.ports).map(PortDoc::of);

@@ -1,5 +1,5 @@
-//! Checks whether `truepeer attach` works here. A failure is only a note, because `truepeer proxy` needs none of
-//! it.
+//! Checks whether `truepeer attach` works here. A failure is only a note, because `truepeer proxy` needs none
+//! of it.
 
 use std::fs;
 use std::process::Command;
@@ -55,9 +55,9 @@ fn given_up() -> Option<Check> {
     Some(if cookies.trim() == "0" { note.mend("sysctl -w net.ipv4.tcp_syncookies=1") } else { note })
 }
 
-/// Checks rp_filter. The kernel applies it to UDP datagrams after `attach` has put in the client's address. The
-/// kernel uses the larger of the device's setting and `all` (ip-sysctl.rst). With 1, the route back to the client
-/// must lead over the same device.
+/// Checks rp_filter. The kernel applies it to UDP datagrams after `attach` has put in the client's address.
+/// The kernel uses the larger of the device's setting and `all` (ip-sysctl.rst). With 1, the route back to
+/// the client must lead over the same device.
 fn reverse_path() -> Option<Check> {
     let setting = |device: &str| -> u8 {
         let file = format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
@@ -75,7 +75,8 @@ fn reverse_path() -> Option<Check> {
     })
 }
 
-/// Offloads that merge datagrams for sockets that did not ask for it. ethtool(8) lists them, if it is installed.
+/// Offloads that merge datagrams for sockets that did not ask for it. ethtool(8) lists them, if it is
+/// installed.
 const AGGREGATING: [&str; 2] = ["rx-udp-gro-forwarding", "rx-gro-list"];
 
 fn aggregation() -> Option<Check> {

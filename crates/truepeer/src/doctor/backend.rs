@@ -1,4 +1,5 @@
-//! Checks the backends: something listens there, and an answer to a client's address is routed back to truepeer.
+//! Checks the backends: something listens there, and an answer to a client's address is routed back to
+//! truepeer.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -82,7 +83,8 @@ fn unreachable(tried: String, backend: SocketAddr, error: &io::Error) -> Check {
     }
 }
 
-/// Why nothing came back: what failed before, or else what a firewall may do, or else the backend's own routes.
+/// Why nothing came back: what failed before, or else what a firewall may do, or else the backend's own
+/// routes.
 fn lost(
     (place, backend, own): (BackendPlace, SocketAddr, IpAddr),
     tried: String,
@@ -104,8 +106,8 @@ fn lost(
     suspects.into_iter().for_each(|suspect| report.add(suspect));
 }
 
-/// How a backend reaches clients is decided on its host. Only replies of this port go another way there: another default route could
-/// cut off whoever types it.
+/// How a backend reaches clients is decided on its host. Only replies of this port go another way there:
+/// another default route could cut off whoever types it.
 fn by_this_host(backend: SocketAddr, own: IpAddr) -> String {
     let ip = if own.is_ipv4() { "ip" } else { "ip -6" };
     let (address, port) = (backend.ip(), backend.port());

@@ -1,6 +1,6 @@
-//! Finds firewall rules that are known to drop spoofed packets on loopback as martians: the rules by which Docker
-//! and kube-proxy guard 127.0.0.0/8, and reverse-path checks written as rules. This check runs only if all other
-//! checks pass and still no answer comes back. Rules that can't be read are reported as unknown.
+//! Finds firewall rules that are known to drop spoofed packets on loopback as martians: the rules by which
+//! Docker and kube-proxy guard 127.0.0.0/8, and reverse-path checks written as rules. This check runs only if
+//! all other checks pass and still no answer comes back. Rules that can't be read are reported as unknown.
 
 use std::process::Command;
 

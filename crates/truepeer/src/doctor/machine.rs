@@ -122,8 +122,8 @@ fn open_files() -> Check {
     }
 }
 
-/// Above `pipe-user-pages-soft`, a user without CAP_SYS_RESOURCE or CAP_SYS_ADMIN gets pipes of one or two pages
-/// (pipe(7)). truepeer then copies instead of splicing.
+/// Above `pipe-user-pages-soft`, a user without CAP_SYS_RESOURCE or CAP_SYS_ADMIN gets pipes of one or two
+/// pages (pipe(7)). truepeer then copies instead of splicing.
 fn pipes() -> Check {
     let tried = "room for pipes (splice)";
     let held = confine::held();

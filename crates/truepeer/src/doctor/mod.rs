@@ -1,5 +1,5 @@
-//! `truepeer doctor`: checks whether truepeer works on this machine now, and prints the command that fixes what
-//! fails.
+//! `truepeer doctor`: checks whether truepeer works on this machine now, and prints the command that fixes
+//! what fails.
 //!
 //! The checks use the machine as it is and change nothing, except that `--try` creates the routes for the
 //! duration of the test. The decisive check is a real round trip to the backend from a foreign address.

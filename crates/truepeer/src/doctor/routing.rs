@@ -152,7 +152,8 @@ fn source_validation(subject: &Subject<'_>) -> Option<Check> {
     })
 }
 
-/// Strict filtering wants replies on the interface by which the backend is reached; on loopback it never matters.
+/// Strict filtering wants replies on the interface by which the backend is reached; on loopback it never
+/// matters.
 fn reverse_path(subject: &Subject<'_>, netlink: &mut Netlink) -> Option<Check> {
     let backend = subject
         .setup

@@ -1,5 +1,5 @@
-//! Checks whether sessions of `truepeer proxy` can leave user space here. A failure is only a note, because they are relayed otherwise. Of a running
-//! truepeer: how many have stayed, and why.
+//! Checks whether sessions of `truepeer proxy` can leave user space here. A failure is only a note, because
+//! they are relayed otherwise. Of a running truepeer: how many have stayed, and why.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Standard error, written to without ever waiting for who reads it: workers log, and must not stand still because a
-//! pipe is full or a terminal is stopped. What finds no room, in a pipe or on a disk, is lost and counted.
+//! Standard error, written to without ever waiting for who reads it: workers log, and must not stand still
+//! because a pipe is full or a terminal is stopped. What finds no room, in a pipe or on a disk, is lost and
+//! counted.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;

@@ -24,7 +24,8 @@ use super::{notify, rules, sockets};
 use truepeer_config::plan::{Change, CheckedListener, ListenerKey, diff};
 use truepeer_config::spec::{Protocol, SpliceLinger};
 
-/// How long an address may stay taken after the service manager was told to close its socket: it may do so in a process of its own.
+/// How long an address may stay taken after the service manager was told to close its socket: it may do so in
+/// a process of its own.
 const LETTING_GO: Duration = Duration::from_secs(1);
 /// How often such an address is tried.
 const TRY: Duration = Duration::from_millis(2);
@@ -49,8 +50,8 @@ pub(super) struct Before {
     expected: Vec<ListenerKey>,
 }
 
-/// The running engines: the relay for listeners without TLS, https for those with it. An engine starts with its
-/// first listener.
+/// The running engines: the relay for listeners without TLS, https for those with it. An engine starts with
+/// its first listener.
 pub(super) struct Engines {
     relay: Option<Relay>,
     https: Option<Https>,
@@ -66,7 +67,8 @@ pub(super) struct Engines {
     workers: usize,
     pub(super) budgets: Budgets,
     pub(super) journal: Arc<Journal>,
-    /// Rung when a worker has ended unexpectedly, and when the last one of an engine has ended after a drain.
+    /// Rung when a worker has ended unexpectedly, and when the last one of an engine has ended after a
+    /// drain.
     bell: Bell,
     /// The kernel's programs that take sessions over, and those that make sessions.
     programs: Programs,
@@ -124,7 +126,8 @@ impl Engines {
     /// rules.
     ///
     /// # Errors
-    /// A change that is not possible. The changes before it are undone; [`Self::missing`] tells what could not be.
+    /// A change that is not possible. The changes before it are undone; [`Self::missing`] tells what could
+    /// not be.
     pub(super) fn apply(
         &mut self,
         plan: &[Arc<CheckedListener>],
@@ -170,8 +173,8 @@ impl Engines {
         outcome
     }
 
-    /// Offers the kernel's programs again the listeners that they did not take. New listeners are opened before old ones are closed, so now
-    /// there may be room.
+    /// Offers the kernel's programs again the listeners that they did not take. New listeners are opened
+    /// before old ones are closed, so now there may be room.
     fn settle(&mut self) {
         let Some(full) = &mut self.programs.full else { return };
         for listener in &self.running {
@@ -315,8 +318,8 @@ impl Engines {
         running.filter_map(|one| find(one).map(|(id, addresses)| (&**one, id, addresses))).collect()
     }
 
-    /// Duplicates of all listening sockets, by listener. Those on a port that the kernel chose are left out: nobody
-    /// could find them by their address.
+    /// Duplicates of all listening sockets, by listener. Those on a port that the kernel chose are left out:
+    /// nobody could find them by their address.
     pub(super) fn sockets(&self) -> Result<Vec<(ListenerKey, Vec<OwnedFd>)>, EngineError> {
         let named = self.running.iter().filter(|listener| listener.key.address.port() != 0);
         let duplicates = named.map(|listener| {

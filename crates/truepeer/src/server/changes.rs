@@ -1,7 +1,8 @@
 //! Notices that a file of the configuration has changed (`reload-on-change`).
 //!
-//! It looks at each file once a second instead of waiting for the kernel's events: that works on every file system and
-//! through links, and the look is needed anyway, to know when a file that is still being written has settled.
+//! It looks at each file once a second instead of waiting for the kernel's events: that works on every file
+//! system and through links, and the look is needed anyway, to know when a file that is still being written
+//! has settled.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;

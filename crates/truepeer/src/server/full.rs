@@ -17,8 +17,8 @@ use truepeer_routes::options::local_addresses;
 /// The programs, and the listeners that they serve.
 pub(super) struct FullListeners {
     full: Arc<Full>,
-    /// This host's addresses, read before the process confines itself. If the host gets another one, the kernel still makes sessions that claim
-    /// it, and truepeer ends each when it learns of it.
+    /// This host's addresses, read before the process confines itself. If the host gets another one, the
+    /// kernel still makes sessions that claim it, and truepeer ends each when it learns of it.
     own_addresses: BTreeSet<IpAddr>,
     /// `[::]` takes IPv4 connections, too.
     is_dual: bool,

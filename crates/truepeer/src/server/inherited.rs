@@ -11,7 +11,8 @@ use super::sockets;
 pub(super) struct Inherited(Vec<OwnedFd>);
 
 impl Inherited {
-    /// Those of the service manager. A socket of a socket unit that is also in the manager's store comes once.
+    /// Those of the service manager. A socket of a socket unit that is also in the manager's store comes
+    /// once.
     pub(super) fn take() -> anyhow::Result<Self> {
         let mut sockets = PassedSockets::take()?.into_listening();
         let mut seen = Vec::new();

@@ -140,7 +140,8 @@ impl<'a> Server<'a> {
         let hands = plan.start_keeper(Permitted::of(&loaded.checked)).map_or(Hands::Own, Hands::Keeper);
         let repairs = plan.start_repair_keeper();
         let attach_keeper = plan.start_attach_keeper(|| ForkedKeeper::start(source, loaded))?;
-        // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the keeper.
+        // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the
+        // keeper.
         let confined = plan.enter()?;
         let can_make_sessions = programs.full.is_some();
         let can_splice = programs.splices.is_some() && splice::is_wanted(&loaded.process);
@@ -272,8 +273,8 @@ impl<'a> Server<'a> {
         Ok(self.draining_until.is_none_or(|until| !has_ended && self.has_time(until, now)))
     }
 
-    /// Whether the drain's time is not over. Flows never end by themselves while their clients send: at the end,
-    /// the replies that are on their way still pass.
+    /// Whether the drain's time is not over. Flows never end by themselves while their clients send: at the
+    /// end, the replies that are on their way still pass.
     fn has_time(&mut self, until: Instant, now: Instant) -> bool {
         if now < until {
             return true;

@@ -1,5 +1,5 @@
-//! Tells the service manager what this process does (sd_notify(3)), and leaves listening sockets in its store, where
-//! they survive a restart. Without `NOTIFY_SOCKET` nothing is sent.
+//! Tells the service manager what this process does (sd_notify(3)), and leaves listening sockets in its
+//! store, where they survive a restart. Without `NOTIFY_SOCKET` nothing is sent.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -40,7 +40,8 @@ impl Manager {
         Self { watchdog, next_ping, stored: Vec::new() }
     }
 
-    /// Everything serves. `MAINPID` matters after an upgrade: the process that was started first is about to end.
+    /// Everything serves. `MAINPID` matters after an upgrade: the process that was started first is about to
+    /// end.
     pub(super) fn ready(&self, status: &str) {
         tell(&[NotifyState::MainPid(std::process::id()), NotifyState::Status(status), NotifyState::Ready]);
     }
@@ -104,8 +105,8 @@ impl Stored {
     }
 }
 
-/// Takes sockets back from the store, and waits until the service manager has closed them: until then, nobody can listen on
-/// addresses that conflict with theirs. Returns whether there is a service manager.
+/// Takes sockets back from the store, and waits until the service manager has closed them: until then, nobody
+/// can listen on addresses that conflict with theirs. Returns whether there is a service manager.
 pub(super) fn take_back(sockets: &[(Protocol, SocketAddr)]) -> bool {
     if sockets.is_empty() || !is_there() {
         return false;
@@ -125,7 +126,8 @@ fn remove(name: &str) {
     tell(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
 }
 
-/// The service manager closes the pipe when it has carried out all that was sent before (`BARRIER=1`, sd_notify(3)).
+/// The service manager closes the pipe when it has carried out all that was sent before (`BARRIER=1`,
+/// sd_notify(3)).
 fn wait_for_manager() -> std::io::Result<()> {
     let (closed, theirs) = std::io::pipe()?;
     sd_notify::notify_with_fds(&[NotifyState::Custom("BARRIER=1")], &[theirs.as_fd()])?;

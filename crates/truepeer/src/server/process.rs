@@ -1,4 +1,5 @@
-//! Everything that one process runs: the listeners and attachments of all entries, and the rules that they need.
+//! Everything that one process runs: the listeners and attachments of all entries, and the rules that they
+//! need.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -230,8 +231,8 @@ impl Process {
         Ok(())
     }
 
-    /// Serves with the sockets and flows of the old process, once `serving` has told it so. Returns how many flows
-    /// go on.
+    /// Serves with the sockets and flows of the old process, once `serving` has told it so. Returns how many
+    /// flows go on.
     pub(super) fn take_over(
         &mut self,
         loaded: &LoadedConfig,

@@ -1,8 +1,8 @@
 //! The server's events: signals, the engines' bell, watched descriptors, and a deadline.
 //!
-//! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`, even
-//! on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are non-blocking, and
-//! poll() does the waiting.
+//! signal-hook's own iterator relies on MSG_DONTWAIT. VPP's library removes that flag from every `recv()`,
+//! even on kernel sockets, so the iterator would block forever. So both ends of each wake-up pair are
+//! non-blocking, and poll() does the waiting.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -62,7 +62,8 @@ impl Events {
         self.bell.clone()
     }
 
-    /// Waits for the next event, until `deadline` at most. What is `watched` stays readable until its owner has read it.
+    /// Waits for the next event, until `deadline` at most. What is `watched` stays readable until its owner
+    /// has read it.
     ///
     /// # Errors
     /// poll(2) or read(2) failed.

@@ -55,8 +55,8 @@ pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow:
     }
 }
 
-/// Closes sockets that the service manager has kept for listeners which are gone or have another shape: they would be in the way of
-/// others, and clients would wait for an answer. Returns their addresses.
+/// Closes sockets that the service manager has kept for listeners which are gone or have another shape: they
+/// would be in the way of others, and clients would wait for an answer. Returns their addresses.
 pub(super) fn take_stale(
     inherited: &mut Vec<OwnedFd>,
     listeners: &[Arc<CheckedListener>],

@@ -15,8 +15,8 @@ use truepeer_sys::tell;
 /// systemd's identity of one run of a unit, in the environment of all its processes (systemd.exec(5)).
 const INVOCATION_ID: &str = "INVOCATION_ID";
 
-/// Asked for from a shell, the new process would be none of the unit's: with the shell's user and privileges, and the
-/// unit would end with the old one.
+/// Asked for from a shell, the new process would be none of the unit's: with the shell's user and privileges,
+/// and the unit would end with the old one.
 ///
 /// # Errors
 /// `running` is a unit's process, and this one is not.
@@ -44,8 +44,8 @@ pub(crate) fn refuse_outside_of_unit(running: u32) -> anyhow::Result<()> {
 /// It has ended instead: the running process goes on.
 pub(crate) fn upgrade(file: &Path, passed: &PassedNames) -> anyhow::Result<String> {
     let (said, stdout) = io::pipe().context("pipe")?;
-    // The new process must be nobody's child but init's when it calls itself the main one: systemd does not wait for
-    // the end of a main process that is another's child, and would kill it at once.
+    // The new process must be nobody's child but init's when it calls itself the main one: systemd does not
+    // wait for the end of a main process that is another's child, and would kill it at once.
     match fork()? {
         Forked::Child => {
             let started = start(file, passed, stdout);

@@ -27,8 +27,8 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(|test| test.of_group("cut")).collect()
 }
 
-/// The bytes that a server reads until a connection's end, and whether the end was a FIN, which would make them
-/// look complete.
+/// The bytes that a server reads until a connection's end, and whether the end was a FIN, which would make
+/// them look complete.
 fn read_all(stream: &mut TcpStream) -> Result<(Vec<u8>, bool)> {
     stream.set_read_timeout(Some(std::time::Duration::from_secs(20)))?;
     let mut bytes = Vec::new();

@@ -1,4 +1,5 @@
-//! `[[attach]]` entries of a file: attached while the process serves, changed by a reload, kept by an upgrade.
+//! `[[attach]]` entries of a file: attached while the process serves, changed by a reload, kept by an
+//! upgrade.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
@@ -450,7 +451,8 @@ fn taken_out(bed: &Bed, ends: impl FnOnce(&Running) -> Result<()>) -> Result<()>
     write(bed, &[OTHER])?;
     reload(bed)?;
     ends(&truepeer)?;
-    // How many there are is open: the connection by which the test found that it serves may not have ended yet.
+    // How many there are is open: the connection by which the test found that it serves may not have ended
+    // yet.
     truepeer.wait_for_log("sessions open may go on")?;
     is_answered(&mut open)?;
     ensure!(is_attached(bed)? && truepeer.is_alive(), "{}", truepeer.log());

@@ -76,8 +76,9 @@ fn a_namespace_that_cannot_be_entered_holds_up_no_other(bed: &Bed) -> Result<()>
     Ok(())
 }
 
-/// As behind `ip netns exec`, on a machine without a BPF file system: /sys is another one, and what is mounted there ends with the command.
-/// Process 1 is a shell of the test, so nothing is mounted on this machine.
+/// As behind `ip netns exec`, on a machine without a BPF file system: /sys is another one, and what is
+/// mounted there ends with the command. Process 1 is a shell of the test, so nothing is mounted on this
+/// machine.
 fn file_systems_are_mounted_where_there_are_none(bed: &Bed) -> Result<()> {
     command(bed, &[])?; // skips where attach can't be tested
     let _who = Behaviour::Who.start(bed, &[BACKEND])?;

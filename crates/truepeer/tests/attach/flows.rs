@@ -57,8 +57,8 @@ fn flows_end_with_their_sockets(bed: &Bed) -> Result<()> {
     all_flows_end(bed)
 }
 
-/// A socket keeps its client's name even if it is reset before accept() and another connection has its addresses
-/// by then.
+/// A socket keeps its client's name even if it is reset before accept() and another connection has its
+/// addresses by then.
 fn a_name_belongs_to_its_socket(bed: &Bed) -> Result<()> {
     let listener = TcpListener::bind(LISTENER)?;
     start(bed, &[])?;
@@ -131,8 +131,8 @@ fn leave_a_flow_behind(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Its translation is kept for the remaining TIME_WAIT. A later untracked connection with the same addresses is
-/// another one.
+/// Its translation is kept for the remaining TIME_WAIT. A later untracked connection with the same addresses
+/// is another one.
 fn an_ended_flow_does_not_translate_other_connections(bed: &Bed) -> Result<()> {
     let _echo = echo(bed)?;
     start(bed, &[])?;

@@ -19,7 +19,8 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Tables are being exchanged, and some hooks have the new ones already, when there is no room for the next hook.
+/// Tables are being exchanged, and some hooks have the new ones already, when there is no room for the next
+/// hook.
 fn a_failure_half_way_takes_nothing_from_what_was_attached(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));

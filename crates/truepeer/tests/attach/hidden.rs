@@ -1,4 +1,5 @@
-//! Packets that the kernel reassembles after the programs: fragments, and packets with IPv6 extension headers.
+//! Packets that the kernel reassembles after the programs: fragments, and packets with IPv6 extension
+//! headers.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::datagrams::Backend;
@@ -79,7 +80,8 @@ except OSError:
     Ok(())
 }
 
-/// Runs `send(extensions, protocol, port)`: one UDP or TCP packet with this many headers of destination options.
+/// Runs `send(extensions, protocol, port)`: one UDP or TCP packet with this many headers of destination
+/// options.
 fn raw_ipv6(bed: &Bed, from: &Host, to: &Host, calls: &str) -> Result<()> {
     let source = format!(
         "\

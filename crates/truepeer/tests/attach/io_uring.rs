@@ -137,8 +137,8 @@ impl Server {
 
     fn accept_one(&mut self) -> io::Result<(Socket, SockAddr)> {
         let listener = Fd(self.listener.as_raw_fd());
-        // SAFETY: try_init provides memory for an address and its length, which the kernel fills in before `call`
-        // returns. The descriptor is new and has no other owner.
+        // SAFETY: try_init provides memory for an address and its length, which the kernel fills in before
+        // `call` returns. The descriptor is new and has no other owner.
         unsafe {
             SockAddr::try_init(|storage, len| {
                 let accept = opcode::Accept::new(listener, storage.cast(), len).build();
@@ -195,8 +195,9 @@ impl Server {
     /// Everything that the request points to must be valid until this returns.
     unsafe fn call(&mut self, request: &Entry) -> io::Result<RawFd> {
         let request = request.clone().user_data(CALL);
-        // SAFETY: the caller guarantees that everything that the request points to is valid until this returns.
-        // It returns before the request is done only if the ring itself fails, which ends the process.
+        // SAFETY: the caller guarantees that everything that the request points to is valid until this
+        // returns. It returns before the request is done only if the ring itself fails, which ends
+        // the process.
         unsafe { self.ring.submission().push(&request) }.map_err(io::Error::other)?;
         loop {
             self.turn()?;
@@ -215,7 +216,8 @@ impl Server {
                 continue;
             }
             self.is_armed = cqueue::more(done.flags());
-            // SAFETY: the kernel has just created this descriptor for this process, and it has no other owner.
+            // SAFETY: the kernel has just created this descriptor for this process, and it has no other
+            // owner.
             self.accepted.push_back(unsafe { OwnedFd::from_raw_fd(checked(done.result())?) });
         }
         Ok(())

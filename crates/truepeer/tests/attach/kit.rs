@@ -129,7 +129,8 @@ pub(crate) fn who(host: &Host, to: SocketAddr, header: &[u8]) -> Result<String> 
     Ok(seen.trim().to_owned())
 }
 
-/// A client in Python, for socket options that Rust's library lacks. It prepares `s` and sends the header in `h`.
+/// A client in Python, for socket options that Rust's library lacks. It prepares `s` and sends the header in
+/// `h`.
 pub(crate) fn python(bed: &Bed, host: &Host, to: SocketAddr, client: &str, script: &str) -> Result<String> {
     let bytes: String = header(client)?.iter().map(|byte| format!("\\x{byte:02x}")).collect();
     let source = format!(

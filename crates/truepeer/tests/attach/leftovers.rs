@@ -164,8 +164,8 @@ fn a_namespace_whose_device_is_gone_is_alive(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Detached by force, as with bpftool. It then looks like an ended namespace, and would be believed once no other
-/// link contradicts it.
+/// Detached by force, as with bpftool. It then looks like an ended namespace, and would be believed once no
+/// other link contradicts it.
 fn a_witness_that_was_detached_is_replaced(bed: &Bed) -> Result<()> {
     let (lives, other) = (Topology::line(&["lb", "host"])?, NetNs::create()?);
     let host = lives.host("host");

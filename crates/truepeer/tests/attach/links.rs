@@ -52,7 +52,8 @@ fn links_with_and_without_offloads_carry_everything(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// One packet of a hundred is lost in each direction, between the sender and the programs; translated and not.
+/// One packet of a hundred is lost in each direction, between the sender and the programs; translated and
+/// not.
 fn lost_packets_are_sent_again(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let (lb, router, host) = (line.host("lb"), line.host("router"), line.host("backend"));
@@ -70,8 +71,8 @@ fn lost_packets_are_sent_again(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// One packet of a hundred, in each direction, takes a slow band of the link's queue and is overtaken; translated
-/// and not.
+/// One packet of a hundred, in each direction, takes a slow band of the link's queue and is overtaken;
+/// translated and not.
 fn overtaken_packets_are_put_in_order(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "router", "backend"])?;
     let (lb, router, host) = (line.host("lb"), line.host("router"), line.host("backend"));

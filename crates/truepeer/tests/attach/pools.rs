@@ -1,8 +1,8 @@
 //! Load balancers that keep connections to their servers and send several requests over each.
 //!
-//! A header names one client for a whole connection. So HAProxy (since 2.4) includes the contents of the header
-//! in the identity of a kept connection, besides address and SNI: only requests from one client's address and
-//! port can share it. NGINX's stream module opens one connection for each client.
+//! A header names one client for a whole connection. So HAProxy (since 2.4) includes the contents of the
+//! header in the identity of a kept connection, besides address and SNI: only requests from one client's
+//! address and port can share it. NGINX's stream module opens one connection for each client.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -104,8 +104,8 @@ struct Answer {
 }
 
 impl Client {
-    /// Puts a body there and fetches it again. The server must name the client correctly both times. Returns the
-    /// connections used.
+    /// Puts a body there and fetches it again. The server must name the client correctly both times. Returns
+    /// the connections used.
     fn put_and_get(&mut self, path: &str, body: &[u8]) -> Result<[String; 2]> {
         let put = self.request("PUT", path, body)?;
         let got = self.request("GET", path, b"")?;
@@ -206,7 +206,8 @@ fn a_client_that_comes_back_is_named_by_a_kept_connection(bed: &Bed) -> Result<(
         }
     }
     let used = connections.len() as u64;
-    // What HAProxy does with a connection whose client left so soon is not checked, but it must have kept some.
+    // What HAProxy does with a connection whose client left so soon is not checked, but it must have kept
+    // some.
     ensure!(used < 9, "nine connections of three clients came by {used} others");
     ensure!(counter_on(bed, stand.line.host("host"), "connections")? >= used);
     Ok(())

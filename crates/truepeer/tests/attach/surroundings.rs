@@ -132,7 +132,8 @@ fn fast_open_is_declined(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// As Apache does. The kernel drops an ACK without data, and refuses the echo of a later packet than its SYN-ACK.
+/// As Apache does. The kernel drops an ACK without data, and refuses the echo of a later packet than its
+/// SYN-ACK.
 fn a_server_that_defers_accept(bed: &Bed) -> Result<()> {
     const SERVER: &str = "\
 import socket

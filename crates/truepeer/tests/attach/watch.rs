@@ -222,7 +222,8 @@ fn a_hook_refuses_wrong_annotations_with_the_reason(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// CRI-O and podman call the hook for each container of a pod, which have one network namespace and a cgroup each.
+/// CRI-O and podman call the hook for each container of a pod, which have one network namespace and a cgroup
+/// each.
 fn containers_of_a_pod_keep_their_clients(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));

@@ -205,7 +205,8 @@ fn a_backend_on_a_local_address_is_tried_with_its_mark(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-/// The backend's host reaches clients by a router of its own. What the doctor says is typed there, and leaves that route alone.
+/// The backend's host reaches clients by a router of its own. What the doctor says is typed there, and leaves
+/// that route alone.
 fn a_backend_on_another_host_is_mended_without_another_default_route(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["router", "backend", "host"])?;
     let (host, backend) = (line.host("host"), line.host("backend"));

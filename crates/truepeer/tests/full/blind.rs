@@ -50,7 +50,8 @@ const GIVEN_UP: Duration = Duration::from_secs(3);
 /// The test is the sender and makes its packets by hand; relay and backend are on the host at the wire's end.
 struct Ground {
     wire: Wire,
-    /// The near end of another device of the host. The programs are attached to it as well: it has an address, and was there before truepeer.
+    /// The near end of another device of the host. The programs are attached to it as well: it has an
+    /// address, and was there before truepeer.
     far: PacketSocket,
     truepeer: Running,
     backend: Running,
@@ -106,7 +107,8 @@ impl Ground {
         Ok(answer)
     }
 
-    /// Checks that the kernel makes a session of this sender, which knows the numbers, and that the backend echoes.
+    /// Checks that the kernel makes a session of this sender, which knows the numbers, and that the backend
+    /// echoes.
     fn goes_on(&self, talker: &mut Talker<'_>, client: u16) -> Result<()> {
         talker.say(&header(client)?)?;
         talker.is_acknowledged()?;
@@ -276,7 +278,8 @@ fn a_header_by_another_device_than_its_syn_makes_no_session(bed: &Bed) -> Result
     ground.goes_on(&mut talker, 5000)
 }
 
-/// A clock may tick once in 10 ms (RFC 7323: in a second), and segments may overtake each other. Here the test is the backend as well.
+/// A clock may tick once in 10 ms (RFC 7323: in a second), and segments may overtake each other. Here the
+/// test is the backend as well.
 fn a_clock_that_stands_still_is_not_old_for_the_backend(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
     let wire = Wire::make()?;
@@ -343,7 +346,8 @@ fn answer_as_backend(wire: &Wire, client: u16) -> Result<u32> {
     Ok(value)
 }
 
-/// One of 65,536 forwarded connections looks by chance like an answer to the kernel's handshakes, if its port is that of a listener at all addresses.
+/// One of 65,536 forwarded connections looks by chance like an answer to the kernel's handshakes, if its port
+/// is that of a listener at all addresses.
 fn forwarded_connections_to_other_hosts_pass(bed: &Bed) -> Result<()> {
     let ground = Ground::listening(bed, "0.0.0.0:8443")?;
     ground
@@ -412,7 +416,8 @@ fn a_third_host_changes_nothing_of_a_session(bed: &Bed) -> Result<()> {
     let mut number = move || u32::try_from(chance.next() >> 32);
     for round in 0..600_u32 {
         // The last segment is a reset: nothing undoes it if it is believed.
-        // Half of the numbers are within the window, and none is the exact one. No acknowledgement is near what was sent.
+        // Half of the numbers are within the window, and none is the exact one. No acknowledgement is near
+        // what was sent.
         let seq = if round % 2 == 0 { number()? } else { talker.seq.wrapping_add(1 + number()? % 2000) };
         let ack = talker.ack.wrapping_add(1 << 27).wrapping_add(number()? % (3 << 30));
         let flags = FLAGS[round as usize % FLAGS.len()];
@@ -455,7 +460,8 @@ fn a_client_on_the_doors_own_port_is_served_at_once(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// The kernel drops such a packet as a martian, but the programs run before that. They don't answer it either.
+/// The kernel drops such a packet as a martian, but the programs run before that. They don't answer it
+/// either.
 fn a_listener_on_loopback_is_not_reached_from_a_wire(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
     let wire = Wire::make()?;

@@ -1,4 +1,5 @@
-//! A listener whose backend is another listener of the same truepeer: segments that are translated from loopback to loopback do not come in again.
+//! A listener whose backend is another listener of the same truepeer: segments that are translated from
+//! loopback to loopback do not come in again.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

@@ -53,7 +53,8 @@ fn headers_of_both_versions_and_families_make_sessions_of_the_client(bed: &Bed) 
     Ok(())
 }
 
-/// The bytes come in the header's segment or in their own one right behind it; there are odd lengths, and more than the kernel holds.
+/// The bytes come in the header's segment or in their own one right behind it; there are odd lengths, and
+/// more than the kernel holds.
 fn bytes_behind_the_header_arrive_whole_and_once(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Account, &[])?;
     let mut made = 0;
@@ -212,7 +213,8 @@ fn the_next_truepeer_lists_them(bed: &Bed) -> Result<()> {
     echo(&mut later, b"made by the next one")
 }
 
-/// Its programs go on with the old one's tables: no place is used twice, and the cookies that senders have got stay good.
+/// Its programs go on with the old one's tables: no place is used twice, and the cookies that senders have
+/// got stay good.
 fn an_upgrade_cuts_none_of_them(bed: &Bed) -> Result<()> {
     let mut stand = Stand::make(bed, Behaviour::Echo, &[])?;
     stand.learn(false)?;

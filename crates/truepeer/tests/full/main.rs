@@ -1,5 +1,5 @@
-//! `proxy --splice full`: the kernel accepts senders, reads their headers and connects to backends by itself, and leaves to truepeer what is left to
-//! decide.
+//! `proxy --splice full`: the kernel accepts senders, reads their headers and connects to backends by itself,
+//! and leaves to truepeer what is left to decide.
 
 mod blind;
 mod chain;

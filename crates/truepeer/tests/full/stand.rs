@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Topology, Truepeer, client, wait_for};
 
-/// truepeer logs this once the programs know a listener. That is a moment after its socket is open, and they learn nothing from a handshake in between.
+/// truepeer logs this once the programs know a listener. That is a moment after its socket is open, and they
+/// learn nothing from a handshake in between.
 pub(crate) const SERVED: &str = "the kernel accepts and connects by itself at";
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");

@@ -95,7 +95,8 @@ fn clients_get_the_reason_why_their_certificates_are_refused(bed: &Bed) -> anyho
     end(bed, &load, &truepeer)
 }
 
-/// In the handshake, and after it by HTTP/1.1 and HTTP/2: alert, FIN, and no reset, although bytes are left unread.
+/// In the handshake, and after it by HTTP/1.1 and HTTP/2: alert, FIN, and no reset, although bytes are left
+/// unread.
 fn an_alert_reaches_a_client_that_goes_on_sending(bed: &Bed) -> anyhow::Result<()> {
     const CLIENT: &str = r"
 import socket, ssl
@@ -138,8 +139,8 @@ for protocol in 'unknown', 'http/1.1', 'h2':
     Ok(())
 }
 
-/// Performs handshakes with every client and prints what it receives. Port 8443 uses TLS; 8080 doesn't, for the
-/// load.
+/// Performs handshakes with every client and prints what it receives. Port 8443 uses TLS; 8080 doesn't, for
+/// the load.
 const ORIGIN: &str = r"
 import socket, ssl, sys
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,5 +1,5 @@
-//! Clients behind a link that damages, reorders, duplicates and loses packets: each request and response arrives as it was sent, and the
-//! origin sees its own client.
+//! Clients behind a link that damages, reorders, duplicates and loses packets: each request and response
+//! arrives as it was sent, and the origin sees its own client.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering::Relaxed;

@@ -58,8 +58,8 @@ fn python(bed: &Bed, script: &str) -> anyhow::Result<Running> {
     Program::new("python3").args(["-c", &format!("{PRELUDE}{script}")]).arg(bed.dir()).start(bed)
 }
 
-/// A connection that waits for its next request, and one with an incomplete request, which it completes when the
-/// file `go` exists.
+/// A connection that waits for its next request, and one with an incomplete request, which it completes when
+/// the file `go` exists.
 const BUSY: &str = r"
 def answered(stream):
     answer = b''
@@ -254,9 +254,9 @@ print('client', end_of(stream), flush=True)"
     client.wait_for_log("client reset\n")
 }
 
-/// Sends requests on lasting and on new connections, from four threads, until the file `stop` exists. Errors are
-/// printed. A handshake that starts after the file `changed` appeared must present another certificate than the
-/// first.
+/// Sends requests on lasting and on new connections, from four threads, until the file `stop` exists. Errors
+/// are printed. A handshake that starts after the file `changed` appeared must present another certificate
+/// than the first.
 const LOAD: &str = r"
 first = connect().getpeercert(binary_form=True)
 counts = {'kept': 0, 'old': 0, 'new': 0}

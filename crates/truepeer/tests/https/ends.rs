@@ -26,7 +26,8 @@ pub(crate) fn tests() -> Vec<Test> {
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "http://127.0.0.1:8080";
 
-/// truepeer and its origin, which runs `answer(stream, path)` in a thread for each connection. For HTTP/2 NGINX is between them.
+/// truepeer and its origin, which runs `answer(stream, path)` in a thread for each connection. For HTTP/2
+/// NGINX is between them.
 struct Stand {
     truepeer: Running,
     origin: Running,
@@ -124,7 +125,8 @@ while not os.path.exists('asked'): time.sleep(0.02)
     };
     for (count, how) in [
         "stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); stream.close()",
-        // TLS 1.3 tickets are read first: a socket that is closed with unread bytes sends RST instead of FIN.
+        // TLS 1.3 tickets are read first: a socket that is closed with unread bytes sends RST instead of
+        // FIN.
         "stream.settimeout(0.3)\ntry: stream.recv(1)\nexcept TimeoutError: pass\nstream.close()",
         "stream.settimeout(0.01)\ntry: stream.unwrap()\nexcept Exception: pass\nstream.close()",
     ]

@@ -247,7 +247,8 @@ print('done')
     Ok(())
 }
 
-/// The process is stopped, as a virtual machine may be, in the middle of two checks in a row: their time is over when it goes on.
+/// The process is stopped, as a virtual machine may be, in the middle of two checks in a row: their time is
+/// over when it goes on.
 fn a_stopped_process(bed: &Bed) -> anyhow::Result<()> {
     const SLOW: &str = r"
 import http.server, socketserver, time

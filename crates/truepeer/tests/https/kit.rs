@@ -54,7 +54,8 @@ fn https_of(bed: &Bed, program: Program, listen: &str, origin: &str) -> anyhow::
         .option("--origin", origin))
 }
 
-/// `truepeer https` on `listen`, with two workers and a certificate that clients accept who trust the authority.
+/// `truepeer https` on `listen`, with two workers and a certificate that clients accept who trust the
+/// authority.
 pub(crate) fn start_site(
     bed: &Bed,
     authority: &Authority,
@@ -119,7 +120,8 @@ impl PlainOrigin {
         self.start_with(bed, port, &[])
     }
 
-    /// The same with further arguments: a certificate and its key for HTTP/2 and HTTP/1.1 by TLS, `h2` for HTTP/2 without TLS.
+    /// The same with further arguments: a certificate and its key for HTTP/2 and HTTP/1.1 by TLS, `h2` for
+    /// HTTP/2 without TLS.
     pub(crate) fn start_with(self, bed: &Bed, port: u16, more: &[&str]) -> anyhow::Result<Running> {
         let origin = match self {
             Self::Go => {
@@ -142,8 +144,8 @@ pub(crate) fn curl(args: &[&str]) -> Program {
     Program::new("curl").args(["--silent", "--show-error", "--insecure", "--max-time", "60"]).args(args)
 }
 
-/// An origin in Python: GET /N returns N bytes (HEAD: their length), POST the digest of its body. Each request is
-/// a line on its output.
+/// An origin in Python: GET /N returns N bytes (HEAD: their length), POST the digest of its body. Each
+/// request is a line on its output.
 const ORIGIN: &str = r#"
 import hashlib, http.server, socketserver, sys
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -188,7 +190,8 @@ pub(crate) fn origin(bed: &Bed, port: u16) -> anyhow::Result<Running> {
     Ok(origin)
 }
 
-/// The same in this version: NGINX in front of it speaks HTTP/2, and passes bodies on as they come. The origin itself is the first.
+/// The same in this version: NGINX in front of it speaks HTTP/2, and passes bodies on as they come. The
+/// origin itself is the first.
 pub(crate) fn origin_in(bed: &Bed, port: u16, version: OriginVersion) -> anyhow::Result<Vec<Running>> {
     if version == OriginVersion::Http1 {
         return Ok(vec![origin(bed, port)?]);
@@ -196,7 +199,8 @@ pub(crate) fn origin_in(bed: &Bed, port: u16, version: OriginVersion) -> anyhow:
     Ok(vec![origin(bed, port + 1000)?, http2_front(bed, port, port + 1000)?])
 }
 
-/// NGINX, which speaks HTTP/2 on `port` for an origin on the port `behind`, and passes bodies on as they come.
+/// NGINX, which speaks HTTP/2 on `port` for an origin on the port `behind`, and passes bodies on as they
+/// come.
 pub(crate) fn http2_front(bed: &Bed, port: u16, behind: u16) -> anyhow::Result<Running> {
     let directives = format!(
         "client_max_body_size 0; location / {{ proxy_pass http://127.0.0.1:{behind}; proxy_http_version 1.1; \

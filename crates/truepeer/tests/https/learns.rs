@@ -56,8 +56,8 @@ struct Site<'a> {
     identity: Option<&'a Identity>,
 }
 
-/// Requests from both origins over both families. Each must name the client's address (NGINX writes it without
-/// brackets). With TLS their certificates are verified.
+/// Requests from both origins over both families. Each must name the client's address (NGINX writes it
+/// without brackets). With TLS their certificates are verified.
 fn everybody_learns(bed: &Bed, way: &Way, over_tls: bool) -> anyhow::Result<()> {
     let hosts = Topology::line(&["client", "proxy", "backend"])?;
     let authority = Authority::new(bed, "authority")?;

@@ -1,4 +1,5 @@
-//! Requests while the origin restarts: all idempotent ones are answered, whichever version of HTTP the origin speaks.
+//! Requests while the origin restarts: all idempotent ones are answered, whichever version of HTTP the origin
+//! speaks.
 
 use anyhow::ensure;
 use rustix::process::Signal;

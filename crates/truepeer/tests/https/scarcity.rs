@@ -142,7 +142,8 @@ const MINE: [&str; 2] = ["--user", "root"];
 
 /// Lets truepeer open this many more descriptors: each new one gets the lowest free number.
 fn allow_descriptors(truepeer: &Running, more: usize) -> anyhow::Result<()> {
-    // It answers once it has started. Before, it opens some for a moment, also after the last line of its start.
+    // It answers once it has started. Before, it opens some for a moment, also after the last line of its
+    // start.
     report(truepeer)?;
     let names = fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.flatten();
     let used: HashSet<u64> = names.filter_map(|name| name.file_name().to_str()?.parse().ok()).collect();
@@ -204,8 +205,8 @@ fn accepting_pauses(bed: &Bed, clients: ClientVersion, version: OriginVersion) -
     bed.write("enough", "")?;
     ensure!(regular.wait_end()?.success(), "{}; {}", regular.log(), truepeer.log());
 
-    // There are no requests now, so all CPU time is for the pauses. A spinning loop would use a whole core, 200
-    // ticks, or a good part of it on a busy machine.
+    // There are no requests now, so all CPU time is for the pauses. A spinning loop would use a whole core,
+    // 200 ticks, or a good part of it on a busy machine.
     let (since, used) = (pauses(&truepeer)?, ticks(&truepeer)?);
     truepeer.wait_state("more pauses", || pauses(&truepeer).is_ok_and(|now| now > since + 40))?;
     let used = ticks(&truepeer)? - used;

@@ -183,7 +183,8 @@ fn names_below_a_host_have_an_origin(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The default origin is on truepeer's host, the other one beyond it: its answers come back by rules that are for it alone.
+/// The default origin is on truepeer's host, the other one beyond it: its answers come back by rules that are
+/// for it alone.
 fn another_origin_on_another_host_sees_the_client(bed: &Bed) -> anyhow::Result<()> {
     let hosts = Topology::line(&["client", "proxy", "backend"])?;
     let (client, proxy, backend) = (hosts.host("client"), hosts.host("proxy"), hosts.host("backend"));

@@ -257,8 +257,8 @@ fn ten_thousand() -> usize {
 /// The growth allowed for each connection with a request.
 const MOST_GROWTH_EACH: usize = 64 << 10;
 
-/// Each connection sends a request, stays, and sends another when all the others are there: one after another, or all at once where the
-/// requests share few connections to the origin.
+/// Each connection sends a request, stays, and sends another when all the others are there: one after
+/// another, or all at once where the requests share few connections to the origin.
 fn many_are_kept(bed: &Bed, version: OriginVersion, count: usize) -> anyhow::Result<()> {
     let origin = truepeer_testbed::servers::Nginx::default()
         .server(

@@ -1,4 +1,5 @@
-//! Handshakes that the kernel has given up while they waited for their header. For the sender the connection is open, as at a plain port.
+//! Handshakes that the kernel has given up while they waited for their header. For the sender the connection
+//! is open, as at a plain port.
 
 use std::io::Write;
 use std::time::Duration;
@@ -89,7 +90,8 @@ fn one_that_was_given_up_is_served(bed: &Bed) -> Result<()> {
     stage.counts("header_v2", 4)
 }
 
-/// It has the window scales, segment size and selective ACKs of a connection whose request the kernel has kept; its timestamps count on.
+/// It has the window scales, segment size and selective ACKs of a connection whose request the kernel has
+/// kept; its timestamps count on.
 fn it_is_what_the_syn_ack_promised(bed: &Bed) -> Result<()> {
     let stage = make(bed, &[])?;
     for (n, clock) in [None, Some(5000)].into_iter().enumerate() {
@@ -283,8 +285,8 @@ fn a_silent_sender_is_served_where_headers_are_optional(bed: &Bed) -> Result<()>
     stage.counts("begun_again", 2)
 }
 
-/// While the queue is full, the kernel answers a blind SYN with another cookie. When there is room again, a handshake by that cookie would take
-/// the sender's place.
+/// While the queue is full, the kernel answers a blind SYN with another cookie. When there is room again, a
+/// handshake by that cookie would take the sender's place.
 fn a_blind_syn_makes_no_other_handshake_after_a_cookie(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |mut talker| {

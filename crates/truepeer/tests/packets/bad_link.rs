@@ -19,13 +19,15 @@ use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, client};
 
 /// Of 1000 segments, this many are damaged, as many delayed, as many duplicated, and as many lost.
 const SHARE: usize = 50;
-/// How long a connection may stand still. One segment in ten is lost or damaged, and each repetition waits twice as long, at most 120 s. From the
-/// kernel's slowest first timer (3 s), 400 s allow eight tries: all fail with a chance of 10^-8. At most two segments of a connection are
-/// waited for by that timer, in one connection of ten: 2 * 10^-4 for 100,000 connections.
+/// How long a connection may stand still. One segment in ten is lost or damaged, and each repetition waits
+/// twice as long, at most 120 s. From the kernel's slowest first timer (3 s), 400 s allow eight tries: all
+/// fail with a chance of 10^-8. At most two segments of a connection are waited for by that timer, in one
+/// connection of ten: 2 * 10^-4 for 100,000 connections.
 const STALL: Duration = Duration::from_secs(400);
 /// Bad luck alone must not cause a refusal.
 const HEADER_TIMEOUT: &str = "390s";
-/// How often a SYN is sent. By default seven times: one run of 100,000 connections in a hundred would lose all of one.
+/// How often a SYN is sent. By default seven times: one run of 100,000 connections in a hundred would lose
+/// all of one.
 const SYNS: &str = "12";
 /// Nearly all of them wait for a timer at any time.
 const PARALLEL: usize = 150;
@@ -186,7 +188,8 @@ fn is_right(n: usize, to: [SocketAddr; 2]) -> Result<()> {
     let header = header(&client, &mut chance)?;
     let from = source(v6, u8::try_from(chance.below(SOURCES.into()))?);
     let mut stream = connect(from, to[usize::from(v6)])?;
-    // The header whole, alone, or in parts; then the data. Not all peers take a header in parts, and none must (PROXY 2.2).
+    // The header whole, alone, or in parts; then the data. Not all peers take a header in parts, and none
+    // must (PROXY 2.2).
     let within_the_header = if peer().is_none() { chance.below(header.len() + 1) } else { 0 };
     let data = data_of(client, len);
     let bytes = [header.as_slice(), &data].concat();

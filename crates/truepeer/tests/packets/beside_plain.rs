@@ -1,8 +1,9 @@
-//! The kernel's own socket is the oracle: the same segments, with the header cut out of their numbers, go to a
-//! plain port and to the attached one. Both backends must see the same: whether accept() returns, which bytes in
-//! which order, and how the connection ends.
+//! The kernel's own socket is the oracle: the same segments, with the header cut out of their numbers, go to
+//! a plain port and to the attached one. Both backends must see the same: whether accept() returns, which
+//! bytes in which order, and how the connection ends.
 //!
-//! Each script is generated from a number. A failure prints it, and `TRUEPEER_SCRIPT=NUMBER` runs only that one.
+//! Each script is generated from a number. A failure prints it, and `TRUEPEER_SCRIPT=NUMBER` runs only that
+//! one.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -145,8 +146,8 @@ impl Script {
             talker = talker.with_clock(1_000_000);
         }
         stage.wire.forget()?;
-        // With its ACK: until then any RST or SYN in its window ends a request socket, which is no standard for
-        // attach.
+        // With its ACK: until then any RST or SYN in its window ends a request socket, which is no standard
+        // for attach.
         talker.open()?;
         let mut player = Player { stage, talker, script: self, with_header };
         self.steps.iter().try_for_each(|step| player.step(step))?;
@@ -222,7 +223,8 @@ impl Player<'_, '_> {
         }
     }
 
-    /// These bytes of header and data. For the plain port the header doesn't exist: `None` if nothing is left.
+    /// These bytes of header and data. For the plain port the header doesn't exist: `None` if nothing is
+    /// left.
     fn segment(&self, from: usize, to: usize, flags: u8) -> Option<Segment> {
         let cut = if self.with_header { 0 } else { self.script.header.len() };
         let (from, to) = (from.max(cut), to.max(cut));

@@ -24,8 +24,8 @@ pub(crate) fn tests() -> Vec<Test> {
 /// The client that only invalid segments name.
 const LIAR: &str = "203.0.113.66:6666";
 
-/// A header of another length for another client, with data: believing it would show the wrong client and lose
-/// bytes.
+/// A header of another length for another client, with data: believing it would show the wrong client and
+/// lose bytes.
 pub(crate) fn lie() -> Vec<u8> {
     let tlvs: [(u8, &[u8]); 1] = [(4, b"longer")];
     [
@@ -133,8 +133,8 @@ fn a_damaged_part_of_a_header_is_not_believed(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// PAWS (RFC 7323): a segment whose clock is behind the SYN's is an old duplicate. One that echoes a timestamp
-/// that was never sent is forged.
+/// PAWS (RFC 7323): a segment whose clock is behind the SYN's is an old duplicate. One that echoes a
+/// timestamp that was never sent is forged.
 fn a_header_in_a_segment_of_the_past_is_not_believed(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for_both_families(&stage, 4000, |talker| {
@@ -204,8 +204,8 @@ fn damage_stays_damage_in_a_flow(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Both copies are judged at the same time: the second finds the connection open already, and must neither refuse
-/// nor forge it.
+/// Both copies are judged at the same time: the second finds the connection open already, and must neither
+/// refuse nor forge it.
 fn copies_of_a_header_on_two_processors_are_one(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let again = stage.wire.another_socket()?;

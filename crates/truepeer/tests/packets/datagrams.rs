@@ -1,5 +1,5 @@
-//! Hand-made datagrams. A plain port on the same host shows what a kernel accepts: the same datagram without its
-//! header.
+//! Hand-made datagrams. A plain port on the same host shows what a kernel accepts: the same datagram without
+//! its header.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;

@@ -27,8 +27,8 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(|test| test.of_group("handshake")).collect()
 }
 
-/// Offsets from the next number that a blind attacker may hit; the exact number is one of 2^32. RFC 5961 lets no
-/// other number end a connection, and a plain port's would be established here.
+/// Offsets from the next number that a blind attacker may hit; the exact number is one of 2^32. RFC 5961 lets
+/// no other number end a connection, and a plain port's would be established here.
 const BLIND: [u32; 12] = [
     1 << 31,
     0u32.wrapping_sub(1_000_000),
@@ -154,8 +154,8 @@ fn a_blind_syn_before_the_senders_own_takes_nothing_after_a_cookie(bed: &Bed) ->
     })
 }
 
-/// It has lost its state and connects from the same port. It gets an ACK for the old connection, resets that, and
-/// tries again.
+/// It has lost its state and connects from the same port. It gets an ACK for the old connection, resets that,
+/// and tries again.
 fn a_sender_that_starts_again_is_served(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     for (n, part) in [b"".as_slice(), &header(CLIENT)[..7]].into_iter().enumerate() {

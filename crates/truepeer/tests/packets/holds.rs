@@ -247,7 +247,8 @@ fn odd_options_are_carried(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// SYNs, data and FINs from everywhere, also from the same ports at other addresses: open connections continue.
+/// SYNs, data and FINs from everywhere, also from the same ports at other addresses: open connections
+/// continue.
 fn a_flood_ends_no_flow(bed: &Bed) -> Result<()> {
     let stage = Stage::make(bed, &[])?;
     let mut open = Vec::new();

@@ -1,5 +1,5 @@
-//! `truepeer attach` attacked with hand-made packets: it must not believe what a kernel's own socket would not
-//! believe.
+//! `truepeer attach` attacked with hand-made packets: it must not believe what a kernel's own socket would
+//! not believe.
 
 mod again;
 mod bad_link;

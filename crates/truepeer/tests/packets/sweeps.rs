@@ -1,5 +1,5 @@
-//! An attacker who knows the addresses, but no numbers, sends to every port while thousands of handshakes wait
-//! for their header.
+//! An attacker who knows the addresses, but no numbers, sends to every port while thousands of handshakes
+//! wait for their header.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -24,8 +24,9 @@ pub(crate) fn tests() -> Vec<Test> {
     let test = |name: &str, size: Size| {
         Test::new(name, move |bed| sweep(bed, size))
             .of_group("sweeps")
-            // A flood fills each processor's queue of incoming packets (net.core.netdev_max_backlog), which all namespaces
-            // share: hand-made packets of other tests would be lost, and nobody repeats them.
+            // A flood fills each processor's queue of incoming packets (net.core.netdev_max_backlog), which
+            // all namespaces share: hand-made packets of other tests would be lost, and nobody
+            // repeats them.
             .alone()
             .needs_program("tc")
             .needs_program("ethtool")

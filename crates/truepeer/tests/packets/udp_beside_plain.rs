@@ -1,8 +1,9 @@
-//! A plain port is the oracle for datagrams, too. A sender's datagrams go to an attached port, and, without their header, straight from
-//! the client to a plain port. Both servers must see the same clients and the same data, and their answers must reach the sender as they
-//! reach the client.
+//! A plain port is the oracle for datagrams, too. A sender's datagrams go to an attached port, and, without
+//! their header, straight from the client to a plain port. Both servers must see the same clients and the
+//! same data, and their answers must reach the sender as they reach the client.
 //!
-//! Each script is generated from a number. A failure prints it, and `TRUEPEER_SCRIPT=NUMBER` runs only that one.
+//! Each script is generated from a number. A failure prints it, and `TRUEPEER_SCRIPT=NUMBER` runs only that
+//! one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -158,7 +159,8 @@ impl Fate {
             Fate::Arrives => one(packet),
             Fate::Doubled => [one(packet.clone()), one(packet)].concat(),
             Fate::Damaged(place) => {
-                // Not in the ports: the datagram would be another socket's. Not in the checksum: it might become 0, "none".
+                // Not in the ports: the datagram would be another socket's. Not in the checksum: it might
+                // become 0, "none".
                 let data = packet.bytes().len() - udp - 8;
                 one(if data == 0 {
                     packet.flip(udp + 5, 0x40)
@@ -194,7 +196,8 @@ struct Ground<'b> {
 impl<'b> Ground<'b> {
     fn make(bed: &'b Bed, rules: Rules) -> Result<Ground<'b>> {
         let stage = Stage::without_attach(bed)?;
-        // The kernel computes and checks the checksums itself, and sends an ICMP error for each datagram without a socket.
+        // The kernel computes and checks the checksums itself, and sends an ICMP error for each datagram
+        // without a socket.
         stage.run("ethtool", &["-K", "wire", "rx", "off", "tx", "off"])?;
         let unlimited = ["net.ipv4.icmp_ratemask=0", "net.ipv6.icmp.ratemask=128"];
         stage.run("sysctl", &[&["-q"], &unlimited[..]].concat())?;
@@ -218,7 +221,8 @@ impl<'b> Ground<'b> {
                 self.is_unreachable(script, round, tally)?;
                 continue;
             }
-            // Without attach a connected socket gets the error; with attach it does not: docs/internals/attach-udp.md.
+            // Without attach a connected socket gets the error; with attach it does not:
+            // docs/internals/attach-udp.md.
             let is_unwanted = round.is_unwanted && !self.plain.has_connections();
             if let (true, Some((attached, plain))) = (is_unwanted, last.take()) {
                 self.ear.refuse(&self.stage.wire, &attached)?;

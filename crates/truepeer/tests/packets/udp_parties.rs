@@ -72,7 +72,8 @@ impl Server {
         self.socket = None;
     }
 
-    /// Reads all datagrams up to a marker, and answers each. Of the unconnected socket's datagrams, the marker is the last.
+    /// Reads all datagrams up to a marker, and answers each. Of the unconnected socket's datagrams, the
+    /// marker is the last.
     pub(crate) fn serve(&self) -> Result<Vec<Read>> {
         let socket = self.socket.as_ref().context("it is closed")?;
         let mut all = Vec::new();

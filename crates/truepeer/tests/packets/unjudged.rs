@@ -22,7 +22,8 @@ fn first_bytes() -> Vec<u8> {
     [header(CLIENT), b"DATA1".to_vec()].concat()
 }
 
-/// The SYN was judged. The kernel would take these bytes as the first ones after the header, without a client.
+/// The SYN was judged. The kernel would take these bytes as the first ones after the header, without a
+/// client.
 fn the_end_of_a_handshake_on_an_unattached_device_bypasses_nothing(bed: &Bed) -> Result<()> {
     let stage = Stage::without_attach(bed)?;
     let other = stage.wire.another_device("other")?;

@@ -42,7 +42,8 @@ impl Descriptors {
         self
     }
 
-    /// The kinds of which there are more than `before`. Workers keep some empty pipes for the next transfer: `pooled` more are right.
+    /// The kinds of which there are more than `before`. Workers keep some empty pipes for the next transfer:
+    /// `pooled` more are right.
     pub(crate) fn more_than(&self, before: &Self, pooled: u64) -> Vec<String> {
         let before = |kind: &String| before.0.get(kind).copied().unwrap_or_default();
         let kept = |kind: &str| if kind == PIPE { pooled } else { 0 };

@@ -1,5 +1,5 @@
-//! Faults beside the load, one after the other. Each has a rule: what it may cost its own sessions. It may cost the load
-//! nothing, which the load itself notices.
+//! Faults beside the load, one after the other. Each has a rule: what it may cost its own sessions. It may
+//! cost the load nothing, which the load itself notices.
 //!
 //! | fault | its own sessions |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Whether what is held stays flat: two moments of the first process, and the last process beside the first one.
+//! Whether what is held stays flat: two moments of the first process, and the last process beside the first
+//! one.
 
 use anyhow::{Context as _, ensure};
 
@@ -25,7 +26,8 @@ const MEASURES: [Measure; 9] = [
     Measure { name: "pins", of: |one| one.kernel.pins, one_in: 0, more: 0 },
 ];
 
-/// Descriptors of pipes that a process may keep: each worker keeps at most 16 empty pipes for the next transfer.
+/// Descriptors of pipes that a process may keep: each worker keeps at most 16 empty pipes for the next
+/// transfer.
 pub(crate) fn pooled_pipes() -> anyhow::Result<u64> {
     Ok(2 * 16 * std::thread::available_parallelism()?.get() as u64)
 }
@@ -35,8 +37,8 @@ fn own_descriptors(one: &Sample) -> u64 {
     one.descriptors.saturating_sub(one.pipes + one.flows)
 }
 
-/// The first two steps of the first process, its last two, and the last two of the last process: it has been reloaded as often
-/// by then. `steps`: those of each of the three parts.
+/// The first two steps of the first process, its last two, and the last two of the last process: it has been
+/// reloaded as often by then. `steps`: those of each of the three parts.
 pub(crate) fn stays_flat(samples: &[Sample], steps: usize) -> anyhow::Result<()> {
     let early = of_steps(samples, [1, 2])?;
     let late = of_steps(samples, [steps - 1, steps])?;

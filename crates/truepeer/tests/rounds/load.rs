@@ -1,5 +1,5 @@
-//! Clients of all kinds, each with an address of its own. Everything that goes wrong is kept with the phase in which
-//! it went wrong.
+//! Clients of all kinds, each with an address of its own. Everything that goes wrong is kept with the phase
+//! in which it went wrong.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -22,8 +22,8 @@ use crate::stage::{CLIENTS, FILE_BYTES, Stage, address};
 enum Kind {
     /// A session over HAProxy's TCP listener with this place, with this many rounds of data.
     Stream { place: usize, exchanges: usize },
-    /// One transfer both ways, whose bytes move through pipes. HAProxy 2.6 would end one in some 400 before it has sent all bytes,
-    /// so the client writes its header itself.
+    /// One transfer both ways, whose bytes move through pipes. HAProxy 2.6 would end one in some 400 before
+    /// it has sent all bytes, so the client writes its header itself.
     Bulk,
     /// The client resets its session in the middle of its data.
     Reset { place: usize },
@@ -67,8 +67,8 @@ const CHUNK: usize = 20_000;
 /// Of a bulk transfer, unless [`LONGEST`] ends it before.
 const BULK_BYTES: usize = 8 << 20;
 const BULK_CHUNK: usize = 256 << 10;
-/// A session over TCP ends after this time even if it has exchanges left: a stop waits for sessions only as long as
-/// `drain-timeout` says (6 s and more), and on a busy machine 100 exchanges take longer.
+/// A session over TCP ends after this time even if it has exchanges left: a stop waits for sessions only as
+/// long as `drain-timeout` says (6 s and more), and on a busy machine 100 exchanges take longer.
 const LONGEST: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 const REQUESTS_EACH: usize = 25;
@@ -227,8 +227,9 @@ impl<'a> Load<'a> {
                 break;
             }
             thread::sleep(pause);
-            // HAProxy still sends requests over HTTP/2 when it knows that the server will end the connection (RFC 9113 6.8). If
-            // the last GOAWAY meets one, it ends its client's connection; clients then repeat the request.
+            // HAProxy still sends requests over HTTP/2 when it knows that the server will end the connection
+            // (RFC 9113 6.8). If the last GOAWAY meets one, it ends its client's connection;
+            // clients then repeat the request.
             let may_repeat = || place == HTTP2 && ends_a_process(&lock(&self.phase));
             // The phase may change while the request is under way.
             let could_repeat = may_repeat();

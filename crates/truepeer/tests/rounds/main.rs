@@ -35,8 +35,8 @@ fn main() -> ExitCode {
     truepeer_testbed::main(all)
 }
 
-/// In each round the process is reloaded, replaced by `serve --take-over`, and stopped and started again as a service
-/// manager does that keeps the listening sockets open.
+/// In each round the process is reloaded, replaced by `serve --take-over`, and stopped and started again as a
+/// service manager does that keeps the listening sockets open.
 fn nobody_notices(bed: &Bed, rounds: usize) -> anyhow::Result<()> {
     let stage = Stage::start(bed, "off", "6s")?;
     let mut running = stage.start_by_manager(bed)?;

@@ -184,14 +184,16 @@ fn count_descriptors(pid: i32) -> anyhow::Result<(u64, u64)> {
     Ok((all, pipes))
 }
 
-/// TCP sockets in use: `TCP: inuse 9 orphan 0 tw 3 alloc 12 mem 2`. The last number is that of the whole machine.
+/// TCP sockets in use: `TCP: inuse 9 orphan 0 tw 3 alloc 12 mem 2`. The last number is that of the whole
+/// machine.
 fn tcp_sockets() -> anyhow::Result<u64> {
     let table = fs::read_to_string("/proc/thread-self/net/sockstat")?;
     let line = table.lines().find(|line| line.starts_with("TCP:")).context("TCP")?;
     field(line, "inuse").with_context(|| format!("inuse of {line}"))
 }
 
-/// What is received and not read, queued for sending, and kept for both: `skmem:(r0,rb131072,t0,tb16384,f0,w0,o0,bl0,d0)`.
+/// What is received and not read, queued for sending, and kept for both:
+/// `skmem:(r0,rb131072,t0,tb16384,f0,w0,o0,bl0,d0)`.
 fn memory_of(sockets: &str) -> u64 {
     let lists = sockets.split("skmem:(").skip(1).filter_map(|rest| rest.split(')').next());
     let value = |item: &str| item.strip_prefix(['r', 'f', 'w'])?.parse::<u64>().ok();

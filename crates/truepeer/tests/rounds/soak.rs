@@ -1,9 +1,11 @@
-//! All kinds of load, with faults, reloads and upgrades: what truepeer and the kernel hold stays flat, and is given back.
+//! All kinds of load, with faults, reloads and upgrades: what truepeer and the kernel hold stays flat, and is
+//! given back.
 //!
 //! ```text
 //! idle │ load │ load on one process, reloaded │ load, a new process in each step │ load on the last one, reloaded │ idle
 //! ```
-//! The load lasts 16 s after [`SETTLED`]; `SOAK_SECONDS` sets another time. `SOAK_CHARTS=DIRECTORY` writes charts there. `make soak` sets both.
+//! The load lasts 16 s after [`SETTLED`]; `SOAK_SECONDS` sets another time. `SOAK_CHARTS=DIRECTORY` writes
+//! charts there. `make soak` sets both.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -37,7 +39,8 @@ fn length() -> Duration {
     Duration::from_secs(seconds.unwrap_or(16))
 }
 
-/// Steps of a part of the load: each is a reload, or an upgrade. Each waits for all clients, so a short run has fewer.
+/// Steps of a part of the load: each is a reload, or an upgrade. Each waits for all clients, so a short run
+/// has fewer.
 fn steps(length: Duration) -> usize {
     if length < Duration::from_secs(60) { 4 } else { 6 }
 }
@@ -52,8 +55,8 @@ const LEAST_PAUSE: Duration = Duration::from_millis(100);
 const LOOKS_OF_A_STEP: usize = 4;
 /// dnsdist checks each second, from another port each time, and a flow ends after five seconds of silence.
 const CHECKED: Duration = Duration::from_secs(8);
-/// Load before the first step. UDP flows and ended sessions in the BPF tables stay for five seconds and until the next sweep. Before that their
-/// number grows, which looks like a leak.
+/// Load before the first step. UDP flows and ended sessions in the BPF tables stay for five seconds and until
+/// the next sweep. Before that their number grows, which looks like a leak.
 const SETTLED: Duration = Duration::from_secs(10);
 
 fn leaves_nothing_behind(bed: &Bed, length: Duration) -> anyhow::Result<()> {
@@ -111,7 +114,8 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// [`SETTLED`]; then half of the time one process, a quarter with a new one in each step, a quarter the last one.
+    /// [`SETTLED`]; then half of the time one process, a quarter with a new one in each step, a quarter the
+    /// last one.
     fn take(&self, running: &mut Running, length: Duration, steps: usize) -> anyhow::Result<()> {
         // The last variant has the listeners of the first one.
         let mut variant = 1;
@@ -153,7 +157,8 @@ impl Turns<'_> {
         running.signal(Signal::CONT)
     }
 
-    /// The reload is refused with the reason, and nothing changes. Then the file has the present variant again.
+    /// The reload is refused with the reason, and nothing changes. Then the file has the present variant
+    /// again.
     fn is_not_reloaded(&self, variant: usize) -> anyhow::Result<()> {
         self.stage.write_wrong_config(self.bed)?;
         let outcome = self.stage.truepeer(&["reload"]).run(self.bed);
@@ -247,8 +252,8 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The last process, idle, holds no more of anything than the first one did before the load, and its host has no more TCP sockets
-/// and flows, and the same rules, routes and pins. dnsdist's own checks go on.
+/// The last process, idle, holds no more of anything than the first one did before the load, and its host has
+/// no more TCP sockets and flows, and the same rules, routes and pins. dnsdist's own checks go on.
 fn is_given_back(idle: &Idle, bed: &Bed, watch: &Watch<'_>) -> anyhow::Result<()> {
     let mut more = vec!["nothing was looked at".to_owned()];
     let outcome = bed.wait_for("what was taken to be given back", || {

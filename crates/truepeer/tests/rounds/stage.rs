@@ -111,7 +111,8 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Where the client finds HAProxy's TCP listeners that lead to plain TCP here, to TLS, and to TCP that may be spliced.
+    /// Where the client finds HAProxy's TCP listeners that lead to plain TCP here, to TLS, and to TCP that
+    /// may be spliced.
     pub(crate) fn streams(&self) -> [SocketAddr; 3] {
         [1000, 1001, 1003].map(|port| self.lb.at(false, port))
     }
@@ -149,7 +150,8 @@ impl Stage {
         Ok(())
     }
 
-    /// A configuration that can't be applied: one of its listeners can't be opened, the others have another list.
+    /// A configuration that can't be applied: one of its listeners can't be opened, the others have another
+    /// list.
     pub(crate) fn write_wrong_config(&self, bed: &Bed) -> anyhow::Result<()> {
         bed.write("truepeer.toml", self.config("\"192.0.2.2\"", &format!(", \"{NOWHERE}\"")))?;
         Ok(())

@@ -52,7 +52,8 @@ fn without_its_keeper_a_reload_opens_no_listener(bed: &Bed) -> Result<()> {
     delivers_both("127.0.0.1:843")
 }
 
-/// By the socket of the running process, as an attacker would who has taken it over. listen(2) itself fails there.
+/// By the socket of the running process, as an attacker would who has taken it over. listen(2) itself fails
+/// there.
 fn nobody_listens_beside(bed: &Bed) -> Result<()> {
     let victim = TcpListener::bind("127.0.0.1:0")?;
     let taken = victim.local_addr()?;
@@ -88,7 +89,8 @@ fn listeners_at(bed: &Bed, port: u16) -> Result<usize> {
     Ok(found.lines().count())
 }
 
-/// Asks the keeper for a listening socket, and reads its answer. `options`: `reuse_port`, `transparent`, `v6_only`.
+/// Asks the keeper for a listening socket, and reads its answer. `options`: `reuse_port`, `transparent`,
+/// `v6_only`.
 fn answer_to_listen(line: &OwnedFd, address: &str, options: [bool; 3]) -> Result<String> {
     let [reuse_port, transparent, v6_only] = options;
     let body = format!(

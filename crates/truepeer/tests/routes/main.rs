@@ -1,5 +1,5 @@
-//! The rules and routes that bring replies back: created in private network namespaces, and proved by the client
-//! address that a backend sees.
+//! The rules and routes that bring replies back: created in private network namespaces, and proved by the
+//! client address that a backend sees.
 
 mod commands;
 mod listening;

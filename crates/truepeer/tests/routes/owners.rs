@@ -451,7 +451,8 @@ fn remove_by_force_says_who_puts_it_back(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// systemd-networkd flushes rules that it does not know; a loopback interface that goes down takes its routes along.
+/// systemd-networkd flushes rules that it does not know; a loopback interface that goes down takes its routes
+/// along.
 fn what_another_program_removes_is_put_back(bed: &Bed) -> Result<()> {
     let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
     let truepeer = proxy(bed, 8443, BACKENDS)?;

@@ -1,5 +1,5 @@
-//! A program that replaces all descriptors, or closes them with its own system calls. The library's descriptors
-//! are among them.
+//! A program that replaces all descriptors, or closes them with its own system calls. The library's
+//! descriptors are among them.
 
 use std::io::Write;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Under the filters of a service manager or a container: the library serves the program alone, or the start is
-//! refused, and the line to add is named.
+//! Under the filters of a service manager or a container: the library serves the program alone, or the start
+//! is refused, and the line to add is named.
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Test, User, tests};

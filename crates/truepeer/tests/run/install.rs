@@ -19,8 +19,8 @@ pub(crate) fn tests() -> Vec<Test> {
     vec![test.long().time_limit(Duration::from_secs(3600))]
 }
 
-/// Offline: the dependencies were fetched to build this test. Not optimised, except for the library, which always
-/// is. In a separate directory, because the other tests run the program in the usual one.
+/// Offline: the dependencies were fetched to build this test. Not optimised, except for the library, which
+/// always is. In a separate directory, because the other tests run the program in the usual one.
 fn an_installed_truepeer_carries_its_library(bed: &Bed) -> anyhow::Result<()> {
     let built = Path::new(env!("CARGO_BIN_EXE_truepeer")).ancestors().nth(2).context("a target directory")?;
     let (target, root) = (built.join("installed"), bed.dir().join("root"));

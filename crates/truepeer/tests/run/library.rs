@@ -129,8 +129,8 @@ while True:
     (0..5).try_for_each(|_| is_served())
 }
 
-/// A connection waits for its header when the program forks: the child lives on, but must not keep the connection
-/// open.
+/// A connection waits for its header when the program forks: the child lives on, but must not keep the
+/// connection open.
 fn a_forked_child_holds_no_connection_open(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
 import os, socket, time

@@ -1,5 +1,6 @@
-//! Postfix and Dovecot, installed as Debian installs them, in the default mechanism. Both start their processes with
-//! an environment of their own, change root and user, and accept on listeners that a master process has opened.
+//! Postfix and Dovecot, installed as Debian installs them, in the default mechanism. Both start their
+//! processes with an environment of their own, change root and user, and accept on listeners that a master
+//! process has opened.
 
 use std::fs;
 use std::io::{Read, Write};

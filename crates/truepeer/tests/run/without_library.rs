@@ -1,5 +1,5 @@
-//! `--via auto` reaches programs of the family that lack the library: those started with an empty environment, static
-//! ones, and system calls that bypass the C library.
+//! `--via auto` reaches programs of the family that lack the library: those started with an empty
+//! environment, static ones, and system calls that bypass the C library.
 
 use std::io::Write;
 use std::time::Duration;

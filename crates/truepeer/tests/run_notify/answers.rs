@@ -124,8 +124,8 @@ for length in (2, 50, 2000):
     Ok(())
 }
 
-/// A program that sends and waits gets the error in its receiving call: a receiver that starts later doesn't know
-/// the flow.
+/// A program that sends and waits gets the error in its receiving call: a receiver that starts later doesn't
+/// know the flow.
 fn a_refusal_reported_by_a_receiving_call_ends_a_flow(bed: &Bed) -> anyhow::Result<()> {
     let calls = [
         "s.recv(9)",

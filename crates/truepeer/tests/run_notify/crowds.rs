@@ -87,7 +87,8 @@ asyncio.run(main())
     Ok(())
 }
 
-/// Two processes, each with its own listener and epoll, on one address: a wake-up of one doesn't wake the other.
+/// Two processes, each with its own listener and epoll, on one address: a wake-up of one doesn't wake the
+/// other.
 fn two_that_listen(bed: &Bed) -> anyhow::Result<Running> {
     let script = "\
 import os, select, socket
@@ -141,7 +142,8 @@ fn many_bursts(bed: &Bed) -> anyhow::Result<()> {
     (0..600).try_for_each(|n| burst().with_context(|| format!("burst {n}")))
 }
 
-/// A stop, as by a debugger or a paused container, interrupts whatever the supervisor waits for in the kernel.
+/// A stop, as by a debugger or a paused container, interrupts whatever the supervisor waits for in the
+/// kernel.
 fn bursts_while_stopped(bed: &Bed) -> anyhow::Result<()> {
     let two = two_that_listen(bed)?;
     let [supervisor, _] = supervisor_and_program(&two);
@@ -171,8 +173,8 @@ fn a_hundred_and_forty_thousand(bed: &Bed) -> anyhow::Result<()> {
     leave_nothing_behind(bed, 140_000)
 }
 
-/// Counts descriptors of the program and of the supervisor, and measures the supervisor's memory. The table of
-/// names always has 6 MiB.
+/// Counts descriptors of the program and of the supervisor, and measures the supervisor's memory. The table
+/// of names always has 6 MiB.
 fn leave_nothing_behind(bed: &Bed, count: usize) -> anyhow::Result<()> {
     const NAMES_BYTES: usize = 7 << 20;
     let program = Behaviour::Who.program(&[V4])?;

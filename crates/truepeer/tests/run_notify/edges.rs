@@ -102,7 +102,8 @@ fn late_headers_make_an_edge_of_their_own(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The header alone, then each part after the previous one was read: removing the header removes nothing else.
+/// The header alone, then each part after the previous one was read: removing the header removes nothing
+/// else.
 fn data_that_comes_in_parts_makes_an_edge_for_each(bed: &Bed) -> anyhow::Result<()> {
     let _server = server(bed)?;
     for cut in [0, 20] {

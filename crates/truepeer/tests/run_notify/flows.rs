@@ -145,8 +145,8 @@ s.send(b'four')
     Ok(())
 }
 
-/// As long as truepeer itself remembers a flow: both sides must agree, or a header would be taken for data, or
-/// data be refused.
+/// As long as truepeer itself remembers a flow: both sides must agree, or a header would be taken for data,
+/// or data be refused.
 fn a_silent_flow_begins_again(bed: &Bed) -> anyhow::Result<()> {
     let backend = truepeer_testbed::datagrams::Backend::who(&["127.0.0.1:53"])?;
     let text = "\

@@ -55,8 +55,8 @@ pub(crate) fn destination_for(client: &str) -> &'static str {
     if client.starts_with('[') { "[2001:db8::1]:443" } else { "192.0.2.1:443" }
 }
 
-/// The supervisor, and the program that it has started. The process that the test has started is its guard. With
-/// preload truepeer becomes the program: then all are the same process.
+/// The supervisor, and the program that it has started. The process that the test has started is its guard.
+/// With preload truepeer becomes the program: then all are the same process.
 pub(crate) fn supervisor_and_program(running: &Running) -> [i32; 2] {
     let supervisor = child_of(running.pid()).unwrap_or(running.pid());
     [supervisor, child_of(supervisor).unwrap_or(supervisor)]
@@ -108,8 +108,8 @@ impl Talk {
         self.hear(stream)
     }
 
-    /// Writes the pieces one after another; they may arrive together. With thousands of connections, waiting for
-    /// each arrival would take too long.
+    /// Writes the pieces one after another; they may arrive together. With thousands of connections, waiting
+    /// for each arrival would take too long.
     pub(crate) fn ask_fast(self, to: &str, pieces: &[&[u8]]) -> anyhow::Result<SocketAddr> {
         let mut stream = client::connect(to)?;
         pieces.iter().try_for_each(|piece| stream.write_all(piece))?;
@@ -144,7 +144,8 @@ impl Talk {
     }
 }
 
-/// v1, v2, v2 with 1 KiB of TLVs, LOCAL and none, each whole, split, and alone before the data; for these clients.
+/// v1, v2, v2 with 1 KiB of TLVs, LOCAL and none, each whole, split, and alone before the data; for these
+/// clients.
 pub(crate) fn every_form_names_the_client(to: &[&str], clients: &[&str], talk: Talk) -> anyhow::Result<()> {
     for to in to {
         for named in clients {

@@ -98,8 +98,8 @@ fn signals_reach_the_program(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As service managers do: the signal goes to every process, so the program already has it and gets it at most
-/// once more.
+/// As service managers do: the signal goes to every process, so the program already has it and gets it at
+/// most once more.
 fn a_signal_to_all_processes_is_not_multiplied(bed: &Bed) -> anyhow::Result<()> {
     let script = "trap 'echo usr1' USR1; trap 'echo usr2' USR2; echo ready
         while :; do sleep 1000 & wait $!; done";
@@ -136,8 +136,8 @@ fn a_signal_to_all_three_processes_comes_once(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its calls would never be answered, so everything must end, which a service manager notices. Whichever of the
-/// two is killed, all processes end, including a server's workers.
+/// Its calls would never be answered, so everything must end, which a service manager notices. Whichever of
+/// the two is killed, all processes end, including a server's workers.
 fn a_killed_supervisor_ends_the_program(bed: &Bed) -> anyhow::Result<()> {
     for kill_guard in [true, false] {
         let who = start(bed, &by_shell(Behaviour::Who.program(&[V4])?, "\"$@\" & wait"), &[V4])?;

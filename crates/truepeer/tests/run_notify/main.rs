@@ -1,5 +1,5 @@
-//! `truepeer run` by notification: real programs, and tests of this mechanism alone. Behaviours of every way are
-//! in `matrix`.
+//! `truepeer run` by notification: real programs, and tests of this mechanism alone. Behaviours of every way
+//! are in `matrix`.
 
 mod answers;
 mod askers;

@@ -1,5 +1,5 @@
-//! Hosts that can't connect to their own listener: a program must still be woken for a connection whose header comes
-//! late, however it waits.
+//! Hosts that can't connect to their own listener: a program must still be woken for a connection whose
+//! header comes late, however it waits.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -337,7 +337,8 @@ fn a_late_header_wakes_another_thread_than_the_one_that_accepted(bed: &Bed) -> R
     server.wait_listening(address)?;
     let header = header_of(CLIENT)?;
     lb.run(|| -> Result<()> {
-        // Whichever thread is left at the end, it has accepted a silent connection, or has waited all the time.
+        // Whichever thread is left at the end, it has accepted a silent connection, or has waited all the
+        // time.
         for _ in 0..3 {
             let mut late = client::connect(address)?;
             late.write_all(&header[..20])?;

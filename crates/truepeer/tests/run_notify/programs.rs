@@ -441,8 +441,8 @@ fn carry_one(
     Ok(())
 }
 
-/// A newly executed process for each connection: three hundred, one after another and fifty at a time. Its log
-/// names the clients. No keys are exchanged, because that would dominate the cost.
+/// A newly executed process for each connection: three hundred, one after another and fifty at a time. Its
+/// log names the clients. No keys are exchanged, because that would dominate the cost.
 fn an_sshd_under_load(bed: &Bed) -> anyhow::Result<()> {
     const COUNT: usize = 300;
     let sshd = Sshd::start_with(bed, &[V4], |program| under(program.args(["-o", "LogLevel=VERBOSE"]), &[]))?;

@@ -1,5 +1,5 @@
-//! io_uring accepts and connects without a system call for each, so programs must not have it: servers fall back. 32-bit
-//! system calls have other numbers, and are refused.
+//! io_uring accepts and connects without a system call for each, so programs must not have it: servers fall
+//! back. 32-bit system calls have other numbers, and are refused.
 
 use std::io::Write;
 
@@ -140,7 +140,8 @@ call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 5)(address)
 libc = ctypes.CDLL(None, use_errno=True)
 ";
 
-/// listen, accept4; both and accept by socketcall; io_uring; accept4 of an x32 program. Then: socket by socketcall.
+/// listen, accept4; both and accept by socketcall; io_uring; accept4 of an x32 program. Then: socket by
+/// socketcall.
 const ACCEPTING: &str = "
 print([call(number, 4000, 0, 0, 0) for number in (363, 364)],
       [call(102, sub, 0, 0, 0) for sub in (4, 5, 18)],

@@ -1,5 +1,5 @@
-//! `truepeer connect --udp-dialect`: the start of datagrams, whichever call sends them, and the results that the
-//! program gets.
+//! `truepeer connect --udp-dialect`: the start of datagrams, whichever call sends them, and the results that
+//! the program gets.
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::datagrams::{Backend, socket, spp, v2};
@@ -198,8 +198,8 @@ print(os.read(read, 100))
     Ok(())
 }
 
-/// truepeer at both ends: the client claimed here is seen there. One client sends from several ports here; where
-/// datagrams are bare, only one worker can serve them as one flow.
+/// truepeer at both ends: the client claimed here is seen there. One client sends from several ports here;
+/// where datagrams are bare, only one worker can serve them as one flow.
 fn answers_come_back(bed: &Bed, dialect: &str) -> anyhow::Result<()> {
     let backend = Backend::who(&["127.0.0.1:53"])?;
     let proxy = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer")).args(&[

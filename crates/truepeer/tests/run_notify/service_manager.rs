@@ -1,4 +1,5 @@
-//! A service manager hears the program through the process that it has started (`Type=notify`, NotifyAccess=main).
+//! A service manager hears the program through the process that it has started (`Type=notify`,
+//! NotifyAccess=main).
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! `truepeer connect --udp-dialect spp` with static programs: a receiving call returns, waits and ends as without
-//! truepeer, where the answers have no header.
+//! `truepeer connect --udp-dialect spp` with static programs: a receiving call returns, waits and ends as
+//! without truepeer, where the answers have no header.
 
 use anyhow::ensure;
 use truepeer_testbed::datagrams::{Backend, spp};
@@ -18,7 +18,8 @@ pub(crate) fn tests() -> Vec<Test> {
     all.into_iter().map(Test::needs_several_users).collect()
 }
 
-/// Prints the same with and without truepeer, in this many lines. Its requests have headers only with truepeer.
+/// Prints the same with and without truepeer, in this many lines. Its requests have headers only with
+/// truepeer.
 fn is_served_as_without_us(bed: &Bed, file: &std::path::Path, lines: usize) -> anyhow::Result<()> {
     let backend = Backend::echo(&["127.0.0.1:9053"])?;
     let program = Program::new(file).as_user(User::TESTER);
@@ -308,8 +309,8 @@ int main(void) {
     c_program(bed, main, 35)
 }
 
-/// Signals, cancellation, death, time-outs, and the end of the socket. The pauses only let a call start to wait;
-/// without them the result would be the same.
+/// Signals, cancellation, death, time-outs, and the end of the socket. The pauses only let a call start to
+/// wait; without them the result would be the same.
 fn calls_that_wait_for_an_answer_end_as_without_truepeer(bed: &Bed) -> anyhow::Result<()> {
     let main = r#"
 static int fd, asks;

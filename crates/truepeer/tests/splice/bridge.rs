@@ -81,7 +81,8 @@ fn why_a_session_stays_is_told(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Loopback's segments of 64 KiB would not fit through the sender's path: the backend's are shorter from the beginning.
+/// Loopback's segments of 64 KiB would not fit through the sender's path: the backend's are shorter from the
+/// beginning.
 fn a_backend_on_loopback_leaves_beside_a_sender_on_ethernet(bed: &Bed) -> Result<()> {
     const DOOR: &str = "10.79.0.1:8443";
     let container = container()?;
@@ -106,7 +107,8 @@ fn a_backend_behind_a_bridge_whose_port_has_an_address(bed: &Bed) -> Result<()> 
     Ok(())
 }
 
-/// Routes change at each start of a container, and with each renewed lease. Then the routes that sockets remember are void.
+/// Routes change at each start of a container, and with each renewed lease. Then the routes that sockets
+/// remember are void.
 fn changed_routes_end_no_session(bed: &Bed) -> Result<()> {
     let (_stand, container, mut stream) = spliced_behind_a_bridge(bed)?;
     for number in 0..5 {

@@ -78,7 +78,8 @@ fn the_backend_of_a_busy_upload_is_reset_at_a_stop(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A session that echoes nothing, or some lines, and then sends much and reads nothing; every second one reads slowly before.
+/// A session that echoes nothing, or some lines, and then sends much and reads nothing; every second one
+/// reads slowly before.
 fn stuck(number: u16) -> Result<TcpStream> {
     let mut stream = open(number)?;
     for _ in 0..number % 8 {
@@ -129,7 +130,8 @@ fn clients_that_stop_reading_at_any_moment_are_ended_when_idle(bed: &Bed) -> Res
     Ok(())
 }
 
-/// Echoes through the listener on the bed's host as fast as it can, until no echo comes. Tells `echoed` of each.
+/// Echoes through the listener on the bed's host as fast as it can, until no echo comes. Tells `echoed` of
+/// each.
 fn echoes_until_cut_off(number: u16, echoed: &Sender<()>) -> Result<()> {
     let mut stream = client::connect("10.78.9.1:8443")?;
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;

@@ -1,4 +1,5 @@
-//! A device changes under a session that has left user space: the session goes on, or both of its ends learn at once that it is over.
+//! A device changes under a session that has left user space: the session goes on, or both of its ends learn
+//! at once that it is over.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::TcpStream;
@@ -78,7 +79,8 @@ const CHANGES: [(&str, Change, Outcome); 6] = [
             let elsewhere = NetNs::create()?;
             let here = format!("/proc/{}/ns/net", std::process::id());
             let there = format!("/proc/{}/fd/{}", std::process::id(), elsewhere.as_fd().as_raw_fd());
-            // A thread of this test may be in another namespace than the process: name this one by the thread.
+            // A thread of this test may be in another namespace than the process: name this one by the
+            // thread.
             let here = here
                 .replace("/ns/net", &format!("/task/{}/ns/net", rustix::thread::gettid().as_raw_nonzero()));
             ip_here(&[&format!("link set near netns {there}")])?;

@@ -1,5 +1,6 @@
-//! Firewalls as distributions ship them, where a rule drops packets that conntrack finds invalid: sessions go on after they have left user space, also with
-//! both ends on this host, where each packet passes netfilter twice.
+//! Firewalls as distributions ship them, where a rule drops packets that conntrack finds invalid: sessions go
+//! on after they have left user space, also with both ends on this host, where each packet passes netfilter
+//! twice.
 
 use std::io::Read as _;
 use std::net::{Shutdown, TcpStream};
@@ -23,8 +24,9 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// Arch Linux' nftables.conf; Debian's workstation example; firewalld's zone "public" as it writes it for nftables. With the listener's port open and,
-/// because hosts that filter what they send have it there, too, the rule on invalid packets in an output chain.
+/// Arch Linux' nftables.conf; Debian's workstation example; firewalld's zone "public" as it writes it for
+/// nftables. With the listener's port open and, because hosts that filter what they send have it there, too,
+/// the rule on invalid packets in an output chain.
 const FIREWALLS: [(&str, &str); 3] = [
     (
         "the_firewall_of_arch",

@@ -264,7 +264,8 @@ fn outlive(bed: &Bed, times: u64) -> Result<()> {
         let right = load.right.load(Relaxed);
         eprintln!("{number}: {right} sessions were right, {broken} broke or hung, {wrong} got other bytes");
         ensure!(wrong == 0, "{}", stand.truepeer.log());
-        // An order that the keeper had begun may leave the sockets of its session under repair; one order is under way at a time.
+        // An order that the keeper had begun may leave the sockets of its session under repair; one order is
+        // under way at a time.
         ensure!(broken <= 1, "{broken} sessions broke or hung: {}", stand.truepeer.log());
         if number % 2 == 1 {
             signal(keeper, Signal::KILL)?;

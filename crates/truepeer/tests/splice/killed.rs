@@ -35,8 +35,9 @@ const PARTS: usize = 6;
 /// An address of this host: for its sake truepeer sets a switch of the kernel.
 const BACKEND_OF_THIS_HOST: [&str; 2] = ["-6", "[fd09::1]:8000"];
 
-/// Each next one lists all sessions that stay, and ends the oldest of them in order. While it serves, the kernel has the same rules, routes,
-/// switches, pins and programs as at first. After its end, only the programs and their pins are left, as after an end without a kill.
+/// Each next one lists all sessions that stay, and ends the oldest of them in order. While it serves, the
+/// kernel has the same rules, routes, switches, pins and programs as at first. After its end, only the
+/// programs and their pins are left, as after an end without a kill.
 fn is_killed(bed: &Bed, times: u16) -> Result<()> {
     ip_here(&["-6 addr add fd09::1/128 dev lo nodad"])?;
     let before = KernelState::now(bed, None)?;
@@ -122,7 +123,8 @@ fn finds_again(bed: &Bed, stand: &Stand, long: &mut Vec<TcpStream>, number: u16)
     Ok(())
 }
 
-/// A session that has left. Any may stay in user space, for a reason that is counted: then another one is opened.
+/// A session that has left. Any may stay in user space, for a reason that is counted: then another one is
+/// opened.
 fn another(bed: &Bed, stand: &Stand, number: u16) -> Result<TcpStream> {
     const TRIES: u16 = 10;
     for client in (LONG + number * TRIES..).take(TRIES.into()) {

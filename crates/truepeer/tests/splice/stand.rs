@@ -61,7 +61,8 @@ impl Stand {
         Program::new(TRUEPEER).args(arguments).arg("--admin").arg(&self.admin).run(bed)
     }
 
-    /// All these sessions have left. A session leaves while bytes move. Returns how many bytes each has echoed.
+    /// All these sessions have left. A session leaves while bytes move. Returns how many bytes each has
+    /// echoed.
     pub(crate) fn wait_spliced(&self, bed: &Bed, streams: &mut [TcpStream]) -> Result<usize> {
         let mut echoed = 0;
         for _ in 0..100 {

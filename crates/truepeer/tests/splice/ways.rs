@@ -1,4 +1,5 @@
-//! The ways of packets: sessions stay in user space where more than addresses decides about a route, and leave over devices that stand on others.
+//! The ways of packets: sessions stay in user space where more than addresses decides about a route, and
+//! leave over devices that stand on others.
 //!
 //! ```text
 //! sender ── wire ═══ near ── truepeer ── backend on loopback
@@ -128,7 +129,8 @@ fn an_ipsec_policy_keeps_sessions_in_user_space(bed: &Bed) -> Result<()> {
 
 type Make = fn(&NetNs) -> Result<()>;
 
-/// What stands between the listener's address and the wire. The lower devices have addresses of their own, so the programs are attached to them, too.
+/// What stands between the listener's address and the wire. The lower devices have addresses of their own, so
+/// the programs are attached to them, too.
 const STACKS: [(&str, Make); 5] = [
     ("a_macvlan", |_| macvlan("near", "bridge")),
     ("a_private_macvlan", |_| macvlan("near", "private")),

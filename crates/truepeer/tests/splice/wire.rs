@@ -1,4 +1,5 @@
-//! Senders on another host: its TCP options, its link's offloads, a VLAN, and a listener that nftables redirects to.
+//! Senders on another host: its TCP options, its link's offloads, a VLAN, and a listener that nftables
+//! redirects to.
 //!
 //! ```text
 //! sender ── wire ═══ near ── truepeer ── backend on loopback

@@ -1,5 +1,5 @@
-//! Very many at once, while other sessions come and go: senders that stop within their header, connections that come in one moment,
-//! sessions that are stuck while memory is limited.
+//! Very many at once, while other sessions come and go: senders that stop within their header, connections
+//! that come in one moment, sessions that are stuck while memory is limited.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -26,7 +26,8 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Two descriptors are kept for each session, so that a process that may open 20,000 takes some 9,700. So these are six processes.
+/// Two descriptors are kept for each session, so that a process that may open 20,000 takes some 9,700. So
+/// these are six processes.
 const PROCESSES: u16 = 6;
 const HALF_EACH: usize = 8_400;
 /// Of each process, meanwhile.
@@ -73,7 +74,8 @@ fn half_headers(bed: &Bed) -> anyhow::Result<()> {
 const AT_ONCE: usize = 10_000;
 const BYTES_EACH: usize = 1000;
 
-/// More than a process that may open 20,000 descriptors takes at a time: the last ones wait until others have ended.
+/// More than a process that may open 20,000 descriptors takes at a time: the last ones wait until others have
+/// ended.
 fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
     let _backend = start_backend(bed)?;
     let truepeer = peers::start(bed, &["--header-timeout", "60s"])?;
@@ -113,8 +115,8 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
     load.none_failed()
 }
 
-/// All memory of the process, and what the kernel holds for it, but TCP's buffers. All sessions together may hold 256 MiB of copied
-/// data and 64 MiB of headers (`session::budget`).
+/// All memory of the process, and what the kernel holds for it, but TCP's buffers. All sessions together may
+/// hold 256 MiB of copied data and 64 MiB of headers (`session::budget`).
 const MOST_MEMORY: usize = 512 << 20;
 const STUCK: usize = 4_000;
 /// Bytes of each receive buffer ([`sockets::keep_buffers_below`]).
@@ -122,7 +124,8 @@ const MOST_BUFFER: u32 = 64 << 10;
 
 /// Without a bound for each session, the kernel would kill the process.
 fn memory_is_limited(bed: &Bed) -> anyhow::Result<()> {
-    // The machine has a limit for the buffers of all TCP connections (tcp_mem). Beyond it every connection stands for seconds, those of other tests too.
+    // The machine has a limit for the buffers of all TCP connections (tcp_mem). Beyond it every connection
+    // stands for seconds, those of other tests too.
     sockets::keep_buffers_below(MOST_BUFFER)?;
     let _backend = account::behaviour().start(bed, &[BACKEND_V4])?;
     let _holds = Behaviour::Hold.start(bed, &[BACKEND_V6])?;

@@ -1,5 +1,5 @@
-//! Faults while datagrams come and go. One may be lost, by the fault itself. None reaches the backend changed or with another client's name,
-//! and no client gets another's answer.
+//! Faults while datagrams come and go. One may be lost, by the fault itself. None reaches the backend changed
+//! or with another client's name, and no client gets another's answer.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};

@@ -81,8 +81,8 @@ fn all_to(bed: &Bed, backend: &str, options: &[&str]) -> anyhow::Result<[Running
     Ok([truepeer, who])
 }
 
-/// This is refused at the start. A host name with only IPv6 addresses is refused client by client; policy's tests
-/// cover that.
+/// This is refused at the start. A host name with only IPv6 addresses is refused client by client; policy's
+/// tests cover that.
 fn an_ipv4_client_is_refused_by_an_ipv6_backend(bed: &Bed) -> anyhow::Result<()> {
     let truepeer = bare_proxy().listen(DOOR_V4).ipv4(BACKEND_V6).ipv6(BACKEND_V6).start_unready(bed)?;
     let status = truepeer.wait_end()?;
@@ -248,8 +248,8 @@ fn bytes_sent_during_the_connect_arrive(bed: &Bed) -> anyhow::Result<()> {
     stand.backend.wait_for_log(&format!("{CLIENT_V4} eof {LEN}"))
 }
 
-/// The client's own socket has its port: the backend sees the address with another port. For bind(), a wildcard
-/// listener also has its port on the client's address.
+/// The client's own socket has its port: the backend sees the address with another port. For bind(), a
+/// wildcard listener also has its port on the client's address.
 fn a_client_keeps_a_port_that_a_program_here_listens_on(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::with_options(bed, Behaviour::Hold, &["--on-conflict", "refuse"])?;
     let listener = TcpListener::bind("[::]:5000")?;

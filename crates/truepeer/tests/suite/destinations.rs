@@ -88,7 +88,8 @@ fn a_dynamic_destination_needs_a_list(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A sender's host, and the host whose port range truepeer takes, with backends on three ports of its loopback.
+/// A sender's host, and the host whose port range truepeer takes, with backends on three ports of its
+/// loopback.
 struct Range {
     line: Topology,
     backend: Running,

@@ -1,5 +1,6 @@
-//! Faults while sessions come and go. Whatever happens, no backend gets other bytes than a client has sent or another client's name, and no
-//! client gets another's answer. Sessions that a fault does not touch are served meanwhile, and all are served after it.
+//! Faults while sessions come and go. Whatever happens, no backend gets other bytes than a client has sent or
+//! another client's name, and no client gets another's answer. Sessions that a fault does not touch are
+//! served meanwhile, and all are served after it.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -43,7 +44,8 @@ pub(crate) fn tests() -> Vec<Test> {
 
 /// The clients at a time.
 const CLIENTS: usize = 4;
-/// After each session. Without it they use up the ports that they connect from: each stays in TIME_WAIT for a minute.
+/// After each session. Without it they use up the ports that they connect from: each stays in TIME_WAIT for a
+/// minute.
 const PAUSE: Duration = Duration::from_millis(5);
 /// A session's data: mostly some KiB, at most this much.
 const MOST_BYTES: usize = 256 << 10;
@@ -74,7 +76,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Causes `fault` while sessions come and go. At the end it compares what the backends say of all sessions.
+    /// Causes `fault` while sessions come and go. At the end it compares what the backends say of all
+    /// sessions.
     pub(crate) fn during(bed: &Bed, fault: impl FnOnce(&Load) -> anyhow::Result<()>) -> anyhow::Result<Load> {
         let load = Load::default();
         let outcome = thread::scope(|scope| {
@@ -133,7 +136,8 @@ impl Load {
         }
     }
 
-    /// Writes a client down that is about to send its header. Returns its data, and the account that the backend must give of it.
+    /// Writes a client down that is about to send its header. Returns its data, and the account that the
+    /// backend must give of it.
     pub(crate) fn note(&self, client: SocketAddr, length: usize) -> (Vec<u8>, String) {
         self.ledger.note(client, length)
     }
@@ -228,7 +232,8 @@ fn backend_restarts(bed: &Bed, times: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A thousand have sent half a header, a thousand a header and some data. All are still held when others have been served.
+/// A thousand have sent half a header, a thousand a header and some data. All are still held when others have
+/// been served.
 fn senders_stop(bed: &Bed) -> anyhow::Result<()> {
     const EACH: usize = 1000;
     let _backend = start_backend(bed)?;

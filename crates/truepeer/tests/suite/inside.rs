@@ -42,7 +42,8 @@ const RULES: [&str; 5] = ["rule_add", "rule_delete", "route_add", "tcp_repair", 
 enum Kind {
     /// It parses what the network sends, and has no keeper.
     Alone,
-    /// The same with a keeper, which alone listens: under repair, a socket binds and listens beside other programs' ones.
+    /// The same with a keeper, which alone listens: under repair, a socket binds and listens beside other
+    /// programs' ones.
     Serving,
     /// The same with --splice.
     Splicing,

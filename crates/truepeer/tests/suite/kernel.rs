@@ -1,5 +1,5 @@
-//! Faults of the kernel while sessions come and go: its calls fail for want of memory, a control group's memory is used up, the wall clock
-//! jumps.
+//! Faults of the kernel while sessions come and go: its calls fail for want of memory, a control group's
+//! memory is used up, the wall clock jumps.
 
 use std::fs;
 use std::io::Write as _;

@@ -10,7 +10,8 @@ use truepeer_testbed::{Bed, KernelState, Running, ip_here};
 
 use crate::peers;
 
-/// A backend for IPv6 clients at an address of this host: for its sake truepeer sets a switch of the kernel, for TCP.
+/// A backend for IPv6 clients at an address of this host: for its sake truepeer sets a switch of the kernel,
+/// for TCP.
 pub(crate) const BACKEND_OF_THIS_HOST: &str = "[fd09::1]:8000";
 
 /// Starts the program. True: waits until it serves.

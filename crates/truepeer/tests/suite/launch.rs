@@ -248,7 +248,8 @@ fn a_listener_beside_a_passed_socket_is_refused_and_nothing_changes(bed: &Bed) -
 }
 
 /// A datagram socket, and a stream socket that does not listen, on the listener's own address. Accepting from
-/// either would fail forever. For truepeer proxy and for truepeer https, whose engines open their own sockets.
+/// either would fail forever. For truepeer proxy and for truepeer https, whose engines open their own
+/// sockets.
 fn a_socket_that_is_no_listener_is_named_and_not_taken(bed: &Bed) -> anyhow::Result<()> {
     let made = rcgen::generate_simple_self_signed(["site".to_owned()])?;
     bed.write("site.pem", made.cert.pem() + &made.signing_key.serialize_pem())?;

@@ -1,4 +1,5 @@
-//! What clients have sent, compared with what the backends say that they have received, also of sessions that failed.
+//! What clients have sent, compared with what the backends say that they have received, also of sessions that
+//! failed.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -34,7 +35,8 @@ pub(crate) struct Accounts {
 }
 
 impl Ledger {
-    /// Writes a client down, before it sends its header. Returns its data, and the account that the backend must give.
+    /// Writes a client down, before it sends its header. Returns its data, and the account that the backend
+    /// must give.
     pub(crate) fn note(&self, client: SocketAddr, length: usize) -> (Vec<u8>, String) {
         let data = data_of(client, length);
         let account = account_of(client, &data);

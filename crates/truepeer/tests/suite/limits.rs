@@ -39,8 +39,8 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Of 20 000 simultaneous connections about 400 get a session, some thousands wait in the kernel's queue, and the
-/// rest get no answer. When they have left, the next client is served normally.
+/// Of 20 000 simultaneous connections about 400 get a session, some thousands wait in the kernel's queue, and
+/// the rest get no answer. When they have left, the next client is served normally.
 fn twenty_thousand_connections_against_1024_descriptors_are_survived(bed: &Bed) -> anyhow::Result<()> {
     let truepeer =
         proxy().args(&["--header-timeout", "1s"]).with(|program| program.limit("nofile=1024:1024"));

@@ -1,4 +1,5 @@
-//! Three hosts: a client, a load balancer that sends headers, and the host of truepeer with its backend on loopback.
+//! Three hosts: a client, a load balancer that sends headers, and the host of truepeer with its backend on
+//! loopback.
 //!
 //! ```text
 //! client ── lb: HAProxy, NGINX ── host: truepeer :8443 ──as the client──▶ 127.0.0.1, [::1]: the backend

@@ -1,5 +1,5 @@
-//! truepeer between real senders and real backends, in private networks. Each test is named by the behaviour that
-//! it shows. `cargo test -p truepeer --test suite -- WORD` runs the tests whose name contains the word.
+//! truepeer between real senders and real backends, in private networks. Each test is named by the behaviour
+//! that it shows. `cargo test -p truepeer --test suite -- WORD` runs the tests whose name contains the word.
 
 mod backends;
 mod chains;

@@ -27,7 +27,8 @@ const SESSIONS: u64 = 15;
 const BYTES: usize = 20_000;
 const OPENMETRICS: &str = "Accept: application/openmetrics-text; version=1.0.0";
 
-/// Prints each sample that the client library of Prometheus for Python finds: its name, its labels, its value.
+/// Prints each sample that the client library of Prometheus for Python finds: its name, its labels, its
+/// value.
 const PARSER: &str = r#"
 import sys
 from prometheus_client.openmetrics.parser import text_string_to_metric_families

@@ -215,8 +215,8 @@ fn ends_at_once(truepeer: &truepeer_testbed::Running) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Standard error is a pipe that is full, and nobody reads it: lines are lost, sessions go on. When it is read again,
-/// the log goes on with how many lines are missing.
+/// Standard error is a pipe that is full, and nobody reads it: lines are lost, sessions go on. When it is
+/// read again, the log goes on with how many lines are missing.
 fn a_log_that_nobody_reads_stops_nothing(bed: &Bed) -> anyhow::Result<()> {
     let path = bed.dir().join("log");
     mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR)?;
@@ -255,8 +255,8 @@ fn a_log_that_nobody_reads_stops_nothing(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Standard error is a full device, or a pipe whose reader has ended: warnings of refusals and the counters are lost,
-/// and sessions go on.
+/// Standard error is a full device, or a pipe whose reader has ended: warnings of refusals and the counters
+/// are lost, and sessions go on.
 fn a_log_that_nobody_can_write_stops_nothing(bed: &Bed) -> anyhow::Result<()> {
     for log in ["2>/dev/full", "2> >(:)"] {
         let command = format!("exec \"$@\" {log}");

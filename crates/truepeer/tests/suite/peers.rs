@@ -1,5 +1,6 @@
-//! Which program the faults happen to: truepeer, or the one that `FAULTS_OF` names ([`truepeer_testbed::peers`]). For the peers' columns of
-//! docs/reliability.md; those tests are expected to fail.
+//! Which program the faults happen to: truepeer, or the one that `FAULTS_OF` names
+//! ([`truepeer_testbed::peers`]). For the peers' columns of docs/reliability.md; those tests are expected to
+//! fail.
 
 use truepeer_testbed::peers::{Place, classic_rules, over_tcp};
 use truepeer_testbed::{Bed, Program, Running};

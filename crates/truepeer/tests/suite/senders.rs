@@ -121,7 +121,8 @@ fn outgoing_address(to: SocketAddr) -> anyhow::Result<std::net::IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// The header then carries the certificate's CN, the protocol and the requested name. truepeer removes all of it.
+/// The header then carries the certificate's CN, the protocol and the requested name. truepeer removes all of
+/// it.
 fn haproxy_terminating_tls_shows_the_client_and_its_certificate(bed: &Bed) -> anyhow::Result<()> {
     let line = Line::lay()?;
     let nginx = Nginx::default().who(&BACKEND);

@@ -108,7 +108,8 @@ fn one_process_serves_tcp_udp_and_https(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `check` and `serve` agree: the wildcard of IPv6 leaves IPv4 to the other listener, as in NGINX and HAProxy.
+/// `check` and `serve` agree: the wildcard of IPv6 leaves IPv4 to the other listener, as in NGINX and
+/// HAProxy.
 fn listeners_of_both_families_share_a_port(bed: &Bed) -> anyhow::Result<()> {
     let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
     let _dns = Backend::echo(&[DNS])?;

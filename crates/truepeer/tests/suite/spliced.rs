@@ -1,5 +1,6 @@
-//! The tests of `truepeer proxy` for TCP once more, while each session leaves user space as soon as it can (`--splice auto --splice-after 0`).
-//! Most of these sessions end before they could leave: they show that an attempt harms nothing. [`LEAVE`] lists those that last longer.
+//! The tests of `truepeer proxy` for TCP once more, while each session leaves user space as soon as it can
+//! (`--splice auto --splice-after 0`). Most of these sessions end before they could leave: they show that an
+//! attempt harms nothing. [`LEAVE`] lists those that last longer.
 
 use anyhow::ensure;
 use truepeer_testbed::matrix::mount_bpf_in_place;

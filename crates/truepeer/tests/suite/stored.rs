@@ -85,7 +85,8 @@ fn a_restart_opens_a_listener_that_changed_within_its_port(bed: &Bed) -> anyhow:
     Ok(())
 }
 
-/// A /run of the test's own, with the directory that the unit makes. A second process serves without the socket.
+/// A /run of the test's own, with the directory that the unit makes. A second process serves without the
+/// socket.
 const USUAL: &str = r#"
 mount -t tmpfs tmpfs /run && mkdir /run/truepeer
 "$0" serve -c truepeer.toml & first=$!
@@ -146,7 +147,8 @@ print("holds", len(sockets), flush=True)
 signal.pause()
 "#;
 
-/// Another program has the old address, so that it can be bound neither in the new form nor again in the old one.
+/// Another program has the old address, so that it can be bound neither in the new form nor again in the old
+/// one.
 fn a_change_that_cannot_be_undone_is_said_and_shown(bed: &Bed) -> anyhow::Result<()> {
     let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
     bed.write("truepeer.toml", [ADMIN, TEXT_LOG, TCP].concat())?;

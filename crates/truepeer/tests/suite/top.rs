@@ -1,5 +1,5 @@
-//! `truepeer top` on a pseudo-terminal before a running truepeer: its screen is compared with what the test has sent,
-//! opened and provoked.
+//! `truepeer top` on a pseudo-terminal before a running truepeer: its screen is compared with what the test
+//! has sent, opened and provoked.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,5 @@
-//! Configurations with an error, reloaded while sessions come and go: they change nothing, whatever else fails meanwhile.
+//! Configurations with an error, reloaded while sessions come and go: they change nothing, whatever else
+//! fails meanwhile.
 
 use std::thread;
 use std::time::Duration;
@@ -92,7 +93,8 @@ fn under_load(bed: &Bed) -> anyhow::Result<()> {
     load.none_failed()
 }
 
-/// The backend is gone, then stands still; the rules are gone, and the network is down; nothing more can be opened.
+/// The backend is gone, then stands still; the rules are gone, and the network is down; nothing more can be
+/// opened.
 fn while_all_else_fails(bed: &Bed) -> anyhow::Result<()> {
     let mut backend = start_backend(bed)?;
     let reloaded = Reloaded::start(bed)?;

@@ -1,5 +1,5 @@
-//! Two truepeers: the near one originates TLS, the far one terminates it. The test is at one end and a backend at
-//! the other, so everything that holds for a plain session can be checked.
+//! Two truepeers: the near one originates TLS, the far one terminates it. The test is at one end and a
+//! backend at the other, so everything that holds for a plain session can be checked.
 //!
 //! ```text
 //! test ──header, data──▶ :9443 truepeer --origin-tls ──TLS, as the client──▶ :8443 truepeer --tls-cert ──as the client──▶ :8000

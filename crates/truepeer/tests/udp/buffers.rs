@@ -1,4 +1,5 @@
-//! Buffers beyond net.core.rmem_max, in a process that may not have them itself: its keeper grows them. The limit seems small here, whatever it is.
+//! Buffers beyond net.core.rmem_max, in a process that may not have them itself: its keeper grows them. The
+//! limit seems small here, whatever it is.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -157,7 +158,8 @@ fn watched(process: i32) -> Result<usize> {
     Ok(count)
 }
 
-/// More flows than its queue has room for, one message each; and flows that end while their sockets are in the queue.
+/// More flows than its queue has room for, one message each; and flows that end while their sockets are in
+/// the queue.
 fn a_keeper_that_stops_or_ends_holds_up_no_flow(bed: &Bed) -> Result<()> {
     const FLOWS: usize = 300;
     let _backend = Backend::who(&BACKENDS)?;

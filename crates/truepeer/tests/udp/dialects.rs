@@ -1,5 +1,6 @@
 //! The four dialects: each delivers the client and the payload, for both families and any length, and takes
-//! nothing else for a header. Cloudflare's and Tencent's senders are simulated, because they are not available.
+//! nothing else for a header. Cloudflare's and Tencent's senders are simulated, because they are not
+//! available.
 
 use anyhow::{Result, ensure};
 use truepeer_testbed::pattern::Pattern;

@@ -226,8 +226,9 @@ fn two_destinations_of_one_client_are_two_flows(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A client sends from one port to two addresses of its load balancer, and both lead to one backend: the kernel
-/// would deliver the backend's datagrams to one of two sockets with that tuple, whichever flow they belong to.
+/// A client sends from one port to two addresses of its load balancer, and both lead to one backend: the
+/// kernel would deliver the backend's datagrams to one of two sockets with that tuple, whichever flow they
+/// belong to.
 fn two_flows_with_one_tuple_keep_their_replies_apart(bed: &Bed) -> Result<()> {
     let _backend = Backend::who(&BACKENDS)?;
     for workers in [1, 2] {

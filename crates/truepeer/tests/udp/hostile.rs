@@ -118,9 +118,9 @@ impl Forger {
         self.ask()
     }
 
-    /// A valid datagram, which also waits until the earlier ones have been processed. It is repeated, as clients
-    /// do: the kernel drops it while forged ones fill the queue, and while they fill the table, its flow may be
-    /// forgotten before its answer arrives.
+    /// A valid datagram, which also waits until the earlier ones have been processed. It is repeated, as
+    /// clients do: the kernel drops it while forged ones fill the queue, and while they fill the table,
+    /// its flow may be forgotten before its answer arrives.
     fn ask(&mut self) -> Result<()> {
         self.good += 1;
         let payload = format!("good {}", self.good);

@@ -1,5 +1,5 @@
-//! The kernel's calls fail for want of memory (ENOBUFS, by strace's injection). Only the datagrams of a failed call are lost, and each is
-//! counted. No name and no byte is wrong.
+//! The kernel's calls fail for want of memory (ENOBUFS, by strace's injection). Only the datagrams of a
+//! failed call are lost, and each is counted. No name and no byte is wrong.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,8 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-/// Makes calls of a running process fail. strace(1): `when=3+7` is the third call of each thread, and each seventh after it.
+/// Makes calls of a running process fail. strace(1): `when=3+7` is the third call of each thread, and each
+/// seventh after it.
 struct Failing {
     strace: Running,
     list: PathBuf,
@@ -216,7 +217,8 @@ fn bursts(bed: &Bed) -> Result<()> {
     all_are_answered(&truepeer)
 }
 
-/// Each call that begins a flow fails now and then. That datagram is refused with a reason, and the next one of its client begins the flow.
+/// Each call that begins a flow fails now and then. That datagram is refused with a reason, and the next one
+/// of its client begins the flow.
 fn flows(bed: &Bed) -> Result<()> {
     const FLOWS: usize = 120;
     const CALLS: [(&str, &str); 3] = [("socket", "2+7"), ("bind", "4+9"), ("connect", "3+11")];

@@ -20,7 +20,8 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-/// Each bind(2) takes long, as if the machine were busy: while the first worker's socket is bound, the others' are not.
+/// Each bind(2) takes long, as if the machine were busy: while the first worker's socket is bound, the
+/// others' are not.
 fn early_datagrams(bed: &Bed) -> Result<()> {
     let _backend = Backend::who(&BACKENDS[..1])?;
     let strace = ["-f", "-qq", "-o", "/dev/null", "--trace=bind", "--inject=bind:delay_exit=200000"];

@@ -122,8 +122,8 @@ fn clients_by_name(log: &str) -> HashMap<String, String> {
     log.lines().filter_map(query).collect()
 }
 
-/// A load balancer with one listener, which changes its port towards the server after every few datagrams of a
-/// client.
+/// A load balancer with one listener, which changes its port towards the server after every few datagrams of
+/// a client.
 struct WanderingSender {
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicUsize>,

@@ -1,5 +1,5 @@
-//! With this machine's VPP: from PATH, or from `TRUEPEER_VPP` (its program, or its installation prefix). Skipped
-//! if there is none.
+//! With this machine's VPP: from PATH, or from `TRUEPEER_VPP` (its program, or its installation prefix).
+//! Skipped if there is none.
 
 use std::env;
 use std::fs;

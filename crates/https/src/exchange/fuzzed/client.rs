@@ -51,7 +51,8 @@ pub(super) struct Client {
     pub(super) slot: usize,
     at: usize,
     stage: Stage,
-    /// truepeer's own response to HEAD: it has a body if the method had come, but was not read yet when the time was over.
+    /// truepeer's own response to HEAD: it has a body if the method had come, but was not read yet when the
+    /// time was over.
     may_have_body: bool,
 }
 

@@ -1,7 +1,9 @@
-//! A simulated TCP connection: truepeer's end is a [`Connection`], the other end belongs to a party of the schedule.
+//! A simulated TCP connection: truepeer's end is a [`Connection`], the other end belongs to a party of the
+//! schedule.
 //!
-//! It behaves as Linux does where exchanges depend on it. Bytes from before a reset can still be read. A reset is reported once, to a
-//! read or to a write; reads find an orderly end from then on. A close with unread bytes sends a reset.
+//! It behaves as Linux does where exchanges depend on it. Bytes from before a reset can still be read. A
+//! reset is reported once, to a read or to a write; reads find an orderly end from then on. A close with
+//! unread bytes sends a reset.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

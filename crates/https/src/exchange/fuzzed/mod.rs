@@ -1,8 +1,9 @@
-//! Whole exchanges on simulated connections, by any schedule: what clients and origins send, in which pieces, when they end or reset, how
-//! much they read, how dials go, and how time passes. The code under test is `serve_http1` with all below it, on a reactor without a
-//! kernel.
+//! Whole exchanges on simulated connections, by any schedule: what clients and origins send, in which pieces,
+//! when they end or reset, how much they read, how dials go, and how time passes. The code under test is
+//! `serve_http1` with all below it, on a reactor without a kernel.
 //!
-//! The parties know what they have sent. What truepeer sends is read by a plain reader (`plain.rs`) and compared with that.
+//! The parties know what they have sent. What truepeer sends is read by a plain reader (`plain.rs`) and
+//! compared with that.
 
 mod client;
 mod line;
@@ -234,7 +235,8 @@ impl Bed {
         self.clients.push(Client::new(line));
     }
 
-    /// The sizes of all connections: how much is sent before the other end reads, and how much one call reads or writes.
+    /// The sizes of all connections: how much is sent before the other end reads, and how much one call reads
+    /// or writes.
     fn resize(&mut self, how: u8) {
         let window = [1 << 16, 3000, 100, 1 << 16][usize::from(how & 3)];
         let most = [1 << 16, 1000, 7, 1][usize::from(how >> 2 & 3)];
@@ -535,7 +537,8 @@ mod tests {
 
     use crate::fuzzing::steps;
 
-    /// The origin resets its connection behind a response without a length. truepeer's write meets the reset; reads find an orderly end.
+    /// The origin resets its connection behind a response without a length. truepeer's write meets the reset;
+    /// reads find an orderly end.
     #[test]
     fn a_reset_that_a_write_has_met_is_no_end_of_a_response() {
         super::any_exchanges(&[0, 15, 6, 0, 0, 0, 6, 138, 0, 11, 221]);

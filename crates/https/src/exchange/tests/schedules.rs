@@ -1,7 +1,7 @@
 //! Any requests and responses, in any framing and any pieces, and a party that leaves at any moment.
 //!
-//! The client and the origin are plain: they know what the other one sends, and compare. A message that its sender has not
-//! finished must not look finished.
+//! The client and the origin are plain: they know what the other one sends, and compare. A message that its
+//! sender has not finished must not look finished.
 
 use proptest::prelude::*;
 use truepeer_testbed::chance::Chance;

@@ -19,7 +19,8 @@ fn with(fields: &[(&'static str, &'static str)]) -> Vec<u8> {
     block(&all)
 }
 
-/// Whether the first answer to a request is a refusal: 400, a reset of the stream, or the end of the connection.
+/// Whether the first answer to a request is a refusal: 400, a reset of the stream, or the end of the
+/// connection.
 async fn is_refused(stream: &mut DuplexStream) -> bool {
     match next_of(stream, &[HEADERS, RST_STREAM, GOAWAY]).await {
         Some(frame) if frame.kind == HEADERS => frame.payload[0] == STATUS_400,
@@ -101,7 +102,8 @@ fn invalid_pseudo_fields_end_their_stream() {
         bytes
     };
     let huffman = |text: &[u8]| {
-        // RFC 7541 section 6.2.2 with index 4, `:path`; the codes of `/`, `x` and `#` are 011000, 1111001, 111111111010.
+        // RFC 7541 section 6.2.2 with index 4, `:path`; the codes of `/`, `x` and `#` are 011000, 1111001,
+        // 111111111010.
         assert_eq!(text, b"/x#");
         [&block(&GET[..3])[..], &[0x04, 0x80 | 4, 0b0110_0011, 0b1100_1111, 0b1111_1101, 0b0111_1111]]
             .concat()
@@ -145,7 +147,8 @@ fn invalid_pseudo_fields_end_their_stream() {
     }
 }
 
-/// A head whose path is coded in one of three ways: as it is, by Huffman's code, and to be kept in the dynamic table.
+/// A head whose path is coded in one of three ways: as it is, by Huffman's code, and to be kept in the
+/// dynamic table.
 fn with_path(path: &[u8], way: usize) -> Vec<u8> {
     let coded = super::super::huffman::encode(path);
     let (first, flag, text) = [(0x04, 0, path), (0x04, 0x80, &coded[..]), (0x44, 0x80, &coded[..])][way];

@@ -66,7 +66,8 @@ impl Course {
     }
 }
 
-/// Answers `/early` at once and closes, as an origin does that wants no more, and `/whole` once everything has come.
+/// Answers `/early` at once and closes, as an origin does that wants no more, and `/whole` once everything
+/// has come.
 async fn http1_origin(mut stream: DuplexStream) {
     loop {
         let mut head = Vec::new();

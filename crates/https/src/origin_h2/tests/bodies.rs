@@ -1,4 +1,5 @@
-//! Requests with bodies that an origin did not process or did not answer: which of them are sent again, body and all.
+//! Requests with bodies that an origin did not process or did not answer: which of them are sent again, body
+//! and all.
 
 use super::*;
 
@@ -15,8 +16,8 @@ const POST: &str = "POST / HTTP/1.1\r\nHost: a\r\n";
 const PUT: &str = "PUT / HTTP/1.1\r\nHost: a\r\n";
 const BOTH: [Refusal; 2] = [Refusal::GoAway, Refusal::RefusedStream];
 
-/// Sends a request whose body comes in two halves. The first connection refuses it after the first half; the second one takes it.
-/// Returns the status and the body that the second one received.
+/// Sends a request whose body comes in two halves. The first connection refuses it after the first half; the
+/// second one takes it. Returns the status and the body that the second one received.
 fn halves(head: &str, refusal: Refusal, half: usize) -> (String, Vec<u8>) {
     let bed = bed();
     let (first, second) = (bed.origin.next_connection(), bed.origin.next_connection());

@@ -1,5 +1,5 @@
-//! Origins that answer before they have read the request. The response arrives whole, however they stop reading, and however the
-//! client stops sending.
+//! Origins that answer before they have read the request. The response arrives whole, however they stop
+//! reading, and however the client stops sending.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -15,7 +15,8 @@ use crate::exchange::tests::client_info;
 use crate::http2::serve_http2;
 
 const BODY: usize = 500_000;
-/// What the origin has answered, and how it goes on once the client has the head. `true`: then it closes the connection.
+/// What the origin has answered, and how it goes on once the client has the head. `true`: then it closes the
+/// connection.
 type Answer = (&'static str, Vec<u8>, Vec<u8>, bool);
 
 /// `:status: 413` with the length of `no`.
@@ -171,8 +172,8 @@ fn http2_clients_that_still_send_get_a_whole_answer() {
     }
 }
 
-/// The origin has answered and closed the connection, and truepeer, which has not read it yet, writes. In the second round the answer stands behind
-/// more PINGs than truepeer holds answers to.
+/// The origin has answered and closed the connection, and truepeer, which has not read it yet, writes. In the
+/// second round the answer stands behind more PINGs than truepeer holds answers to.
 #[test]
 fn an_answer_is_read_although_nothing_can_be_sent_any_more() {
     for pings in [0, 3000] {
@@ -200,7 +201,8 @@ fn an_answer_is_read_although_nothing_can_be_sent_any_more() {
     }
 }
 
-/// As curl does: it has seen the status, and ends its body before the length. `h2` would reset the stream, with the rest of the answer.
+/// As curl does: it has seen the status, and ends its body before the length. `h2` would reset the stream,
+/// with the rest of the answer.
 #[test]
 fn a_client_that_ends_its_body_early_gets_the_whole_answer() {
     for by_http2 in [false, true] {

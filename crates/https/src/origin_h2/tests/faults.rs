@@ -6,8 +6,8 @@ use std::rc::Rc;
 use super::*;
 use crate::reactor::Reactor;
 
-/// What the client of `request` reads up to the end of the head, where the first connection does `fault` and a second
-/// one would serve it; and the number of connections.
+/// What the client of `request` reads up to the end of the head, where the first connection does `fault` and
+/// a second one would serve it; and the number of connections.
 pub(super) fn answer(
     bed: &Bed,
     request: &'static str,
@@ -68,8 +68,8 @@ fn a_request_whose_connection_breaks_is_repeated_only_if_it_is_idempotent() {
     }
 }
 
-/// An origin that answers requests for `/slow` after a while, and ends the connection at one for `/poison`, as NGINX does at a field that is too
-/// long for it. `seen` counts those.
+/// An origin that answers requests for `/slow` after a while, and ends the connection at one for `/poison`,
+/// as NGINX does at a field that is too long for it. `seen` counts those.
 async fn poisoned(stream: DuplexStream, reactor: Reactor, seen: Rc<Cell<u32>>) {
     const ENHANCE_YOUR_CALM: u32 = 11;
     let mut origin = Raw::begin(stream, &[]).await;
@@ -131,7 +131,8 @@ fn a_request_in_progress_is_answered_after_go_away() {
     assert_eq!((status(&text), dialled), ("200", 1));
 }
 
-/// It answers one request of each connection, and no other. Each round of connections that are shared serves one of the requests.
+/// It answers one request of each connection, and no other. Each round of connections that are shared serves
+/// one of the requests.
 #[test]
 fn an_origin_that_answers_one_request_of_a_connection_serves_all_clients() {
     for count in [50, 100] {

@@ -31,7 +31,8 @@ impl Reached {
     }
 }
 
-/// A response that was begun is never completed by another one, and one that was not is as the request allows.
+/// A response that was begun is never completed by another one, and one that was not is as the request
+/// allows.
 #[test]
 fn a_reset_in_each_state_ends_that_request_only() {
     for reached in Reached::ALL {
@@ -138,7 +139,8 @@ fn go_away_in_the_middle_loses_no_request() {
     }
 }
 
-/// The connection ends at each byte of the answer: it is whole, or it does not look whole, or another connection gives it.
+/// The connection ends at each byte of the answer: it is whole, or it does not look whole, or another
+/// connection gives it.
 #[test]
 fn an_answer_that_is_cut_at_any_byte_is_repeated_or_incomplete() {
     let whole = [
@@ -237,7 +239,8 @@ fn an_early_answer_stays_whole_whatever_becomes_of_the_body() {
     }
 }
 
-/// Frames without a request: each is answered or ignored, what waits to be sent stays small, and the request is answered.
+/// Frames without a request: each is answered or ignored, what waits to be sent stays small, and the request
+/// is answered.
 #[test]
 fn floods_of_frames_delay_no_request() {
     let floods = [
@@ -391,7 +394,8 @@ fn an_origin_that_allows_no_streams_is_asked_again() {
     });
 }
 
-/// The origin reads nothing, and its buffers are full. GOAWAY can't be sent, and nobody waits for it for long.
+/// The origin reads nothing, and its buffers are full. GOAWAY can't be sent, and nobody waits for it for
+/// long.
 #[test]
 fn a_connection_that_cannot_be_ended_in_order_is_dropped() {
     let bed = bed_of(HttpTimeouts { half_closed: Duration::from_millis(1), ..impatient() });

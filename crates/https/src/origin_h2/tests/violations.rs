@@ -1,5 +1,5 @@
-//! Frames that no origin may send, at a time when two requests are open: each violation has one end, and takes no more requests
-//! with it than it must.
+//! Frames that no origin may send, at a time when two requests are open: each violation has one end, and
+//! takes no more requests with it than it must.
 
 use super::faults::{answer, status};
 use super::*;
@@ -33,7 +33,8 @@ async fn goaway(origin: &mut Raw) -> u32 {
     u32::from_be_bytes(goaway.payload[4..8].try_into().unwrap())
 }
 
-/// The idempotent request is sent again, and the other one fails: nobody knows whether the origin has processed it.
+/// The idempotent request is sent again, and the other one fails: nobody knows whether the origin has
+/// processed it.
 #[test]
 fn violations_of_a_connection_end_it() {
     let open = |kind, flags, payload: &[u8]| frame(kind, flags, 1, payload);
@@ -234,7 +235,8 @@ fn frames_of_closed_streams_do_no_harm() {
     }
 }
 
-/// Only two codes mean that a request may be sent again, one way or another: REFUSED_STREAM, HTTP_1_1_REQUIRED.
+/// Only two codes mean that a request may be sent again, one way or another: REFUSED_STREAM,
+/// HTTP_1_1_REQUIRED.
 #[test]
 fn a_reset_with_any_other_code_fails_its_request() {
     for code in
@@ -297,7 +299,8 @@ async fn limit_streams(origin: &mut Raw, most: u32) {
     while origin.next_of(PING).await.flags != ACK {}
 }
 
-/// Such an origin takes no further request on that connection, until it says otherwise. Those that it has are answered.
+/// Such an origin takes no further request on that connection, until it says otherwise. Those that it has are
+/// answered.
 #[test]
 fn a_limit_of_no_streams_holds_for_further_requests() {
     let bed = bed();

@@ -19,7 +19,8 @@ use super::super::wire::{self as hello, Answer};
 use super::service::serve;
 use super::wire::{self, Outcome, Received};
 
-/// How often, and how long each time, an answer is waited for: a second. A machine that stands still for longer ends one of these waits, not all.
+/// How often, and how long each time, an answer is waited for: a second. A machine that stands still for
+/// longer ends one of these waits, not all.
 const WAITS: u32 = 4;
 const WAIT: Duration = Duration::from_millis(250);
 /// How long the start may take. It takes milliseconds.
@@ -32,7 +33,8 @@ pub struct RepairKeeper(Arc<Line>);
 #[derive(Debug)]
 struct Line {
     socket: OwnedFd,
-    /// The keeper's end, to take back what it does not receive any more: in its queue, a duplicate of a session's socket would hold up the close.
+    /// The keeper's end, to take back what it does not receive any more: in its queue, a duplicate of a
+    /// session's socket would hold up the close.
     theirs: OwnedFd,
     process: Pid,
     /// Readable once the process has ended (pidfd_open, Linux 5.3).
@@ -46,8 +48,8 @@ struct Line {
 }
 
 impl RepairKeeper {
-    /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up. Call it with one thread, before this process gives
-    /// up its own capabilities.
+    /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
+    /// Call it with one thread, before this process gives up its own capabilities.
     ///
     /// # Errors
     /// It could not be forked or confined.
@@ -179,7 +181,8 @@ impl Line {
         }
     }
 
-    /// Nobody waits for it any more. It carries out nothing any more, either: what it has not received is taken back, and it sees that the line is closed.
+    /// Nobody waits for it any more. It carries out nothing any more, either: what it has not received is
+    /// taken back, and it sees that the line is closed.
     fn lose(&self, why: &str) {
         if self.is_gone.swap(true, Ordering::Relaxed) {
             return;

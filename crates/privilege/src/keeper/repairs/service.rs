@@ -64,8 +64,9 @@ fn obey(order: &Order, sockets: &[OwnedFd]) -> Outcome {
 
 /// The kernel itself refuses listeners.
 ///
-/// A socket that comes under repair must not leave it: its owner may have connected it without a handshake, by numbers of its choice. This is a check before
-/// the use, so the owner may still do that in between: see docs/decisions/keeper.md.
+/// A socket that comes under repair must not leave it: its owner may have connected it without a handshake,
+/// by numbers of its choice. This is a check before the use, so the owner may still do that in between: see
+/// docs/decisions/keeper.md.
 fn is_permitted(order: &Order, sockets: &[BorrowedFd<'_>]) -> bool {
     let leaves_repair = |socket: &BorrowedFd<'_>| is_under_repair(*socket) != Ok(true);
     match *order {

@@ -4,7 +4,8 @@
 //! order:  number 4 | kind 1 | has timestamp 1 | 0 0 | own address 16, port 2 | peer's address 16, port 2 | expected 4 | acknowledged 4 | timestamp 4
 //! answer: number 4 | errno 4, or 0 | of two sockets: next to write 4 | first received 4 | of each: 1 where it stands, 2 and next to write | 0 0
 //! ```
-//! Numbers have the machine's byte order, ports the network's. IPv4 addresses are mapped (::ffff:a.b.c.d). Unused bytes are 0.
+//! Numbers have the machine's byte order, ports the network's. IPv4 addresses are mapped (::ffff:a.b.c.d).
+//! Unused bytes are 0.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

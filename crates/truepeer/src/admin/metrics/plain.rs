@@ -1,8 +1,8 @@
-//! The text format 0.0.4, which is older than OpenMetrics: for curl, promtool and collectors that don't ask for
-//! OpenMetrics.
+//! The text format 0.0.4, which is older than OpenMetrics: for curl, promtool and collectors that don't ask
+//! for OpenMetrics.
 //!
-//! It differs in a few lines: the name of a counter's family ends in `_total` as its samples do, there is no type
-//! `info`, and no `# EOF`.
+//! It differs in a few lines: the name of a counter's family ends in `_total` as its samples do, there is no
+//! type `info`, and no `# EOF`.
 
 use std::fmt::Write as _;
 

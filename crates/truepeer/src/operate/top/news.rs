@@ -1,5 +1,5 @@
-//! All that `top` waits for, in one channel: answers, keys and signals. Each source is a thread of its own, so that a
-//! slow answer delays no key.
+//! All that `top` waits for, in one channel: answers, keys and signals. Each source is a thread of its own,
+//! so that a slow answer delays no key.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};

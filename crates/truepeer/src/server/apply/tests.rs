@@ -101,7 +101,8 @@ fn talk(mut stream: TcpStream, stop: &AtomicBool, rounds: &AtomicUsize) {
     assert!(rest.is_empty(), "{} bytes too many", rest.len());
 }
 
-/// Does `work` while a session of each listener sends and receives; each must make progress before and after it.
+/// Does `work` while a session of each listener sends and receives; each must make progress before and after
+/// it.
 fn while_talking(listeners: &[SocketAddr], work: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     let rounds: Vec<AtomicUsize> = listeners.iter().map(|_| AtomicUsize::new(0)).collect();

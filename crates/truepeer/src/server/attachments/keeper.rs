@@ -30,7 +30,8 @@ use truepeer_privilege::keeper::reap;
 const SHOWING: Duration = Duration::from_secs(10);
 /// How long a drain waits for an answer, before it goes on waiting for attachments.
 const ENDED: Duration = Duration::from_secs(1);
-/// How long the end waits for attachments to be detached. Longer than they take, and less than the service manager waits.
+/// How long the end waits for attachments to be detached. Longer than they take, and less than the service
+/// manager waits.
 const ENDING: Duration = Duration::from_secs(20);
 /// How long a request may wait for room in the socket, of which it needs little.
 const ROOM: Duration = Duration::from_secs(1);
@@ -70,7 +71,8 @@ struct Requests {
 }
 
 impl ForkedKeeper {
-    /// Forks it. Call it with one thread, before this process gives up what attaching needs. `loaded`: what it attaches first.
+    /// Forks it. Call it with one thread, before this process gives up what attaching needs. `loaded`: what
+    /// it attaches first.
     ///
     /// # Errors
     /// It could not be forked.
@@ -82,7 +84,8 @@ impl ForkedKeeper {
         Ok(Self { stream, process })
     }
 
-    /// Starts the thread that reads its answers. `bell`: rung when an attachment has been detached, and when the keeper has ended.
+    /// Starts the thread that reads its answers. `bell`: rung when an attachment has been detached, and when
+    /// the keeper has ended.
     ///
     /// # Errors
     /// No thread could be started.
@@ -99,7 +102,8 @@ impl ForkedKeeper {
 }
 
 impl AttachKeeper {
-    /// Without a time limit: it takes as long as this process itself would need. If the keeper ends, it fails.
+    /// Without a time limit: it takes as long as this process itself would need. If the keeper ends, it
+    /// fails.
     pub(super) fn apply(
         &mut self,
         wanted: &[&CheckedAttach],
@@ -194,7 +198,8 @@ impl Line {
         }
     }
 
-    /// Gives an order that has no answer. Later ones are carried out after it. If it fails, the keeper ends, and [`AttachKeeper::notice`] says so.
+    /// Gives an order that has no answer. Later ones are carried out after it. If it fails, the keeper ends,
+    /// and [`AttachKeeper::notice`] says so.
     fn tell(&self, order: Request) {
         let _ = self.send(&mut self.requests(), UNASKED, order);
     }
@@ -255,7 +260,8 @@ impl Line {
             let waiting = self.requests().waiting.remove(&number);
             match waiting {
                 Some(waiting) => _ = waiting.send(body),
-                // Something was detached, or an answer comes too late, perhaps the one that a drain waits for.
+                // Something was detached, or an answer comes too late, perhaps the one that a drain waits
+                // for.
                 None => bell.ring(),
             }
         }

@@ -3,8 +3,8 @@
 //! ```text
 //! confined truepeer ── "apply these", "drain", … ──▶ attach keeper: reads the file, attaches and detaches
 //! ```
-//! Attaching needs root's files and capabilities. A process that gives them up forks the attach keeper before; any
-//! other attaches by itself.
+//! Attaching needs root's files and capabilities. A process that gives them up forks the attach keeper
+//! before; any other attaches by itself.
 
 mod keeper;
 mod own;
@@ -42,7 +42,8 @@ impl Attachments {
         Self::Own(Own::new(detached))
     }
 
-    /// Attaches what `wanted` has, and lets the rest leave. Describes each change. `verbosity`: of the configuration that `wanted` is a part of.
+    /// Attaches what `wanted` has, and lets the rest leave. Describes each change. `verbosity`: of the
+    /// configuration that `wanted` is a part of.
     ///
     /// # Errors
     /// The first that can't be attached. Everything is then as it was.

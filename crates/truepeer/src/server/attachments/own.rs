@@ -1,4 +1,5 @@
-//! Attachments of this process. One that leaves is detached when its last connection has ended, by a thread of its own.
+//! Attachments of this process. One that leaves is detached when its last connection has ended, by a thread
+//! of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,8 +26,8 @@ pub(in crate::server) type Detached = Arc<dyn Fn() + Send + Sync>;
 pub(in crate::server) struct Own {
     running: BTreeMap<AttachKey, Attachment>,
     leaving: BTreeMap<AttachKey, Leaving>,
-    /// The names of those that the old process has attached, until it lets go: if this process fails, the old one
-    /// renews its rules, and no connection may meet a port without programs meanwhile.
+    /// The names of those that the old process has attached, until it lets go: if this process fails, the
+    /// old one renews its rules, and no connection may meet a port without programs meanwhile.
     others: BTreeSet<String>,
     detached: Detached,
 }

@@ -19,7 +19,8 @@ use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach, CheckedEntry};
 use truepeer_privilege::keeper::hold_no_output;
 
-/// Serves until [`Request::End`] or the end of the stream. `relay`: the process that asks, this one's parent. Returns the exit status.
+/// Serves until [`Request::End`] or the end of the stream. `relay`: the process that asks, this one's parent.
+/// Returns the exit status.
 pub(super) fn serve(line: UnixStream, relay: Pid, source: &ConfigSource, loaded: &LoadedConfig) -> i32 {
     let _ = rustix::thread::set_name(c"truepeer-attach");
     let started = hold_no_output().and_then(|()| line.try_clone()).and_then(|replies| {
@@ -36,7 +37,8 @@ pub(super) fn serve(line: UnixStream, relay: Pid, source: &ConfigSource, loaded:
         }
     };
     let detaches = replies.clone();
-    // At the end of the stream without `End` it is not dropped: what is attached stays, as after kill -9 of a process that attaches by itself.
+    // At the end of the stream without `End` it is not dropped: what is attached stays, as after kill -9 of a
+    // process that attaches by itself.
     let mut own = ManuallyDrop::new(Own::new(Arc::new(move || detaches.give(UNASKED, Answer::Done))));
     let mut loaded = Some(loaded);
     let mut requests = BufReader::new(line);

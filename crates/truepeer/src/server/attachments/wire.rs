@@ -23,7 +23,8 @@ pub(super) struct Message<T> {
     pub(super) body: T,
 }
 
-/// A request to the keeper. What a key stands for, the keeper reads from the file. Only those with an answer below have one.
+/// A request to the keeper. What a key stands for, the keeper reads from the file. Only those with an answer
+/// below have one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Request {

@@ -9,8 +9,9 @@
 //!            ◀── Serving ───────────────────
 //! lets go, drains, ends
 //! ```
-//! Until Serving has come, the old process goes on if anything fails: it reads its UDP sockets again. Connections
-//! are accepted all the time, by one or by both, because listening sockets are shared and never closed.
+//! Until Serving has come, the old process goes on if anything fails: it reads its UDP sockets again.
+//! Connections are accepted all the time, by one or by both, because listening sockets are shared and never
+//! closed.
 
 mod give;
 mod take;

@@ -29,8 +29,8 @@ pub(in crate::server) struct Taking {
     log: Option<OwnedFd>,
 }
 
-/// This process logs where the old one did. Dropping it gives the standard error of the start back: whoever asked for the upgrade
-/// reads there why it has failed.
+/// This process logs where the old one did. Dropping it gives the standard error of the start back: whoever
+/// asked for the upgrade reads there why it has failed.
 pub(in crate::server) struct TakenLog {
     own: Option<OwnedFd>,
 }
@@ -99,8 +99,9 @@ impl Taking {
         Ok(Self { wire, pid, offered, attached, log })
     }
 
-    /// Makes the old process's standard error this one's, if it was started in the background: then its own is that of a shell or of a
-    /// pipeline, which would wait for its end. Processes that are forked afterwards have it, too.
+    /// Makes the old process's standard error this one's, if it was started in the background: then its own
+    /// is that of a shell or of a pipeline, which would wait for its end. Processes that are forked
+    /// afterwards have it, too.
     ///
     /// # Errors
     /// dup(2) fails.
@@ -145,8 +146,8 @@ impl Taking {
         self.offered.iter().find(|offered| offered.kind == kind && is_it(offered))
     }
 
-    /// Everything else is open: the old process stops reading datagrams now. Returns its flows. Their listener is
-    /// named by its address.
+    /// Everything else is open: the old process stops reading datagrams now. Returns its flows. Their
+    /// listener is named by its address.
     ///
     /// # Errors
     /// The old process has failed, or goes on.

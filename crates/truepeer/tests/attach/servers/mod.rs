@@ -1,6 +1,6 @@
-//! Real servers, started before the attachment and never restarted: over a link with offloads and one without,
-//! with every kind of header, guessed right and wrong. Each returns the client that it sees and the body that it
-//! was sent.
+//! Real servers, started before the attachment and never restarted: over a link with offloads and one
+//! without, with every kind of header, guessed right and wrong. Each returns the client that it sees and the
+//! body that it was sent.
 
 mod forms;
 mod programs;

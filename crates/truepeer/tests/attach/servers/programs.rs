@@ -249,8 +249,8 @@ fn start_postgres(bed: &Bed, host: &Host) -> Result<Running> {
     host.run(|| Postgres::start(bed, &["*"], 5432))?
 }
 
-/// The protocol's version 3.0: a startup message, a query, the end. Its text can't contain arbitrary bytes, so
-/// the body is sent as digits.
+/// The protocol's version 3.0: a startup message, a query, the end. Its text can't contain arbitrary bytes,
+/// so the body is sent as digits.
 fn ask_postgres(body: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let start = b"\0\x03\0\0user\0postgres\0database\0postgres\0\0";

@@ -80,7 +80,8 @@ struct Way {
 const MAPPED: Way = Way { port: "53:5353/udp", dialect: "every", bound: 5353 };
 const SPP: Way = Way { port: "53/udp", dialect: "spp", bound: 53 };
 
-/// All clients are behind one socket of the sender. Each answer is compared, those to known clients repeatedly.
+/// All clients are behind one socket of the sender. Each answer is compared, those to known clients
+/// repeatedly.
 fn all_are_answered(bed: &Bed, way: Way, count: u32, options: &[&str]) -> Result<()> {
     let pair = Pair::new()?;
     pair.attach(bed, &[&["--port", way.port, "--udp-dialect", way.dialect], options].concat())?;
@@ -101,8 +102,8 @@ fn all_are_answered(bed: &Bed, way: Way, count: u32, options: &[&str]) -> Result
     Ok(())
 }
 
-/// There is room for only a few flows, two sockets of the sender, and two of the backend: many answers find their
-/// flow forgotten, or being rewritten for another client.
+/// There is room for only a few flows, two sockets of the sender, and two of the backend: many answers find
+/// their flow forgotten, or being rewritten for another client.
 fn no_answer_goes_to_another_client_while_flows_are_forgotten(bed: &Bed) -> Result<()> {
     for way in [MAPPED, SPP] {
         let pair = Pair::new()?;

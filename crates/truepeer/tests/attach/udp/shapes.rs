@@ -107,7 +107,8 @@ fn aggregated_datagrams_are_split(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Answers sent in one call (UDP_SEGMENT), from a socket that is connected to its client and from one that isn't.
+/// Answers sent in one call (UDP_SEGMENT), from a socket that is connected to its client and from one that
+/// isn't.
 fn aggregated_answers_in_spp_each_carry_the_header_back(bed: &Bed) -> Result<()> {
     const COUNT: usize = 20;
     let pair = Pair { line: Topology::line(&["lb", "host"])? };

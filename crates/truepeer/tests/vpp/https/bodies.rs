@@ -194,8 +194,8 @@ for _ in range(100):
     Ok(())
 }
 
-/// VPP takes the end of one direction as a connection's last event. Sending in the other direction needs further
-/// events once the queues are full.
+/// VPP takes the end of one direction as a connection's last event. Sending in the other direction needs
+/// further events once the queues are full.
 fn a_half_closed_client_gets_all_of_its_answer(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origin = origin(bed, 8080)?;

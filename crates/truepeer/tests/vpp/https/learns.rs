@@ -94,8 +94,8 @@ fn ask_as(bed: &Bed, door: &str, family: &str, clients: &[&str], own: &str) -> R
     Ok(())
 }
 
-/// By a plain bind: VPP lets a program use any address. The origin's answers return because VPP owns the clients'
-/// prefix, so the clients can't be reached through the same table: they connect through a sender.
+/// By a plain bind: VPP lets a program use any address. The origin's answers return because VPP owns the
+/// clients' prefix, so the clients can't be reached through the same table: they connect through a sender.
 fn the_connection_tells_the_client(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     on_vpp.tell("ip route add 203.0.113.0/24 via local")?;

@@ -65,8 +65,8 @@ print('over')
     }
 }
 
-/// One worker and one client: all its requests use one connection to the origin. Once either side closes its end,
-/// VPP has removed it.
+/// One worker and one client: all its requests use one connection to the origin. Once either side closes its
+/// end, VPP has removed it.
 fn connections_are_kept_and_their_ends_are_noticed(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let server = "keepalive_timeout 2s; location / { return 200 \"$connection $connection_requests\\n\"; }";
@@ -179,8 +179,8 @@ print(answer.decode(), flush=True)
     Ok(())
 }
 
-/// Each worker opens its own listener, and VPP distributes connections. Kept connections to the origin belong to
-/// a worker: NGINX counts at most as many as there are workers.
+/// Each worker opens its own listener, and VPP distributes connections. Kept connections to the origin belong
+/// to a worker: NGINX counts at most as many as there are workers.
 fn several_workers_share_the_clients(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let server = "location / { return 200 \"$connection\\n\"; }";
