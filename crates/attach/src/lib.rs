@@ -1,4 +1,5 @@
 //! `truepeer attach`: turns the plan into calls of the kernel programs in `truepeer-bpf`.
+#![forbid(unsafe_code)]
 
 mod all;
 mod cgroup;

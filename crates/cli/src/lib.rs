@@ -3,6 +3,7 @@
 //! ```text
 //! argv ─▶ compat::Role (name called by, --compat) ─▶ go_style (‑long ⇒ ‑‑long) ─▶ clap ─▶ spec ─▶ plan
 //! ```
+#![forbid(unsafe_code)]
 
 mod attach;
 mod check;

@@ -9,6 +9,7 @@
 //!                    │
 //!                    └──apply──▶ kernel, tagged as truepeer's ──▶ removed by the last owner
 //! ```
+#![forbid(unsafe_code)]
 
 pub mod apply;
 pub mod change;

@@ -5,6 +5,7 @@
 //! words ─▶ Program::find (PATH, #!, ELF) ─▶ choose ──┬── preload: the library, told by the environment; exec
 //!                                                    └── notify: a supervisor; fork, seccomp, exec
 //! ```
+#![forbid(unsafe_code)]
 
 mod choice;
 mod library;

@@ -7,6 +7,7 @@
 //! control, up, down, …   the actions; each line is printed
 //! environment, stack     a program on VPP's stack; truepeer itself on it
 //! ```
+#![forbid(unsafe_code)]
 
 mod control;
 mod demo;
