@@ -58,7 +58,7 @@ struct fragment_header {
 	__be32 id;
 };
 
-static __always_inline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struct ip *out)
+static __noinline int read_ipv6(struct __sk_buff *skb, __u8 protocol, struct ip *out)
 {
 	struct fragment_header fragment;
 	struct ipv6hdr ip;

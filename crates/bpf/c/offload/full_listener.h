@@ -36,10 +36,10 @@ struct opening {
 static __noinline int give_to_listener(struct __sk_buff *skb, const struct segment *segment, __u32 options,
 				       const struct timestamps *timestamps)
 {
+	__u32 ours = milliseconds() + clock_towards(&segment->ip.destination, &segment->ip.source, 0);
 	struct request request = {
 		.rcv_tsval = timestamps->value,
-		.rcv_tsecr = milliseconds() +
-			     clock_towards(&segment->ip.destination, &segment->ip.source, 0),
+		.rcv_tsecr = ours,
 		.mss = mss_of_class(options >> 4),
 		.rcv_wscale = OWN_SCALE,
 		.snd_wscale = options & 15,
