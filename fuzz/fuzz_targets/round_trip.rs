@@ -3,16 +3,32 @@
 
 use libfuzzer_sys::fuzz_target;
 use truepeer_proto::{
-    Addresses, Decoded, Header, Limits, Tlvs, Transport, V1_MAX_LEN, V2Encoder, decode, encode_v1, tlv,
+    Addresses, Decoded, EncodeError, Header, Limits, Tlvs, Transport, V1_MAX_LEN, V2Encoder, decode,
+    encode_v1, tlv,
 };
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(Decoded::Done { header, .. }) = decode(bytes, Limits::default()) {
+        if is_of_two_families(&header.addresses) {
+            return can_not_be_passed_on(&header);
+        }
         pass_on_as_v1(&header);
         pass_on_as_v2(&header, false);
         pass_on_as_v2(&header, true);
     }
 });
+
+/// As NGINX writes v1 for an IPv6 client of an IPv4 listener: understood, but no header may say it.
+fn is_of_two_families(addresses: &Addresses<'_>) -> bool {
+    matches!(addresses, Addresses::Inet { source, destination, .. } if source.is_ipv4() != destination.is_ipv4())
+}
+
+fn can_not_be_passed_on(header: &Header<'_>) {
+    let v1 = encode_v1(&header.addresses, &mut [0; V1_MAX_LEN]);
+    assert_eq!(v1.err(), Some(EncodeError::MixedFamilies));
+    let v2 = V2Encoder::new(&mut [0; 232], header.command, &header.addresses).map(|_| ());
+    assert_eq!(v2.err(), Some(EncodeError::MixedFamilies));
+}
 
 fn pass_on_as_v1(header: &Header<'_>) {
     let mut buffer = [0; V1_MAX_LEN];
