@@ -217,7 +217,7 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
 
 /// The right to change rules.
 ///
-/// Any local user can hold it (it is an abstract unix socket): that delays a change by [`LOCK_TIMEOUT`], and
+/// Any local user can hold it (it is an abstract unix socket): that delays a change by `LOCK_TIMEOUT`, and
 /// nothing else depends on it, see `keeper::guard::release`.
 #[derive(Debug)]
 pub struct RulesLock {
@@ -230,7 +230,7 @@ impl RulesLock {
         lock().ok().map(|name| Self { _name: Some(name) })
     }
 
-    /// Waits for it at most [`LOCK_TIMEOUT`], then goes on without: every change is idempotent, and an
+    /// Waits for it at most `LOCK_TIMEOUT`, then goes on without: every change is idempotent, and an
     /// outage would be worse than two instances that race.
     pub fn acquire() -> Self {
         let deadline = Instant::now() + LOCK_TIMEOUT;

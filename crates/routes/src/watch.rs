@@ -3,7 +3,7 @@
 //! takes its routes along.
 //!
 //! It doesn't subscribe to changes of routes, because a router's tables change all the time. So truepeer also
-//! looks every [`INTERVAL`].
+//! looks every `INTERVAL`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

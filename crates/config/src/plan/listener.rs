@@ -27,7 +27,7 @@ use crate::spec::{
     SpliceMode, defaults, text,
 };
 
-/// One listener. A session's rules are in [`ListenerConfig::policy`]; the rest is for opening the sockets.
+/// One listener. A session's rules are in `ListenerConfig::policy`; the rest is for opening the sockets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ListenerConfig {

@@ -33,7 +33,7 @@ fn unit_millis(unit: &str) -> Option<u64> {
     }
 }
 
-/// The text for [`parse_duration`], in whole milliseconds.
+/// The text for `parse_duration`, in whole milliseconds.
 pub fn format_duration(duration: &Duration) -> String {
     match duration.as_millis() {
         millis if millis % 1000 == 0 => format!("{}s", duration.as_secs()),

@@ -9,7 +9,7 @@
 //! ```
 //! - **It trusts nobody.** [`Permitted`] comes from the configuration of the start, before the first byte of
 //!   the network. A message that asks for a rule that truepeer could not want with it is refused, and so is
-//!   every message that is not exactly a [`Request`](wire::Request).
+//!   every message that is not exactly a `wire::Request`.
 //! - **The relay counts itself.** Its tokens (`routes::owners`) name it as the user of its rules, so they
 //!   stay counted if the keeper ends.
 //! - **The relay ends without a word** (kill -9): the keeper removes what no other truepeer uses, unless

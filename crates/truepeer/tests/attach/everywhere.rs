@@ -47,7 +47,13 @@ fn all_namespaces_are_shown_and_detached(bed: &Bed) -> Result<()> {
     );
     ensure!(of(second)?["attachments"].as_array().map_or(0, Vec::len) == 2, "{text}");
     let said = command(bed, &["status", "--all"])?.run(bed)?;
-    ensure!(said.contains(&format!("(process {}):\nport 80/tcp: attached", server.pid())), "{said}");
+    ensure!(
+        said.contains(&format!(
+            "(process {}):\nsenders of port 80: ::/0 require\nport 80/tcp: attached",
+            server.pid()
+        )),
+        "{said}"
+    );
 
     let mut open = one.host("lb").run(|| client::connect(first.at(false, 80)))??;
     std::io::Write::write_all(&mut open, &longer_header("203.0.113.1:1001")?)?;
