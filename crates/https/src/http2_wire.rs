@@ -33,8 +33,7 @@ impl<S: Connection> Http2Wire<S> {
     }
 
     /// Reads as long as there is something and the other end takes its answers; `on_read` follows each read.
-    /// `None`: the connection
-    /// has ended; a fault: the other end violates the protocol.
+    /// `None`: the connection has ended; a fault: the other end violates the protocol.
     pub(crate) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,

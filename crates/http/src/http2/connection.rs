@@ -26,8 +26,7 @@ const FIRST_WINDOW: u32 = 65_535;
 /// The largest window (RFC 9113 section 6.9.1).
 pub(super) const LARGEST_WINDOW: i64 = i32::MAX as i64;
 /// While so many bytes wait to be sent, no body's data is added, and no response begins. While so many of
-/// them answer the other
-/// end's frames, nothing should be read. Two TLS records.
+/// them answer the other end's frames, nothing should be read. Two TLS records.
 pub const MOST_OUT_BYTES: usize = 32 << 10;
 /// An idle connection keeps no more than this of that memory.
 const KEPT_BYTES: usize = 4 << 10;
@@ -371,8 +370,7 @@ impl Connection {
     }
 
     /// Bytes of any stream have been taken, or dropped: opens the connection's window by them. Called for
-    /// each DATA frame, too: once
-    /// slow receivers' bytes fill the window, no other call may come.
+    /// each DATA frame, too: once slow receivers' bytes fill the window, no other call may come.
     pub(super) fn release(&mut self, bytes: usize) {
         self.taken += u32::try_from(bytes).unwrap_or_default();
         // While half of the window is free, wait, so that few frames are sent. Slow receivers may hold the
@@ -530,8 +528,7 @@ impl Connection {
     }
 
     /// Whether the other end must take answers before it may cause more of them. Requests don't count: an
-    /// origin may take none of them
-    /// before it has written its responses.
+    /// origin may take none of them before it has written its responses.
     #[must_use]
     pub fn is_owed_too_much(&self) -> bool {
         self.answers >= MOST_OUT_BYTES
@@ -543,8 +540,7 @@ impl Connection {
     }
 
     /// Wakes the streams that wait for room: the urgent ones first (RFC 9218), and of those that take turns
-    /// each time another one. The
-    /// first ones may take all of it. No more are woken than can use it.
+    /// each time another one. The first ones may take all of it. No more are woken than can use it.
     pub(super) fn wake_for_room(&mut self) {
         let last_first = self.woken_first;
         let mut waiting: Vec<_> = self

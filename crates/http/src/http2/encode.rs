@@ -1,6 +1,5 @@
 //! Writes header blocks (HPACK, RFC 7541) without a table of the connection's: messages differ, and a table
-//! would cost more time than
-//! it saves.
+//! would cost more time than it saves.
 
 use super::static_table;
 use super::text::{is_token, is_value};
@@ -11,8 +10,7 @@ use crate::framing::BodyLength;
 use crate::{Expectation, HeadError, RequestHead, ResponseHead};
 
 /// Sets the size of the table to 0, at the start of a connection's first block. Later settings of the other
-/// end change nothing
-/// then (RFC 7541 section 4.2).
+/// end change nothing then (RFC 7541 section 4.2).
 pub(super) const NO_TABLE: u8 = 0x20;
 /// A literal that no table may keep (RFC 7541 section 6.2.3).
 const NEVER_KEPT: u8 = 0x10;
@@ -28,8 +26,8 @@ const STATUS: usize = 8;
 const AUTHORITY: usize = 1;
 
 /// Whether HTTP/2 can carry the request: a change to another protocol needs a connection of its own, and some
-/// paths are no URI
-/// (RFC 3986), as strict origins check. HTTP/1.0 may name no host; a URI with `https` has one.
+/// paths are no URI (RFC 3986), as strict origins check. HTTP/1.0 may name no host; a URI with `https` has
+/// one.
 #[must_use]
 pub fn fits(request: &RequestHead, uses_tls: bool) -> bool {
     let lacks_authority = request.host().is_empty() && uses_tls;

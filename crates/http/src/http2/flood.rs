@@ -11,10 +11,8 @@ const EACH_SECOND: u32 = 100;
 /// How many control frames are allowed for each request: priority, window, end.
 const EACH_REQUEST: u32 = 8;
 /// One control frame is allowed for this many bytes of a response. Some clients send two WINDOW_UPDATEs for
-/// each
-/// DATA frame, and some origins send a few words at a time. A client that opens its window by single bytes
-/// gains
-/// nothing.
+/// each DATA frame, and some origins send a few words at a time. A client that opens its window by single
+/// bytes gains nothing.
 const BYTES_EACH: usize = 16;
 /// This many cancelled streams are always allowed. Above it, they must be fewer than half of all.
 const RESETS_FOR_NOTHING: u64 = 100;

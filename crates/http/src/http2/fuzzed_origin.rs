@@ -23,8 +23,7 @@ const MOST_REQUESTS: usize = 6;
 ///
 /// # Panics
 /// More is sent than the origin allows; a request gets bytes that were not sent for it; memory grows beyond
-/// its limits; a
-/// request doesn't end with its connection; something that was written is no frame.
+/// its limits; a request doesn't end with its connection; something that was written is no frame.
 pub fn any_origin(bytes: &[u8]) {
     let mut given = Given(bytes);
     let pieces = 1 + usize::from(given.byte());

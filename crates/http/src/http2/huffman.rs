@@ -19,8 +19,7 @@ const LONGEST: usize = 30;
 const LONGEST_BITS: u32 = 30;
 
 /// Codes of one length are consecutive numbers. For each length: the first code, the count, and the position
-/// of
-/// the first symbol.
+/// of the first symbol.
 #[derive(Clone, Copy)]
 struct Length {
     first: u32,

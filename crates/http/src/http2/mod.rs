@@ -5,19 +5,16 @@
 //! bytes ◀─ Connection::unsent ◀─ HEADERS, DATA, RST_STREAM … ◀─ StreamHandle::begin, send_…
 //! ```
 //! A connection has one task, which reads and sends; streams have others. They share the state without locks:
-//! all belong to one
-//! thread. What the streams of one turn write leaves together, in as few records and calls as hold it.
+//! all belong to one thread. What the streams of one turn write leaves together, in as few records and calls
+//! as hold it.
 //!
 //! Memory is bounded, whatever the other end sends: a stream's data by its window, a header block by 1 MiB,
-//! what waits to be sent by a few times
-//! [`MOST_OUT_BYTES`], since neither bodies nor heads nor answers to the other end go beyond that. A client's
-//! streams are
-//! 128 at a time; frames that carry no request, streams that it cancels, and blocks without end are counted
-//! ([`Fault`]).
+//! what waits to be sent by a few times [`MOST_OUT_BYTES`], since neither bodies nor heads nor answers to the
+//! other end go beyond that. A client's streams are 128 at a time; frames that carry no request, streams that
+//! it cancels, and blocks without end are counted ([`Fault`]).
 //!
 //! Nothing that two programs could read differently passes: heads are held to RFC 9113 section 8, and to the
-//! rules of HTTP/1.1 in
-//! this crate. Server push is refused. Priorities are those of RFC 9218.
+//! rules of HTTP/1.1 in this crate. Server push is refused. Priorities are those of RFC 9218.
 
 mod blocks;
 mod connection;

@@ -20,8 +20,8 @@ use crate::reactor::{Reactor, Timer};
 use crate::stream::Connection;
 
 /// After so many resets a connection takes no further request. Clients that leave cause resets, and servers
-/// end connections that have many
-/// (nghttp2 and Node allow 1000, and 33 a second), with all other clients' requests.
+/// end connections that have many (nghttp2 and Node allow 1000, and 33 a second), with all other clients'
+/// requests.
 const MOST_RESETS: u32 = 200;
 /// A connection ends before its stream numbers (2^30 of the client's) are used up.
 const MOST_REQUESTS: u32 = 1 << 29;
@@ -138,8 +138,7 @@ impl Drop for Lease {
 }
 
 /// Speaks the connection's first words and waits for the origin's: they say how many streams it takes. Then
-/// starts
-/// the connection's task.
+/// starts the connection's task.
 pub(super) async fn establish<S>(
     stream: S,
     kept_by: KeptBy,
@@ -182,8 +181,7 @@ where
 }
 
 /// Reads what the origin sends, and sends what the requests have written. Ends with the connection, which
-/// lasts as long as the
-/// pool or a request has it.
+/// lasts as long as the pool or a request has it.
 struct Task<S> {
     wire: Http2Wire<S>,
     /// Set once the last frame was written: the origin has until this timer expires to take it.

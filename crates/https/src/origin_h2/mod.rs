@@ -10,12 +10,10 @@
 //! ([`KeptBy`](crate::origin::KeptBy)).
 //!
 //! The origin is less trusted than truepeer: it can delay, reset and break off. It can't make truepeer hold
-//! more than twice a stream's
-//! window and `BodyStart` for each request, and its connection is given up when it stops answering pings. A
-//! slow client stops its own stream alone: the connection's window has room for all streams' windows, and is
-//! opened before what slow clients hold
-//! fills it. Bodies towards the origin share the window that it gives the connection: if it stops reading one
-//! of them, it can hold up the others.
+//! more than twice a stream's window and `BodyStart` for each request, and its connection is given up when it
+//! stops answering pings. A slow client stops its own stream alone: the connection's window has room for all
+//! streams' windows, and is opened before what slow clients hold fills it. Bodies towards the origin share
+//! the window that it gives the connection: if it stops reading one of them, it can hold up the others.
 
 mod attempt;
 mod connection;
