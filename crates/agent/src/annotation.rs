@@ -205,7 +205,7 @@ fn dialect(text: &str) -> Result<Dialect, Wrong> {
     }
 }
 
-/// `truepeer.io/ports`, `truepeer/allow`: an annotation of ours by another domain.
+/// An annotation of truepeer's under a wrong domain, such as `truepeer.io/ports` or `truepeer/allow`.
 fn near_miss(name: &str) -> Option<Wrong> {
     let (domain, last) = name.split_once('/')?;
     let meant = NAMES.into_iter().find(|known| known.eq_ignore_ascii_case(last))?;

@@ -38,7 +38,7 @@ pub(crate) struct Pages {
     pub(crate) metrics: metrics::Labels,
     pub(crate) counters: metrics::Counters,
     pub(crate) started: Instant,
-    /// Whoever asks must have it: `Authorization: Bearer TOKEN`.
+    /// Each request must carry this token: `Authorization: Bearer TOKEN`.
     pub(crate) token: Option<TokenFile>,
 }
 

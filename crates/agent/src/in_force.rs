@@ -1,4 +1,4 @@
-//! What the kernel has, as `truepeer attach status` tells it, compared with what is wanted.
+//! Compares the rules in the kernel, as `truepeer attach status` reports them, with the wanted rules.
 //!
 //! Rules can be written in several ways that mean the same, so senders are compared by what holds for their
 //! addresses.

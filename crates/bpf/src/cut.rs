@@ -62,7 +62,7 @@ pub(crate) fn cut_off(tables: &Tables) -> Result<(), AttachError> {
 
 /// Connections with translated numbers, and those whose header is awaited.
 fn dependants(tables: &Tables) -> BTreeSet<FlowKey> {
-    // In this order: a connection becomes a flow before its pending connection is removed.
+    // In this order: a connection becomes a flow before its entry in tp_pending is removed.
     let pending = status::live(tables.pending());
     let translated = tables.flows().into_iter().filter(|(_, flow)| flow.delta != 0).map(|(key, _)| key);
     translated.chain(pending).collect()

@@ -177,7 +177,7 @@ impl Tables {
         self.set_settings(Settings { edition: before.edition.checked_add(1).unwrap_or(1), ..before })
     }
 
-    /// The ports that these rules would leave without programs: those that are validated now and not among
+    /// The ports that these rules would leave without programs: those that are attached now and not among
     /// them.
     pub(crate) fn left_by(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
         let tcp = self.judged_ports()?.into_iter().filter(|number| !rules.tcp_ports.contains(number));
@@ -185,7 +185,7 @@ impl Tables {
         Ok(names_of(tcp, udp))
     }
 
-    /// The ports of these rules that are validated already.
+    /// The ports of these rules that are attached already.
     pub(crate) fn taken_from(&self, rules: &Rules) -> Result<Vec<String>, AttachError> {
         let tcp = self.judged_ports()?.into_iter().filter(|number| rules.tcp_ports.contains(number));
         let udp = self.udp_ports()?.into_keys().filter(|number| rules.udp_ports.contains_key(number));
@@ -201,7 +201,7 @@ impl Tables {
         Ok(backends.find(|port| rules.udp_ports.values().any(|udp_port| udp_port.backend_port == *port)))
     }
 
-    /// The TCP ports whose new connections are validated.
+    /// The TCP ports whose new connections are checked.
     pub(crate) fn judged_ports(&self) -> Result<Vec<u16>, AttachError> {
         let ports = self.ports()?.into_iter().filter(|(_, port)| matches!(port.state, ATTACHED | PAUSED));
         Ok(ports.map(|(number, _)| number).collect())

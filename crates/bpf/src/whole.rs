@@ -29,7 +29,7 @@ pub(crate) fn check(tables: &Tables, rules: &Rules, others: Others) -> Result<()
 
 /// What the programs serve: these rules, and those that stay.
 pub(crate) struct Whole {
-    /// These rules, with all ports that are validated.
+    /// These rules, with all attached ports.
     pub(crate) rules: Rules,
     /// The TCP ports that need the programs, also those that drain.
     pub(crate) tcp_ports: BTreeSet<u16>,

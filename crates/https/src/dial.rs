@@ -1,4 +1,5 @@
-//! Connecting to a backend from the client's address. A tuple that is in use is tried again.
+//! Connecting to a backend from the client's address. A tuple that is in use, and a backend without a
+//! route, are tried again.
 
 use std::time::Duration;
 

@@ -218,7 +218,7 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
 /// The right to change rules.
 ///
 /// Any local user can hold it (it is an abstract unix socket): that delays a change by `LOCK_TIMEOUT`, and
-/// nothing else depends on it, see `keeper::guard::release`.
+/// nothing else depends on it, because removal counts the owners again afterwards.
 #[derive(Debug)]
 pub struct RulesLock {
     _name: Option<UnixDatagram>,

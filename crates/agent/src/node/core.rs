@@ -1,5 +1,5 @@
-//! What is known of all pods or containers of this machine, and what is to be done next: without processes,
-//! and with the time as a parameter. [`super::Node`] drives it, and so does a simulator.
+//! Knows all pods or containers of this machine and decides what to do next. It starts no process, and gets
+//! the time as a parameter: [`super::Node`] drives it, and so does a simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub(super) struct Core {
     entries: BTreeMap<Key, Entry>,
     /// They exist, ask for nothing, and nothing is known to be attached to them.
     idle: BTreeMap<Key, Desired>,
-    /// What was attached when the agent started; `None`: that could not be read.
+    /// The attachments that the agent found when it started. `None`: they could not be read.
     inherited: Option<BTreeMap<u64, Status>>,
     arrivals: u64,
     next_search: Instant,

@@ -19,8 +19,8 @@ pub(super) struct Entry {
     pub(super) backoff: Backoff,
     pub(super) is_without_room: bool,
     pub(super) actual: Actual,
-    /// What was said to be attached, by an agent before this one: shown until the kernel has been asked, and
-    /// believed for nothing else.
+    /// The attachment that an earlier agent reported. It is shown until the kernel has been asked, and used
+    /// for nothing else.
     claim: Option<Claim>,
     /// Of [`Actual::Other`].
     other: String,

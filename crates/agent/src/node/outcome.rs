@@ -1,4 +1,4 @@
-//! What the driver is told to do, and what came of it.
+//! Orders to the driver, and their outcomes.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
     },
 }
 
-/// What the kernel has, compared with what is wanted.
+/// How the rules in the kernel differ from the wanted rules.
 #[derive(Debug)]
 pub(super) enum Seen {
     Same(Rules),

@@ -177,7 +177,7 @@ static __always_inline int may_end_handshake(const struct segment *segment, cons
 	       (behind > 0 || segment->flags & FIN);
 }
 
-/* `behind`: so many bytes stand behind the header. */
+/* `behind`: bytes after the header. */
 static __always_inline int on_whole(struct __sk_buff *skb, struct incoming *in, const struct header *header,
 				    enum verdict verdict, __u32 behind)
 {

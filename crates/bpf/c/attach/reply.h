@@ -35,7 +35,7 @@ GLOBAL int become_last_ack(struct __sk_buff *skb, const struct segment *segment,
 	if (options)
 		blank_echo(options, pending);
 	tcp.seq = bpf_htonl(pending->isn + 1 + pending->guess);
-	/* Behind `replay_len` bytes, `replay` is zero. */
+	/* After `replay_len` bytes, `replay` is zero. */
 	__u32 sum = bpf_csum_diff(0, 0, (__be32 *)pending->replay, REPLAY_MAX, 0);
 	if (become_bare_ack(skb, segment, &tcp, options, replay, sum))
 		return -1;

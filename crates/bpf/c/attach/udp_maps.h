@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* The tables of UDP in one network namespace.
  *
- *   tp_udp_ports     what senders send to
- *   tp_backends  what backends are bound to: answers come from there
- *   tp_udp_flows client, as the backend names it -> sender
- *   tp_udp_slots an answer on its way from udp_send to udp_egress
+ *   tp_udp_ports  what senders send to
+ *   tp_backends   what backends are bound to: answers come from there
+ *   tp_udp_flows  client, as the backend names it -> sender
+ *   tp_udp_slots  an answer on its way from udp_send to udp_egress
  *
  * Each has a fixed size, so no flood makes them grow. docs/internals/attach-udp.md says what they take. */
 #pragma once

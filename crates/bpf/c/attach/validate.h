@@ -94,7 +94,7 @@ GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, s
 	return is_timely(pending, &timestamps);
 }
 
-/* The kind of a segment that may be learnt from; 0: it is damaged. */
+/* Notes the segment's timestamp, and returns the segment's kind. 0: it is damaged; nothing was noted. */
 static __always_inline int learn(struct __sk_buff *skb, const struct segment *segment,
 				 struct pending *pending, __u32 tsval)
 {

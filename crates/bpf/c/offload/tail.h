@@ -75,7 +75,7 @@ static __always_inline int on_copy(struct __sk_buff *skb, const struct segment *
 	__u32 ack = is_before(face->own_nxt, segment->ack) ? face->own_nxt : segment->ack;
 	/* Every second copy has the number that the socket expects: it always takes the acknowledgement. But
 	 * it ignores a window that is numbered before a segment that it has already, also one ahead of a gap
-	 * (SND.WL1 of RFC 9293). So the other copies are numbered behind all that was validated good. These
+	 * (SND.WL1 of RFC 9293). So the other copies are numbered after everything that was found valid. These
 	 * the socket may discard: without memory for such a segment it closes its window. */
 	__u32 seq = is_before(face->kept, face->cut) && face->segments & 1 ? face->cut : face->kept;
 

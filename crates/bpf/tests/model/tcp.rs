@@ -40,7 +40,7 @@ pub(crate) enum Fate {
     PassWithoutEcho {
         by: u32,
     },
-    /// It becomes the ACK that ends the handshake, with what is replayed (so many bytes), and perhaps a copy
+    /// It becomes the ACK that ends the handshake, with this many replayed bytes, and perhaps a copy
     /// of it comes in again.
     LastAck {
         seq: u32,

@@ -48,7 +48,7 @@ pub(crate) fn is_answered(bed: &Bed) -> Result<()> {
         let wanted = if case.is_ipv6 { (2, 0) } else { (3, 4) };
         let (kind, code, mtu, quoted) = error.as_error().context("no error")?;
         ensure!((kind, code, mtu) == (wanted.0, wanted.1, MTU), "{number}: {kind} {code} {mtu}");
-        // All but the TCP sum, which is another on purpose: see splice_mtu.h.
+        // All but the TCP sum, which is another on purpose: see offload/errors.h.
         let was = &frame[LINK_HEADER..][..quoted.len()];
         let sum_at = quoted.len() - 20 + 16;
         let differs = (0..quoted.len()).filter(|at| quoted[*at] != was[*at] && *at / 2 != sum_at / 2);

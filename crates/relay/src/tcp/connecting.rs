@@ -29,7 +29,7 @@ pub(crate) struct Connecting<S> {
 #[derive(Debug)]
 enum Attempt<S> {
     Dialled(End<S>),
-    /// None is under way. How often the tuple was in use.
+    /// No attempt is under way. How often the tuple was in use.
     Failed(u8),
 }
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! DownstreamSocket ── recvmmsg ──▶ header::open ──▶ FlowTable ──▶ by flow ── merged, sendmmsg ──▶ backend
-//!                          │ header          └ new: Policy::route, upstream socket bound to the client
-//!                          └ refused: counted, logged once a minute
+//!                                     │ header         └ new: Policy::route, a socket bound to the client
+//!                                     └ refused: counted, logged once a minute
 //! sender ◀── sendmmsg, merged ── [header] ◀── recvmmsg ◀── the flow's upstream socket
 //! ```
 //! No datagram can end a flow or the process: a flow ends by silence, by eviction, or with its listener.

@@ -17,7 +17,7 @@ use truepeer_sys::{CallError, Named};
 use super::event::EventSource;
 use crate::listener::Listener;
 
-/// How long the listening sockets stay closed when the system is out of descriptors or memory.
+/// How long no connection is accepted when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening socket, and the listener for new sessions from it.
@@ -91,12 +91,12 @@ impl ListeningSockets {
         }
     }
 
-    /// When the listening sockets will be opened again.
+    /// When accepting resumes.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused_until
     }
 
-    /// Opens the listening sockets again if the pause is over.
+    /// Watches the listening sockets again if the pause is over.
     pub(super) fn resume(&mut self, epoll: &OwnedFd, journal: &Journal, now: Instant) {
         if self.paused_until.is_none_or(|until| until > now) {
             return;
