@@ -53,7 +53,7 @@ enum Plainly {
     Refused(DecodeErrorKind),
 }
 
-/// docs/header-rules.md, with the decoder as the judge of headers.
+/// docs/senders.md, with the decoder as the judge of headers.
 fn plainly(reader: &HeaderReader, bytes: &[u8]) -> Plainly {
     match (reader.rule, decode(bytes, reader.limits)) {
         (HeaderRule::Forbid, _) => Plainly::NoHeader,

@@ -2,7 +2,7 @@
 //!
 //! Nothing here reads, waits or stores bytes. The caller passes all bytes so far, tells when no more will
 //! come, and how long it has waited. The relay, TLS and `run` use it. The matrix of behaviours compares the
-//! kernel programs of `attach` with the same table (docs/header-rules.md).
+//! kernel programs of `attach` with the same table (docs/senders.md).
 //!
 //! ```text
 //!             on_bytes ──▶ Header, NoHeader, Refused
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// docs/header-rules.md, row by row.
+    /// docs/senders.md, row by row.
     #[test]
     fn what_can_not_be_a_header_any_more_is_data_at_once() {
         for data in [&b"GET / HTTP/1.1\r\n"[..], b"x", b"PROXIMITY", b"\r\n\r\n\0\r\nQUIX", b"\r\n\r\nx"] {

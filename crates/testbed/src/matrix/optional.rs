@@ -1,4 +1,4 @@
-//! `--header optional`, row by row as in docs/header-rules.md. `headers` tests required ones.
+//! `--header optional`, row by row as in docs/senders.md. `headers` tests required ones.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! `--header optional` before TLS, row by row as in docs/header-rules.md; the other ways are in the matrix.
+//! `--header optional` before TLS, row by row as in docs/senders.md; the other ways are in the matrix.
 
 use std::io::Write;
 use std::net::Shutdown;
