@@ -19,6 +19,9 @@ use crate::tags::Tags;
 /// The log target of a session's line, at level `info`.
 pub const SESSION: &str = "session";
 
+/// The log target of a request's line, at level `info`.
+pub const ACCESS: &str = "access";
+
 /// Writes the line of an ended session or flow. All have the same fields, but for the counts before the bytes
 /// and what stands behind the duration.
 macro_rules! log_end {

@@ -27,9 +27,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, Registry, reload};
 
-use truepeer_https::exchange::ACCESS;
 use truepeer_session::counters::{Counter, Counters};
-use truepeer_session::journal::SESSION;
+use truepeer_session::journal::{ACCESS, SESSION};
 
 use self::lines::Lines;
 use truepeer_config::plan::LogConfig;

@@ -9,12 +9,10 @@ use tracing::{info, warn};
 use truepeer_http::{HttpVersion, RequestHead};
 use truepeer_policy::BackendAddr;
 use truepeer_session::counters::{Counter, Shard};
+use truepeer_session::journal::ACCESS;
 
 use super::failure::Failure;
 use crate::client_info::ClientInfo;
-
-/// The log target of the access log's lines, at level `info`.
-pub const ACCESS: &str = "access";
 
 /// A worker's handle to the journal that all workers share.
 pub struct RequestJournal {

@@ -33,7 +33,7 @@ pub use failure::Failure;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use fuzzed::any_exchanges;
 pub(crate) use journal::Served;
-pub use journal::{ACCESS, RequestJournal};
+pub use journal::RequestJournal;
 pub(crate) use kept_body::BodyStart;
 pub(crate) use pace::Pace;
 pub(crate) use parties::{Departure, Incoming, Outgoing, left};
