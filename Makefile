@@ -113,7 +113,7 @@ lint:
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
-	RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer -p truepeer-routes -p truepeer-config -p truepeer-cli -p truepeer-run -p truepeer-vpp -p truepeer-privilege -p truepeer-attach --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer -p truepeer-ops -p truepeer-routes -p truepeer-config -p truepeer-cli -p truepeer-run -p truepeer-vpp -p truepeer-privilege -p truepeer-attach --no-deps --document-private-items
 
 clean:
 	cargo clean

@@ -114,7 +114,7 @@ beside() {
 agent=(--manifest-path crates/agent/Cargo.toml)
 doc() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q; }
 # Without --document-private-items rustdoc reads only what the library exports: `main`.
-doc_program() { RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer -p truepeer-routes -p truepeer-config -p truepeer-cli -p truepeer-run -p truepeer-vpp -p truepeer-privilege -p truepeer-attach --no-deps --document-private-items -q; }
+doc_program() { RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer -p truepeer-ops -p truepeer-routes -p truepeer-config -p truepeer-cli -p truepeer-run -p truepeer-vpp -p truepeer-privilege -p truepeer-attach --no-deps --document-private-items -q; }
 agent_clippy() { cargo clippy "${agent[@]}" --target-dir "$target" --all-targets -q -- -D warnings; }
 agent_build() { cargo test "${agent[@]}" --target-dir "$target" --no-run -q; }
 

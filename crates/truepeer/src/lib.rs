@@ -6,19 +6,12 @@
 //! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
 //! found and 126 if it can't be executed.
 
-mod admin;
-mod doctor;
-mod log;
-mod operate;
 mod server;
-mod units;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use admin::client::Client;
-use admin::status::StatusDoc;
 use anyhow::Context as _;
 use truepeer_cli::file::{self, ConfigSource, LoadedConfig};
 use truepeer_cli::{self as cli, Compat, Invocation, UsageError};
@@ -26,6 +19,8 @@ use truepeer_config::plan::{self, EntryConfig, ProcessConfig};
 use truepeer_config::spec::{
     self, DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs,
 };
+use truepeer_ops::admin::{Client, StatusDoc};
+use truepeer_ops::{doctor, log};
 use truepeer_routes::show::RemoveOptions;
 use truepeer_sys::{output, tell};
 
@@ -107,10 +102,10 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Attach(args)) => truepeer_attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::OciHook(args)) => oci_hook(&args),
         Task::Other(Invocation::Routes(args)) => routes(&args),
-        Task::Other(Invocation::Doctor(args)) => doctor(&args),
-        Task::Other(Invocation::Status(args)) => operate::status(&args, &mut output::stdout()),
-        Task::Other(Invocation::Sessions(args)) => operate::sessions(&args, &mut output::stdout()),
-        Task::Other(Invocation::Top(args)) => operate::top(&args),
+        Task::Other(Invocation::Doctor(args)) => examine(&args),
+        Task::Other(Invocation::Status(args)) => truepeer_ops::status(&args, &mut output::stdout()),
+        Task::Other(Invocation::Sessions(args)) => truepeer_ops::sessions(&args, &mut output::stdout()),
+        Task::Other(Invocation::Top(args)) => truepeer_ops::top(&args),
         // It became Task::Serve above.
         Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()),
     };
@@ -176,7 +171,7 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
     }
 }
 
-fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
+fn examine(args: &DoctorArgs) -> anyhow::Result<()> {
     let options = doctor::DoctorOptions {
         routing: plan::setup_options(&args.routing)?,
         named: plan::names_backends(&args.routing),

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use truepeer_sys::socket::is_v6_only;
 
-use crate::doctor::listening::{self, Socket};
+use truepeer_ops::doctor::listening::{self, Socket};
 use truepeer_config::plan::{EntryConfig, ProcessConfig};
 use truepeer_routes::item::IpTransport;
 

@@ -39,7 +39,7 @@ use self::requests::{HandedOver, Offered, Request, Requests};
 use self::signals::{Event, Events};
 use self::upgrade::Taking;
 use self::view::View;
-use crate::admin::{self, Admin, State};
+use truepeer_ops::admin::{self, Admin, State};
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::AdminConfig;
 use truepeer_privilege::confine::{self, Confined};

@@ -17,8 +17,8 @@ use super::signals::Bell;
 use super::splice::Programs;
 use super::upgrade::Taking;
 use super::{rules, sockets};
-use crate::admin::ListenerView;
-use crate::log;
+use truepeer_ops::admin::ListenerView;
+use truepeer_ops::log;
 use truepeer_cli::file::LoadedConfig;
 use truepeer_config::plan::passed;
 use truepeer_config::plan::{

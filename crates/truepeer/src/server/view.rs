@@ -11,7 +11,7 @@ use super::attachments;
 use super::process::Process;
 use super::requests::Requests;
 use super::upgrade;
-use crate::admin::{AttachmentDoc, ListenerView, Running, State};
+use truepeer_ops::admin::{AttachmentDoc, ListenerView, Running, State};
 
 /// A view that the server's thread brings up to date after each change.
 pub(super) struct View {

@@ -19,7 +19,7 @@ use super::Shown;
 use super::own::name;
 use super::service::serve;
 use super::wire::{self, Answer, Message, Request, UNASKED};
-use crate::admin::AttachmentDoc;
+use truepeer_ops::admin::AttachmentDoc;
 use crate::server::signals::Bell;
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach};

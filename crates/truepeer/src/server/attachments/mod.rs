@@ -18,7 +18,7 @@ use truepeer_bpf::Status;
 pub(super) use self::keeper::ForkedKeeper;
 use self::keeper::{AttachKeeper, Line};
 use self::own::{Detached, Own};
-use crate::admin::AttachmentDoc;
+use truepeer_ops::admin::AttachmentDoc;
 use truepeer_attach as attach;
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::Verbosity;

@@ -14,7 +14,7 @@ use tracing::error;
 use super::Shown;
 use super::own::{Own, name};
 use super::wire::{self, Answer, Message, Request, UNASKED};
-use crate::log;
+use truepeer_ops::log;
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach, CheckedEntry};
 use truepeer_privilege::keeper::hold_no_output;

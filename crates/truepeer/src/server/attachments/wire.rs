@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read as _, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::admin::AttachmentDoc;
+use truepeer_ops::admin::AttachmentDoc;
 use truepeer_config::plan::AttachKey;
 use truepeer_config::spec::Verbosity;
 

@@ -12,7 +12,7 @@ use truepeer_sys::socket::local_address;
 
 use super::wire::{FlowRecord, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
-use crate::admin::client::switch_protocol;
+use truepeer_ops::admin::switch_protocol;
 use truepeer_config::plan::{CheckedListener, ProcessConfig, passed};
 use truepeer_config::spec::Protocol;
 

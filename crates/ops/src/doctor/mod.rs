@@ -11,7 +11,7 @@
 mod attach;
 mod backend;
 mod firewall;
-pub(crate) mod listening;
+pub mod listening;
 mod machine;
 mod needed;
 mod privileges;
@@ -33,10 +33,10 @@ use truepeer_routes::options::local_addresses;
 use truepeer_routes::plan::RoutePlan;
 
 pub(crate) use report::Report;
-pub(crate) use subject::DoctorOptions;
+pub use subject::DoctorOptions;
 
 /// Runs the checks, writes the report, and returns whether every required check passed.
-pub(crate) fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {
+pub fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {
     let setup = options.routing.setup()?;
     let _routes = options
         .with_routes

@@ -11,7 +11,7 @@ use crate::units::{Bytes, Count};
 use truepeer_config::spec::StatusArgs;
 
 /// Prints what the running truepeer does.
-pub(crate) fn status(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn status(args: &StatusArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let answer = Client::of(&args.ask)?.ask("GET", "/status")?;
     if args.json {
         return Ok(writeln!(out, "{}", answer.trim_end())?);

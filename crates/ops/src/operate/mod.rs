@@ -4,6 +4,6 @@ mod sessions;
 mod status;
 mod top;
 
-pub(crate) use sessions::sessions;
-pub(crate) use status::status;
-pub(crate) use top::top;
+pub use sessions::sessions;
+pub use status::status;
+pub use top::top;

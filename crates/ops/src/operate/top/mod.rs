@@ -25,7 +25,7 @@ use crate::admin::client::Client;
 use truepeer_config::spec::{TopArgs, defaults};
 
 /// Shows the running truepeer until `q` is typed.
-pub(crate) fn top(args: &TopArgs) -> anyhow::Result<()> {
+pub fn top(args: &TopArgs) -> anyhow::Result<()> {
     let client = Client::of(&args.ask)?;
     anyhow::ensure!(
         std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),

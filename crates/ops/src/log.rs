@@ -47,7 +47,7 @@ const COUNTERS: &str = "counters";
 
 /// Sets up logging for the whole process; a second call changes nothing. `is_elsewhere_soon`: standard error
 /// will be replaced by that of the old process, which may be a file, so no colours are written.
-pub(crate) fn init(config: LogConfig, is_elsewhere_soon: bool) {
+pub fn init(config: LogConfig, is_elsewhere_soon: bool) {
     let is_terminal = stderr().is_terminal() && !is_elsewhere_soon;
     let format = config.format.unwrap_or(LogFormat::Text);
     let lines = tracing_subscriber::fmt::layer().with_writer(|| &*LINES).log_internal_errors(false);
@@ -118,7 +118,7 @@ fn priority(level: Level) -> u8 {
 
 /// Logs the counters: in JSON each as a field of its own. tracing's events have fixed fields, so that line is
 /// written here.
-pub(crate) fn counters(counters: &Counters, sessions: usize) {
+pub fn counters(counters: &Counters, sessions: usize) {
     if FORMAT.get() == Some(&LogFormat::Json) && tracing::enabled!(target: COUNTERS, Level::INFO) {
         LINES.put((json_counters(now(), counters, sessions) + "\n").as_bytes());
         return;
@@ -177,7 +177,7 @@ fn json_counters(timestamp: String, counters: &Counters, sessions: usize) -> Str
 }
 
 /// Changes what is logged from now on.
-pub(crate) fn set_verbosity(verbosity: Verbosity) {
+pub fn set_verbosity(verbosity: Verbosity) {
     if let Some(handle) = FILTER.get() {
         // Fails only if the subscriber is gone.
         let _ = handle.reload(filter(verbosity));

@@ -12,7 +12,7 @@ use truepeer_config::spec::SessionsArgs;
 use truepeer_sys::tell;
 
 /// Prints the open sessions, or ends them.
-pub(crate) fn sessions(args: &SessionsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn sessions(args: &SessionsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = Client::of(&args.ask)?;
     let query = args.client.as_ref().map_or_else(String::new, |clients| format!("?client={clients}"));
     let answer = client.ask("GET", &format!("/sessions{query}"))?;

@@ -36,13 +36,13 @@ fn serves_all(socket: IpAddr, address: IpAddr) -> bool {
 
 /// A socket that receives packets for its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Socket {
-    pub(crate) address: SocketAddr,
-    pub(crate) inode: u64,
+pub struct Socket {
+    pub address: SocketAddr,
+    pub inode: u64,
 }
 
 /// Returns listening TCP sockets, or unconnected UDP sockets.
-pub(crate) fn sockets_of(transport: IpTransport) -> Vec<Socket> {
+pub fn sockets_of(transport: IpTransport) -> Vec<Socket> {
     let (tables, state) = match transport {
         IpTransport::Tcp => (["tcp", "tcp6"], "0A"),
         IpTransport::Udp => (["udp", "udp6"], "07"),

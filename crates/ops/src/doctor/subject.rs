@@ -10,19 +10,19 @@ use truepeer_routes::plan::{RoutePlan, Setup};
 
 /// What to check, and how.
 #[derive(Debug)]
-pub(crate) struct DoctorOptions {
+pub struct DoctorOptions {
     /// The job that truepeer will do.
-    pub(crate) routing: SetupOptions,
+    pub routing: SetupOptions,
     /// The backends were named, not taken by default. A family that is off is then a failure.
-    pub(crate) named: bool,
+    pub named: bool,
     /// Creates the routes for the duration of the test.
-    pub(crate) with_routes: bool,
+    pub with_routes: bool,
     /// How long to wait for a backend.
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
     /// A running truepeer, whose sessions are examined as well.
-    pub(crate) running: Option<AdminAddr>,
+    pub running: Option<AdminAddr>,
     /// Write JSON.
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 /// The input of every check.

@@ -13,9 +13,9 @@ use truepeer_config::spec::Protocol;
 
 /// The program at one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct StatusDoc {
+pub struct StatusDoc {
     pub(crate) version: String,
-    pub(crate) pid: u32,
+    pub pid: u32,
     /// See [`State::name`].
     pub(crate) state: String,
     /// Why it is broken.
@@ -23,7 +23,7 @@ pub(crate) struct StatusDoc {
     pub(crate) reason: Option<String>,
     /// The sockets that the service manager has passed, by name.
     #[serde(default, skip_serializing_if = "PassedNames::is_empty")]
-    pub(crate) passed: PassedNames,
+    pub passed: PassedNames,
     pub(crate) listeners: Vec<ListenerDoc>,
     /// Listeners that should be open and are not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,7 +55,7 @@ pub(crate) struct ListenerDoc {
 
 /// One attachment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct AttachmentDoc {
+pub struct AttachmentDoc {
     /// The network namespace; empty: this one.
     pub(crate) netns: String,
     /// `None`: unknown.
@@ -136,7 +136,7 @@ impl ListenerDoc {
 impl AttachmentDoc {
     /// `netns`: as configured; empty: this one. `status`: `None` if it is unknown, `Some(None)` if it is not
     /// attached.
-    pub(crate) fn of(netns: String, status: Option<Option<Status>>) -> Self {
+    pub fn of(netns: String, status: Option<Option<Status>>) -> Self {
         let attached = status.as_ref().map(Option::is_some);
         let ports = status.iter().flatten().flat_map(|status| &status.ports).map(PortDoc::of);
         Self { netns, attached, ports: ports.collect() }

@@ -26,7 +26,7 @@ const MOST_BYTES: u64 = 256 << 20;
 
 /// A running truepeer.
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
+pub struct Client {
     address: AdminAddr,
 }
 
@@ -46,7 +46,7 @@ impl Client {
     }
 
     /// The one that listens on this socket.
-    pub(crate) fn at(socket: &Path) -> Self {
+    pub fn at(socket: &Path) -> Self {
         Self { address: AdminAddr::Unix(socket.to_owned()) }
     }
 
@@ -54,7 +54,7 @@ impl Client {
     ///
     /// # Errors
     /// Nobody answers, or the answer says that it was not done.
-    pub(crate) fn ask(&self, method: &str, path: &str) -> anyhow::Result<String> {
+    pub fn ask(&self, method: &str, path: &str) -> anyhow::Result<String> {
         let patience = if method == "POST" { ORDER } else { PATIENCE };
         let answer = match &self.address {
             AdminAddr::Unix(socket) => UnixStream::connect(socket).and_then(|stream| {
@@ -79,7 +79,7 @@ impl Client {
 ///
 /// # Errors
 /// What the answer says.
-pub(crate) fn switch_protocol(mut stream: &UnixStream) -> anyhow::Result<()> {
+pub fn switch_protocol(mut stream: &UnixStream) -> anyhow::Result<()> {
     let request = format!(
         "POST /upgrade HTTP/1.1\r\nHost: truepeer\r\nConnection: Upgrade\r\nUpgrade: {HANDOVER}\r\n\r\n"
     );

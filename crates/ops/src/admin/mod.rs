@@ -37,13 +37,14 @@ use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
 use self::listen::Entrance;
-pub(crate) use self::status::AttachmentDoc;
+pub use self::client::{Client, switch_protocol};
+pub use self::status::{AttachmentDoc, StatusDoc};
 use self::stop::Stopper;
 use truepeer_config::spec::{AdminAddr, Protocol};
 
 /// The running program, as its operator watches and steers it. Calls come from the admin thread, and
 /// [`Running::reload`] and [`Running::upgrade`] from threads of their own.
-pub(crate) trait Running: Send + Sync {
+pub trait Running: Send + Sync {
     /// What it does at this moment.
     fn state(&self) -> State;
 
@@ -85,7 +86,7 @@ pub(crate) trait Running: Send + Sync {
 
 /// What the program does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum State {
+pub enum State {
     Starting,
     Serving,
     /// Open sessions go on; nothing new is taken.
@@ -107,20 +108,20 @@ impl State {
 
 /// A listener as an operator knows it.
 #[derive(Debug, Clone)]
-pub(crate) struct ListenerView {
-    pub(crate) id: ListenerId,
+pub struct ListenerView {
+    pub id: ListenerId,
     /// The entry of the configuration that it belongs to: `proxy` or `https`.
-    pub(crate) entry: &'static str,
-    pub(crate) protocol: Protocol,
+    pub entry: &'static str,
+    pub protocol: Protocol,
     /// With the port that the kernel chose for port 0.
-    pub(crate) addresses: Vec<SocketAddr>,
+    pub addresses: Vec<SocketAddr>,
     /// Whether it takes new connections.
-    pub(crate) is_open: bool,
+    pub is_open: bool,
 }
 
 /// The admin thread and its sockets.
 #[derive(Debug)]
-pub(crate) struct Admin {
+pub struct Admin {
     entrances: Arc<Vec<Entrance>>,
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
@@ -130,7 +131,7 @@ pub(crate) struct Admin {
 ///
 /// # Errors
 /// A socket that can't be opened.
-pub(crate) fn open_ahead(listen: &[&AdminAddr], inherited: &mut Vec<OwnedFd>) -> anyhow::Result<()> {
+pub fn open_ahead(listen: &[&AdminAddr], inherited: &mut Vec<OwnedFd>) -> anyhow::Result<()> {
     for address in listen {
         let socket = Entrance::open_quietly(address, inherited)?.duplicate()?;
         inherited.push(socket);
@@ -143,7 +144,7 @@ pub(crate) fn open_ahead(listen: &[&AdminAddr], inherited: &mut Vec<OwnedFd>) ->
 ///
 /// # Errors
 /// A socket that can't be opened, or a thread that can't be started.
-pub(crate) fn start(
+pub fn start(
     listen: &[AdminAddr],
     inherited: &mut Vec<OwnedFd>,
     running: Arc<dyn Running>,
@@ -164,13 +165,16 @@ pub(crate) fn start(
 
 impl Admin {
     /// Its listening sockets, for a process that takes over.
-    pub(crate) fn sockets(&self) -> anyhow::Result<Vec<OwnedFd>> {
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn sockets(&self) -> anyhow::Result<Vec<OwnedFd>> {
         self.entrances.iter().map(Entrance::duplicate).collect()
     }
 
     /// Answers nothing more. `unlink`: removes the paths of unix sockets, unless another process listens on
     /// them.
-    pub(crate) fn stop(mut self, unlink: bool) {
+    pub fn stop(mut self, unlink: bool) {
         self.end();
         if unlink {
             self.entrances.iter().for_each(Entrance::unlink);
