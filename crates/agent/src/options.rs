@@ -31,7 +31,7 @@ Annotations of a pod (write them in the pod's template):
   truepeer.dev/header       \"optional\" for all of them, or \"10.0.0.1=optional\" for some [default: require]
   truepeer.dev/udp-dialect  \"every\" or \"spp\" [default: every]
 
-With the readiness gate truepeer.dev/attached, no service sends connections to the pod before truepeer is attached. The pod's condition of that
+With truepeer.dev/attached in readinessGates, no service sends connections to the pod before truepeer is attached. The pod's condition of that
 name and its events say what was attached, or why not. The attachments stay when the agent ends; it adopts them when it starts again.";
 
 const DOCKER_HELP: &str = "\

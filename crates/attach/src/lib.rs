@@ -315,10 +315,10 @@ fn with_advice(error: AttachError) -> anyhow::Error {
 
 fn list(rules: &Rules) -> String {
     let (same, mapped): (Vec<_>, Vec<_>) =
-        rules.udp_ports.iter().partition(|(port, gate)| gate.backend_port == **port);
+        rules.udp_ports.iter().partition(|(port, rule)| rule.backend_port == **port);
     let tcp = port_list(rules.tcp_ports.iter().copied(), "");
     let udp = port_list(same.into_iter().map(|(port, _)| *port), "/udp");
-    let mapped = mapped.into_iter().map(|(port, gate)| format!("{port}:{}/udp", gate.backend_port));
+    let mapped = mapped.into_iter().map(|(port, rule)| format!("{port}:{}/udp", rule.backend_port));
     tcp.into_iter().chain(udp).chain(mapped).collect::<Vec<_>>().join(", ")
 }
 

@@ -103,16 +103,16 @@ fn write_port(port: &PortStatus, out: &mut dyn Write) -> Result<()> {
             flows.translated,
             flows.awaiting_header
         )?,
-        Traffic::Udp(gate, flows) => writeln!(
+        Traffic::Udp(rule, flows) => writeln!(
             out,
             "port {}/udp: {state}, {} to {}; {flows} flows",
             name(port),
-            gate.dialect.as_str(),
+            rule.dialect.as_str(),
             // Ports that lead elsewhere are shown apart, each by itself.
-            if port.ports.len() > 1 && port.ports.contains(&gate.backend_port) {
+            if port.ports.len() > 1 && port.ports.contains(&rule.backend_port) {
                 "the same ports".into()
             } else {
-                format!("port {}", gate.backend_port)
+                format!("port {}", rule.backend_port)
             }
         )?,
     }
@@ -264,9 +264,9 @@ fn json_port(port: &PortStatus) -> JsonPort {
         Traffic::Tcp(FlowCount { untouched, translated, awaiting_header }) => {
             ("tcp", JsonTraffic::Tcp { untouched, translated, awaiting_header })
         }
-        Traffic::Udp(gate, flows) => {
-            let dialect = gate.dialect.as_str();
-            ("udp", JsonTraffic::Udp { backend_port: gate.backend_port, dialect, flows })
+        Traffic::Udp(rule, flows) => {
+            let dialect = rule.dialect.as_str();
+            ("udp", JsonTraffic::Udp { backend_port: rule.backend_port, dialect, flows })
         }
     };
     JsonPort {

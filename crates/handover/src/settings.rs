@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn a_text_fails_closed() {
         assert!("".parse::<RunSettings>().unwrap().allow.is_empty());
-        for wrong in ["allow 10.0.0.0/33", "header maybe", "versions 3", "gate open", "port 70000"] {
+        for wrong in ["allow 10.0.0.0/33", "header maybe", "versions 3", "window open", "port 70000"] {
             assert_eq!(wrong.parse::<RunSettings>().unwrap_err(), SettingsError(wrong.to_owned()));
         }
     }

@@ -150,12 +150,12 @@ mod tests {
     fn vpps_end_is_noticed() {
         let path = env::temp_dir().join(format!("truepeer-vpp-app-{}", std::process::id()));
         assert!(format!("{:#}", ask(&path).unwrap_err()).contains("accepts no programs"));
-        let door =
+        let listener =
             socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        listen(&door, 8).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
         let ours = ask(&path).unwrap();
-        let vpps = accept(&door).unwrap();
+        let vpps = accept(&listener).unwrap();
         fs::remove_file(&path).unwrap();
         let waiting = thread::spawn(move || wait_for_end(&ours));
         send(&vpps, b"a word that is not for us", SendFlags::empty()).unwrap();

@@ -1,5 +1,5 @@
-//! The pod's condition `truepeer.dev/attached`: a readiness gate for pods that name it, and the agent's
-//! memory.
+//! The pod's condition `truepeer.dev/attached`: an entry of readinessGates for pods that
+//! name it, and for operators.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::node::Claim;
 use crate::statuses::{Name, State};
 
-/// Its type, which is also the readiness gate's.
+/// Its type, which is also that of the entry in readinessGates.
 pub(super) const TYPE: &str = "truepeer.dev/attached";
 
 const ATTACHED: &str = "Attached";

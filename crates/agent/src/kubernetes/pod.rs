@@ -57,8 +57,8 @@ const NO_ANNOTATIONS: &str = "the pod waits for truepeer.dev/attached (readiness
     annotation truepeer.dev/ports: write the annotations in the template of its Deployment (spec.template.metadata.annotations)";
 
 fn has_gate(pod: &Pod) -> bool {
-    let gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
-    gates.into_iter().any(|gate| gate.condition_type == conditions::TYPE)
+    let entries = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    entries.into_iter().any(|entry| entry.condition_type == conditions::TYPE)
 }
 
 fn want(pod: &Pod, sender_limit: &SenderLimit) -> Want {
@@ -159,14 +159,14 @@ mod tests {
 
     #[test]
     fn a_gate_without_annotations_is_explained() {
-        let gate =
+        let named =
             serde_json::json!({"containers": [], "readinessGates": [{"conditionType": conditions::TYPE}]});
         let want = |spec| {
             annotated(pod(serde_json::json!({}), spec, serde_json::json!({})), &[]).unwrap().desired.want
         };
-        assert_eq!(want(gate), Want::Forbidden(NO_ANNOTATIONS.to_owned()));
+        assert_eq!(want(named), Want::Forbidden(NO_ANNOTATIONS.to_owned()));
         let other =
-            serde_json::json!({"containers": [], "readinessGates": [{"conditionType": "example.org/gate"}]});
+            serde_json::json!({"containers": [], "readinessGates": [{"conditionType": "example.org/other"}]});
         assert_eq!(want(other), Want::Nothing);
     }
 

@@ -165,7 +165,7 @@ impl Told {
                 Some(Writing::Write(condition))
             }
             (None, Some(_)) if self.leaves => Some(Writing::Remove),
-            // Not removed otherwise: a gate may still look at it.
+            // Not removed otherwise: somebody may still look at it.
             (None, Some(before)) if *before != Condition::detached() => {
                 Some(Writing::Write(Condition::detached()))
             }

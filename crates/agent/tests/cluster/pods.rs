@@ -77,7 +77,7 @@ fn changed_annotations_are_followed(bed: &Bed) -> Result<()> {
     until("port 81", || Ok(pod.wait_for("Attached")?.starts_with("ports 81;").then_some(())))?;
     pod.expect_attached(81)?;
     pod.expect_raw(80)?;
-    ensure!(pod.turned()? == turned, "the gate was closed for a moment");
+    ensure!(pod.turned()? == turned, "the pod was not ready for a moment");
 
     pod.annotate(json!({"truepeer.dev/header": "optional"}))?;
     until("optional", || Ok(pod.wait_for("Attached")?.contains("header optional").then_some(())))?;

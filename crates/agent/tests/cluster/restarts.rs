@@ -63,7 +63,7 @@ fn an_agent_that_starts_again_adopts_without_a_gap(bed: &Bed) -> Result<()> {
     ensure!(count > 20, "{count} connections");
     ensure!(last.steps("attach", "ok")? == 0, "{}", last.log());
     pod.wait_for("Attached")?;
-    ensure!(pod.turned()? == turned, "the gate was closed for a moment");
+    ensure!(pod.turned()? == turned, "the pod was not ready for a moment");
     Ok(())
 }
 
@@ -165,7 +165,7 @@ fn a_sandbox_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
     pod.start_sandbox()?;
     pod.wait_for("Attached")?;
     pod.end();
-    // The gate closes meanwhile.
+    // The pod becomes not ready meanwhile.
     ensure!(pod.wait_for("Waiting")?.starts_with("no process"));
     pod.start_sandbox()?;
     pod.wait_for("Attached")?;

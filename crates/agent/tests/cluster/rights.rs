@@ -59,7 +59,7 @@ fn a_taken_over_agent_writes_one_condition_and_nothing_else(bed: &Bed) -> Result
         json!({"metadata": {"annotations": {"truepeer.dev/ports": null}}}),
         json!({"metadata": {"finalizers": ["example.org/never"]}}),
         condition("Ready"),
-        condition("example.org/gate"),
+        condition("example.org/other"),
     ] {
         ensure!(!writes(bed, &pod.name, &attack)?, "{attack} was written");
     }

@@ -162,8 +162,8 @@ mod tests {
     #[test]
     fn connections_completed_just_before_the_drain_are_accepted() {
         let reactor = Reactor::new().unwrap();
-        let door = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let listener = TcpListener::new(&reactor, listen(door, ListenOptions::default()).unwrap()).unwrap();
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = TcpListener::new(&reactor, listen(any, ListenOptions::default()).unwrap()).unwrap();
         let address = listener.local_address().unwrap();
         let other = reactor.clone();
         let taken = reactor.block_on(async move {

@@ -32,8 +32,8 @@ pub use connection::serve_http1;
 pub use failure::Failure;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use fuzzed::any_exchanges;
-pub(crate) use journal::Served;
 pub use journal::RequestJournal;
+pub(crate) use journal::Served;
 pub(crate) use kept_body::BodyStart;
 pub(crate) use pace::Pace;
 pub(crate) use parties::{Departure, Incoming, Outgoing, left};

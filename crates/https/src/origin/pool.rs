@@ -292,9 +292,9 @@ mod tests {
         use crate::stream::Stream;
 
         let reactor = Reactor::new().unwrap();
-        let door = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let upstream =
-            Upstream { source: None, backend: door.local_addr().unwrap(), mark: 0, path_mtu: None };
+            Upstream { source: None, backend: listener.local_addr().unwrap(), mark: 0, path_mtu: None };
         let dialler = reactor.clone();
         reactor
             .block_on(async move {
@@ -304,7 +304,7 @@ mod tests {
                         SharedStream::new(Stream::Plain(connect(&dialler, &upstream).await.unwrap()));
                     let buffer = Buffer::default();
                     let ours = OriginConnection { stream, buffer, is_used: false, is_private: false };
-                    let (mut origin, _) = door.accept().unwrap();
+                    let (mut origin, _) = listener.accept().unwrap();
                     pool.put(ours, KeptBy::Everybody, None, dialler.now());
                     let kept = pool.take(KeptBy::Everybody, None).expect("nothing has come");
                     pool.put(kept, KeptBy::Everybody, None, dialler.now());

@@ -262,9 +262,9 @@ mod tests {
     #[test]
     fn a_sink_is_slow_when_its_kernel_is_full_and_not_when_the_turn_has_not_ended() {
         let reactor = Reactor::new().unwrap();
-        let (door, other, busy) = (Door::new(&reactor), reactor.clone(), reactor.clone());
+        let (listener, other, busy) = (Door::new(&reactor), reactor.clone(), reactor.clone());
         run(&reactor, async move {
-            let ((mut source, _from), (mut sink, _to)) = (door.pair().await, door.pair().await);
+            let ((mut source, _from), (mut sink, _to)) = (listener.pair().await, listener.pair().await);
             let backlog = Budget::new(1 << 20);
             // Another task that works in each turn, after this one.
             let mut others = Some(async move {
@@ -308,12 +308,12 @@ mod tests {
         const SESSIONS: usize = 40;
         const FULL: usize = 4;
         let reactor = Reactor::new().unwrap();
-        let (door, other) = (Door::new(&reactor), reactor.clone());
+        let (listener, other) = (Door::new(&reactor), reactor.clone());
         run(&reactor, async move {
             let backlog = Budget::new(FULL * SLOW_BYTES);
             let (mut sessions, mut senders) = (Vec::new(), Vec::new());
             for _ in 0..SESSIONS {
-                let ((source, mut from), (sink, to)) = (door.pair().await, door.pair().await);
+                let ((source, mut from), (sink, to)) = (listener.pair().await, listener.pair().await);
                 // Ends only when the connection does.
                 senders.push(std::thread::spawn(move || while from.write_all(&[7; 1 << 16]).is_ok() {}));
                 sessions.push((PumpHalf::beginning_with(Vec::new()), source, sink, to));

@@ -36,8 +36,8 @@ use anyhow::Context as _;
 use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
-use self::listen::Entrance;
 pub use self::client::{Client, switch_protocol};
+use self::listen::Entrance;
 pub use self::status::{AttachmentDoc, StatusDoc};
 use self::stop::Stopper;
 use truepeer_config::spec::{AdminAddr, Protocol};
@@ -87,7 +87,9 @@ pub trait Running: Send + Sync {
 /// What the program does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
+    /// Nothing is served yet.
     Starting,
+    /// All that it should serve.
     Serving,
     /// Open sessions go on; nothing new is taken.
     Draining,
@@ -109,9 +111,11 @@ impl State {
 /// A listener as an operator knows it.
 #[derive(Debug, Clone)]
 pub struct ListenerView {
+    /// Whose counters and sessions are its own.
     pub id: ListenerId,
     /// The entry of the configuration that it belongs to: `proxy` or `https`.
     pub entry: &'static str,
+    /// What it takes.
     pub protocol: Protocol,
     /// With the port that the kernel chose for port 0.
     pub addresses: Vec<SocketAddr>,

@@ -15,6 +15,7 @@ use truepeer_config::spec::Protocol;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StatusDoc {
     pub(crate) version: String,
+    /// The process.
     pub pid: u32,
     /// See [`State::name`].
     pub(crate) state: String,

@@ -37,7 +37,9 @@ fn serves_all(socket: IpAddr, address: IpAddr) -> bool {
 /// A socket that receives packets for its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Socket {
+    /// Where it listens.
     pub address: SocketAddr,
+    /// What links in /proc/PID/fd name it by.
     pub inode: u64,
 }
 

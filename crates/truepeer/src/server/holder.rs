@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 
 use truepeer_sys::socket::is_v6_only;
 
-use truepeer_ops::doctor::listening::{self, Socket};
 use truepeer_config::plan::{EntryConfig, ProcessConfig};
+use truepeer_ops::doctor::listening::{self, Socket};
 use truepeer_routes::item::IpTransport;
 
 /// The result of [`look_ahead`].

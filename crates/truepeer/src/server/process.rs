@@ -17,13 +17,13 @@ use super::signals::Bell;
 use super::splice::Programs;
 use super::upgrade::Taking;
 use super::{rules, sockets};
-use truepeer_ops::admin::ListenerView;
-use truepeer_ops::log;
 use truepeer_cli::file::LoadedConfig;
 use truepeer_config::plan::passed;
 use truepeer_config::plan::{
     Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, ProcessConfig,
 };
+use truepeer_ops::admin::ListenerView;
+use truepeer_ops::log;
 use truepeer_privilege::keeper::guard::Hands;
 
 /// A running process. Dropping it ends everything at once.

@@ -472,13 +472,13 @@ fn a_listener_on_loopback_is_not_reached_from_a_wire(bed: &Bed) -> Result<()> {
         Ok(fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?)
     })??;
     let backends = [BACKEND, "[fd77::2]:80"];
-    let doors = ["127.0.0.1:8443", "[::1]:8443"];
+    let listeners = ["127.0.0.1:8443", "[::1]:8443"];
     let backend =
         Behaviour::Echo.start_program(bed, &backends, |program| program.in_netns(&wire.host.netns))?;
     let admin = bed.dir().join("admin").display().to_string();
     let truepeer = Truepeer::proxy(TRUEPEER)
-        .listen(doors[0])
-        .listen(doors[1])
+        .listen(listeners[0])
+        .listen(listeners[1])
         .ipv4(backends[0])
         .ipv6(backends[1])
         .allow("any")
@@ -493,16 +493,16 @@ fn a_listener_on_loopback_is_not_reached_from_a_wire(bed: &Bed) -> Result<()> {
     let senders = ["10.77.0.1:2000", "[fd77::1]:2000"];
     let (clients, sites) = (["203.0.113.7", "[2001:db8::7]"], [SITE, "[2001:db8::1]:443"]);
     for family in 0..2 {
-        truepeer.wait_for_log(&format!("{SERVED} {}", doors[family]))?;
+        truepeer.wait_for_log(&format!("{SERVED} {}", listeners[family]))?;
         let session = |port: u16| -> Result<()> {
             let client = format!("{}:{port}", clients[family]);
-            let mut stream = wire.host.run(|| client::connect(doors[family]))??;
+            let mut stream = wire.host.run(|| client::connect(listeners[family]))??;
             stream.write_all(&client::v2(&client, sites[family])?)?;
             backend.wait_for_log(&format!("{client} accepted"))
         };
         session(4999)?;
         let before = answered()?;
-        let (from, to) = (senders[family].parse()?, doors[family].parse()?);
+        let (from, to) = (senders[family].parse()?, listeners[family].parse()?);
         let talker = Talker::new(&wire, from, to, 99).with_clock(5000);
         for _ in 0..3 {
             talker.send(&usual_syn(&talker))?;

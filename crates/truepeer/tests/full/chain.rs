@@ -39,13 +39,13 @@ fn a_listener_may_be_the_backend_of_another_one(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
     let hosts = Topology::line(&["sender", "relay"])?;
     let (sender, relay) = (hosts.host("sender"), hosts.host("relay"));
-    let door = relay.at(false, 8443).to_string();
+    let listener = relay.at(false, 8443).to_string();
     let backend =
         Behaviour::Echo.start_program(bed, &["127.0.0.1:80"], |program| program.in_netns(&relay.netns))?;
-    let file = bed.write("truepeer.toml", CONFIGURATION.replace("DOOR", &door))?.display().to_string();
+    let file = bed.write("truepeer.toml", CONFIGURATION.replace("DOOR", &listener))?.display().to_string();
     let program = Program::new(TRUEPEER).args(["serve", "-c", &file]).in_netns(&relay.netns);
     let truepeer = program.start(bed)?;
-    for listener in [&door, "127.0.0.1:8444"] {
+    for listener in [&listener, "127.0.0.1:8444"] {
         truepeer.wait_for_log(&format!("{SERVED} {listener}"))?;
     }
     let mut streams = Vec::new();
@@ -53,7 +53,7 @@ fn a_listener_may_be_the_backend_of_another_one(bed: &Bed) -> Result<()> {
     for (host, ports) in [(sender, 5000..5020), (relay, 5020..5040)] {
         for port in ports {
             let began = Instant::now();
-            let mut stream = host.run(|| client::connect(&door))??;
+            let mut stream = host.run(|| client::connect(&listener))??;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             let outer = client::v2(format!("203.0.113.7:{port}"), "192.0.2.1:443")?;
             let inner = client::v2(format!("203.0.113.8:{port}"), "192.0.2.1:443")?;

@@ -63,7 +63,7 @@ fn headers_that_leave_something_to_decide_are_truepeers(bed: &Bed) -> Result<()>
 fn what_truepeer_refuses_is_refused(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Echo, &["--deny-clients", "198.51.100.0/24"])?;
     stand.learn(false)?;
-    let own = stand.door(false).ip();
+    let own = stand.listener(false).ip();
     let site = "192.0.2.1:443";
     for (bytes, reason) in [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "not_proxy"),
@@ -90,7 +90,7 @@ fn a_backend_that_refuses_is_told_to_the_sender_at_once(bed: &Bed) -> Result<()>
     // Far above what a busy machine takes.
     const REPEATED: Duration = Duration::from_secs(20);
     let sender = stand.host("sender");
-    let to = stand.door(false).ip();
+    let to = stand.listener(false).ip();
     sender.ip(&[&format!("route add {to}/32 dev relay rto_min {}ms", REPEATED.as_millis())])?;
     // Nor by a probe.
     sender.run(|| std::fs::write("/proc/sys/net/ipv4/tcp_early_retrans", "0"))??;
@@ -117,7 +117,7 @@ fn a_sender_that_is_not_allowed_is_truepeers(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Echo, &[])?;
     stand.learn(false)?;
     stand.host("sender").ip(&["addr add 10.77.0.99/24 dev relay"])?;
-    let to = stand.door(false);
+    let to = stand.listener(false);
     let mut stream = stand.host("sender").run(|| sender::connect_from("10.77.0.99:0", to))??;
     let _ = stream.write_all(&header(false, 5000)?);
     ensure!(!matches!(stream.read(&mut [0]), Ok(1..)), "an answer");

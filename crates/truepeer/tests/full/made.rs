@@ -131,7 +131,7 @@ fn a_sender_that_is_new_is_answered_at_once(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, Behaviour::Echo, &["--allow", "10.77.0.99"])?;
     stand.learn(false)?;
     stand.host("sender").ip(&["addr add 10.77.0.99/24 dev relay"])?;
-    let to = stand.door(false);
+    let to = stand.listener(false);
     let mut stream = stand.host("sender").run(|| sender::connect_from("10.77.0.99:0", to))??;
     stream.write_all(&header(false, 5000)?)?;
     echo(&mut stream, &[7; 5000])?;

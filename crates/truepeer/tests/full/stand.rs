@@ -81,7 +81,7 @@ impl<'b> Stand<'b> {
         self.hosts.host(name)
     }
 
-    pub(crate) fn door(&self, v6: bool) -> SocketAddr {
+    pub(crate) fn listener(&self, v6: bool) -> SocketAddr {
         self.host("relay").at(v6, DOOR)
     }
 
@@ -91,7 +91,7 @@ impl<'b> Stand<'b> {
 
     /// A connection of the sender that has said nothing yet.
     pub(crate) fn connect(&self, v6: bool) -> Result<TcpStream> {
-        let stream = self.host("sender").run(|| client::connect(self.door(v6)))??;
+        let stream = self.host("sender").run(|| client::connect(self.listener(v6)))??;
         stream.set_read_timeout(Some(STALL))?;
         stream.set_nodelay(true)?;
         Ok(stream)
@@ -107,7 +107,7 @@ impl<'b> Stand<'b> {
 
     /// The kernel knows sender and backend, by a session that truepeer relayed.
     pub(crate) fn learn(&self, v6: bool) -> Result<()> {
-        self.truepeer.wait_for_log(&format!("{SERVED} {}", self.door(v6)))?;
+        self.truepeer.wait_for_log(&format!("{SERVED} {}", self.listener(v6)))?;
         let before = self.made()?;
         let mut stream = self.connect(v6)?;
         stream.write_all(&header(v6, 4999)?)?;

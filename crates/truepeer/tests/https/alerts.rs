@@ -145,10 +145,10 @@ const ORIGIN: &str = r"
 import socket, ssl, sys
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(*sys.argv[1:])
-door = socket.create_server(('127.0.0.1', 8443), backlog=64)
+listener = socket.create_server(('127.0.0.1', 8443), backlog=64)
 print('listening', flush=True)
 while True:
-    plain, _ = door.accept()
+    plain, _ = listener.accept()
     plain.settimeout(60)
     try:
         stream = context.wrap_socket(plain, server_side=True)

@@ -50,14 +50,16 @@ fn over_a_bad_link(bed: &Bed) -> Result<()> {
     let clients: Vec<Ipv4Addr> = (0..CLIENTS).map(|number| Ipv4Addr::new(10, 77, 0, 100 + number)).collect();
     let added: Vec<String> = clients.iter().map(|ip| format!("addr add {ip}/32 dev wire")).collect();
     link.left.ip(&added.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let door = link.right.at(false, 443).to_string();
+    let listener = link.right.at(false, 443).to_string();
     let (_origin, truepeer) = link.right.run(|| -> Result<_> {
         let origin = Program::new("python3").args(["-c", ORIGIN]).start(bed)?;
         origin.wait_listening("127.0.0.1:8080")?;
-        Ok((origin, https(bed, &door, "http://127.0.0.1:8080")?.start(bed)?))
+        Ok((origin, https(bed, &listener, "http://127.0.0.1:8080")?.start(bed)?))
     })??;
     link.left.run(|| {
-        in_parallel(10, CONNECTIONS, |number| converse(bed, &door, clients[number % clients.len()], number))
+        in_parallel(10, CONNECTIONS, |number| {
+            converse(bed, &listener, clients[number % clients.len()], number)
+        })
     })??;
     ensure!(truepeer.is_alive());
     let deeds = &link.deeds;
@@ -68,9 +70,9 @@ fn over_a_bad_link(bed: &Bed) -> Result<()> {
 }
 
 /// Requests of one connection, one after the other.
-fn converse(bed: &Bed, door: &str, client: Ipv4Addr, number: usize) -> Result<()> {
+fn converse(bed: &Bed, listener: &str, client: Ipv4Addr, number: usize) -> Result<()> {
     let version = if number.is_multiple_of(2) { "--http1.1" } else { "--http2" };
-    let url = format!("https://{door}/");
+    let url = format!("https://{listener}/");
     let from = client.to_string();
     let mut program = curl(&[version, "--interface", &from, "--no-progress-meter", "--max-time", "100"]);
     let mut expected = Vec::new();

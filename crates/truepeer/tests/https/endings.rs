@@ -117,7 +117,7 @@ fn open_requests(bed: &Bed, version: OriginVersion) -> anyhow::Result<()> {
     let busy = Busy::start_in(bed, version, &[])?;
     busy.ask_for_the_end()?;
     busy.client.wait_for_log("idle ended in order")?;
-    bed.wait_for("the door to be closed", || client::connect(DOOR).is_err())?;
+    bed.wait_for("the listener to be closed", || client::connect(DOOR).is_err())?;
     ensure!(busy.truepeer.is_alive(), "{}", busy.truepeer.log());
     bed.write("go", "")?;
     ensure!(busy.client.wait_end()?.success(), "{}", busy.client.log());
@@ -183,9 +183,9 @@ def serve(stream):
         say(path, end_of(stream))
     else:
         say(path, end_of(stream))
-door = socket.create_server(('127.0.0.1', 8000))
+listener = socket.create_server(('127.0.0.1', 8000))
 print('listening', flush=True)
-while True: threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+while True: threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
 const SWITCHED: &str = r"

@@ -64,9 +64,9 @@ def serve(stream):
         say('asked ' + path)
         answer(stream, path)
         head = b''
-door = socket.create_server(('127.0.0.1', int(sys.argv[1])), backlog=64)
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])), backlog=64)
 while True:
-    threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
     let script = format!("{answer}{SERVE}");
     let origin = Program::new("python3").args(["-c", &script]).arg(port.to_string()).start(bed)?;

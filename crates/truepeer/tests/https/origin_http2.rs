@@ -133,10 +133,10 @@ fn each_client_connection_has_its_own_where_a_header_names_it(bed: &Bed) -> anyh
 fn a_header_names_the_protocol_behind_it(bed: &Bed) -> anyhow::Result<()> {
     const SCRIPT: &str = r"
 import socket
-door = socket.create_server(('127.0.0.1', 8080))
+listener = socket.create_server(('127.0.0.1', 8080))
 print('ready', flush=True)
 while True:
-    connection, _ = door.accept()
+    connection, _ = listener.accept()
     reader = connection.makefile('rb') # keeps the socket open, too
     values = reader.read(int.from_bytes(reader.read(16)[14:16], 'big'))[12:]
     alpn = 'none'

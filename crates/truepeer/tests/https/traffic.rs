@@ -57,9 +57,9 @@ print('whole')
 /// An origin with a minimal RFC 6455: it echoes frames.
 const WEBSOCKET: &str = r"
 import base64, hashlib, socket
-door = socket.create_server(('127.0.0.1', 8080))
+listener = socket.create_server(('127.0.0.1', 8080))
 while True:
-    stream, _ = door.accept()
+    stream, _ = listener.accept()
     head = b''
     while not head.endswith(b'\r\n\r\n'): head += stream.recv(1)
     fields = dict(line.split(': ', 1) for line in head.decode().split('\r\n')[1:] if line)

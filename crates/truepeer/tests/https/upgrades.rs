@@ -47,9 +47,9 @@ def serve(stream):
     except (ConnectionResetError, BrokenPipeError): end = 'reset'
     print('origin', end, flush=True)
     stream.close()
-door = socket.create_server(('127.0.0.1', 8080))
+listener = socket.create_server(('127.0.0.1', 8080))
 print('listening', flush=True)
-while True: threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+while True: threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
 const ASK: &str = r"
@@ -195,9 +195,9 @@ def serve(stream):
     while data := stream.recv(65536): stream.sendall(data)
     print('ended in order', flush=True)
     stream.close()
-door = socket.create_server(('127.0.0.1', 8080))
+listener = socket.create_server(('127.0.0.1', 8080))
 print('listening', flush=True)
-while True: threading.Thread(target=serve, args=(door.accept()[0],), daemon=True).start()
+while True: threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 ";
 
 fn echo(bed: &Bed) -> anyhow::Result<Running> {

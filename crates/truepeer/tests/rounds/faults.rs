@@ -168,7 +168,7 @@ impl<'a> Faults<'a> {
 
     fn datagrams(&self) -> anyhow::Result<()> {
         let socket = datagrams::socket(SocketAddr::new(me(), 0))?;
-        socket.connect(self.stage.gate())?;
+        socket.connect(self.stage.datagram_listener())?;
         let wrong = client::v2_raw(0x31, 0x12, &[0; 12])?;
         let no_headers: [&[u8]; 3] = [b"no header", &wrong, &[]];
         for datagram in no_headers {
@@ -185,7 +185,7 @@ impl<'a> Faults<'a> {
         let client = SocketAddr::from(([a, b, c, asker], port_of(number)?));
         let name = format!("f{number}.test");
         self.load.expect_question(&name, client.ip());
-        let header = datagrams::v2(client, self.stage.gate())?;
+        let header = datagrams::v2(client, self.stage.datagram_listener())?;
         datagrams::send(socket, &[&header, &dns::query(id, &name)])?;
         let answer = datagrams::receive(socket).with_context(|| format!("the answer to {client}"))?;
         ensure!(dns::is_answer(&answer, id), "{client} got {answer:?}");

@@ -137,7 +137,7 @@ impl Stage {
     }
 
     /// truepeer's own UDP listener.
-    pub(crate) fn gate(&self) -> SocketAddr {
+    pub(crate) fn datagram_listener(&self) -> SocketAddr {
         self.host.at(false, UDP)
     }
 

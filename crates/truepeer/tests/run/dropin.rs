@@ -242,7 +242,7 @@ fn an_invalid_value_ends_the_program(bed: &Bed) -> anyhow::Result<()> {
         ("libproxyproto.so", "LIBPROXYPROTO_VERSION", "4"),
         ("libproxyproto_connect.so", "LIBPROXYPROTO_ADDR", "nowhere"),
         ("libproxyproto_connect.so", "LIBPROXYPROTO_PORT", "70000"),
-        ("libtruepeer.so", "TRUEPEER_RUN", "gate open"),
+        ("libtruepeer.so", "TRUEPEER_RUN", "window open"),
     ] {
         let program = Program::new("true").env(variable, value);
         let running = preloading(bed, program, name)?.start(bed)?;

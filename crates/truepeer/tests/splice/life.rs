@@ -175,11 +175,11 @@ fn full_without_what_it_needs_is_as_auto(bed: &Bed) -> Result<()> {
 
 fn a_second_truepeer_relays_and_says_why(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, &[])?;
-    let door = "127.0.0.1:8444";
-    let second = Truepeer::proxy(TRUEPEER).listen(door).ipv4(BACKEND);
+    let listener = "127.0.0.1:8444";
+    let second = Truepeer::proxy(TRUEPEER).listen(listener).ipv4(BACKEND);
     let second = second.args(&["--routes", "auto", "--splice", "auto", "--splice-after", "0"]).start(bed)?;
     second.wait_for_log("another truepeer has the tables of this network namespace; sessions are relayed")?;
-    let mut relayed = open_at(door, 1)?;
+    let mut relayed = open_at(listener, 1)?;
     let mut stream = open(0)?;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     echo(&mut relayed, &[7; 3000])?;

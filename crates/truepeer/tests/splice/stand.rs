@@ -24,10 +24,10 @@ fn proxy_to(bed: &Bed, backend: &str, options: &[&str]) -> Truepeer {
     proxy_at(bed, DOOR, backend, options)
 }
 
-fn proxy_at(bed: &Bed, door: &str, backend: &str, options: &[&str]) -> Truepeer {
+fn proxy_at(bed: &Bed, listener: &str, backend: &str, options: &[&str]) -> Truepeer {
     let admin = bed.dir().join("admin").display().to_string();
     let always = ["--routes", "auto", "--log-format", "text", "-v", "2", "--admin", &admin];
-    Truepeer::proxy(TRUEPEER).listen(door).ipv4(backend).args(&always).args(options)
+    Truepeer::proxy(TRUEPEER).listen(listener).ipv4(backend).args(&always).args(options)
 }
 
 pub(crate) fn proxy(bed: &Bed, options: &[&str]) -> Truepeer {
@@ -41,8 +41,8 @@ pub(crate) fn spliced_to(bed: &Bed, backend: &str, options: &[&str]) -> Truepeer
 }
 
 /// For senders of other hosts.
-pub(crate) fn spliced_at(bed: &Bed, door: &str, options: &[&str]) -> Truepeer {
-    proxy_at(bed, door, BACKEND, &[&AT_ONCE, options].concat())
+pub(crate) fn spliced_at(bed: &Bed, listener: &str, options: &[&str]) -> Truepeer {
+    proxy_at(bed, listener, BACKEND, &[&AT_ONCE, options].concat())
 }
 
 pub(crate) fn spliced(bed: &Bed, options: &[&str]) -> Truepeer {
@@ -83,8 +83,8 @@ pub(crate) fn open(number: u16) -> Result<TcpStream> {
     open_at(DOOR, number)
 }
 
-pub(crate) fn open_at(door: &str, number: u16) -> Result<TcpStream> {
-    let mut stream = client::connect(door)?;
+pub(crate) fn open_at(listener: &str, number: u16) -> Result<TcpStream> {
+    let mut stream = client::connect(listener)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
     stream.write_all(&client::v2(address, SITE)?)?;

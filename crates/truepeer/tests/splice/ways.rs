@@ -178,9 +178,9 @@ fn over(bed: &Bed, make: Make) -> Result<()> {
     leaves(bed, &far, DOOR)
 }
 
-fn leaves(bed: &Bed, far: &NetNs, door: &str) -> Result<()> {
-    let stand = stand(bed, door)?;
-    let mut stream = far.run(|| open_at(door, 0))??;
+fn leaves(bed: &Bed, far: &NetNs, listener: &str) -> Result<()> {
+    let stand = stand(bed, listener)?;
+    let mut stream = far.run(|| open_at(listener, 0))??;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     moves_bytes(&mut stream)
 }

@@ -53,9 +53,9 @@ pub(crate) fn far() -> Result<NetNs> {
     Ok(far)
 }
 
-pub(crate) fn stand(bed: &Bed, door: &str) -> Result<Stand> {
+pub(crate) fn stand(bed: &Bed, listener: &str) -> Result<Stand> {
     let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-    let truepeer = spliced_at(bed, door, &["--allow", "10.0.0.0/8"]).start(bed)?;
+    let truepeer = spliced_at(bed, listener, &["--allow", "10.0.0.0/8"]).start(bed)?;
     Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
 }
 
@@ -120,9 +120,9 @@ fn a_session_over_a_vlan_leaves(bed: &Bed) -> Result<()> {
             "link set vlan7 up",
         ])
     })??;
-    let door = "10.99.0.1:8443";
-    let stand = stand(bed, door)?;
-    let mut stream = far.run(|| open_at(door, 0))??;
+    let listener = "10.99.0.1:8443";
+    let stand = stand(bed, listener)?;
+    let mut stream = far.run(|| open_at(listener, 0))??;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     for len in [1, 3000, 200_000] {
         echo(&mut stream, &vec![4; len]).with_context(|| format!("{len} bytes"))?;

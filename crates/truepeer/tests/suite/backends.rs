@@ -27,9 +27,9 @@ pub(crate) fn tests() -> Vec<Test> {
 /// HAProxy on `port` of the load balancer, for clients of both families, over IPv4 to truepeer.
 fn start_haproxy(bed: &Bed, line: &Line, port: u16) -> anyhow::Result<Running> {
     let [v4, v6] = [false, true].map(|v6| line.lb().at(v6, port));
-    let haproxy = Haproxy::default().relay(v4, line.door(false), "send-proxy-v2").relay(
+    let haproxy = Haproxy::default().relay(v4, line.listener(false), "send-proxy-v2").relay(
         v6,
-        line.door(false),
+        line.listener(false),
         "send-proxy-v2",
     );
     haproxy.start_with(bed, |program| program.in_netns(&line.lb().netns))
@@ -90,10 +90,10 @@ fn postgresql_knows_the_client(bed: &Bed) -> anyhow::Result<()> {
     let _truepeer = line.start_truepeer(bed, 5432)?;
     let _haproxy = start_haproxy(bed, &line, 5432)?;
     for v6 in [false, true] {
-        let door = line.lb().at(v6, 5432);
+        let listener = line.lb().at(v6, 5432);
         let question = "select host(inet_client_addr())";
         let answer =
-            line.run_as_client(bed, Postgres::psql(&door.ip().to_string(), door.port(), question))?;
+            line.run_as_client(bed, Postgres::psql(&listener.ip().to_string(), listener.port(), question))?;
         ensure!(answer.trim() == line.client().at(v6, 0).ip().to_string(), "{answer:?}");
     }
     Ok(())

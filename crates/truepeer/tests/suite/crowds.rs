@@ -38,23 +38,24 @@ fn half_headers(bed: &Bed) -> anyhow::Result<()> {
         return skip("several processes of truepeer");
     }
     let _backend = start_backend(bed)?;
-    let doors: Vec<String> = (0..PROCESSES).map(|number| format!("127.0.0.1:{}", 8443 + number)).collect();
-    let start = |door: &String| {
-        let truepeer = bare_proxy().listen(door).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
+    let listeners: Vec<String> =
+        (0..PROCESSES).map(|number| format!("127.0.0.1:{}", 8443 + number)).collect();
+    let start = |listener: &String| {
+        let truepeer = bare_proxy().listen(listener).ipv4(BACKEND_V4).ipv6(BACKEND_V6);
         truepeer.args(&["--header-timeout", "250s"]).start(bed)
     };
-    let truepeers: Vec<Running> = doors.iter().map(start).collect::<anyhow::Result<_>>()?;
+    let truepeers: Vec<Running> = listeners.iter().map(start).collect::<anyhow::Result<_>>()?;
     let load = Load::during(bed, |load| {
-        let gather = |door| gather_saying(bed, HALF_EACH, door, "PROXY TCP4 203.0.113.7 ");
-        let _crowds: Vec<_> = doors.iter().map(gather).collect::<anyhow::Result<_>>()?;
+        let gather = |listener| gather_saying(bed, HALF_EACH, listener, "PROXY TCP4 203.0.113.7 ");
+        let _crowds: Vec<_> = listeners.iter().map(gather).collect::<anyhow::Result<_>>()?;
         for truepeer in &truepeers {
             let has_all = || truepeer.descriptors().is_ok_and(|held| held > HALF_EACH);
             bed.wait_for("their connections", has_all)?;
         }
-        for (number, door) in doors.iter().enumerate() {
+        for (number, listener) in listeners.iter().enumerate() {
             for good in 0..GOOD {
-                let outcome = load.session_at(door, nth_client(2_000_000 + number * GOOD + good), 4096);
-                ensure!(outcome == Outcome::Right, "session {good} at {door}: {outcome:?}");
+                let outcome = load.session_at(listener, nth_client(2_000_000 + number * GOOD + good), 4096);
+                ensure!(outcome == Outcome::Right, "session {good} at {listener}: {outcome:?}");
             }
         }
         load.wait_for_more()?;
@@ -79,10 +80,10 @@ const BYTES_EACH: usize = 1000;
 fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
     let _backend = start_backend(bed)?;
     let truepeer = peers::start(bed, &["--header-timeout", "60s"])?;
-    let door = DOOR_V4.parse()?;
+    let listener = DOOR_V4.parse()?;
     let client = |number| nth_client(3_000_000 + number);
     let load = Load::during(bed, |load| {
-        let begun = (0..AT_ONCE).map(|number| Ok(begin_to_connect(number, door)?));
+        let begun = (0..AT_ONCE).map(|number| Ok(begin_to_connect(number, listener)?));
         let mut streams = Vec::with_capacity(AT_ONCE);
         for socket in begun.collect::<anyhow::Result<Vec<_>>>()? {
             socket.set_nonblocking(false)?;

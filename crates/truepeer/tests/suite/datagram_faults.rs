@@ -77,7 +77,7 @@ impl Load {
     /// Causes `fault` while datagrams come and go. The senders are in the calling thread's network.
     fn during(
         bed: &Bed,
-        door: &str,
+        listener: &str,
         backend: &Backend,
         fault: impl FnOnce(&Load) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
@@ -86,7 +86,7 @@ impl Load {
             for sender in 0..SENDERS {
                 let load = &load;
                 scope.spawn(move || {
-                    if let Err(error) = load.run(door, sender) {
+                    if let Err(error) = load.run(listener, sender) {
                         load.is_wrong(&error);
                     }
                 });
@@ -118,9 +118,9 @@ impl Load {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{error:#}"));
     }
 
-    fn run(&self, door: &str, sender: usize) -> anyhow::Result<()> {
+    fn run(&self, listener: &str, sender: usize) -> anyhow::Result<()> {
         let socket = socket("0.0.0.0:0")?;
-        socket.connect(door)?;
+        socket.connect(listener)?;
         socket.set_read_timeout(Some(LOST_AFTER))?;
         let mut next = sender;
         while !self.is_over.load(Relaxed) {
@@ -164,26 +164,26 @@ impl Load {
     }
 }
 
-fn truepeer_at(door: &str, ipv6: &str) -> Truepeer {
-    let options = ["-p", "udp", "--allow", "any", "--routes", "auto", "-l", door];
+fn truepeer_at(listener: &str, ipv6: &str) -> Truepeer {
+    let options = ["-p", "udp", "--allow", "any", "--routes", "auto", "-l", listener];
     Truepeer::proxy(TRUEPEER).args(&options).ipv4(BACKEND_V4).ipv6(ipv6)
 }
 
 /// In the calling thread's network.
-fn start(bed: &Bed, door: &str) -> anyhow::Result<Running> {
-    start_with(bed, door, || truepeer_at(door, BACKEND_V6))
+fn start(bed: &Bed, listener: &str) -> anyhow::Result<Running> {
+    start_with(bed, listener, || truepeer_at(listener, BACKEND_V6))
 }
 
 /// The same with another truepeer.
-fn start_with(bed: &Bed, door: &str, truepeer: impl Fn() -> Truepeer) -> anyhow::Result<Running> {
+fn start_with(bed: &Bed, listener: &str, truepeer: impl Fn() -> Truepeer) -> anyhow::Result<Running> {
     let Some(name) = peers::peer() else {
         let truepeer = truepeer().start_unready(bed)?;
-        truepeer.wait_for_log(&format!("listening on {door}"))?;
+        truepeer.wait_for_log(&format!("listening on {listener}"))?;
         return Ok(truepeer);
     };
     peers::add_rules(bed)?;
-    let peer = over_udp(&name, Place { listen: door, ipv4: BACKEND_V4, ipv6: BACKEND_V6 })?.start(bed)?;
-    peer.wait_bound_udp(door)?;
+    let peer = over_udp(&name, Place { listen: listener, ipv4: BACKEND_V4, ipv6: BACKEND_V6 })?.start(bed)?;
+    peer.wait_bound_udp(listener)?;
     Ok(peer)
 }
 
@@ -194,11 +194,11 @@ const OVER_THE_LINK: usize = 1500;
 
 fn over_a_bad_link(bed: &Bed) -> anyhow::Result<()> {
     let link = BadLink::make(bed, Mischief::of_each(SHARE), 3)?;
-    let door = link.right.at(false, 8443).to_string();
+    let listener = link.right.at(false, 8443).to_string();
     let (backend, truepeer) = link
         .right
-        .run(|| -> anyhow::Result<_> { Ok((Backend::who(&[BACKEND_V4])?, start(bed, &door)?)) })??;
-    link.left.run(|| Load::during(bed, &door, &backend, |load| load.wait_for(OVER_THE_LINK)))??;
+        .run(|| -> anyhow::Result<_> { Ok((Backend::who(&[BACKEND_V4])?, start(bed, &listener)?)) })??;
+    link.left.run(|| Load::during(bed, &listener, &backend, |load| load.wait_for(OVER_THE_LINK)))??;
     ensure!(truepeer.is_alive());
     let deeds = &link.deeds;
     let hit = [&deeds.damaged, &deeds.late, &deeds.doubled, &deeds.lost].map(|deed| deed.load(Relaxed));

@@ -124,9 +124,9 @@ fn an_ipv6_client_reaches_an_ipv4_backend_under_a_stable_class_e_address(bed: &B
 }
 
 /// With and without data after the header.
-fn refused_by_the_backend(door: SocketAddr) -> anyhow::Result<()> {
+fn refused_by_the_backend(listener: SocketAddr) -> anyhow::Result<()> {
     for data in [b"".as_slice(), b"GET / HTTP/1.1\r\n\r\n"] {
-        let mut stream = client::connect(door)?;
+        let mut stream = client::connect(listener)?;
         stream.write_all(&[&header_of(CLIENT_V4.parse()?)?, data].concat())?;
         let end = client::read_end(&mut stream)?;
         ensure!(end == End::Reset, "with {} bytes of data: {end:?}", data.len());

@@ -113,10 +113,10 @@ impl Load {
     }
 
     /// One session with `length` bytes; the backend says whom and what it has seen.
-    pub(crate) fn session_at(&self, door: &str, client: SocketAddr, length: usize) -> Outcome {
+    pub(crate) fn session_at(&self, listener: &str, client: SocketAddr, length: usize) -> Outcome {
         let (mut expected, mut answer) = (String::new(), String::new());
         let mut converse = || -> anyhow::Result<()> {
-            let mut stream = truepeer_testbed::client::connect(door)?;
+            let mut stream = truepeer_testbed::client::connect(listener)?;
             let data;
             (data, expected) = self.note(client, length);
             stream.write_all(&header_of(client)?)?;

@@ -103,17 +103,17 @@ fn two_truepeers_of_one_user_share_the_pipe_quota_and_lose_nothing(bed: &Bed) ->
     /// 16 384 pages, 64 for each.
     const QUOTA_PIPES: usize = 256;
     sockets::keep_buffers_below(256 << 10)?;
-    let doors: [SocketAddr; 2] = [DOOR_V4.parse()?, "127.0.0.1:8444".parse()?];
+    let listeners: [SocketAddr; 2] = [DOOR_V4.parse()?, "127.0.0.1:8444".parse()?];
     let source = Behaviour::Source.start(bed, &[BACKEND_V4])?;
     let _root_makes_the_routes = bare_proxy().listen("127.0.0.1:8445").ipv4(BACKEND_V4).start(bed)?;
-    let as_user = |door: SocketAddr| -> Truepeer {
-        let truepeer = proxy_without_routes().listen(door).ipv4(BACKEND_V4);
+    let as_user = |listener: SocketAddr| -> Truepeer {
+        let truepeer = proxy_without_routes().listen(listener).ipv4(BACKEND_V4);
         truepeer.with(|program| program.as_user(User::TESTER).with_capabilities(&["net_raw"]))
     };
-    let truepeers = [as_user(doors[0]).start(bed)?, as_user(doors[1]).start(bed)?];
+    let truepeers = [as_user(listeners[0]).start(bed)?, as_user(listeners[1]).start(bed)?];
     let mut sessions = Vec::new();
     for n in 0..SESSIONS {
-        let mut stream = client::connect(doors[n % 2])?;
+        let mut stream = client::connect(listeners[n % 2])?;
         stream.write_all(&[header_of(nth_client(n))?, format!("{LEN}\n").into_bytes()].concat())?;
         sessions.push(stream);
     }

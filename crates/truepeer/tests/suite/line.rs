@@ -46,8 +46,8 @@ impl Line {
         options: &[&str],
     ) -> anyhow::Result<Running> {
         let truepeer = bare_proxy()
-            .listen(self.door(false))
-            .listen(self.door(true))
+            .listen(self.listener(false))
+            .listen(self.listener(true))
             .ipv4(format!("127.0.0.1:{backend_port}"))
             .ipv6(format!("[::1]:{backend_port}"))
             .allow("10.77.0.0/16")
@@ -57,7 +57,7 @@ impl Line {
     }
 
     /// truepeer's listening address.
-    pub(crate) fn door(&self, v6: bool) -> SocketAddr {
+    pub(crate) fn listener(&self, v6: bool) -> SocketAddr {
         self.host().at(v6, PORT)
     }
 

@@ -29,7 +29,7 @@ struct Way {
     /// Names of the doctor's needs.
     needs: &'static [&'static str],
     /// Where it listens; `None`: it ends.
-    door: Option<&'static str>,
+    listener: Option<&'static str>,
     works: fn(&Running) -> anyhow::Result<()>,
     /// With one capability less.
     without: &'static [(&'static str, Without)],
@@ -67,7 +67,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::TESTER,
         needs: &[],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| Ok(()),
         without: &[],
     },
@@ -87,7 +87,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::TESTER,
         needs: &["low-port"],
-        door: Some(LOW_DOOR),
+        listener: Some(LOW_DOOR),
         works: |_| Ok(()),
         without: &[("net_bind_service", Ends("ports below 1024 need CAP_NET_BIND_SERVICE"))],
     },
@@ -95,7 +95,7 @@ const SERVERS: &[Way] = &[
         arguments: &["proxy", "-l", DOOR, "-4", BACKEND_V4, "-v", "2", "--routes", "manual"],
         starts_as: User::TESTER,
         needs: &["transparent", "client-low-port", "share-port", "pipes"],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| sees(CLIENT_V4).and_then(|()| sees("203.0.113.7:77")),
         without: &[
             ("net_raw+net_admin", Ends("give truepeer CAP_NET_RAW or CAP_NET_ADMIN")),
@@ -123,7 +123,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::TESTER,
         needs: &["mark"],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| sees("127.0.0.1:"),
         without: &[("net_raw", Fails("give truepeer CAP_NET_RAW or CAP_NET_ADMIN"))],
     },
@@ -144,7 +144,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::TESTER,
         needs: &["listen-transparent"],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| sees("127.0.0.1:"),
         without: &[("net_raw", Ends("a transparent listener needs CAP_NET_RAW or CAP_NET_ADMIN"))],
     },
@@ -166,7 +166,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::TESTER,
         needs: &["transparent", "client-low-port", "buffers"],
-        door: None,
+        listener: None,
         works: |_| {
             ask_by_udp("203.0.113.7:4000", b"one").and_then(|()| ask_by_udp("203.0.113.7:123", b"two"))
         },
@@ -180,7 +180,7 @@ const SERVERS: &[Way] = &[
         arguments: &["https", "-l", DOOR, "--tls-cert", "site.pem", "--origin", "http://127.0.0.1:8001"],
         starts_as: User::TESTER,
         needs: &[],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| Ok(()),
         without: &[],
     },
@@ -202,7 +202,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::ROOT,
         needs: &["set-user", "set-group"],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| Ok(()),
         without: &[
             ("setuid", Ends("CAP_SETUID and CAP_SETGID")),
@@ -229,7 +229,7 @@ const SERVERS: &[Way] = &[
         ],
         starts_as: User::ROOT,
         needs: &["set-user", "set-group", "read-again"],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: reads_again,
         without: &[("dac_read_search", Fails("has no CAP_DAC_READ_SEARCH"))],
     },
@@ -240,7 +240,7 @@ const COMMANDS: &[Way] = &[
         arguments: &["proxy", "-l", DOOR, "-4", BACKEND_V4, "-v", "2", "--routes", "auto"],
         starts_as: User::TESTER,
         needs: &["transparent", "client-low-port", "routes"],
-        door: Some(DOOR),
+        listener: Some(DOOR),
         works: |_| sees(CLIENT_V4),
         without: &[("net_raw", Works), ("net_admin", Ends("CAP_NET_ADMIN")), ("net_bind_service", Works)],
     },
@@ -248,7 +248,7 @@ const COMMANDS: &[Way] = &[
         arguments: &["routes", "apply", "-4", BACKEND_V4],
         starts_as: User::TESTER,
         needs: &["routes"],
-        door: None,
+        listener: None,
         works: |routes| {
             ensure!(routes.wait_end()?.success(), "{}", routes.log());
             Ok(())
@@ -318,8 +318,8 @@ impl Way {
 
     /// Waits until it serves.
     fn wait(&self, truepeer: &Running) -> anyhow::Result<()> {
-        match self.door {
-            Some(door) => truepeer.wait_listening(door),
+        match self.listener {
+            Some(listener) => truepeer.wait_listening(listener),
             None if self.arguments.contains(&"udp") => truepeer.wait_bound_udp(GATE),
             None => Ok(()),
         }

@@ -244,8 +244,8 @@ fn a_sender_is_the_same_on_a_dual_stack_listener(bed: &Bed) -> anyhow::Result<()
     {
         let truepeer = both().start(bed)?;
         truepeer.wait_listening(DOOR_V4)?;
-        for door in [DOOR_V4, DOOR_V6] {
-            let mut stream = client::connect(door)?;
+        for listener in [DOOR_V4, DOOR_V6] {
+            let mut stream = client::connect(listener)?;
             let header = header_of(SocketAddr::new([203, 0, 113, 7].into(), stream.local_addr()?.port()))?;
             ensure!(client::ask(&mut stream, &header)?.starts_with("203.0.113.7:"));
         }

@@ -39,30 +39,30 @@ fn line_with_who(bed: &Bed) -> anyhow::Result<(Line, [Running; 2])> {
 /// HAProxy on the load balancer, for clients of both families, over both families to truepeer.
 fn start_haproxy(bed: &Bed, line: &Line, options: &str) -> anyhow::Result<(Running, Vec<SocketAddr>)> {
     let mut haproxy = Haproxy::default();
-    let mut doors = Vec::new();
+    let mut listeners = Vec::new();
     for (port, from_v6, to_v6) in [(1, false, false), (2, true, false), (3, false, true), (4, true, true)] {
-        let door = line.lb().at(from_v6, port);
-        haproxy = haproxy.relay(door, line.door(to_v6), options);
-        doors.push(door);
+        let listener = line.lb().at(from_v6, port);
+        haproxy = haproxy.relay(listener, line.listener(to_v6), options);
+        listeners.push(listener);
     }
     let running = haproxy.start_with(bed, |program| program.in_netns(&line.lb().netns))?;
-    Ok((running, doors))
+    Ok((running, listeners))
 }
 
 /// Connects from the client's host. The backend must see exactly this connection's own address.
-fn is_seen(line: &Line, door: SocketAddr) -> anyhow::Result<()> {
+fn is_seen(line: &Line, listener: SocketAddr) -> anyhow::Result<()> {
     let (me, seen) = line.client().run(|| -> anyhow::Result<_> {
-        let mut stream = client::connect(door)?;
+        let mut stream = client::connect(listener)?;
         Ok((stream.local_addr()?, client::ask(&mut stream, b"hello")?))
     })??;
-    ensure!(seen.trim() == me.to_string(), "through {door} the client {me} was seen as {seen:?}");
+    ensure!(seen.trim() == me.to_string(), "through {listener} the client {me} was seen as {seen:?}");
     Ok(())
 }
 
 fn haproxy_shows_the_client(bed: &Bed, options: &str) -> anyhow::Result<()> {
     let (line, _running) = line_with_who(bed)?;
-    let (_haproxy, doors) = start_haproxy(bed, &line, options)?;
-    doors.into_iter().try_for_each(|door| is_seen(&line, door))
+    let (_haproxy, listeners) = start_haproxy(bed, &line, options)?;
+    listeners.into_iter().try_for_each(|listener| is_seen(&line, listener))
 }
 
 fn haproxy_v1_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
@@ -75,15 +75,15 @@ fn haproxy_v2_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
 
 fn haproxy_v2_with_unique_id_and_checksum_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
     let (line, _running) = line_with_who(bed)?;
-    let door = line.lb().at(false, 1);
+    let listener = line.lb().at(false, 1);
     let config = format!(
-        "listen l\n  bind {door}\n  unique-id-format %{{+X}}o%ci:%cp_%Ts\n  \
+        "listen l\n  bind {listener}\n  unique-id-format %{{+X}}o%ci:%cp_%Ts\n  \
          server s {} send-proxy-v2 proxy-v2-options crc32c,unique-id,authority",
-        line.door(false)
+        line.listener(false)
     );
-    let haproxy = Haproxy::with_config(&config, &[&door.to_string()]);
+    let haproxy = Haproxy::with_config(&config, &[&listener.to_string()]);
     let _haproxy = haproxy.start_with(bed, |program| program.in_netns(&line.lb().netns))?;
-    is_seen(&line, door)
+    is_seen(&line, listener)
 }
 
 /// `check-send-proxy` makes the check a LOCAL connection (PROXY 2.2). It passes only if the backend sends.
@@ -91,16 +91,16 @@ fn haproxy_health_checks_reach_the_backend_as_the_sender(bed: &Bed) -> anyhow::R
     let line = Line::lay()?;
     let backend = Behaviour::Banner.start_program(bed, &BACKEND, |who| who.in_netns(&line.host().netns))?;
     let truepeer = line.start_truepeer(bed, 80)?;
-    let door = line.lb().at(false, 1);
+    let listener = line.lb().at(false, 1);
     let config = format!(
-        "listen l\n  bind {door}\n  timeout check 10s\n  option tcp-check\n  tcp-check connect default\n  \
+        "listen l\n  bind {listener}\n  timeout check 10s\n  option tcp-check\n  tcp-check connect default\n  \
          tcp-check expect string SSH-2.0-testbed\n  \
          server s {} send-proxy-v2 check inter 100ms rise 2 fall 1",
-        line.door(false)
+        line.listener(false)
     );
-    let haproxy = Haproxy::with_config(&config, &[&door.to_string()]);
+    let haproxy = Haproxy::with_config(&config, &[&listener.to_string()]);
     let haproxy = haproxy.start_with(bed, |program| program.in_netns(&line.lb().netns))?;
-    let sender = format!("{}:", line.lb().run(|| outgoing_address(line.door(false)))??);
+    let sender = format!("{}:", line.lb().run(|| outgoing_address(line.listener(false)))??);
     let saw =
         |count| move |log: String| log.lines().filter(|line| line.contains("accepted")).count() >= count;
     bed.wait_for("several health checks", || saw(4)(backend.log()))?;
@@ -129,16 +129,16 @@ fn haproxy_terminating_tls_shows_the_client_and_its_certificate(bed: &Bed) -> an
     let _nginx = nginx.start_with(bed, |program| program.in_netns(&line.host().netns))?;
     let _truepeer = line.start_truepeer(bed, 80)?;
     let pem = certificate(bed)?;
-    let door = line.lb().at(false, 443);
+    let listener = line.lb().at(false, 443);
     let config = format!(
-        "listen l\n  bind {door} ssl crt {pem} ca-file {pem} verify required\n  unique-id-format %ci_%cp\n  \
+        "listen l\n  bind {listener} ssl crt {pem} ca-file {pem} verify required\n  unique-id-format %ci_%cp\n  \
          server s {} send-proxy-v2-ssl-cn proxy-v2-options ssl,cert-cn,cert-key,cert-sig,ssl-cipher,unique-id,crc32c,authority",
-        line.door(false)
+        line.listener(false)
     );
-    let haproxy = Haproxy::with_config(&config, &[&door.to_string()]);
+    let haproxy = Haproxy::with_config(&config, &[&listener.to_string()]);
     let _haproxy = haproxy.start_with(bed, |program| program.in_netns(&line.lb().netns))?;
     let https = curl("https://site.example/")
-        .args(["--insecure", "--connect-to", &format!("site.example:443:{door}"), "--cert", &pem])
+        .args(["--insecure", "--connect-to", &format!("site.example:443:{listener}"), "--cert", &pem])
         .args(["--local-port", "4321"]);
     let answer = line.run_as_client(bed, https)?;
     let expected = SocketAddr::new(line.client().v4.into(), 4321);
@@ -167,7 +167,7 @@ fn curl_shows_itself(bed: &Bed) -> anyhow::Result<()> {
     let _nginx = nginx.start_with(bed, |program| program.in_netns(&line.host().netns))?;
     let _truepeer = line.start_truepeer(bed, 80)?;
     for (v6, port) in [(false, "4321"), (true, "4322")] {
-        let url = format!("http://{}/", line.door(v6));
+        let url = format!("http://{}/", line.listener(v6));
         let request = curl(&url).args(["--haproxy-protocol", "--local-port", port]);
         let answer = line.run_as_client(bed, request)?;
         let expected = line.client().at(v6, port.parse()?);
@@ -178,13 +178,13 @@ fn curl_shows_itself(bed: &Bed) -> anyhow::Result<()> {
 
 fn nginx_stream_shows_the_client(bed: &Bed) -> anyhow::Result<()> {
     let (line, _running) = line_with_who(bed)?;
-    let doors = [line.lb().at(false, 1), line.lb().at(true, 2)];
+    let listeners = [line.lb().at(false, 1), line.lb().at(true, 2)];
     let half_close = "proxy_protocol on; proxy_half_close on;";
-    let nginx = Nginx::default().relay(doors[0], line.door(false), half_close).relay(
-        doors[1],
-        line.door(false),
+    let nginx = Nginx::default().relay(listeners[0], line.listener(false), half_close).relay(
+        listeners[1],
+        line.listener(false),
         half_close,
     ); // IPv6 client, IPv4 sender
     let _nginx = nginx.start_with(bed, |program| program.in_netns(&line.lb().netns))?;
-    doors.into_iter().try_for_each(|door| is_seen(&line, door))
+    listeners.into_iter().try_for_each(|listener| is_seen(&line, listener))
 }

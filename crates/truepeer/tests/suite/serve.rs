@@ -68,8 +68,8 @@ fn reload(truepeer: &Running, says: &str) -> anyhow::Result<()> {
     truepeer.wait_for_log(says)
 }
 
-pub(crate) fn session_at(door: &str, client: &str) -> anyhow::Result<TcpStream> {
-    let mut stream = client::connect(door)?;
+pub(crate) fn session_at(listener: &str, client: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = client::connect(listener)?;
     stream.write_all(&header_of(client.parse()?)?)?;
     goes_on(&mut stream)?;
     Ok(stream)
@@ -127,10 +127,10 @@ fn listeners_of_both_families_share_a_port(bed: &Bed) -> anyhow::Result<()> {
     let all = [TEXT_LOG, &tcp(&both("8443")), &udp(&reversed("5300")), &https(&reversed("8445"))];
     let truepeer = serve(bed, &all)?;
     Program::new(TRUEPEER).args(["check", "-c", "truepeer.toml"]).run(bed)?;
-    let serves = |doors: &[&str]| -> anyhow::Result<()> {
-        for door in doors {
-            truepeer.wait_listening(door)?;
-            session_at(door, CLIENT_V4)?;
+    let serves = |listeners: &[&str]| -> anyhow::Result<()> {
+        for listener in listeners {
+            truepeer.wait_listening(listener)?;
+            session_at(listener, CLIENT_V4)?;
         }
         Ok(())
     };
@@ -138,9 +138,9 @@ fn listeners_of_both_families_share_a_port(bed: &Bed) -> anyhow::Result<()> {
     truepeer.wait_for_log("listening on [::]:5300")?;
     truepeer.wait_for_log("listening on 127.0.0.1:5300")?;
     ask_by_udp("203.0.113.7:4000", b"question")?;
-    for door in ["127.0.0.1:8445", "[::1]:8445"] {
-        truepeer.wait_listening(door)?;
-        let url = format!("https://{door}/");
+    for listener in ["127.0.0.1:8445", "[::1]:8445"] {
+        truepeer.wait_listening(listener)?;
+        let url = format!("https://{listener}/");
         let status =
             Program::new("curl").args(["-sk", "-o", "/dev/null", "-w", "%{http_code}", &url]).run(bed)?;
         ensure!(status == "502", "nothing listens at the origin: {status}");
@@ -231,8 +231,8 @@ fn a_sigterm_drains_all_entries(bed: &Bed) -> anyhow::Result<()> {
     truepeer.signal(Signal::TERM)?;
     // Without the number: a worker that is just trying accept() holds a place, too.
     truepeer.wait_for_log("stopping: nothing new is taken, ")?;
-    for door in [DOOR_V4, OTHER_DOOR] {
-        truepeer.wait_state("the listeners to close", || client::connect(door).is_err())?;
+    for listener in [DOOR_V4, OTHER_DOOR] {
+        truepeer.wait_state("the listeners to close", || client::connect(listener).is_err())?;
     }
     goes_on(&mut first)?;
     goes_on(&mut second)?;

@@ -196,9 +196,9 @@ func main() {
 \tpem, _ := os.ReadFile(os.Args[1])
 \troots := x509.NewCertPool()
 \troots.AppendCertsFromPEM(pem)
-\tfor _, door := range os.Args[2:] {
+\tfor _, listener := range os.Args[2:] {
 \t\tfor _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
-\t\t\tc, err := tls.Dial(\"tcp\", door, &tls.Config{RootCAs: roots, ServerName: \"site.test\", MinVersion: version, MaxVersion: version})
+\t\t\tc, err := tls.Dial(\"tcp\", listener, &tls.Config{RootCAs: roots, ServerName: \"site.test\", MinVersion: version, MaxVersion: version})
 \t\t\tif err != nil { fmt.Println(err); os.Exit(1) }
 \t\t\tfmt.Fprint(c, \"hello\")
 \t\t\tc.CloseWrite()

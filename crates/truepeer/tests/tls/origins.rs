@@ -115,9 +115,9 @@ import socket, ssl, sys
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 context.load_cert_chain(*sys.argv[1:3])
 if sys.argv[3:]: context.set_alpn_protocols(sys.argv[3:])
-door = socket.create_server(('127.0.0.1', 9000))
+listener = socket.create_server(('127.0.0.1', 9000))
 while True:
-    stream = context.wrap_socket(door.accept()[0], server_side=True)
+    stream = context.wrap_socket(listener.accept()[0], server_side=True)
     stream.sendall(('chosen %s\n' % stream.selected_alpn_protocol()).encode())
     stream.unwrap().close()
 ";

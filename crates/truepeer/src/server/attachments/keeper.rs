@@ -19,11 +19,11 @@ use super::Shown;
 use super::own::name;
 use super::service::serve;
 use super::wire::{self, Answer, Message, Request, UNASKED};
-use truepeer_ops::admin::AttachmentDoc;
 use crate::server::signals::Bell;
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::Verbosity;
+use truepeer_ops::admin::AttachmentDoc;
 use truepeer_privilege::keeper::reap;
 
 /// How long the admin socket waits for the state of attachments. A container engine may have to be asked.

@@ -18,10 +18,10 @@ use truepeer_bpf::Status;
 pub(super) use self::keeper::ForkedKeeper;
 use self::keeper::{AttachKeeper, Line};
 use self::own::{Detached, Own};
-use truepeer_ops::admin::AttachmentDoc;
 use truepeer_attach as attach;
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::Verbosity;
+use truepeer_ops::admin::AttachmentDoc;
 
 /// The attachments of this process: it attaches by itself, or by its keeper.
 pub(super) enum Attachments {

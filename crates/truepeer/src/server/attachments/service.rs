@@ -14,9 +14,9 @@ use tracing::error;
 use super::Shown;
 use super::own::{Own, name};
 use super::wire::{self, Answer, Message, Request, UNASKED};
-use truepeer_ops::log;
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
 use truepeer_config::plan::{AttachKey, CheckedAttach, CheckedEntry};
+use truepeer_ops::log;
 use truepeer_privilege::keeper::hold_no_output;
 
 /// Serves until [`Request::End`] or the end of the stream. `relay`: the process that asks, this one's parent.

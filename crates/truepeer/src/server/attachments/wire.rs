@@ -5,9 +5,9 @@ use std::io::{self, BufRead, Read as _, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use truepeer_ops::admin::AttachmentDoc;
 use truepeer_config::plan::AttachKey;
 use truepeer_config::spec::Verbosity;
+use truepeer_ops::admin::AttachmentDoc;
 
 /// No message is longer. A port's state takes some 2 KiB.
 const MOST_BYTES: u64 = 16 << 20;

@@ -80,7 +80,7 @@ fn sockets_of(flow: &MovingFlow) -> impl Iterator<Item = BorrowedFd<'_>> {
 fn record((key, flow): &(ListenerKey, MovingFlow)) -> FlowRecord {
     FlowRecord {
         listener: key.address,
-        gate: flow.downstream,
+        downstream: flow.downstream,
         state: flow.state.clone(),
         has_reply_socket: flow.reply_socket.is_some(),
     }

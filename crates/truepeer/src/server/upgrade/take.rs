@@ -12,9 +12,9 @@ use truepeer_sys::socket::local_address;
 
 use super::wire::{FlowRecord, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
-use truepeer_ops::admin::switch_protocol;
 use truepeer_config::plan::{CheckedListener, ProcessConfig, passed};
 use truepeer_config::spec::Protocol;
+use truepeer_ops::admin::switch_protocol;
 
 /// An upgrade that this process has begun.
 pub(in crate::server) struct Taking {
@@ -201,10 +201,10 @@ fn flow(
     record: FlowRecord,
     descriptors: &mut impl Iterator<Item = OwnedFd>,
 ) -> Option<(SocketAddr, MovingFlow)> {
-    let FlowRecord { listener, gate, state, has_reply_socket } = record;
+    let FlowRecord { listener, downstream, state, has_reply_socket } = record;
     let upstream = descriptors.next()?;
     let reply_socket = if has_reply_socket { Some(descriptors.next()?) } else { None };
     // The listener's id in this process is set when it is open.
     let id = ListenerId::new(u16::MAX);
-    Some((listener, MovingFlow { listener: id, downstream: gate, state, upstream, reply_socket }))
+    Some((listener, MovingFlow { listener: id, downstream, state, upstream, reply_socket }))
 }

@@ -63,7 +63,9 @@ pub(super) enum Message {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FlowRecord {
     pub(super) listener: SocketAddr,
-    pub(super) gate: usize,
+    /// Its word on the wire is older.
+    #[serde(rename = "gate")]
+    pub(super) downstream: usize,
     pub(super) state: FlowState,
     /// Whether a second descriptor follows, for replies.
     pub(super) has_reply_socket: bool,

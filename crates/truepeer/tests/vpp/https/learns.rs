@@ -50,12 +50,12 @@ const FAMILIES: [(&str, &str, &str); 2] = [(DOOR, CLIENT, ORIGIN), (DOOR_V6, CLI
 fn everybody_learns(bed: &Bed, mode: &str, way: &Way) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origins = origins(bed, way)?;
-    for (door, client, origin) in FAMILIES {
+    for (listener, client, origin) in FAMILIES {
         for port in [8080, 8081] {
             let truepeer =
-                on_vpp.https(door, &format!("http://{origin}:{port}"), &["--client-address", mode])?;
+                on_vpp.https(listener, &format!("http://{origin}:{port}"), &["--client-address", mode])?;
             for version in ["--http1.1", "--http2"] {
-                let seen = curl(&[version, &format!("https://{door}/")]).run(bed)?;
+                let seen = curl(&[version, &format!("https://{listener}/")]).run(bed)?;
                 ensure!(seen.trim() == client, "{port} saw {seen:?}, not {client}; {}", truepeer.log());
             }
         }
@@ -84,11 +84,11 @@ def seen_by_way_of(header):
     return answer.partition(b'\r\n\r\n')[2].decode().strip()
 ";
 
-fn ask_as(bed: &Bed, door: &str, family: &str, clients: &[&str], own: &str) -> Result<()> {
+fn ask_as(bed: &Bed, listener: &str, family: &str, clients: &[&str], own: &str) -> Result<()> {
     for client in clients {
         let header = format!("PROXY {family} {client} {own} 4321 443");
         let script = format!("{BEHIND_A_SENDER}print(seen_by_way_of('{header}'))");
-        let seen = run_client(bed, door, &script)?;
+        let seen = run_client(bed, listener, &script)?;
         ensure!(seen.trim() == *client, "{client}: {seen:?}");
     }
     Ok(())

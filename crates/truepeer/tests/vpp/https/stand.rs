@@ -126,16 +126,16 @@ pub(super) fn curl(args: &[&str]) -> Program {
 /// The start of clients in Python.
 const PRELUDE: &str = include_str!("../programs/client.py");
 
-/// A client in Python: `connect()` and `client()` of `programs/client.py` use `door`.
-pub(super) fn client(bed: &Bed, door: &str, script: &str) -> Result<Running> {
-    let (host, port) = door.rsplit_once(':').context("no port")?;
+/// A client in Python: `connect()` and `client()` of `programs/client.py` use `listener`.
+pub(super) fn client(bed: &Bed, listener: &str, script: &str) -> Result<Running> {
+    let (host, port) = listener.rsplit_once(':').context("no port")?;
     let words = [host.trim_matches(['[', ']']), port];
     Program::new("/usr/bin/python3").args(["-c", &format!("{PRELUDE}{script}")]).args(words).start(bed)
 }
 
 /// Runs one to its end, without a time limit: tests have their own.
-pub(super) fn run_client(bed: &Bed, door: &str, script: &str) -> Result<String> {
-    succeed(&client(bed, door, script)?)
+pub(super) fn run_client(bed: &Bed, listener: &str, script: &str) -> Result<String> {
+    succeed(&client(bed, listener, script)?)
 }
 
 /// Waits until it ends with success.
