@@ -9,6 +9,7 @@ mod fork;
 mod memory;
 mod signals;
 mod spawn;
+mod trace;
 
 pub use apart::fork_apart;
 pub use descriptor::{Reach, descriptor_of};
@@ -19,3 +20,4 @@ pub use signals::{
     with_child_signal,
 };
 pub use spawn::{SpawnCommand, Supervised, receive_descriptor, send_descriptor};
+pub use trace::{PendingCall, StoppedThread, Tracer, Untraceable, may_trace, trace_apart};

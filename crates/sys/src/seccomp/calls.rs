@@ -20,6 +20,8 @@ calls! {
     IO_URING_REGISTER = libc::SYS_io_uring_register;
     IO_URING_SETUP = libc::SYS_io_uring_setup;
     LISTEN = libc::SYS_listen;
+    PPOLL = libc::SYS_ppoll;
+    PSELECT6 = libc::SYS_pselect6;
     READ = libc::SYS_read;
     READV = libc::SYS_readv;
     RECVFROM = libc::SYS_recvfrom;
@@ -31,4 +33,12 @@ calls! {
     SETSOCKOPT = libc::SYS_setsockopt;
     WRITE = libc::SYS_write;
     WRITEV = libc::SYS_writev;
+}
+
+// AArch64 has only `ppoll` and `pselect6`, which the kernel begins again as they are.
+#[cfg(target_arch = "x86_64")]
+calls! {
+    POLL = libc::SYS_poll;
+    RESTART_SYSCALL = libc::SYS_restart_syscall;
+    SELECT = libc::SYS_select;
 }
