@@ -32,6 +32,12 @@ impl SocketId {
         let device = u64::from(major(stat.st_dev)) << 20 | u64::from(minor(stat.st_dev));
         Ok(Self { device, inode: stat.st_ino })
     }
+
+    /// Whether this descriptor of a process refers to it.
+    pub fn is_at(&self, process: i32, number: RawFd) -> bool {
+        fs::read_link(format!("/proc/{process}/fd/{number}"))
+            .is_ok_and(|target| target.as_os_str() == format!("socket:[{}]", self.inode).as_str())
+    }
 }
 
 /// The epolls among a process's descriptors; `self` is the calling one. None if its `/proc` can't be read.

@@ -15,10 +15,10 @@ const MOST: usize = 4096;
 /// A process with a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Caller {
-    process: i32,
+    pub(super) process: i32,
     /// The listener's descriptor there.
-    number: i32,
-    socket: SocketId,
+    pub(super) number: i32,
+    pub(super) socket: SocketId,
 }
 
 #[derive(Debug, Default)]
@@ -53,19 +53,18 @@ fn process_of(thread: i32) -> Option<i32> {
 }
 
 /// What a search for processes that wait for an address has found.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Found {
     /// A process has the listener.
     pub(super) listens: bool,
     /// An epoll watches it.
     pub(super) watches: bool,
-    /// The reminders in those epolls.
-    pub(super) reminders: Vec<OwnedFd>,
 }
 
-/// Makes the epolls of these processes report the listeners that they watch.
-pub(super) fn remind_all(callers: &[Caller]) -> Found {
+/// Makes the epolls of these processes report the listeners that they watch, until the reminders are closed.
+pub(super) fn remind_all(callers: &[Caller]) -> (Found, Vec<OwnedFd>) {
     let mut found = Found::default();
+    let mut reminders = Vec::new();
     let processes: HashSet<i32> = callers.iter().map(|caller| caller.process).collect();
     let listeners: Vec<SocketId> = callers.iter().map(|caller| caller.socket).collect();
     found.listens = callers.iter().any(Caller::has_it);
@@ -75,11 +74,11 @@ pub(super) fn remind_all(callers: &[Caller]) -> Found {
             let reminded = remind(epoll.as_fd(), &listeners, Ok);
             found.watches |= reminded.watches;
             if !reminded.is_stale {
-                found.reminders.extend(reminded.events);
+                reminders.extend(reminded.events);
             }
         }
     }
-    found
+    (found, reminders)
 }
 
 impl Caller {

@@ -70,6 +70,11 @@ fn interrupted(status: &str) -> Option<Answer> {
     Some(if is_first { Answer::Interrupted } else { Answer::Fail(Errno::INTR) })
 }
 
+/// Whether a signal is pending that interrupts the thread.
+pub(super) fn has_a_signal(thread: i32) -> bool {
+    answer_for(thread).is_some()
+}
+
 /// Whether a signal is pending that the thread blocks.
 pub(super) fn holds_a_signal_back(thread: i32) -> bool {
     fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| held_back(&status) == Some(true))

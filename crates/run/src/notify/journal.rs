@@ -9,6 +9,7 @@ use truepeer_handover::{LockFreeComplaints, Refused, SILENT};
 use truepeer_policy::{ClientAddr, SenderAddr};
 use truepeer_session::{Advise, Hint};
 
+use super::pollers::Obstacle;
 use super::ready::Connection;
 
 #[derive(Debug)]
@@ -130,10 +131,17 @@ impl SupervisorLog {
         });
     }
 
-    /// A program that waits in poll() or select() can be woken by a connection alone.
-    pub(super) fn on_not_woken(&mut self, listener: SocketAddr, errno: Errno) {
+    /// The program can be woken by a connection alone. With an obstacle it waits in poll() or select().
+    pub(super) fn on_not_woken(&mut self, listener: SocketAddr, errno: Errno, obstacle: Option<Obstacle>) {
+        let (how, also) = match obstacle {
+            Some(obstacle) => (
+                format!("it waits in poll() or select(), {obstacle}"),
+                ", or ptrace(2) (in a systemd unit SystemCallFilter=ptrace)",
+            ),
+            None => ("it does not wait in accept(), epoll, poll() or select()".to_owned(), ""),
+        };
         self.complain("not_woken", None, |held_back| {
-            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: it waits in poll() or select(), and connecting to its listener failed ({errno}); permit connections of this host to {listener}");
+            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: {how}, and connecting to its listener failed ({errno}); permit connections of this host to {listener}{also}");
         });
     }
 

@@ -110,7 +110,8 @@ impl Life {
     fn collect(&mut self) -> Option<Ending> {
         loop {
             match wait(WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if pid == self.program => {
+                // A stop is the ringer's: it traces the program for a moment.
+                Ok(Some((pid, status))) if pid == self.program && !status.stopped() => {
                     self.ending = Some(Ending::of(status));
                 }
                 Ok(Some(_)) | Err(Errno::INTR) => {}

@@ -9,7 +9,7 @@
 //!    ├ calls      which call, on which socket: Listeners, or "go on"
 //!    ├ accepting  the next connection whose client is known ─▶ handing_over: descriptor, address, answer
 //!    ├ Late       connections whose header has not come yet
-//!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program's epoll
+//!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program, however it waits
 //!    ├ Parked     accept() of blocking listeners, checked for signals, and Siblings: listeners that nobody else serves
 //!    ├ Names      who the client of an open connection is: getpeername()
 //!    └ Life       signals to the program, its end and status; guard: neither ends without the other;
@@ -34,6 +34,7 @@ mod life;
 mod listener;
 mod message;
 mod parked;
+mod pollers;
 mod reach;
 mod ready;
 mod receivers;

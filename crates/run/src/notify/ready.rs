@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use truepeer_handover::ListenerAddr;
 use truepeer_policy::{ClientAddr, SenderAddr};
@@ -24,6 +25,29 @@ pub(super) struct Connection {
 pub(super) struct Ready {
     by_address: HashMap<ListenerAddr, VecDeque<Connection>>,
     count: usize,
+    counts: ReadyCounts,
+}
+
+/// How many connections wait at each address, for another thread.
+#[derive(Debug, Default, Clone)]
+pub(super) struct ReadyCounts(Arc<Mutex<HashMap<ListenerAddr, usize>>>);
+
+impl ReadyCounts {
+    pub(super) fn at(&self, listener: ListenerAddr) -> usize {
+        self.table().get(&listener).copied().unwrap_or_default()
+    }
+
+    fn set(&self, listener: ListenerAddr, count: usize) {
+        match count {
+            0 => self.table().remove(&listener),
+            _ => self.table().insert(listener, count),
+        };
+    }
+
+    /// Each change is one call, so a table that a panic has left is whole.
+    fn table(&self) -> MutexGuard<'_, HashMap<ListenerAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Ready {
@@ -34,12 +58,14 @@ impl Ready {
     pub(super) fn push(&mut self, listener: ListenerAddr, connection: Connection) {
         self.by_address.entry(listener).or_default().push_back(connection);
         self.count += 1;
+        self.tell(listener);
     }
 
     /// Puts back a connection that could not be handed over.
     pub(super) fn put_back(&mut self, listener: ListenerAddr, connection: Connection) {
         self.by_address.entry(listener).or_default().push_front(connection);
         self.count += 1;
+        self.tell(listener);
     }
 
     pub(super) fn take(&mut self, listener: ListenerAddr) -> Option<Connection> {
@@ -49,7 +75,17 @@ impl Ready {
             self.by_address.remove(&listener);
         }
         self.count -= 1;
+        self.tell(listener);
         Some(connection)
+    }
+
+    /// What [`Self::push`] and [`Self::take`] keep up to date.
+    pub(super) fn counts(&self) -> ReadyCounts {
+        self.counts.clone()
+    }
+
+    fn tell(&self, listener: ListenerAddr) {
+        self.counts.set(listener, self.by_address.get(&listener).map_or(0, VecDeque::len));
     }
 
     /// Whether connections wait for this address.
@@ -66,6 +102,7 @@ impl Ready {
     pub(super) fn abandon(&mut self, listener: ListenerAddr) -> usize {
         let abandoned = self.by_address.remove(&listener).map_or(0, |queue| queue.len());
         self.count -= abandoned;
+        self.tell(listener);
         abandoned
     }
 }

@@ -74,6 +74,7 @@ impl Supervisor {
         let listeners =
             SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
         let wake = names.wake_up();
+        let ready = Ready::default();
         let mut census = SocketDiag::new();
         if !census.is_answered() {
             tracing::warn!("{NO_CENSUS}");
@@ -81,10 +82,10 @@ impl Supervisor {
         Ok(Self {
             late: Late::new(watch.as_fd())?,
             rules: RunRules::new(settings.clone()),
-            ringer: Ringer::start(wake.clone())?,
+            ringer: Ringer::start(wake.clone(), ready.counts())?,
             wake,
             listeners,
-            ready: Ready::default(),
+            ready,
             parked: Parked::default(),
             siblings: Siblings::default(),
             callers: Callers::default(),
@@ -231,10 +232,10 @@ impl Supervisor {
             for (listener, failure) in self.ringer.failures().collect::<Vec<_>>() {
                 match failure {
                     NotWoken::Gone => self.journal.on_abandoned(self.ready.abandon(listener)),
-                    NotWoken::Unreachable(errno) if self.ready.has(listener) => {
-                        self.journal.on_not_woken(listener.local, errno)
+                    NotWoken::Unreachable(errno, obstacle) if self.ready.has(listener) => {
+                        self.journal.on_not_woken(listener.local, errno, obstacle)
                     }
-                    NotWoken::Unreachable(_) => {}
+                    NotWoken::Unreachable(..) => {}
                 }
             }
             for listener in self.ready.addresses() {

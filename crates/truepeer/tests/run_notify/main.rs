@@ -11,6 +11,7 @@ mod flows;
 mod kit;
 mod lives;
 mod obstacles;
+mod pollers;
 mod programs;
 mod rings;
 mod sends;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     all.extend(askers::tests());
     all.extend(crowds::tests());
     all.extend(obstacles::tests());
+    all.extend(pollers::tests());
     all.extend(rings::tests());
     truepeer_testbed::main(all)
 }

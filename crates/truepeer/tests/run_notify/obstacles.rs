@@ -142,10 +142,8 @@ fn are_served(bed: &Bed, device: &str, obstruct: impl Fn(&Bed, &Host) -> Result<
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     obstruct(bed, host)?;
-    // A supervisor can't wake poll() and select(), and says so.
-    let is_not_woken = |way: &str| via() == "notify" && ["poll", "select"].contains(&way);
-    let ways = || WAYS.iter().filter(|(way, _)| !is_not_woken(way));
-    let servers: Vec<(&str, SocketAddr, Running)> = ways()
+    let servers: Vec<(&str, SocketAddr, Running)> = WAYS
+        .iter()
         .map(|(way, port)| Ok((*way, host.at(false, *port), server(bed, host, way, *port, device)?)))
         .collect::<Result<_>>()?;
     for (way, address, server) in &servers {
@@ -188,7 +186,7 @@ fn names_the_client(mut stream: TcpStream) -> Result<()> {
 }
 
 /// Waits until the listener's queue is empty.
-fn wait_until_accepted(port: u16) -> Result<()> {
+pub(crate) fn wait_until_accepted(port: u16) -> Result<()> {
     wait_for("the connections to be accepted", || {
         const LISTENS: u8 = 10;
         let all = sockets::all();
@@ -197,29 +195,60 @@ fn wait_until_accepted(port: u16) -> Result<()> {
     })
 }
 
-/// The next connection wakes it.
+/// Executes its words under a filter that treats ptrace() in a special way (seccomp(2)).
+const WITHOUT_PTRACE: &str = "\
+import ctypes, os, platform, struct, sys
+libc = ctypes.CDLL(None)
+number = 117 if platform.machine() == 'aarch64' else 101
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, int(sys.argv[1], 0)), (6, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
+class Filter(ctypes.Structure):
+    _fields_ = [('length', ctypes.c_ushort), ('code', ctypes.c_void_p)]
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Filter(len(steps), ctypes.addressof(code))), 0, 0) == 0
+os.execv(sys.argv[2], sys.argv[2:])
+";
+const KILL_PROCESS: &str = "0x80000000";
+const FAIL_WITH_EPERM: &str = "0x00050001";
+
+/// Where the supervisor may not trace it. The next connection wakes it.
 fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
-    let (server, address) = (server(bed, host, "poll", 8086, "lb")?, host.at(false, 8086));
-    server.wait_listening(address)?;
+    let filter = bed.write("without_ptrace.py", WITHOUT_PTRACE)?;
+    let filter = filter.to_str().context("its path")?;
+    let script = bed.write("server.py", SERVER)?;
     let header = header_of(CLIENT)?;
-    let late = || -> Result<TcpStream> {
-        let mut stream = client::connect(address)?;
-        stream.write_all(&header[..20])?;
-        wait_until_sent(&stream)?;
-        host.run(|| wait_until_accepted(address.port()))??;
-        stream.write_all(&[&header[20..], QUESTION].concat())?;
-        Ok(stream)
-    };
-    let stream = lb.run(late)??;
-    server.wait_for_log("can't be woken")?;
-    lb.run(|| -> Result<()> {
-        let mut next = client::connect(address)?;
-        next.write_all(&[&header[..], QUESTION].concat())?;
-        names_the_client(next)
-    })??;
-    names_the_client(stream)
+    for (way, port, action, why) in [
+        ("poll", 8086, FAIL_WITH_EPERM, "ptrace(2) is forbidden (Operation not permitted"),
+        ("select", 8087, KILL_PROCESS, "a seccomp filter kills whoever calls ptrace(2)"),
+    ] {
+        let python = Program::new(PYTHON).arg("-u").arg(&script).args([way, &port.to_string(), "lb"]);
+        let truepeer = env!("CARGO_BIN_EXE_truepeer");
+        let words = [filter, action, truepeer, "run", "--via", via(), "--allow", "10.77.0.1", "--"];
+        let server = python.launched_by(PYTHON, &words).in_netns(&host.netns).as_user(User::TESTER);
+        let (server, address) = (server.start(bed)?, host.at(false, port));
+        server.wait_listening(address)?;
+        let late = || -> Result<TcpStream> {
+            let mut stream = client::connect(address)?;
+            stream.write_all(&header[..20])?;
+            wait_until_sent(&stream)?;
+            host.run(|| wait_until_accepted(address.port()))??;
+            stream.write_all(&[&header[20..], QUESTION].concat())?;
+            Ok(stream)
+        };
+        let stream = lb.run(late)??;
+        server.wait_for_log("can't be woken")?;
+        ensure!(server.log().contains(why), "{}", server.log());
+        ensure!(server.log().contains("SystemCallFilter=ptrace"), "{}", server.log());
+        lb.run(|| -> Result<()> {
+            let mut next = client::connect(address)?;
+            next.write_all(&[&header[..], QUESTION].concat())?;
+            names_the_client(next)
+        })??;
+        names_the_client(stream)?;
+    }
+    Ok(())
 }
 
 /// Node listens on `::` by default.
