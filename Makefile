@@ -9,6 +9,11 @@ ifneq ($(toolchain),)
 export RUSTUP_TOOLCHAIN := $(toolchain)
 $(info toolchain: the pinned one is not available, using $(toolchain))
 endif
+# VPP, installed once for each machine under this directory, unless TRUEPEER_VPP names another.
+vpp := $(wildcard $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/truepeer/vpp/bin/vpp)
+ifneq ($(vpp),)
+export TRUEPEER_VPP ?= $(vpp)
+endif
 built := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
 released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
 

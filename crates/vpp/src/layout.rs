@@ -6,6 +6,7 @@
 //! ```
 
 use std::fmt;
+use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
@@ -182,11 +183,19 @@ fn ethernet(place: usize, port: &VppPort) -> Vec<Line> {
     let name = port.interface(place);
     let mut lines = Vec::new();
     if let VppDevice::Kernel(device) = &port.device {
-        lines.push(Line::naming(format!("create host-interface v2 name {device}"), &name));
+        let mac = mac(port.address.addr());
+        lines.push(Line::naming(format!("create host-interface v2 name {device} hw-addr {mac}"), &name));
     }
     lines.push(Line::silent(format!("set interface state {name} up")));
     lines.push(Line::silent(format!("set interface ip address {name} {}", port.address)));
     lines
+}
+
+/// VPP's own choice is random, and neighbours send to the old one for up to half a minute after a new start.
+/// As unique in its network as the address is.
+fn mac(address: Ipv4Addr) -> String {
+    let [a, b, c, d] = address.octets();
+    format!("02:fe:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
 #[cfg(test)]
@@ -252,7 +261,8 @@ mod tests {
     #[test]
     fn a_device_of_the_kernels_is_made_first() {
         let lines = ethernet_of("veth0", "01:00.1").lines();
-        assert_eq!(lines[0], Line::naming("create host-interface v2 name veth0", "host-veth0"));
+        let words = "create host-interface v2 name veth0 hw-addr 02:fe:ac:10:02:01";
+        assert_eq!(lines[0], Line::naming(words, "host-veth0"));
         assert_eq!(lines[1].words, "set interface state host-veth0 up");
         assert_eq!(lines[3].words, "set interface state eth1 up");
     }

@@ -51,7 +51,11 @@ pub fn enter(args: &StackArgs, workers: usize) -> Result<()> {
     }
     match next_step(env::var_os(SIGN), is_loaded()?)? {
         Step::Become => become_itself(args, workers).context("--stack vpp"),
-        Step::Watch(socket) => watch(&socket).context("--stack vpp"),
+        Step::Watch(socket) => {
+            // VPP's library runs in every worker from now on.
+            truepeer_sys::process::tell_of_faults().context("--stack vpp")?;
+            watch(&socket).context("--stack vpp")
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod apart;
 mod descriptor;
+mod fault;
 mod fork;
 mod memory;
 mod signals;
@@ -13,6 +14,7 @@ mod trace;
 
 pub use apart::fork_apart;
 pub use descriptor::{Reach, descriptor_of};
+pub use fault::tell_of_faults;
 pub use fork::{Forked, fork};
 pub use memory::{read_memory, write_memory};
 pub use signals::{

@@ -78,7 +78,10 @@ pub(crate) fn the_ethernet_layout_answers_on_the_wire(bed: &Bed) -> Result<()> {
 
 pub(crate) fn a_device_that_does_not_exist_leaves_nothing(bed: &Bed) -> Result<()> {
     let said = outcome(bed, &up(bed, "--ethernet nowhere0,nowhere1")?)?.failed()?;
-    ensure!(said.contains("create host-interface v2 name nowhere0` failed, VPP said: "), "{said}");
+    ensure!(
+        said.contains("create host-interface v2 name nowhere0 hw-addr 02:fe:ac:10:02:01` failed, VPP said: "),
+        "{said}"
+    );
     ensure_nothing_left(bed)
 }
 

@@ -62,10 +62,10 @@ pub(crate) fn the_loopback_layout_comes_up_and_goes_down(bed: &Bed) -> Result<()
 pub(crate) fn the_ethernet_layout_is_of_the_named_devices(bed: &Bed) -> Result<()> {
     outcome(bed, &up(bed, "--ethernet va,vb --address 10.0.0.1/24,10.0.1.1/24"))?.well()?;
     let expected = [
-        "create host-interface v2 name va",
+        "create host-interface v2 name va hw-addr 02:fe:0a:00:00:01",
         "set interface state host-va up",
         "set interface ip address host-va 10.0.0.1/24",
-        "create host-interface v2 name vb",
+        "create host-interface v2 name vb hw-addr 02:fe:0a:00:01:01",
         "set interface state host-vb up",
         "set interface ip address host-vb 10.0.1.1/24",
     ];

@@ -1,16 +1,18 @@
 //! Changes under load: origins, certificates, truepeer itself, VPP; and several workers.
 
 use std::cell::Cell;
+use std::os::unix::process::ExitStatusExt as _;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::servers::Nginx;
-use truepeer_testbed::{Bed, Running, Test, tests};
+use truepeer_testbed::{Bed, Program, Running, Test, tests};
 
 use super::stand::{DOOR, ORIGIN, OnVpp, client, curl, origin, run_client, succeed};
 
 pub(super) fn tests() -> Vec<Test> {
-    tests![
+    let mut all = tests![
         connections_are_kept_and_their_ends_are_noticed,
         a_restart_of_the_origin_loses_no_request,
         an_unreachable_origin_has_its_own_status,
@@ -18,7 +20,20 @@ pub(super) fn tests() -> Vec<Test> {
         open_requests_are_answered_before_the_end,
         several_workers_share_the_clients,
         vpps_end_ends_truepeer_with_a_reason,
-    ]
+        a_new_start_is_reached_at_once,
+        a_signal_that_ends_truepeer_is_told,
+    ];
+    let soak = Test::new("restarts_lose_no_request_of_two_workers", restarts_lose_no_request_of_two_workers);
+    all.push(soak.time_limit(length() + Duration::from_secs(300)));
+    let again = Test::new("two_workers_serve_after_others_have", two_workers_serve_after_others_have);
+    all.push(again.needs_program("h2load"));
+    all
+}
+
+/// How long requests and restarts go on: `SOAK_SECONDS`, or long enough for a few.
+fn length() -> Duration {
+    let seconds = std::env::var("SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(8))
 }
 
 /// Eight clients that send requests continuously, each on its own connection, or on one for each request.
@@ -57,11 +72,13 @@ print('over')
         Ok(())
     }
 
-    /// Ends it. Every request must have got its answer.
-    fn end(self) -> Result<()> {
+    /// Ends it. Every request must have got its answer. Returns how many did, to within the last nine of each
+    /// client.
+    fn end(self) -> Result<usize> {
         self.bed.write("enough", "")?;
-        ensure!(succeed(&self.clients)?.contains("over"), "{}", self.clients.log());
-        Ok(())
+        let said = succeed(&self.clients)?;
+        ensure!(said.contains("over"), "{}", self.clients.log());
+        Ok(10 * said.matches("ten").count())
     }
 }
 
@@ -96,7 +113,8 @@ fn a_restart_of_the_origin_loses_no_request(bed: &Bed) -> Result<()> {
         origin = Some(nginx.start(bed)?);
     }
     load.goes_on()?;
-    load.end().with_context(|| truepeer.log())
+    load.end().with_context(|| truepeer.log())?;
+    Ok(())
 }
 
 /// VPP reports a refused connection only by an event, without the reason.
@@ -132,7 +150,8 @@ fn certificates_change_under_load(bed: &Bed) -> Result<()> {
         ensure!(verified == round.to_string(), "{verified}; {}", truepeer.log());
     }
     load.goes_on()?;
-    load.end().with_context(|| truepeer.log())
+    load.end().with_context(|| truepeer.log())?;
+    Ok(())
 }
 
 /// An idle connection is closed, a started request is answered, and then truepeer ends with success.
@@ -205,6 +224,78 @@ print(len(seen))
     let status = truepeer.wait_end()?;
     ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
     Ok(())
+}
+
+/// Kept connections and new ones at the same time, while the origin restarts and the certificate changes.
+fn restarts_lose_no_request_of_two_workers(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let nginx = Nginx::default().server(format!("{ORIGIN}:8080"), "", "location / { return 200 fine; }");
+    let mut origin = Some(nginx.start(bed)?);
+    let options = ["--workers", "2", "--origin-patience", "50s"];
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &options)?;
+    let (kept, new) = (Load::start(bed, true)?, Load::start(bed, false)?);
+    let (begin, mut rounds) = (Instant::now(), 0);
+    while begin.elapsed() < length() {
+        rounds += 1;
+        drop(origin.take());
+        origin = Some(nginx.start(bed)?);
+        kept.goes_on().and_then(|()| new.goes_on()).with_context(|| truepeer.log())?;
+        on_vpp.certify(&[&format!("site-{rounds}.test")])?;
+        truepeer.signal(Signal::HUP)?;
+        truepeer.wait_state("the certificates", || {
+            truepeer.log().matches("have new certificates").count() == rounds
+        })?;
+        kept.goes_on().and_then(|()| new.goes_on()).with_context(|| truepeer.log())?;
+    }
+    for load in [kept, new] {
+        let answered = load.end().with_context(|| truepeer.log())?;
+        println!("{answered} answered, {rounds} restarts of the origin and certificates");
+    }
+    truepeer.signal(Signal::TERM)?;
+    let status = truepeer.wait_end()?;
+    ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
+    Ok(())
+}
+
+/// On one VPP, one after another.
+fn two_workers_serve_after_others_have(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let _origin = origin(bed, 8080)?;
+    for _ in 0..5 {
+        let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", "2"])?;
+        let words = ["-n2000", "-c24", "-m8", "https://172.16.2.1/echo/word"];
+        let said = succeed(&Program::new("h2load").args(words).start(bed)?)?;
+        ensure!(said.contains("2000 succeeded, 0 failed, 0 errored"), "{said}; {}", truepeer.log());
+        truepeer.signal(Signal::TERM)?;
+        let status = truepeer.wait_end()?;
+        ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
+    }
+    Ok(())
+}
+
+/// Neighbours still have the link-layer address of the VPP before.
+fn a_new_start_is_reached_at_once(bed: &Bed) -> Result<()> {
+    let mut on_vpp = OnVpp::ethernet(bed)?;
+    let _origin = origin(bed, 8080)?;
+    for again in [false, true] {
+        if again {
+            on_vpp = on_vpp.up_again()?;
+        }
+        let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &[])?;
+        let said = curl(&["--connect-timeout", "4", "https://172.16.2.1/echo/word"]).run(bed)?;
+        ensure!(said == "word", "{said}; {}", truepeer.log());
+    }
+    Ok(())
+}
+
+/// VPP's library runs in every thread of truepeer.
+fn a_signal_that_ends_truepeer_is_told(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", "2"])?;
+    truepeer.signal(Signal::SEGV)?;
+    let status = truepeer.wait_end()?;
+    ensure!(status.signal() == Some(Signal::SEGV.as_raw()), "{status}: {}", truepeer.log());
+    truepeer.wait_for_log(" was ended by SIGSEGV")
 }
 
 /// When VPP is killed, its descriptors report nothing any more.

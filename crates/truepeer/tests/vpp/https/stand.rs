@@ -29,12 +29,23 @@ pub(super) struct OnVpp<'a> {
 }
 
 impl<'a> OnVpp<'a> {
-    /// Starts the ethernet layout, for both families.
+    /// Starts the ethernet layout between two new pairs of devices, for both families.
     pub(super) fn ethernet(bed: &'a Bed) -> Result<Self> {
         ip_here(&["link add va type veth peer name pa", "link add vb type veth peer name pb"])?;
         ip_here(&["link set va up", "link set pa up", "link set vb up", "link set pb up"])?;
         ip_here(&["addr add 172.16.2.2/24 dev pa", "addr add 172.16.1.1/24 dev pb"])?;
         ip_here(&["addr add fd00:2::2/64 dev pa nodad", "addr add fd00:1::1/64 dev pb nodad"])?;
+        Self::between_devices(bed)
+    }
+
+    /// Ends this VPP and starts another on the same devices.
+    pub(super) fn up_again(self) -> Result<Self> {
+        let bed = self.bed;
+        drop(self);
+        Self::between_devices(bed)
+    }
+
+    fn between_devices(bed: &'a Bed) -> Result<Self> {
         let on_vpp = Self::up(bed, "--ethernet va,vb")?;
         on_vpp.tell("set interface ip address host-va fd00:2::1/64")?;
         on_vpp.tell("set interface ip address host-vb fd00:1::2/64")?;
