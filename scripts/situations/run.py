@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import hosts
@@ -26,13 +27,21 @@ class Failed(Exception):
     pass
 
 
+def packaged():
+    """The files of deploy/ that the package installs for the program, and where."""
+    crate = Path("crates/truepeer")
+    assets = tomllib.loads((crate / "Cargo.toml").read_text())["package"]["metadata"]["deb"]["assets"]
+    for source, target, _ in assets:
+        source = Path(os.path.normpath(crate / source))
+        if source.is_relative_to("deploy") and not target.startswith("usr/share/"):
+            yield source, f"/{target}{source.name if target.endswith('/') else ''}"
+
+
 def install(host: hosts.Host):
     """What the packages of truepeer and frp bring, and `apt install` of what is unpacked already."""
     host.copy(Path(os.environ["TRUEPEER"]), "/usr/bin/truepeer")
-    for unit in Path("deploy/systemd").iterdir():
-        host.copy(unit, f"/etc/systemd/system/{unit.name}")
-    host.copy(Path("deploy/truepeer.toml"), "/etc/truepeer/truepeer.toml")
-    (host.root / "etc/truepeer/attach").mkdir()
+    for source, target in packaged():
+        host.copy(source, target)
     for program in ("frp/v0.67.0/frps", "frp/v0.67.0/frpc", "pebble/pebble"):
         if (source := Path("target/tools", program)).exists():
             host.copy(source, f"/usr/local/bin/{source.name}")
