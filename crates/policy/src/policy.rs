@@ -44,7 +44,17 @@ impl Policy {
 
     /// The destination and the client of a session, once its header is complete (`None`: it has none).
     pub fn route(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Route, Refusal> {
-        self.delivery.route(self.client(sender, header)?)
+        self.route_at(sender, header, || None)
+    }
+
+    /// The same where a backend may have port 0, which stands for the port that the connection came to.
+    pub fn route_at(
+        &self,
+        sender: SenderAddr,
+        header: Option<&Header<'_>>,
+        came_to: impl FnOnce() -> Option<u16>,
+    ) -> Result<Route, Refusal> {
+        self.delivery.route(self.client(sender, header)?, came_to)
     }
 
     /// The client of a session: the part of [`Self::route`] that needs no backend.

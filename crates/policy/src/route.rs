@@ -112,7 +112,8 @@ pub struct Route {
 /// The backends of one listener, by the client's family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backends {
-    /// For IPv4 clients. It may be IPv6, see [`Delivery::nat64_prefix`]. `None`: they are refused.
+    /// For IPv4 clients. It may be IPv6, see [`Delivery::nat64_prefix`]. `None`: they are refused. Port 0: the
+    /// port that the connection came to.
     pub ipv4: Option<BackendAddr>,
     /// For IPv6 clients. It may be IPv4, see [`Delivery::pseudo_ipv4`]. `None`: they are refused.
     pub ipv6: Option<BackendAddr>,
@@ -158,8 +159,12 @@ impl Delivery {
         }
     }
 
-    pub(crate) fn route(&self, client: Client) -> Result<Route, Refusal> {
-        let backend = self.backend(client)?;
+    pub(crate) fn route(
+        &self,
+        client: Client,
+        came_to: impl FnOnce() -> Option<u16>,
+    ) -> Result<Route, Refusal> {
+        let backend = at_port(self.backend(client)?, came_to);
         let source = match self.source {
             Source::Any => None,
             Source::Client => self.bound(client, backend)?,
@@ -219,6 +224,15 @@ impl Delivery {
         };
         Ok(Some(SocketAddr::new(ip, addr.get().port())))
     }
+}
+
+/// Port 0 stands for the port that the connection came to.
+fn at_port(backend: BackendAddr, came_to: impl FnOnce() -> Option<u16>) -> BackendAddr {
+    let mut address = backend.get();
+    if address.port() == 0 {
+        address.set_port(came_to().unwrap_or_default());
+    }
+    BackendAddr::new(address)
 }
 
 /// The real destination: Linux connects to loopback for the unspecified address.

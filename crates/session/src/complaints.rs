@@ -33,7 +33,35 @@ struct Remembered {
     held_back: u64,
 }
 
+/// A complaint that was logged, and those that followed it in silence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecentComplaint {
+    /// A stable label.
+    pub reason: &'static str,
+    /// `None`: addresses that found no room of their own.
+    pub about: Option<IpAddr>,
+    /// It, and those that followed.
+    pub count: u64,
+    /// How long ago it was logged.
+    pub ago: Duration,
+}
+
 impl Complaints {
+    /// Those that are remembered and were logged within this time, the latest first.
+    #[must_use]
+    pub fn recent(&self, within: Duration, now: Instant) -> Vec<RecentComplaint> {
+        let memory = self.memory();
+        let all = memory.said.iter().map(|(&(reason, about), said)| RecentComplaint {
+            reason,
+            about,
+            count: said.held_back + 1,
+            ago: now.saturating_duration_since(said.at),
+        });
+        let mut recent: Vec<_> = all.filter(|complaint| complaint.ago <= within).collect();
+        recent.sort_by_key(|complaint| (complaint.ago, complaint.about));
+        recent
+    }
+
     /// Whether a complaint about `about` for `reason` may be logged at `now`. If so, returns how many were
     /// suppressed.
     #[must_use]
@@ -127,6 +155,19 @@ mod tests {
         assert_eq!(complaints.may_log("bad", ONE, start + Duration::from_secs(59)), None);
         assert_eq!(complaints.may_log("worse", ONE, start), Some(0));
         assert_eq!(complaints.may_log("bad", ONE, start + SILENCE), Some(2));
+    }
+
+    #[test]
+    fn complaints_of_the_last_minutes_are_told_with_their_counts() {
+        let complaints = Complaints::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let _ = complaints.may_log("old", ONE, start);
+        let _ = complaints.may_log("bad", ONE, at(300));
+        let _ = complaints.may_log("bad", ONE, at(301));
+        let recent = complaints.recent(Duration::from_secs(60), at(310));
+        let bad = RecentComplaint { reason: "bad", about: Some(ONE), count: 2, ago: Duration::from_secs(10) };
+        assert_eq!(recent, [bad]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tracing::{debug, error, info, warn};
 use truepeer_policy::{Origin, Refusal, Route, SenderAddr, SpecialRange};
 use truepeer_proto::Version;
 
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, RecentComplaint};
 use crate::connect_as::ConnectError;
 use crate::counters::{Counter, Counters, Shard};
 use crate::hint::{Advise, Advised, Hint};
@@ -188,7 +188,7 @@ impl Journal {
         let RefusedDatagram { sender, listener, label, why, hint } = *datagram;
         shard.refuse(label);
         if let Some(held_back) = refusals.note(&self.complaints, label, sender.ip(), now) {
-            let why = self.advised(why, hint);
+            let (why, held_back) = (self.advised(why, hint), some(held_back));
             warn!(%sender, %listener, reason = label, held_back, "{why}");
         }
     }
@@ -285,12 +285,22 @@ impl Journal {
         });
     }
 
+    /// The complaints that were logged within this time, the latest first.
+    pub fn recent_complaints(&self, within: Duration, now: Instant) -> Vec<RecentComplaint> {
+        self.complaints.recent(within, now)
+    }
+
     /// Calls `say` unless the same complaint about the same address was logged less than a minute ago.
-    pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(u64)) {
+    pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(Option<u64>)) {
         if let Some(held_back) = self.complaints.may_log(label, about, now) {
-            say(held_back);
+            say(some(held_back));
         }
     }
+}
+
+/// A line that stands for itself alone has no field for it.
+fn some(held_back: u64) -> Option<u64> {
+    (held_back > 0).then_some(held_back)
 }
 
 fn tag<'a>(tags: Option<&'a Tags>, name: &str) -> Option<&'a str> {

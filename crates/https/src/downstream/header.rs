@@ -29,11 +29,13 @@ pub(super) struct First {
 impl First {
     fn new(
         policy: &Policy,
+        tcp: &TcpStream,
         sender: SenderAddr,
         header: Option<&Header<'_>>,
         rest: &[u8],
     ) -> Result<Self, CloseReason> {
-        let route = policy.route(sender, header)?;
+        let came_to = || tcp.local_address().ok().map(|address| address.port());
+        let route = policy.route_at(sender, header, came_to)?;
         let tlvs = header.map_or_else(Box::default, |header| header.tlvs.as_bytes().into());
         let version = header.map(|header| header.version);
         Ok(Self { route, version, tlvs, rest: rest.to_vec() })
@@ -50,7 +52,7 @@ pub(super) async fn read(
 ) -> Result<First, CloseReason> {
     let rule = listening.policy.admit(sender)?;
     if rule == HeaderRule::Forbid {
-        return First::new(&listening.policy, sender, None, &[]);
+        return First::new(&listening.policy, tcp, sender, None, &[]);
     }
     let reader = listening.settings.header_reader(rule);
     let began = tcp.reactor().now();
@@ -75,9 +77,9 @@ pub(super) async fn read(
         match opening {
             Opening::NeedMore => {}
             Opening::Header { header, consumed } => {
-                return First::new(&listening.policy, sender, Some(&header), &seen[consumed..]);
+                return First::new(&listening.policy, tcp, sender, Some(&header), &seen[consumed..]);
             }
-            Opening::NoHeader => return First::new(&listening.policy, sender, None, &seen),
+            Opening::NoHeader => return First::new(&listening.policy, tcp, sender, None, &seen),
             Opening::Refused(error) => return Err(error.into()),
         }
         if !has_room_for(seen.len() - had, &mut permit, &worker.budgets.header_bytes) {

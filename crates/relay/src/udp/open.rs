@@ -49,7 +49,8 @@ impl UdpFlows {
         }
         let rules = &opening.listener.rules;
         let sender = SenderAddr::new(opening.arrival.from);
-        let route = rules.policy.route(sender, opening.header)?;
+        let came_to = || Some(opening.downstream.destination_of(opening.arrival)?.port());
+        let route = rules.policy.route_at(sender, opening.header, came_to)?;
         if let Some(range) = route.special {
             cx.journal.on_special_claim(&route, sender, range, cx.now);
         }

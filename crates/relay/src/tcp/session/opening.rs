@@ -91,7 +91,8 @@ impl<S, P> Session<S, P> {
     where
         I: Io<Socket = S, Pipe = P>,
     {
-        let route = match cx.policy.route(self.sender, header) {
+        let came_to = || Some(cx.io.local_address(&downstream.socket)?.port());
+        let route = match cx.policy.route_at(self.sender, header, came_to) {
             Ok(route) => route,
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
