@@ -19,6 +19,8 @@ mod decimal;
 mod error;
 pub mod fields;
 mod framing;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod http2;
 #[cfg(test)]
 mod http2_tests;

@@ -1,34 +1,7 @@
 //! Entrances for fuzz/. Each takes any bytes, and panics where a promise is broken.
 
 pub use crate::exchange::any_exchanges;
-pub use crate::http2::any_watched;
 pub use crate::tls::any_certificate;
-
-/// A fuzzer's bytes, taken from the front. Behind their end there are zeros.
-pub(crate) struct Given<'a>(pub(crate) &'a [u8]);
-
-impl<'a> Given<'a> {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or_default()
-    }
-
-    /// At most so many bytes.
-    pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
-        let (bytes, rest) = self.0.split_at(most.min(self.0.len()));
-        self.0 = rest;
-        bytes
-    }
-
-    /// A byte, then as many bytes as it says.
-    pub(crate) fn text(&mut self) -> &'a [u8] {
-        let length = self.byte();
-        self.bytes(length.into())
-    }
-}
 
 /// Without a fuzzer, most bytes are small: these choose kinds of frames, lengths and streams.
 #[cfg(test)]

@@ -14,13 +14,17 @@ use crate::reactor::Reactor;
 use crate::read_buffer::Buffer;
 use crate::stream::Connection;
 
+pub(crate) type SharedState = Rc<RefCell<Http2State>>;
+
 /// A connection and its state, which its streams share.
 pub(crate) struct Http2Wire<S> {
     pub(crate) stream: S,
-    pub(crate) state: Rc<RefCell<Http2State>>,
+    pub(crate) state: SharedState,
     input: Buffer,
     /// Bytes received so far.
     pub(crate) received: u64,
+    /// The last [`Self::poll_send`] has sent everything.
+    pub(crate) is_sent: bool,
     reactor: Reactor,
     since: Instant,
 }
@@ -29,7 +33,7 @@ impl<S: Connection> Http2Wire<S> {
     pub(crate) fn new(stream: S, role: Role, limits: &HttpLimits, reactor: &Reactor) -> Self {
         let state = Rc::new(RefCell::new(Http2State::new(role, limits)));
         let (input, since) = (Buffer::default(), reactor.now());
-        Self { stream, state, input, received: 0, reactor: reactor.clone(), since }
+        Self { stream, state, input, received: 0, is_sent: true, reactor: reactor.clone(), since }
     }
 
     /// Reads as long as there is something and the other end takes its answers; `on_read` follows each read.
@@ -60,6 +64,7 @@ impl<S: Connection> Http2Wire<S> {
 
     /// Sends what waits to be sent.
     pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.is_sent = false;
         let mut state = self.state.borrow_mut();
         let mut stream = Pin::new(&mut self.stream);
         while !state.unsent().is_empty() {
@@ -71,7 +76,9 @@ impl<S: Connection> Http2Wire<S> {
             }
         }
         // TLS may hold a part of an earlier send.
-        stream.poll_flush(cx)
+        let flushed = ready!(stream.poll_flush(cx));
+        self.is_sent = true;
+        Poll::Ready(flushed)
     }
 
     /// Nothing can be sent any more. Before the other end closed the connection, it may have answered.

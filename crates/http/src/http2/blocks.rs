@@ -80,7 +80,10 @@ impl Connection {
             // RFC 9113 8.1: trailers end the stream.
             (Ok(()), _) if ends_stream => self.received(stream),
             // The client gets a 431.
-            (Err(HeadFault::Excess(error)), Role::Server) => stream.error = Some(StreamError::BadHead(error)),
+            (Err(HeadFault::Excess(error)), Role::Server) if ends_stream => {
+                stream.bad_trailers = Some(error);
+                self.received(stream);
+            }
             (Err(HeadFault::Excess(error)), Role::Client) => {
                 self.refuse(stream, Reason::CANCEL, StreamError::BadHead(error));
             }
@@ -111,6 +114,7 @@ impl Connection {
         let read = reader.finish(ends_stream);
         stream.priority = priority;
         (stream.has_head, stream.is_received) = (true, ends_stream);
+        stream.is_head = stream.request.method() == b"HEAD";
         match read {
             Ok(refused) => stream.refused = refused,
             // RFC 9113 8.1.1. It counts as cancelled, so that a flood of them ends the connection.

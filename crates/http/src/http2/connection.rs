@@ -98,6 +98,8 @@ pub struct Connection {
     sent: usize,
     /// How many bytes of it the other end has caused.
     answers: usize,
+    /// All that the other end has taken so far.
+    pub(super) taken_in_all: u64,
     /// No header block was written yet.
     is_first_block: bool,
     /// The streams that have not ended, by their numbers.
@@ -187,6 +189,7 @@ impl Connection {
             out,
             sent: 0,
             answers: 0,
+            taken_in_all: 0,
             is_first_block: true,
             streams: Vec::new(),
             handles: 0,
@@ -448,6 +451,7 @@ impl Connection {
     pub fn on_taken(&mut self, bytes: usize) {
         self.first_unsent = self.next;
         self.sent += bytes;
+        self.taken_in_all += bytes as u64;
         if self.sent < self.out.len() {
             return;
         }

@@ -1,6 +1,7 @@
 //! Writes header blocks (HPACK, RFC 7541) without a table of the connection's: messages differ, and a table
 //! would cost more time than it saves.
 
+use super::heads::is_of_handshake;
 use super::static_table;
 use super::text::{is_token, is_value};
 use crate::decimal;
@@ -119,7 +120,13 @@ pub fn response(block: &mut Vec<u8>, head: &ResponseHead) {
     }
 }
 
-/// Appends the head of a 1xx response, or of one that opens a WebSocket: it has no length.
+/// Appends the head of a response that opens a WebSocket.
+pub fn opened(block: &mut Vec<u8>, fields_of: &FieldList) {
+    status(block, 200);
+    fields(block, hop::onward(fields_of).filter(|field| !is_of_handshake(field.spelt)));
+}
+
+/// Appends the head of a 1xx response: it has no length.
 pub fn interim(block: &mut Vec<u8>, number: u16, fields_of: &FieldList) {
     status(block, number);
     fields(block, hop::onward(fields_of));

@@ -63,6 +63,12 @@ impl StreamHandle {
         }
     }
 
+    /// Whether a client's request is one of HEAD, also if it is refused.
+    #[must_use]
+    pub fn is_head(&self) -> bool {
+        self.stream.borrow().is_head
+    }
+
     /// A response's head that may be used while a client's stream is served, with its memory.
     #[must_use]
     pub fn take_response(&self) -> ResponseHead {
@@ -115,6 +121,9 @@ impl StreamHandle {
             swap(data, &mut stream.data);
             return Poll::Ready(Ok(true));
         }
+        if let Some(error) = stream.bad_trailers {
+            return Poll::Ready(Err(StreamError::BadHead(error)));
+        }
         if stream.is_received {
             return Poll::Ready(Ok(false));
         }
@@ -166,6 +175,13 @@ impl StreamHandle {
         }
         stream.waits_for_room = false;
         Poll::Ready(Some(room))
+    }
+
+    /// The bytes that the other end has taken so far, of all streams. They show its rate while this stream
+    /// waits for others. `None`: it has closed this stream's window.
+    #[must_use]
+    pub fn taken_before_this(&self) -> Option<u64> {
+        (self.stream.borrow().send_window > 0).then(|| self.connection.borrow().taken_in_all)
     }
 
     /// Waits until a head may be sent. `false`: the other end takes none any more.
@@ -245,12 +261,6 @@ impl StreamHandle {
     pub(super) fn is_sent(&self) -> bool {
         let stream = self.stream.borrow();
         stream.is_sent || stream.error.is_some()
-    }
-
-    /// Whether the other end has violated the protocol on this stream.
-    #[must_use]
-    pub fn is_violated(&self) -> bool {
-        matches!(self.stream.borrow().error, Some(StreamError::Violation(_)))
     }
 
     /// Resets the stream, if it has not ended.

@@ -322,8 +322,7 @@ impl<'a> RequestReader<'a> {
 }
 
 /// Whether a field of a WebSocket's handshake is of HTTP/1.1 only (RFC 8441 section 5).
-#[must_use]
-pub fn is_of_handshake(name: &[u8]) -> bool {
+pub(super) fn is_of_handshake(name: &[u8]) -> bool {
     [&b"sec-websocket-key"[..], b"sec-websocket-accept"].iter().any(|own| own.eq_ignore_ascii_case(name))
 }
 

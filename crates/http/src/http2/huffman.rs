@@ -155,8 +155,8 @@ fn next_symbol(next: u32) -> Option<(u16, u32)> {
     })
 }
 
-#[cfg(test)]
 /// The code of a symbol, and its length in bits.
+#[cfg(any(test, feature = "fuzzing"))]
 fn code_of(symbol: u8) -> (u64, u32) {
     let length = LENGTHS[usize::from(symbol)];
     let codes = CODE.lengths[usize::from(length)];
@@ -165,14 +165,15 @@ fn code_of(symbol: u8) -> (u64, u32) {
 }
 
 /// Encodes `text`.
-#[cfg(test)]
-pub(super) fn encode(text: &[u8]) -> Vec<u8> {
+#[cfg(any(test, feature = "fuzzing"))]
+#[must_use]
+pub fn encode(text: &[u8]) -> Vec<u8> {
     let mut writer = BitWriter::default();
     text.iter().for_each(|&symbol| writer.write(code_of(symbol)));
     writer.finish()
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 #[derive(Default)]
 struct BitWriter {
     bytes: Vec<u8>,
@@ -180,7 +181,7 @@ struct BitWriter {
     bits: u32,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl BitWriter {
     fn write(&mut self, (code, length): (u64, u32)) {
         self.waiting = self.waiting << length | code;

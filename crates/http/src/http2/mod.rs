@@ -22,9 +22,11 @@ pub mod encode;
 mod flood;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
+mod fuzzed_client;
+#[cfg(any(test, feature = "fuzzing"))]
 mod fuzzed_origin;
 #[cfg(any(test, feature = "fuzzing"))]
-mod given;
+mod fuzzed_peer;
 mod handle;
 mod heads;
 mod hpack;
@@ -42,8 +44,11 @@ pub use blocks::MOST_INTERIM;
 pub use connection::{Connection, MOST_OUT_BYTES, MOST_STREAMS, Role};
 pub use frame::Preface;
 #[cfg(any(test, feature = "fuzzing"))]
+pub use fuzzed_client::any_client;
+#[cfg(any(test, feature = "fuzzing"))]
 pub use fuzzed_origin::any_origin;
 pub use handle::StreamHandle;
-pub use heads::is_of_handshake;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use huffman::encode as huffman_coded;
 pub use reason::{Fault, Reason};
 pub use stream::{NotBegun, StreamError};

@@ -74,6 +74,8 @@ pub(super) struct Stream {
     pub(super) request: RequestHead,
     /// Why it must be answered with an error.
     pub(super) refused: Option<HeadError>,
+    /// Its method is HEAD.
+    pub(super) is_head: bool,
     /// An origin's head that is being read, then the final one. Without use for a client's stream, whose
     /// handle lends it.
     pub(super) head: ResponseHead,
@@ -88,6 +90,8 @@ pub(super) struct Stream {
     /// What a request still has to send of the length that it has announced.
     pub(super) announced: Option<u64>,
     pub(super) trailers: FieldList,
+    /// A request's trailers are beyond the limits: its answer is an error.
+    pub(super) bad_trailers: Option<HeadError>,
     /// The message from the other end is whole.
     pub(super) is_received: bool,
     /// See [`StreamError::Cut`].
@@ -140,6 +144,7 @@ impl Stream {
         }
         (self.has_head, self.is_received, self.is_cut, self.has_answered) = (false, false, false, false);
         (self.refused, self.announced, self.error, self.waker) = (None, None, None, None);
+        (self.is_head, self.bad_trailers) = (false, None);
         (self.held, self.taken, self.waits_for_room, self.wanted) = (0, 0, false, 0);
         self.priority = Priority::default();
     }

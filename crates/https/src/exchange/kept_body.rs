@@ -3,7 +3,6 @@
 
 use std::cell::{Cell, RefCell};
 
-use bytes::Bytes;
 use truepeer_http::fields::FieldList;
 
 use super::failure::Failure;
@@ -71,28 +70,30 @@ impl BodyStart {
 pub(super) struct KeptBody<'a, I> {
     incoming: &'a mut I,
     start: &'a BodyStart,
-    /// The part of the kept start that this attempt has not sent yet.
-    again: Bytes,
-    piece: Bytes,
+    /// The kept start, which this attempt has sent up to `sent`.
+    again: Vec<u8>,
+    sent: usize,
     has_ended: bool,
 }
 
 impl<'a, I> KeptBody<'a, I> {
     pub(super) fn new(incoming: &'a mut I, start: &'a BodyStart) -> Self {
-        Self { incoming, start, again: Bytes::new(), piece: Bytes::new(), has_ended: false }
+        Self { incoming, start, again: Vec::new(), sent: 0, has_ended: false }
     }
 
     /// Begins again. Everything that was taken must be kept.
     pub(super) fn rewind(&mut self) {
-        self.again = Bytes::copy_from_slice(&self.start.kept.borrow());
+        self.again.clone_from(&self.start.kept.borrow());
+        self.sent = 0;
     }
 }
 
 impl<I: Incoming> Incoming for KeptBody<'_, I> {
     async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
-        if !self.again.is_empty() {
-            self.piece = self.again.split_to(self.again.len().min(PIECE_BYTES));
-            return Ok(Some(&self.piece));
+        if self.sent < self.again.len() {
+            let from = self.sent;
+            self.sent = self.again.len().min(from + PIECE_BYTES);
+            return Ok(Some(&self.again[from..self.sent]));
         }
         if self.has_ended {
             return Ok(None);

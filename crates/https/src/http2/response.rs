@@ -1,88 +1,56 @@
 //! Writes a response to HTTP/2.
 
-use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
-use h2::server::SendResponse;
-use h2::{Reason, SendStream};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use truepeer_http::fields::{Field, FieldList, hop};
+use truepeer_http::fields::FieldList;
+use truepeer_http::http2::{Reason, StreamHandle, encode};
 use truepeer_http::{BodyLength, ResponseHead};
 
-use super::uploads::Upload;
-use super::websocket;
+use crate::buffers::OutBuffer;
 use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, ReplyStage, TimeLimit, words};
 
-/// How many bytes of a response are gathered before they are sent: one frame of the default maximum size.
+/// Fewer bytes of a response than this are gathered before they are sent: one frame of the default maximum
+/// size.
 const WORTH_SENDING: usize = 16 << 10;
-
-/// The sending direction of a stream.
-pub(super) enum Sender {
-    /// The head has not been sent.
-    Head(SendResponse<Bytes>),
-    /// The head has been sent.
-    Body(SendStream<Bytes>),
-}
-
-impl Sender {
-    pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<Result<Reason, h2::Error>> {
-        match self {
-            Self::Head(respond) => respond.poll_reset(cx),
-            Self::Body(stream) => stream.poll_reset(cx),
-        }
-    }
-
-    fn reset(&mut self, reason: Reason) {
-        match self {
-            Self::Head(respond) => respond.send_reset(reason),
-            Self::Body(stream) => stream.send_reset(reason),
-        }
-    }
-}
 
 /// Writes a response to its stream.
 pub(super) struct Http2Reply<'a> {
-    sender: &'a RefCell<Sender>,
-    settings: &'a HttpSettings,
-    time_limit: &'a TimeLimit,
-    /// Gathered bytes, fewer than a frame.
-    gathered: BytesMut,
-    pace: Pace,
+    sink: Sink<'a>,
+    /// A head that was not sent: its fields stand at the start of `gathered`. Until it is sent, another
+    /// response can take its place.
+    staged: Option<StagedHead>,
+    /// Bytes of the body are gathered behind the head.
+    gathered: OutBuffer,
     /// The request was HEAD: its response has no body.
     is_head: bool,
     /// The request was CONNECT: only a change of protocol is a success.
     is_connect: bool,
-    upload: &'a Upload<'a>,
-    /// The head, and whether the stream ends with it. `h2` would discard a head that was not sent before a
-    /// reset.
-    staged: Option<(Response<()>, bool)>,
     pub(super) stage: ReplyStage,
     pub(super) status: u16,
     pub(super) sent: u64,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct StagedHead {
+    bytes: usize,
+    /// The stream ends with it.
+    ends: bool,
+}
+
 impl<'a> Http2Reply<'a> {
     pub(super) fn new(
-        sender: &'a RefCell<Sender>,
+        stream: &'a StreamHandle,
         settings: &'a HttpSettings,
         time_limit: &'a TimeLimit,
-        method: &Method,
-        upload: &'a Upload<'a>,
+        is_connect: bool,
     ) -> Self {
-        let (is_head, is_connect) = (method == Method::HEAD, method == Method::CONNECT);
-        let (gathered, pace) = (BytesMut::new(), Pace::default());
         Self {
-            sender,
-            settings,
-            time_limit,
-            gathered,
-            pace,
-            is_head,
-            is_connect,
-            upload,
+            sink: Sink { stream, settings, time_limit, pace: Pace::default() },
             staged: None,
+            gathered: OutBuffer::take(),
+            is_head: stream.is_head(),
+            is_connect,
             stage: ReplyStage::Waiting,
             status: 0,
             sent: 0,
@@ -93,110 +61,75 @@ impl<'a> Http2Reply<'a> {
     /// knows it is incomplete.
     pub(super) async fn refuse(&mut self, failure: &Failure) {
         self.staged = None;
+        self.gathered.clear();
         match failure.status() {
             Some(status) if self.stage == ReplyStage::Waiting => {
                 let text = format!("{status} {}\n", words(status));
-                let mut response = Response::new(());
-                *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
-                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
-                response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
-                (self.status, self.sent) = (status, 0);
-                // The client may be gone; then the error doesn't matter.
-                if self.begin(response, self.is_head).is_ok() && !self.is_head {
-                    let _ = self.send(Bytes::from(text), true).await;
+                encode::status(&mut self.gathered, status);
+                encode::write_field(&mut self.gathered, b"content-type", b"text/plain");
+                encode::write_field(&mut self.gathered, b"content-length", text.len().to_string().as_bytes());
+                self.stage_head(status, self.is_head);
+                if !self.is_head {
+                    self.gathered.extend_from_slice(text.as_bytes());
                 }
+                self.sent = 0;
+                // The client may be gone; then the error doesn't matter.
+                let _ = self.send_gathered(true).await;
             }
-            _ if self.stage != ReplyStage::Ended => {
-                let is_malformed = *failure == Failure::Http2Malformed;
-                let reason = if is_malformed { Reason::PROTOCOL_ERROR } else { Reason::INTERNAL_ERROR };
-                self.sender.borrow_mut().reset(reason);
-            }
+            _ if self.stage != ReplyStage::Ended => self.sink.stream.reset(Reason::INTERNAL_ERROR),
             _ => {}
         }
     }
 
     /// Tells the client of CONNECT that the origin has changed the protocol.
-    pub(super) fn switch(&mut self, head: &ResponseHead) -> Result<(), Failure> {
-        let onward = hop::onward(&head.fields).filter(|field| !websocket::is_of_http1(field.spelt));
-        let mut response = Response::new(());
-        *response.headers_mut() = fields(onward);
-        self.status = 200;
-        self.begin(response, false)
+    pub(super) async fn switch(&mut self, head: &ResponseHead) -> Result<(), Failure> {
+        encode::opened(&mut self.gathered, &head.fields);
+        self.stage_head(200, false);
+        self.send_gathered(false).await
     }
 
-    fn send_head(&mut self) -> Result<(), Failure> {
-        self.staged.take().map_or(Ok(()), |(response, is_end)| self.begin(response, is_end))
+    fn stage_head(&mut self, status: u16, ends: bool) {
+        self.status = status;
+        self.staged = Some(StagedHead { bytes: self.gathered.len(), ends });
     }
 
-    fn begin(&mut self, response: Response<()>, is_end: bool) -> Result<(), Failure> {
-        let mut sender = self.sender.borrow_mut();
-        let Sender::Head(respond) = &mut *sender else { return Err(Failure::ClientGone) };
-        let stream = respond.send_response(response, is_end).map_err(|_| Failure::ClientGone)?;
-        *sender = Sender::Body(stream);
-        self.upload.on_response();
-        self.stage = if is_end { ReplyStage::Ended } else { ReplyStage::Begun };
-        Ok(())
-    }
-
-    /// Sends data as the client's window opens; `is_end`: it is the last.
-    async fn send(&mut self, mut data: Bytes, is_end: bool) -> Result<(), Failure> {
-        let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
-        while !data.is_empty() {
-            let began = self.time_limit.now();
-            let room = poll_fn(|cx| self.poll_room(cx, data.len()));
-            let room =
-                self.time_limit.limit(limit, room).await.map_err(|_| Failure::ClientStalled(limit))??;
-            self.pace.note(self.time_limit.now() - began, room.min(data.len()));
-            if self.pace.is_too_slow(limit, min_rate) {
-                return Err(Failure::ClientTooSlow(min_rate));
-            }
-            let now = data.split_to(room.min(data.len()));
-            let is_last = is_end && data.is_empty();
-            let Sender::Body(stream) = &mut *self.sender.borrow_mut() else {
-                return Err(Failure::ClientGone);
-            };
-            stream.send_data(now, is_last).map_err(|_| Failure::ClientGone)?;
-            if is_last {
+    /// Sends the head and what was gathered; `ends`: it is the last of the body.
+    async fn send_gathered(&mut self, ends: bool) -> Result<(), Failure> {
+        let mut from = 0;
+        if let Some(StagedHead { bytes, ends }) = self.staged {
+            self.sink.head_room().await?;
+            self.sink.stream.send_head(&self.gathered[..bytes], false, ends);
+            self.staged = None;
+            self.stage = if ends { ReplyStage::Ended } else { ReplyStage::Begun };
+            from = bytes;
+        }
+        let data = &self.gathered[from..];
+        if !data.is_empty() {
+            self.sink.send(data, ends).await?;
+            if ends {
                 self.stage = ReplyStage::Ended;
             }
         }
+        self.gathered.clear();
         Ok(())
     }
 
-    fn poll_room(&self, cx: &mut Context<'_>, wanted: usize) -> Poll<Result<usize, Failure>> {
-        let Sender::Body(stream) = &mut *self.sender.borrow_mut() else {
-            return Poll::Ready(Err(Failure::ClientGone));
-        };
-        stream.reserve_capacity(wanted);
-        while stream.capacity() == 0 {
-            match stream.poll_capacity(cx) {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(_) => return Poll::Ready(Err(Failure::ClientGone)),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
-        Poll::Ready(Ok(stream.capacity()))
-    }
-
-    fn finish(&mut self, trailers: HeaderMap) -> Result<(), Failure> {
-        let Sender::Body(stream) = &mut *self.sender.borrow_mut() else { return Err(Failure::ClientGone) };
-        let sent = if trailers.is_empty() {
-            stream.send_data(Bytes::new(), true)
-        } else {
-            stream.send_trailers(trailers)
-        };
-        self.stage = ReplyStage::Ended;
-        sent.map_err(|_| Failure::ClientGone)
+    async fn send_interim(&mut self, status: u16, fields: &FieldList) -> Result<(), Failure> {
+        self.sink.head_room().await?;
+        let mut block = OutBuffer::take();
+        encode::interim(&mut block, status, fields);
+        self.sink.stream.send_head(&block, true, false);
+        Ok(())
     }
 }
 
 impl Outgoing for Http2Reply<'_> {
     async fn interim(&mut self, head: &ResponseHead) -> Result<(), Failure> {
-        self.inform(head.status, fields(hop::onward(&head.fields)))
+        self.send_interim(head.status, &head.fields).await
     }
 
     async fn proceed(&mut self) -> Result<(), Failure> {
-        self.inform(100, HeaderMap::new())
+        self.send_interim(100, &FieldList::default()).await
     }
 
     async fn head(&mut self, head: &ResponseHead, _: bool) -> Result<(), Failure> {
@@ -204,62 +137,85 @@ impl Outgoing for Http2Reply<'_> {
         if self.is_connect && (200..300).contains(&head.status) {
             return Err(Failure::NoSwitch(head.status));
         }
-        let mut response = Response::new(());
-        *response.status_mut() = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-        let mut headers = fields(hop::onward(&head.fields));
-        if let (BodyLength::Known(length), _) | (BodyLength::None, Some(length)) =
-            (head.length, head.announced)
-        {
-            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-        }
-        *response.headers_mut() = headers;
-        self.status = head.status;
-        self.staged = Some((response, matches!(head.length, BodyLength::None | BodyLength::Known(0))));
+        encode::response(&mut self.gathered, head);
+        self.stage_head(head.status, matches!(head.length, BodyLength::None | BodyLength::Known(0)));
         Ok(())
     }
 
     async fn data(&mut self, data: &[u8]) -> Result<(), Failure> {
         self.sent += data.len() as u64;
-        self.gathered.extend_from_slice(data);
-        if self.gathered.len() >= WORTH_SENDING { self.flush().await } else { Ok(()) }
+        if self.gathered.len() + data.len() < WORTH_SENDING {
+            self.gathered.extend_from_slice(data);
+            return Ok(());
+        }
+        self.send_gathered(false).await?;
+        self.sink.send(data, false).await
     }
 
     async fn flush(&mut self) -> Result<(), Failure> {
-        self.send_head()?;
-        let data = self.gathered.split().freeze();
-        self.send(data, false).await
+        self.send_gathered(false).await
     }
 
     async fn end(&mut self, trailers: &FieldList) -> Result<(), Failure> {
-        self.send_head()?;
-        let data = self.gathered.split().freeze();
-        self.send(data, trailers.is_empty()).await?;
+        self.send_gathered(trailers.is_empty()).await?;
         // The last piece, or a head without a body, has ended the stream already.
-        if self.stage == ReplyStage::Ended { Ok(()) } else { self.finish(fields(trailers.iter())) }
+        if self.stage != ReplyStage::Ended {
+            let is_open = self.sink.stream.send_end(trailers);
+            self.stage = ReplyStage::Ended;
+            if !is_open {
+                return Err(Failure::ClientGone);
+            }
+        }
+        Ok(())
     }
 }
 
-impl Http2Reply<'_> {
-    fn inform(&mut self, status: u16, headers: HeaderMap) -> Result<(), Failure> {
-        let mut response = Response::new(());
-        *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::CONTINUE);
-        *response.headers_mut() = headers;
-        match &mut *self.sender.borrow_mut() {
-            Sender::Head(respond) => respond.send_informational(response).map_err(|_| Failure::ClientGone),
-            Sender::Body(_) => Ok(()),
-        }
-    }
+/// The sending direction of a stream, with the client's time limits.
+struct Sink<'a> {
+    stream: &'a StreamHandle,
+    settings: &'a HttpSettings,
+    time_limit: &'a TimeLimit,
+    pace: Pace,
 }
 
-/// Leaves out fields that HTTP/2 can't carry.
-pub(crate) fn fields<'a>(fields: impl Iterator<Item = Field<'a>>) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for field in fields {
-        if let (Ok(name), Ok(value)) =
-            (HeaderName::from_bytes(field.spelt), HeaderValue::from_bytes(field.value))
-        {
-            headers.append(name, value);
+impl Sink<'_> {
+    /// Sends data as there is room for it; `ends`: it is the last of the stream.
+    async fn send(&mut self, mut data: &[u8], ends: bool) -> Result<(), Failure> {
+        while !data.is_empty() {
+            let (stream, wanted) = (self.stream, data.len());
+            let room = self.room(|cx| stream.poll_room(cx, wanted)).await?;
+            let (now, later) = data.split_at(room.min(wanted));
+            stream.send_data(now, ends && later.is_empty());
+            data = later;
         }
+        Ok(())
     }
-    headers
+
+    async fn head_room(&mut self) -> Result<(), Failure> {
+        let stream = self.stream;
+        self.room(|cx| stream.poll_head_room(cx).map(|is_open| is_open.then_some(0))).await.map(|_| ())
+    }
+
+    /// Waits for room. A client may take the responses of other streams first: then it is as fast as it takes
+    /// those.
+    async fn room(&mut self, poll: impl Fn(&Context<'_>) -> Poll<Option<usize>>) -> Result<usize, Failure> {
+        let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
+        let (began, before) = (self.time_limit.now(), self.stream.taken_before_this());
+        let moved = || match (before, self.stream.taken_before_this()) {
+            (Some(before), Some(now)) => now - before,
+            _ => 0,
+        };
+        let mut moved_before = 0;
+        let room = loop {
+            match self.time_limit.limit(limit, poll_fn(|cx| poll(cx))).await {
+                Ok(room) => break room.ok_or(Failure::ClientGone)?,
+                Err(_) if moved() > moved_before => moved_before = moved(),
+                Err(_) => return Err(Failure::ClientStalled(limit)),
+            }
+        };
+        let moved = usize::try_from(moved()).unwrap_or(usize::MAX);
+        self.pace.note(self.time_limit.now() - began, moved.max(room));
+        let is_too_slow = self.pace.is_too_slow(limit, min_rate);
+        if is_too_slow { Err(Failure::ClientTooSlow(min_rate)) } else { Ok(room) }
+    }
 }

@@ -3,7 +3,6 @@
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::Tally;
 use crate::downstream::{Idle, IdleList};
 use crate::exchange::Service;
 use crate::origin::Dial;
@@ -31,8 +30,6 @@ pub(super) struct Rest<'a> {
     is_awaited: bool,
     /// A request has come, so the timer must be re-armed.
     is_over: bool,
-    /// Found by the last poll.
-    pub(super) end: Option<RestEnd>,
 }
 
 impl<'a> Rest<'a> {
@@ -47,15 +44,14 @@ impl<'a> Rest<'a> {
             is_last: false,
             is_awaited: false,
             is_over: true,
-            end: None,
         }
     }
 
     /// Whether a drain tells the client now. A new connection's first request is on its way, and a client
     /// that gets a GOAWAY before it has sent that may fail it (HAProxy 2.6 answers 502). So it is waited
     /// for, as long as for requests after a GOAWAY.
-    pub(super) fn may_drain(&mut self, cx: &mut Context<'_>, tally: &Tally) -> bool {
-        if tally.begun.get() > 0 {
+    pub(super) fn may_drain(&mut self, cx: &mut Context<'_>, begun: u64) -> bool {
+        if begun > 0 {
             return true;
         }
         if !std::mem::replace(&mut self.is_awaited, true) {
@@ -71,18 +67,17 @@ impl<'a> Rest<'a> {
     }
 
     /// Ready when the timeout has passed, or when the connection must be closed for a new one. It is closed
-    /// for another one only if it `is_quiet`: all of its responses have left `h2`.
+    /// for another one only if it `is_quiet`: all of its responses have left.
     pub(super) fn poll_end(
         &mut self,
         cx: &mut Context<'_>,
-        tally: &Tally,
+        open: u32,
         is_quiet: bool,
         now: Instant,
     ) -> Poll<RestEnd> {
-        if tally.open.get() > 0 {
+        if open > 0 {
             self.is_over = true;
             self.idle = None;
-            tally.connection.replace(cx.waker().clone());
             return Poll::Pending;
         }
         if std::mem::take(&mut self.is_over) {
@@ -95,10 +90,10 @@ impl<'a> Rest<'a> {
         }
         // The timeout first: a wanted connection may stay for a while because its client takes nothing.
         let is_wanted = self.idle.as_ref().is_some_and(Idle::shall_end);
-        self.end = match self.timer.poll_expired(cx) {
-            Poll::Ready(()) => Some(RestEnd::TimedOut),
-            Poll::Pending => is_wanted.then_some(RestEnd::IsWanted),
-        };
-        self.end.map_or(Poll::Pending, Poll::Ready)
+        match self.timer.poll_expired(cx) {
+            Poll::Ready(()) => Poll::Ready(RestEnd::TimedOut),
+            Poll::Pending if is_wanted => Poll::Ready(RestEnd::IsWanted),
+            Poll::Pending => Poll::Pending,
+        }
     }
 }

@@ -7,36 +7,19 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, Bytes};
-use h2::ext::Protocol;
-use h2::{Reason, RecvStream, SendStream};
-use http::Method;
-use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use truepeer_http::RequestHead;
+use truepeer_http::fields::FieldList;
+use truepeer_http::http2::{Reason, StreamHandle};
 
+use crate::buffers::OutBuffer;
 use crate::stream::Connection;
-
-/// Bytes that one write takes: a few records.
-const MOST_WRITTEN: usize = 64 << 10;
-
-/// Whether the request asks for a WebSocket. Other protocols have no upgrade that truepeer knows.
-pub(super) fn is_asked_for(parts: &Parts) -> bool {
-    let protocol = parts.extensions.get::<Protocol>();
-    parts.method == Method::CONNECT && protocol.is_some_and(|protocol| protocol.as_str() == "websocket")
-}
 
 /// Adds what the handshake has in HTTP/1.1 only (RFC 6455 section 4.1). The client has sent no key, and gets
 /// no answer to it.
 pub(super) fn make_upgrade(head: &mut RequestHead) {
     head.fields.push(b"upgrade", b"websocket");
     head.fields.push(b"sec-websocket-key", key().as_bytes());
-    head.wants_upgrade = true;
-}
-
-/// Whether a field of the handshake is of HTTP/1.1 only.
-pub(super) fn is_of_http1(name: &[u8]) -> bool {
-    [&b"sec-websocket-key"[..], b"sec-websocket-accept"].iter().any(|own| own.eq_ignore_ascii_case(name))
 }
 
 /// 16 random bytes in base64. They only keep caches from answering.
@@ -56,16 +39,16 @@ fn key() -> String {
 /// A stream as a connection.
 #[derive(Debug)]
 pub(super) struct StreamConnection {
-    incoming: RecvStream,
-    outgoing: SendStream<Bytes>,
-    /// Received, and not read yet.
-    piece: Bytes,
+    stream: StreamHandle,
+    /// Received, and read up to `read`.
+    data: OutBuffer,
+    read: usize,
     resets: Cell<bool>,
 }
 
 impl StreamConnection {
-    pub(super) fn new(incoming: RecvStream, outgoing: SendStream<Bytes>) -> Self {
-        Self { incoming, outgoing, piece: Bytes::new(), resets: Cell::new(false) }
+    pub(super) fn new(stream: StreamHandle) -> Self {
+        Self { stream, data: OutBuffer::take(), read: 0, resets: Cell::new(false) }
     }
 }
 
@@ -79,49 +62,42 @@ impl Drop for StreamConnection {
     fn drop(&mut self) {
         if self.resets.get() {
             // RFC 8441 section 5: it stands for TCP's reset.
-            self.outgoing.send_reset(Reason::CANCEL);
+            self.stream.reset(Reason::CANCEL);
         }
     }
 }
 
-fn broken(_: h2::Error) -> io::Error {
-    io::ErrorKind::ConnectionReset.into()
-}
-
 impl AsyncRead for StreamConnection {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.piece.is_empty() {
-            match ready!(self.incoming.poll_data(cx)) {
-                Some(data) => self.piece = data.map_err(broken)?,
-                None => return Poll::Ready(Ok(())),
+        let Self { stream, data, read, .. } = self.get_mut();
+        if *read == data.len() {
+            *read = 0;
+            let came = ready!(stream.poll_data(cx, data));
+            if !came.map_err(|_| io::ErrorKind::ConnectionReset)? {
+                return Poll::Ready(Ok(()));
             }
         }
-        let length = self.piece.len().min(buffer.remaining());
-        buffer.put_slice(&self.piece[..length]);
-        self.piece.advance(length);
-        self.incoming.flow_control().release_capacity(length).map_err(broken)?;
+        let length = (data.len() - *read).min(buffer.remaining());
+        buffer.put_slice(&data[*read..*read + length]);
+        *read += length;
+        stream.release(length);
         Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for StreamConnection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        self.outgoing.reserve_capacity(bytes.len().min(MOST_WRITTEN));
-        while self.outgoing.capacity() == 0 {
-            match ready!(self.outgoing.poll_capacity(cx)) {
-                Some(room) => room.map_err(broken)?,
-                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
-            };
-        }
-        let length = bytes.len().min(self.outgoing.capacity());
-        self.outgoing.send_data(Bytes::copy_from_slice(&bytes[..length]), false).map_err(broken)?;
+        let Some(length) = ready!(self.stream.poll_room(cx, bytes.len())) else {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        };
+        self.stream.send_data(&bytes[..length], false);
         Poll::Ready(Ok(length))
     }
 
@@ -129,8 +105,9 @@ impl AsyncWrite for StreamConnection {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.outgoing.send_data(Bytes::new(), true).map_err(broken))
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let is_open = self.stream.send_end(&FieldList::default());
+        Poll::Ready(if is_open { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) })
     }
 }
 

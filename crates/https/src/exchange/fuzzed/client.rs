@@ -2,11 +2,12 @@
 
 use std::net::Ipv4Addr;
 
+use truepeer_http::fuzzing::Given;
+
 use super::line::Line;
 use super::origin::Origin;
 use super::plain::{Framing, Message, message};
 use super::{body, chunked};
-use crate::fuzzing::Given;
 
 /// A client composes at most so many bytes.
 const MOST_BYTES: usize = 128 << 10;

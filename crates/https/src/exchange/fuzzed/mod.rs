@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use truepeer_http::fuzzing::Given;
 use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Route, SenderAddr};
 use truepeer_session::Journal;
 use truepeer_session::budget::Budget;
@@ -31,7 +32,6 @@ use self::line::{Line, Near};
 use self::origin::Origin;
 use super::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::client_info::ClientInfo;
-use crate::fuzzing::Given;
 use crate::origin::{Dial, DialError, Dialled, Offer, OriginHealth, OriginProtocol, Origins, Pool};
 use crate::origin_h2::Http2Pool;
 use crate::reactor::Reactor;

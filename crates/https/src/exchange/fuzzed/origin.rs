@@ -1,11 +1,12 @@
 //! A connection to the origin: the responses that it sends, and a check of the requests that it gets.
 
+use truepeer_http::fuzzing::Given;
+
 use super::client::{Client, address};
 use super::line::Line;
 use super::plain::{Framing, message};
 use super::{body, chunked};
 use crate::exchange::Sharing;
-use crate::fuzzing::Given;
 
 /// An origin composes at most so many bytes for each connection.
 const MOST_BYTES: usize = 128 << 10;

@@ -15,6 +15,8 @@ pub(super) const CONTINUATION: u8 = 9;
 pub(super) const END_STREAM: u8 = 1;
 pub(super) const END_HEADERS: u8 = 4;
 
+/// RFC 7541 section 6.3: the dynamic table has a size of 0.
+pub(super) const NO_TABLE: u8 = 0x20;
 /// HPACK's static index 12 (RFC 7541, appendix A): `:status: 400`.
 pub(super) const STATUS_400: u8 = 0x80 | 12;
 /// RFC 9113 section 7.

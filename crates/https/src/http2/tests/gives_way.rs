@@ -111,8 +111,8 @@ fn a_connection_whose_client_has_not_got_everything_lingers() {
     });
 }
 
-/// The client's window is open, but the client does not read: `h2` holds the end of a response whose task has
-/// ended.
+/// The client's window is open, but the client does not read: the end of a response whose task has ended
+/// waits to be sent.
 #[test]
 fn a_connection_that_still_has_to_send_is_not_idle() {
     const LEN: usize = 100_000;

@@ -1,26 +1,30 @@
-//! A fuzzer's bytes, as steps.
+//! For fuzz targets, and for tests of other crates.
 
 /// A fuzzer's bytes, taken from the front. Behind their end there are zeros.
-pub(crate) struct Given<'a>(pub(crate) &'a [u8]);
+#[derive(Debug)]
+pub struct Given<'a>(pub &'a [u8]);
 
 impl<'a> Given<'a> {
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether none are left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(crate) fn byte(&mut self) -> u8 {
+    /// The next one.
+    pub fn byte(&mut self) -> u8 {
         self.bytes(1).first().copied().unwrap_or_default()
     }
 
     /// At most so many bytes.
-    pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
+    pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(most.min(self.0.len()));
         self.0 = rest;
         bytes
     }
 
     /// A byte, then as many bytes as it says.
-    pub(crate) fn text(&mut self) -> &'a [u8] {
+    pub fn text(&mut self) -> &'a [u8] {
         let length = self.byte();
         self.bytes(length.into())
     }

@@ -1,0 +1,192 @@
+//! A client's connection and its task.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use truepeer_http::http2::{Fault, Preface, Reason, Role, StreamHandle};
+use truepeer_session::budget::Permit;
+
+use super::rest::{Rest, RestEnd};
+use super::stream::{self, Client};
+use crate::client_info::ClientInfo;
+use crate::exchange::{Failure, Service, TimeLimit, linger};
+use crate::http2_wire::{Http2Wire, SharedState};
+use crate::origin::Dial;
+use crate::read_buffer::Buffer;
+use crate::shared_stream::SharedStream;
+use crate::stream::Connection;
+
+/// Serves a client until its connection ends.
+pub async fn serve_http2<C, O>(stream: C, client_info: ClientInfo, service: Rc<Service<O>>)
+where
+    C: Connection,
+    O: Dial,
+{
+    let access = service.access(&client_info);
+    let wire = Http2Wire::new(stream, Role::Server, &service.settings.limits, &service.reactor);
+    let client = Rc::new(Client { service, client_info, access });
+    let service = &client.service;
+    let mut connection = ClientConnection { wire, client: &client, rest: Rest::new(service) };
+    let preface = poll_fn(|cx| connection.poll_preface(cx));
+    let ended = match service.reactor.timeout(service.settings.timeouts.head, preface).await {
+        Ok(Some(ended)) => ended,
+        Ok(None) => poll_fn(|cx| connection.poll(cx)).await,
+        Err(_) => return,
+    };
+    connection.close(&ended).await;
+}
+
+/// How a connection ended.
+enum ConnectionEnd {
+    /// The client ended it, or is gone.
+    Theirs,
+    /// truepeer ended it normally.
+    Ours,
+    /// truepeer ended it for a new one, which needs its descriptor now. The client has acknowledged all bytes
+    /// before the GOAWAY.
+    GivesWay,
+    /// truepeer ended it because of the client's behaviour.
+    Refused(Fault),
+}
+
+struct ClientConnection<'a, C, O: Dial> {
+    wire: Http2Wire<C>,
+    client: &'a Rc<Client<O>>,
+    rest: Rest<'a>,
+}
+
+impl<C: Connection, O: Dial> ClientConnection<'_, C, O> {
+    /// Ready once the client's first SETTINGS have come, or with the connection's end.
+    fn poll_preface(&mut self, cx: &mut Context<'_>) -> Poll<Option<ConnectionEnd>> {
+        match self.poll_frames(cx) {
+            Poll::Pending if self.wire.state.borrow().preface() == Preface::Settings => Poll::Ready(None),
+            ended => ended.map(Some),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        if let Poll::Ready(ended) = self.poll_frames(cx) {
+            return Poll::Ready(ended);
+        }
+        let (reactor, begun) = (&self.client.service.reactor, self.wire.state.borrow().begun());
+        if !self.rest.is_last && reactor.is_draining() && self.rest.may_drain(cx, begun) {
+            self.rest.drain();
+            // This wakes the task, which sends it.
+            self.wire.state.borrow_mut().shut_down();
+        }
+        if self.wire.is_sent && self.wire.state.borrow().is_done() {
+            return Poll::Ready(ConnectionEnd::Ours);
+        }
+        match ready!(self.poll_rest(cx)) {
+            RestEnd::TimedOut => return Poll::Ready(ConnectionEnd::Ours),
+            RestEnd::IsWanted => {}
+        }
+        // Ask the kernel for a request that has come meanwhile: it is served.
+        self.wire.stream.look_again();
+        if let Poll::Ready(ended) = self.poll_frames(cx) {
+            return Poll::Ready(ended);
+        }
+        if self.wire.state.borrow().handles() > 0 {
+            return self.poll_rest(cx).map(|_| ConnectionEnd::Ours);
+        }
+        if !self.wire.stream.is_read_out() {
+            // The end of this turn's allowance.
+            return Poll::Pending;
+        }
+        let is_taken = self.wire.stream.unacknowledged() == 0;
+        Poll::Ready(if is_taken { ConnectionEnd::GivesWay } else { ConnectionEnd::Ours })
+    }
+
+    /// Reads frames, begins to serve requests, and sends.
+    fn poll_frames(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
+        let (state, client) = (Rc::clone(&self.wire.state), self.client);
+        state.borrow_mut().set_task(cx.waker());
+        loop {
+            match self.wire.poll_receive(cx, || begin_requests(&state, client)) {
+                Poll::Ready(None) => return Poll::Ready(ConnectionEnd::Theirs),
+                Poll::Ready(Some(fault)) => return Poll::Ready(ConnectionEnd::Refused(fault)),
+                Poll::Pending => {}
+            }
+            let was_full = state.borrow().is_owed_too_much();
+            match self.wire.poll_send(cx) {
+                Poll::Ready(Err(_)) => return Poll::Ready(ConnectionEnd::Theirs),
+                // Nothing was read, because the client had to take answers first.
+                Poll::Ready(Ok(())) if was_full => {}
+                _ => return Poll::Pending,
+            }
+        }
+    }
+
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<RestEnd> {
+        let (open, is_quiet) = {
+            let state = self.wire.state.borrow();
+            (state.handles(), state.is_quiet() && self.wire.is_sent)
+        };
+        self.rest.poll_end(cx, open, is_quiet, self.client.service.reactor.now())
+    }
+
+    /// Sends what waits to be sent, GOAWAY at its end, if the client takes it in time, and closes.
+    async fn close(mut self, ended: &ConnectionEnd) {
+        let Client { service, client_info, .. } = &**self.client;
+        let (reactor, timeouts) = (&service.reactor, &service.settings.timeouts);
+        let state = Rc::clone(&self.wire.state);
+        match ended {
+            ConnectionEnd::Theirs => state.borrow_mut().end(),
+            ConnectionEnd::Ours | ConnectionEnd::GivesWay if state.borrow().is_over() => {}
+            ConnectionEnd::Ours | ConnectionEnd::GivesWay => state.borrow_mut().go_away(Reason::NO_ERROR),
+            ConnectionEnd::Refused(fault) => {
+                state.borrow_mut().go_away(fault.reason());
+                let (origin, now) = (client_info.route.backend, reactor.now());
+                service.journal.on_failure(client_info, origin, &failure(*fault), now);
+            }
+        }
+        let wire = &mut self.wire;
+        let closed = poll_fn(|cx| {
+            let sent = ready!(wire.poll_send(cx));
+            Poll::Ready(sent.and(ready!(Pin::new(&mut wire.stream).poll_shutdown(cx))))
+        });
+        let _ = reactor.timeout(timeouts.linger, closed).await;
+        let stream = SharedStream::new(self.wire.stream);
+        if !matches!(ended, ConnectionEnd::Theirs | ConnectionEnd::GivesWay) || stream.is_broken() {
+            // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY, or
+            // TLS' alert.
+            let time_limit = TimeLimit::new(reactor);
+            linger(&stream, &mut Buffer::default(), timeouts, timeouts.linger, &time_limit).await;
+        }
+    }
+}
+
+fn failure(fault: Fault) -> Failure {
+    match fault {
+        Fault::Protocol(reason) => Failure::Http2(reason),
+        Fault::Excess => Failure::Http2Excess,
+        Fault::RapidReset => Failure::Http2TakenBack,
+    }
+}
+
+/// Begins to serve the requests that have come, each in a task of its own.
+fn begin_requests<O: Dial>(state: &SharedState, client: &Rc<Client<O>>) {
+    let Client { service, client_info, .. } = &**client;
+    let (origin, now) = (client_info.route.backend, service.reactor.now());
+    let malformed = state.borrow_mut().take_malformed();
+    for _ in 0..malformed {
+        service.journal.on_failure(client_info, origin, &Failure::Http2Malformed, now);
+    }
+    while let Some(stream) = StreamHandle::next_request(state) {
+        // Each stream may need a connection to the origin. The client connection's own permit covers one.
+        let needs_permit = state.borrow().handles() > 1;
+        let permit: Option<Permit> = if needs_permit { service.sessions.take(1) } else { None };
+        if needs_permit && permit.is_none() {
+            // RFC 9113 8.7: the client may repeat the request.
+            stream.reset(Reason::REFUSED_STREAM);
+            continue;
+        }
+        let client = Rc::clone(client);
+        service.reactor.spawn(async move {
+            stream::serve(&client, stream).await;
+            drop(permit);
+        });
+    }
+}
