@@ -3,7 +3,7 @@
 
 use std::io::IsTerminal as _;
 
-use clap::Command;
+use clap::{Arg, Command};
 
 use crate::table::{self, Commands};
 
@@ -52,18 +52,32 @@ pub(super) fn dress(command: Command, page: &Page) -> Command {
 /// Adds the table's texts to a command and its subcommands.
 fn words(command: Command, which: Commands) -> Command {
     let below: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
-    let command = command.mut_args(|arg| {
-        let name = arg.get_long().map_or_else(|| arg.get_id().to_string(), str::to_owned);
-        let Some((place, row)) = table::find(which, &name) else { return arg };
+    let command = in_order(command, which).mut_args(|arg| {
+        let Some((place, row)) = table::find(which, &name_of(&arg)) else { return arg };
         let is_switch = !arg.get_action().takes_values();
         let arg = arg
             .help(row.text())
-            .help_heading(row.heading)
+            .help_heading(row.heading())
             .display_order(place)
             .hide_short_help(!row.is_common);
         if is_switch { arg } else { arg.value_name(row.value).hide_possible_values(true) }
     });
     below.iter().fold(command, |command, name| command.mut_subcommand(name, |below| words(below, which)))
+}
+
+/// Its name in the table.
+fn name_of(arg: &Arg) -> String {
+    arg.get_long().map_or_else(|| arg.get_id().to_string(), str::to_owned)
+}
+
+/// clap's headings have the order of their first options.
+fn in_order(command: Command, which: Commands) -> Command {
+    let place = |arg: &Arg| table::find(which, &name_of(arg)).map(|(place, _)| place);
+    let mut options: Vec<_> =
+        command.get_arguments().filter_map(|arg| Some((place(arg)?, arg.get_id().clone()))).collect();
+    options.sort_unstable_by_key(|(place, _)| *place);
+    // An option that is changed becomes the last one.
+    options.into_iter().fold(command, |command, (_, id)| command.mut_arg(id, |arg| arg))
 }
 
 fn examples(examples: &[Example]) -> String {

@@ -113,6 +113,14 @@ pub enum UsageError {
 }
 
 impl UsageError {
+    /// The errors of a configuration that wants its log in JSON, a line each.
+    pub fn for_machines(&self) -> Option<Vec<String>> {
+        match self {
+            Self::File(rejected) => rejected.for_machines(),
+            _ => None,
+        }
+    }
+
     /// Prints the error (or the requested text) and returns the exit status: 2, or 0 for help and version.
     pub fn report(self) -> u8 {
         match self {

@@ -71,8 +71,8 @@ fn page() -> String {
                 same.entry(earlier).or_default().push(cells[0].clone());
                 continue;
             }
-            if row.heading != heading {
-                heading = row.heading;
+            if row.heading() != heading {
+                heading = row.heading();
                 let _ = write!(page, "\n### {heading}\n\n| option | default | meaning |\n|---|---|---|\n");
             }
             let _ = writeln!(page, "| {} | {} | {} |", cells[0], cells[1], cells[2]);
@@ -191,6 +191,42 @@ fn short_help_is_a_screenful() {
         let examples = long.find("Example").unwrap();
         assert!(examples < options, "{name}: examples come first");
     }
+}
+
+/// The headings of a command's `--help`, with their options.
+fn headings(name: &str) -> Vec<(String, Vec<String>)> {
+    let mut headings: Vec<(String, Vec<String>)> = Vec::new();
+    for line in error(&format!("truepeer {name} --help")).lines() {
+        let option = line.split("--").nth(1).map(|text| text.split([' ', '=']).next().unwrap_or_default());
+        match (line.starts_with(|c: char| c.is_ascii_uppercase()), option) {
+            (true, _) => headings.push((line.to_owned(), Vec::new())),
+            (false, Some(option)) if line.trim_start().starts_with('-') => {
+                headings.last_mut().unwrap().1.push(option.to_owned());
+            }
+            _ => {}
+        }
+    }
+    headings
+        .retain(|(heading, options)| heading != "Examples:" && !options.is_empty() && options != &["help"]);
+    headings
+}
+
+#[test]
+fn rare_options_are_at_the_end_of_the_help() {
+    for name in ["proxy", "https", "attach", "run"] {
+        let headings = headings(name);
+        let (last, options) = headings.last().unwrap();
+        assert_eq!(last, "Rarely needed:", "{name}: {headings:?}");
+        assert!(options.iter().any(|option| option == "header-max"), "{name}: {options:?}");
+        let others = headings.iter().filter(|(heading, _)| heading == last).count();
+        assert_eq!(others, 1, "{name}: {headings:?}");
+    }
+    let proxy = headings("proxy");
+    assert_eq!(proxy[0].0, "Listening:");
+    let rare = proxy.last().unwrap().1.len();
+    let all: usize = proxy.iter().map(|(_, options)| options.len()).sum();
+    assert!(rare * 5 > all * 2 && rare * 5 < all * 3, "{rare} of {all} options are rare");
+    assert!(OPTIONS.iter().all(|row| !(row.is_common && row.heading() == "Rarely needed")));
 }
 
 /// Writing a row's default has the same effect as leaving the option out.

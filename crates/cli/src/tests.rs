@@ -3,7 +3,7 @@ use std::time::Duration;
 use truepeer_policy::{Dialect, HeaderRule, Source};
 
 use super::*;
-use truepeer_config::plan::{ListenerConfig, run_settings};
+use truepeer_config::plan::{EntryConfig, ListenerConfig, run_settings};
 use truepeer_config::spec::{LogFormat, Protocol, RoutesMode, SendProxy, Stack, Verbosity};
 
 fn invoke(line: &str) -> Result<Invocation, UsageError> {
@@ -232,7 +232,7 @@ fn errors_name_the_option_and_what_was_expected() {
     for (options, option, expected) in [
         ("-l 8443", "--listen", "expected [ADDR]:PORT"),
         ("-l nobody.invalid:1", "--listen", "can't resolve the host name"),
-        ("-4 localhost", "--ipv4", "expected HOST:PORT"),
+        ("-4 80", "--ipv4", "expected HOST:PORT"),
         ("-6 ::1:443", "--ipv6", "expected HOST:PORT"),
         (
             "--udp-dialect guess",
@@ -490,4 +490,36 @@ fn options_of_tls_that_lack_or_contradict_another_say_so() {
         let said = error(&format!("truepeer proxy {line}"));
         assert!(said.contains(expected), "{line}: {said}");
     }
+}
+
+#[test]
+fn the_name_of_a_sender_stands_for_options() {
+    let frp = listener("truepeer proxy -p udp --sender frp");
+    assert_eq!((frp.udp.dialect, frp.senders.header), (Dialect::First, HeaderRule::Require));
+    let own = listener("truepeer proxy -p udp --sender frp --udp-dialect every --header forbid");
+    assert_eq!((own.udp.dialect, own.senders.header), (Dialect::Every, HeaderRule::Forbid));
+    let nlb = listener("truepeer proxy --tls-cert a.pem --sender aws-nlb");
+    let only_v2 = "Versions { v1: false, v2: true }";
+    assert_eq!(nlb.senders.header, HeaderRule::Require);
+    assert_eq!(format!("{:?}", nlb.senders.versions()), only_v2);
+    let https = "truepeer https --tls-cert a.pem --origin http://a:1 --sender haproxy";
+    let Ok(Invocation::Https(config, _)) = invoke(https) else { panic!("{https}") };
+    let senders = &config.listeners[0].senders;
+    assert_eq!(senders.header, HeaderRule::Require);
+    assert!(!senders.allow.has_everybody(), "anybody could write a header");
+    let notes = EntryConfig::Https(config).notes_of_senders();
+    assert_eq!(notes, ["--sender haproxy means --header require (version 1 or 2)"]);
+    let (run, _) = run_settings(&run("truepeer run --sender aws-nlb -- x")).unwrap();
+    assert_eq!(format!("{:?}", run.limits.versions), only_v2);
+}
+
+#[test]
+fn a_backend_without_a_port_has_the_listeners() {
+    let backend = |line: &str| listener(line).backends.ipv4.map(|backend| backend.to_string());
+    assert_eq!(backend("truepeer proxy -l :25565 -4 192.0.2.1").as_deref(), Some("192.0.2.1:25565"));
+    assert_eq!(
+        backend("truepeer proxy -l :25577 -4 localhost --listen-transparent").as_deref(),
+        Some("localhost:0")
+    );
+    assert_eq!(backend("truepeer proxy -l :1 -4 192.0.2.1:2").as_deref(), Some("192.0.2.1:2"));
 }

@@ -21,7 +21,7 @@ use truepeer_session::Advise;
 use choice::Mechanism;
 use notify::beside::{Alone, Beside};
 pub use program::{Kind, Program};
-use truepeer_config::plan::{LogConfig, run_settings};
+use truepeer_config::plan::{LogConfig, note_of_run_sender, run_settings};
 use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs, Verbosity};
 use truepeer_sys::tell;
 
@@ -39,6 +39,9 @@ pub fn run(args: &RunArgs, advise: Advise, log: fn(LogConfig)) -> Result<ExitCod
     let (settings, warnings) = run_settings(args)?;
     for warning in warnings {
         tell!("warning: {warning}");
+    }
+    if let Some(note) = note_of_run_sender(args) {
+        tell!("note: {note}");
     }
     let log = || log(log_config(settings.verbose));
     match prepare(&args.how)? {

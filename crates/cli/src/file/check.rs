@@ -4,9 +4,9 @@ use std::io::{self, IsTerminal as _, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use super::keys::in_keys;
 use super::source::renderer;
 use super::{as_service, judge, show};
-use truepeer_config::plan::EntryConfig;
 use truepeer_sys::tell;
 
 /// Prints every finding on standard error. Without errors, prints on `out` the whole configuration
@@ -31,8 +31,10 @@ pub fn check(path: &Path, wants_show: bool, as_service: bool, out: &mut impl Wri
         let dir = std::path::absolute(path)?;
         out.write_all(show::whole(&judged.written, dir.parent().unwrap_or(Path::new("/"))).as_bytes())?;
     } else {
-        for note in process.entries.iter().flat_map(EntryConfig::notes) {
-            writeln!(out, "note: {note}")?;
+        for entry in &process.entries {
+            for note in entry.notes().into_iter().chain(entry.notes_of_senders()) {
+                writeln!(out, "note: {}", in_keys(&note))?;
+            }
         }
         let count = |number: usize, one: &str, many: &str| {
             format!("{number} {}", if number == 1 { one } else { many })

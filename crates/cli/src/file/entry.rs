@@ -6,7 +6,7 @@ use super::keys::{self, Grammar};
 use super::written::Written;
 use crate::table::{self, Commands};
 use truepeer_config::plan::{
-    AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, Problems, attach_rules,
+    AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problems, attach_rules,
 };
 use truepeer_config::spec::{
     AdminSpec, AdminTable, AttachSpec, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
@@ -103,7 +103,7 @@ impl Entry {
 }
 
 /// What an entry does, for comparison: two files that mean the same have the same text.
-pub(super) fn meaning(entry: &EntryConfig) -> Result<String, Problem> {
+pub(super) fn meaning(entry: &EntryConfig) -> Result<String, Problems> {
     match entry {
         EntryConfig::Proxy(config) | EntryConfig::Https(config) => Ok(format!("{config:?}")),
         EntryConfig::Attach(args) => {

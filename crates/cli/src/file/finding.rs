@@ -49,11 +49,13 @@ pub struct Findings {
     path: PathBuf,
     text: String,
     found: Vec<Finding>,
+    /// The file wants its log in JSON.
+    pub(super) is_json: bool,
 }
 
 impl Findings {
     pub(super) fn new(path: &Path, text: String) -> Self {
-        Self { path: path.to_owned(), text, found: Vec::new() }
+        Self { path: path.to_owned(), text, found: Vec::new(), is_json: false }
     }
 
     pub(super) fn add(&mut self, finding: Finding) {

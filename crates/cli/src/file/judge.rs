@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use clap::FromArgMatches as _;
 use toml::de::DeTable;
 
 use super::entry::{Entry, Shared};
@@ -14,7 +15,7 @@ use truepeer_config::plan::{
     AdminConfig, AttachKey, Beside, CheckedAttach, CheckedProcess, ConfineConfig, EntryConfig, Problem,
     Problems, ProcessConfig,
 };
-use truepeer_config::spec::{ConfineMode, defaults};
+use truepeer_config::spec::{ConfineMode, LogFormat, LogTable, defaults};
 
 /// A file: what it says, what that means, and what is wrong with it.
 pub(super) struct Judged {
@@ -92,6 +93,8 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
         findings.add(Finding::error(span, error.message().replace('\n', "; ")));
     }
     let written = Written::of(root.get_ref(), dir, &mut findings);
+    findings.is_json =
+        LogTable::from_arg_matches(&written.log).is_ok_and(|log| log.format == Some(LogFormat::Json));
     (written, findings, errors.is_empty())
 }
 

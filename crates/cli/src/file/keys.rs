@@ -203,21 +203,29 @@ fn value_after(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Words that are values where they follow an option.
-const VALUES: [&str; 20] = [
+const VALUES: [&str; 28] = [
     "any",
     "auto",
+    "aws-nlb",
+    "dnsdist",
+    "edgeone",
     "ephemeral",
     "every",
     "first",
     "forbid",
+    "frp",
+    "haproxy",
     "loopback",
     "manual",
+    "nginx",
     "none",
     "optional",
     "private",
     "proxy",
     "refuse",
     "require",
+    "self",
+    "spectrum",
     "spp",
     "standalone",
     "tcp",

@@ -72,6 +72,7 @@ const WRONG: &[&str] = &[
     "[[https]]\ntls-cert = \"c.pem\"\norigin = \"http://127.0.0.1:1\"\norigin-insecure = true",
     "[[attach]]\nport = 443\nheader = \"forbid\"",
     "[[attach]]\nport = 443\nheader = \"10.0.0.0/8=forbid\"",
+    "[[attach]]\nport = \"53/udp\"\nsender = \"frp\"\nallow = \"./no-such-list\"\ndeny-clients = \"/nonexistent/list\"",
     // Values that are wrong on this machine.
     "[[proxy]]\nlisten = \"127.0.0.1:443\"\nipv4 = \"127.0.0.1:443\"",
     "[[proxy]]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n\n[[proxy]]\nlisten = \"127.0.0.1:1\"",

@@ -11,6 +11,7 @@ use super::finding::Findings;
 use super::judge::{self, Judged};
 use super::keys::in_keys;
 use truepeer_config::plan::{CheckedAttach, CheckedProcess, Problems, ProcessConfig};
+use truepeer_config::spec::LogFormat;
 use truepeer_sys::tell;
 
 /// A command line, or a file.
@@ -38,8 +39,13 @@ pub struct LoadedConfig {
 /// A configuration that can't be carried out. It prints every reason, with its place in the file.
 #[derive(Debug)]
 pub enum Rejected {
-    /// Of a command line.
-    Command(Problems),
+    /// Of a command line, perhaps one that wants its log in JSON.
+    Command {
+        /// What is wrong.
+        problems: Problems,
+        /// The log is for machines.
+        is_json: bool,
+    },
     /// Of a file.
     File(Box<Findings>),
 }
@@ -47,21 +53,26 @@ pub enum Rejected {
 impl LoadedConfig {
     /// The warnings for the operator, in options or in keys.
     pub fn warnings(&self, source: &ConfigSource) -> Vec<String> {
-        let warnings = self.checked.warnings();
-        match source {
-            ConfigSource::Command(_) => warnings,
-            ConfigSource::File(_) => warnings.iter().map(|warning| in_keys(warning)).collect(),
-        }
+        self.checked.warnings().iter().map(|warning| source.in_its_words(warning)).collect()
     }
 }
 
 impl ConfigSource {
+    /// A sentence about options, as this source has them: in options or in keys.
+    pub fn in_its_words(&self, text: &str) -> String {
+        match self {
+            Self::Command(_) => text.to_owned(),
+            Self::File(_) => in_keys(text),
+        }
+    }
+
     /// Reads everything now.
     pub fn load(&self) -> Result<LoadedConfig, Rejected> {
         let began = SystemTime::now();
         match self {
             Self::Command(process) => {
-                let checked = process.check().map_err(Rejected::Command)?;
+                let is_json = process.log.format == Some(LogFormat::Json);
+                let checked = process.check().map_err(|problems| Rejected::Command { problems, is_json })?;
                 let (process, files) = (ProcessConfig::clone(process), process.files());
                 Ok(LoadedConfig { process, checked, files, began })
             }
@@ -96,13 +107,24 @@ impl Rejected {
     /// Prints every reason on standard error, with its place under a caret.
     pub(crate) fn report(self) {
         match self {
-            Self::Command(problems) => {
+            Self::Command { problems, .. } => {
                 problems.to_string().lines().for_each(|problem| tell!("error: {problem}"));
             }
             Self::File(findings) => {
                 tell!("{}", findings.render(&renderer(std::io::stderr().is_terminal())))
             }
         }
+    }
+}
+
+impl Rejected {
+    /// The reasons, a line each, if the log is for machines.
+    pub(crate) fn for_machines(&self) -> Option<Vec<String>> {
+        let is_json = match self {
+            Self::Command { is_json, .. } => *is_json,
+            Self::File(findings) => findings.is_json,
+        };
+        is_json.then(|| self.to_string().lines().map(str::to_owned).collect())
     }
 }
 
@@ -115,7 +137,7 @@ pub(super) fn renderer(is_terminal: bool) -> Renderer {
 impl fmt::Display for Rejected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Command(problem) => problem.fmt(f),
+            Self::Command { problems, .. } => problems.fmt(f),
             Self::File(findings) => findings.fmt(f),
         }
     }

@@ -78,10 +78,11 @@ fn key(arg: &Arg) -> &str {
     arg.get_long().unwrap_or_default()
 }
 
-/// Resolves a relative path from the file's directory. If the result is not UTF-8, it can't be a word, and
-/// the path stays as it is.
+/// Resolves a relative path from the file's directory: `./list` becomes `/etc/truepeer/list`. If the result is
+/// not UTF-8, it can't be a word, and the path stays as it is.
 fn below(dir: &Path, text: String) -> String {
-    dir.join(&text).into_os_string().into_string().unwrap_or(text)
+    let path: PathBuf = dir.join(&text).components().collect();
+    path.into_os_string().into_string().unwrap_or(text)
 }
 
 /// Names and paths, for which a number is surely a mistake.
@@ -100,6 +101,9 @@ fn takes_names(arg: &Arg) -> bool {
 fn is_path(arg: &Arg, text: &str) -> bool {
     let id = arg.get_value_parser().type_id();
     if id == TypeId::of::<PathBuf>() {
+        if arg.get_long() == Some("tls-cert") && text == "self" {
+            return false;
+        }
         // A name without a slash is a network namespace's, as in ip-netns(8), not a path.
         return arg.get_long() != Some("netns") || text.contains('/');
     }

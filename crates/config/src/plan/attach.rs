@@ -3,29 +3,32 @@
 use std::collections::BTreeSet;
 
 use truepeer_bpf::{Rules, UdpDialect, UdpPort, without_overlaps};
-use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet};
+use truepeer_policy::{Claims, Dialect, HeaderRule, HostAddresses, PrefixSet};
 
 use super::datagrams;
 use super::listener::HeaderLimits;
-use super::problem::Problem;
-use super::senders;
-use super::senders::{ClaimsConfig, SendersConfig};
+use super::place::ProblemPlace;
+use super::problem::{Problem, Problems};
+use super::senders::{self, ClaimsConfig, SendersConfig};
+use super::speaks_first;
 use crate::spec::{AttachSpec, Port, Unshowable, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.
-pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problem> {
+pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems> {
+    let mut problems = Problems::default();
     let usual = (&PrefixSet::loopback(), HeaderRule::Require);
-    let senders = SendersConfig::of(&spec.senders, &[], usual)?;
-    refuse_what_the_kernel_lacks(&senders)?;
+    let senders = problems.note(SendersConfig::of(&spec.senders, &[], usual)).unwrap_or_default();
+    problems.note(refuse_what_the_kernel_lacks(&senders));
     let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
     let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
-    let allow = senders.allowed()?;
-    senders.policy(&allow)?;
+    let allow = problems.note(senders.allowed()).unwrap_or_default();
+    problems.note(senders.policy(&allow));
+    let denied = problems.note(claims.denied()).unwrap_or_default();
     let mut warnings = senders::warnings(&allow, &senders, &claims);
-    let dialect = spec.udp_dialect.unwrap_or(UdpDialect::Every);
+    let dialect = problems.note(dialect(spec)).unwrap_or(UdpDialect::Every);
     let ports = || spec.port.iter().flat_map(|ports| &ports.0);
     for (from, backend) in datagrams::ports_of(spec) {
-        datagrams::refuse_tftp("port", &Port::Udp { from, backend }, &[from, backend])?;
+        problems.note(datagrams::refuse_tftp("port", &Port::Udp { from, backend }, &[from, backend]));
         warnings.extend(datagrams::warn_of_raknet(from, backend));
     }
     let ranges = |is_udp: bool| {
@@ -41,7 +44,7 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problem> 
         header: senders.header,
         exceptions: senders.exceptions(),
         // The kernel programs get this host's addresses when they are attached.
-        claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
+        claims: Claims { host: HostAddresses::default(), ..claims.policy(&denied) },
         own_addresses: BTreeSet::new(),
         header_timeout: header.timeout,
         header_wait: header.wait,
@@ -52,7 +55,29 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problem> 
         max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),
     };
     warnings.extend(in_vain(spec, &rules));
-    Ok((rules, warnings))
+    let of_ranges = rules.tcp_ranges.iter().cloned().flatten();
+    warnings.extend(speaks_first::warning(senders.sender, rules.tcp_ports.iter().copied().chain(of_ranges)));
+    problems.none((rules, warnings))
+}
+
+/// Where datagrams have the header: as it was said, or as the named sender writes it.
+fn dialect(spec: &AttachSpec) -> Result<UdpDialect, Problem> {
+    let has_udp = spec.port.iter().any(|ports| ports.has_udp());
+    match (spec.udp_dialect, spec.senders.sender) {
+        (Some(dialect), _) => Ok(dialect),
+        (None, Some(sender)) if has_udp => match sender.dialect() {
+            Some(Dialect::Every) => Ok(UdpDialect::Every),
+            Some(Dialect::Spp) => Ok(UdpDialect::Spp),
+            Some(Dialect::First | Dialect::Standalone) => Err(Problem::Value {
+                place: ProblemPlace::Option("sender"),
+                value: format!(" {sender}"),
+                expected: "not each of its datagrams has a header; truepeer proxy -p udp carries them"
+                    .to_owned(),
+            }),
+            None => Err(senders::no_dialect(sender)),
+        },
+        _ => Ok(UdpDialect::Every),
+    }
 }
 
 fn tcp(port: Port) -> Option<u16> {
@@ -67,6 +92,18 @@ fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, UdpPort)> {
         Port::Tcp(_) => None,
         Port::Udp { from, backend } => Some((from, UdpPort { backend_port: backend, dialect })),
     }
+}
+
+/// What `--sender` stands for here.
+pub fn note_of_sender(spec: &AttachSpec) -> Option<String> {
+    let senders =
+        SendersConfig::of(&spec.senders, &[], (&PrefixSet::loopback(), HeaderRule::Require)).ok()?;
+    let has_udp = spec.port.iter().any(|ports| ports.has_udp());
+    let dialect = match dialect(spec).ok()? {
+        UdpDialect::Every => Dialect::Every,
+        UdpDialect::Spp => Dialect::Spp,
+    };
+    senders.note(has_udp.then_some(dialect))
 }
 
 /// The kernel programs have nothing to do for senders without headers.

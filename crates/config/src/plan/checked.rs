@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use truepeer_https::tls::ServerTls;
-use truepeer_policy::{BackendAddr, Policy};
+use truepeer_policy::{BackendAddr, Policy, Source};
 
 use super::Config;
 use super::datagrams;
@@ -138,10 +138,28 @@ impl ListenerConfig {
         for (backend, family) in [(read.backends.ipv4, Family::Ipv4), (read.backends.ipv6, Family::Ipv6)] {
             if let Some(backend) = backend {
                 problems.note(refuse_loop(self.backend_place(family), backend, self.bind));
+                problems.note(self.refuse_any_port_elsewhere(backend, family));
             }
         }
         let config = self.clone();
         Some(Arc::new(CheckedListener { key, v6_only, config, read, policy, tls, origin, origins }))
+    }
+
+    /// A backend that keeps every port is on this host. From another one, the rules for replies would also take
+    /// what its own connections to others send.
+    fn refuse_any_port_elsewhere(&self, backend: BackendAddr, family: Family) -> Result<(), Problem> {
+        let ip = backend.ip();
+        let is_here = ip.is_loopback() || ip.is_unspecified() || is_own(ip);
+        if backend.get().port() != 0 || is_here || self.source() == Source::Any {
+            return Ok(());
+        }
+        Err(Problem::Value {
+            place: self.backend_place(family),
+            value: format!(" {ip}"),
+            expected: "a host without a port keeps the port that each connection came to, and has to be this one, so that no other \
+                       traffic of that host is taken for replies; expected HOST:PORT, or --send-proxy v2"
+                .to_owned(),
+        })
     }
 
     /// Whether its sockets share an address with others (SO_REUSEPORT).

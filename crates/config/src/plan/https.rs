@@ -22,10 +22,10 @@ impl Config {
     /// Contradictions and addresses that can't be resolved are problems; files are not read yet.
     pub fn of_https(spec: &HttpsSpec) -> Result<Self, Problems> {
         let mut problems = Problems::default();
-        let template = listener(spec, &mut problems);
         let (host, port) = defaults::LISTEN_HTTPS;
         let usual = [ListenAddr::new(host, port)];
         let listen = if spec.listen.is_empty() { &usual[..] } else { &spec.listen[..] };
+        let template = listener(spec, listen, &mut problems);
         let binds = listen.iter().filter_map(|addr| problems.note(resolve::own_listener(addr)));
         let binds: Vec<_> = binds.collect();
         let mut listeners: Vec<_> =
@@ -119,7 +119,7 @@ fn routes(spec: &HttpsSpec) -> Result<RoutesConfig, Problem> {
     }
 }
 
-fn listener(spec: &HttpsSpec, problems: &mut Problems) -> ListenerConfig {
+fn listener(spec: &HttpsSpec, listen: &[ListenAddr], problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
     let client_address = spec.client_address.unwrap_or_default();
     problems.note(origins::refuse_idle_tls(spec));
@@ -141,7 +141,7 @@ fn listener(spec: &HttpsSpec, problems: &mut Problems) -> ListenerConfig {
             ..common.timeouts
         },
         max_per_client: spec.tls.max_per_client,
-        tls: problems.note(tls(spec)),
+        tls: problems.note(tls(spec, listen)),
         origin_tls,
         http: Some(http),
         ..common
@@ -150,21 +150,25 @@ fn listener(spec: &HttpsSpec, problems: &mut Problems) -> ListenerConfig {
 
 /// Clients connect directly, from anywhere. Only if headers are read must the senders be listed.
 fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
-    let reads_headers = spec
-        .senders
-        .header
-        .iter()
-        .any(|header| matches!(header, HeaderOption::All(rule) if *rule != HeaderRule::Forbid));
+    let written = spec.senders.header.iter().find_map(|header| match header {
+        HeaderOption::All(rule) => Some(*rule),
+        HeaderOption::Some(_) => None,
+    });
+    let reads_headers = written.map_or(spec.senders.sender.is_some(), |rule| rule != HeaderRule::Forbid);
     let usual = if reads_headers { PrefixSet::loopback() } else { PrefixSet::any() };
     SendersConfig::of(&spec.senders, &[], (&usual, HeaderRule::Forbid))
 }
 
 /// The versions of HTTP that clients may choose, in order of preference. A client that offers only HTTP/1.0
 /// (`curl --http1.0`) would be refused if it were not listed.
-fn tls(spec: &HttpsSpec) -> Result<TlsConfig, Problem> {
+fn tls(spec: &HttpsSpec, listen: &[ListenAddr]) -> Result<TlsConfig, Problem> {
     let offered: &[&str] =
         if spec.no_http2 { &["http/1.1", "http/1.0"] } else { &["h2", "http/1.1", "http/1.0"] };
     let alpn: Vec<_> = offered.iter().map(|&protocol| protocol.to_owned()).collect();
-    TlsConfig::of(&spec.tls, &alpn)?
-        .ok_or_else(|| Problem::at("tls-cert FILE", "expected: clients of truepeer https speak TLS"))
+    TlsConfig::of(&spec.tls, &alpn, listen)?.ok_or_else(|| {
+        Problem::at(
+            "tls-cert FILE",
+            "expected: clients of truepeer https speak TLS; for a first try: --tls-cert self",
+        )
+    })
 }

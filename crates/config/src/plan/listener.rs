@@ -1,16 +1,16 @@
 //! One listener: its address, the senders that it admits, and the destinations of sessions.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_policy::{
-    BackendAddr, Backends, Delivery, Destinations, Dialect, Dynamic, HeaderTimes, Nat64Prefix, OnConflict,
-    Policy, Source,
+    BackendAddr, Backends, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, Nat64Prefix,
+    OnConflict, Policy, Source,
 };
-use truepeer_proto::{Transport, Version};
+use truepeer_proto::{Transport, Version, Versions};
 use truepeer_session::settings::{self, UdpSettings};
 
 use super::datagrams;
@@ -21,7 +21,7 @@ use super::problem::{Problem, Problems};
 use super::read::{Read, certificates};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig};
-use super::{resolve, senders};
+use super::{resolve, senders, speaks_first};
 use crate::spec::{
     ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, SpliceAfter, SpliceLinger,
     SpliceMode, defaults, text,
@@ -157,6 +157,17 @@ impl Default for ListenerConfig {
     }
 }
 
+impl BackendsConfig {
+    /// A backend without a port has this one.
+    pub(super) fn keep_port(&mut self, port: u16) {
+        for backend in
+            [&mut self.ipv4, &mut self.ipv6].into_iter().flatten().filter(|backend| backend.port() == 0)
+        {
+            *backend = HostPort::new(backend.host(), port);
+        }
+    }
+}
+
 impl Default for BackendsConfig {
     fn default() -> Self {
         let usual = |(host, port)| Some(HostPort::new(host, port));
@@ -233,6 +244,10 @@ impl ListenerConfig {
             (self.dynamic.is_some(), "--dynamic-destination: each header names its backend"),
             (self.send_proxy.is_some(), "--send-proxy: truepeer writes the backend's header"),
             (self.mark != 0, "--mark: the kernel's programs send without a mark"),
+            (
+                self.senders.versions() != Versions::BOTH,
+                "--sender: the kernel's programs take both versions of the header",
+            ),
         ];
         Some(obstacles.into_iter().find(|(is_there, _)| *is_there).map_or(Ok(()), |(_, what)| Err(what)))
     }
@@ -336,11 +351,46 @@ impl ListenerConfig {
         warnings
     }
 
+    /// The ports of its backends.
+    pub fn backend_ports(&self) -> impl Iterator<Item = u16> {
+        [&self.backends.ipv4, &self.backends.ipv6].into_iter().flatten().map(HostPort::port)
+    }
+
     /// UDP: the listener's port with each backend's.
     pub(super) fn datagram_ports(&self) -> impl Iterator<Item = (u16, u16)> {
         let is_udp = self.protocol == Protocol::Udp && self.dynamic.is_none();
         let backends = [&self.backends.ipv4, &self.backends.ipv6].into_iter().flatten();
-        backends.filter(move |_| is_udp).map(|backend| (self.bind.port(), backend.port()))
+        backends
+            .filter(move |backend| is_udp && backend.port() != 0)
+            .map(|backend| (self.bind.port(), backend.port()))
+    }
+
+    /// What `--sender` stands for here.
+    pub(super) fn note_of_sender(&self) -> Option<String> {
+        self.senders.note((self.protocol == Protocol::Udp).then_some(self.udp.dialect))
+    }
+
+    /// Whether senders of the family can connect here.
+    fn is_reached_by(&self, is_ipv4: bool) -> bool {
+        match self.bind.ip() {
+            IpAddr::V4(_) => is_ipv4,
+            IpAddr::V6(ip) => ip.is_unspecified() || ip.to_ipv4_mapped().is_some() == is_ipv4,
+        }
+    }
+
+    /// Clients that a header of a sender of the other family may name, for `truepeer check`.
+    pub(super) fn note_of_families(&self) -> Option<String> {
+        let reads = self.senders.header != HeaderRule::Forbid || !self.senders.rules.is_empty();
+        let families = [
+            (&self.backends.ipv4, true, "IPv4", ProblemPlace::Option("ipv4")),
+            (&self.backends.ipv6, false, "IPv6", ProblemPlace::Option("ipv6")),
+        ];
+        let missing = families
+            .into_iter()
+            .find(|(backend, is_ipv4, ..)| backend.is_none() && !self.is_reached_by(*is_ipv4));
+        missing.filter(|_| reads).map(|(.., family, option)| {
+            format!("{family} clients that a header names are refused: no backend for them; {option} HOST:PORT adds one")
+        })
     }
 
     pub(super) fn warnings(&self, read: &Read) -> Vec<String> {
@@ -349,7 +399,7 @@ impl ListenerConfig {
             (&self.backends.ipv4, "IPv4", ProblemPlace::Option("ipv4")),
             (&self.backends.ipv6, "IPv6", ProblemPlace::Option("ipv6")),
         ] {
-            if backend.is_none() {
+            if backend.is_none() && self.is_reached_by(family == "IPv4") {
                 warnings.push(format!(
                     "{family} clients are refused: no backend for them; add {option} HOST:PORT"
                 ));
@@ -365,9 +415,12 @@ impl ListenerConfig {
         warnings.extend(self.missing_families(read));
         warnings
             .extend(self.datagram_ports().filter_map(|(to, backend)| datagrams::warn_of_raknet(to, backend)));
+        let is_tcp = self.protocol == Protocol::Tcp;
+        warnings.extend(speaks_first::warning(self.senders.sender, self.backend_ports().filter(|_| is_tcp)));
         if let Some(Err(what)) = self.splice_full() {
             warnings.push(format!("--splice full: as auto at {}: {what}", self.bind));
         }
+        warnings.extend(self.tls.as_ref().and_then(TlsConfig::warning_of_own));
         if self.all_origin_tls().any(|origin| origin.insecure) {
             warnings.push(
                 "--origin-insecure: the backends' certificates are not verified: whoever stands in between can read and change everything"

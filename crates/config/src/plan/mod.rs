@@ -25,6 +25,7 @@ mod resolve;
 mod routing;
 mod run;
 mod senders;
+mod speaks_first;
 mod tls;
 
 use std::net::SocketAddr;
@@ -35,7 +36,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{LogFormat, LogSpec, Protocol, RoutesMode, RoutesSpec, Verbosity, defaults, text};
 
-pub use attach::attach_rules;
+pub use attach::{attach_rules, note_of_sender};
 pub use checked::{Beside, Checked, CheckedListener};
 pub use confine::ConfineConfig;
 pub use diff::{Change, diff};
@@ -46,8 +47,9 @@ pub use process::{
     AdminConfig, AttachKey, CheckedAttach, CheckedEntry, CheckedProcess, EntryConfig, ProcessConfig,
 };
 pub use proxy::{Defaults, UsualBackends};
-pub use routing::{names_backends, setup_of, setup_options};
-pub use run::run_settings;
+pub use routing::{names_backends, names_routing, setup_of, setup_options};
+pub use run::{note_of_run_sender, run_settings};
+pub use speaks_first::{ASK_AWS, speaks_first};
 
 /// The whole configuration of `truepeer proxy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

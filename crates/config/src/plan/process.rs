@@ -9,9 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use truepeer_bpf::Rules;
 
+use super::attach::note_of_sender;
 use super::checked::Beside;
 use super::confine::ConfineConfig;
 use super::datagrams;
+use super::tls::TlsConfig;
 use super::{Checked, Config, ListenerConfig, LogConfig, Problems, attach_rules};
 use crate::spec::{AdminAddr, AttachSpec, AttachTarget, Protocol, defaults, text};
 
@@ -149,6 +151,29 @@ impl ProcessConfig {
 }
 
 impl EntryConfig {
+    /// What the names of senders stand for.
+    pub fn notes_of_senders(&self) -> Vec<String> {
+        let mut notes: Vec<_> = match self {
+            Self::Proxy(config) | Self::Https(config) => {
+                config.listeners.iter().filter_map(ListenerConfig::note_of_sender).collect()
+            }
+            Self::Attach(args) => note_of_sender(args).into_iter().collect(),
+        };
+        notes.dedup();
+        notes
+    }
+
+    /// What tells the certificates `self` of this process from others.
+    pub fn own_certificates(&self) -> Vec<String> {
+        let listeners = self.relay().into_iter().flat_map(|config| &config.listeners);
+        let mut own: Vec<_> = listeners
+            .filter_map(|listener| listener.tls.as_ref())
+            .filter_map(TlsConfig::own_certificate)
+            .collect();
+        own.dedup();
+        own
+    }
+
     /// What may be wrong, for `truepeer check`.
     pub fn notes(&self) -> Vec<String> {
         let ports: Vec<_> = match self {
@@ -159,6 +184,8 @@ impl EntryConfig {
         };
         let mut notes: Vec<_> =
             ports.into_iter().filter_map(|(to, backend)| datagrams::note_of_ports(to, backend)).collect();
+        let listeners = self.relay().into_iter().flat_map(|config| &config.listeners);
+        notes.extend(listeners.filter_map(ListenerConfig::note_of_families));
         notes.dedup();
         notes
     }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use truepeer_policy::{Destinations, HeaderRule, OnConflict, PrefixSet};
+use truepeer_policy::{Destinations, Dialect, HeaderRule, OnConflict, PrefixSet};
 
 use super::confine::ConfineConfig;
 use super::listener::{
     BackendsConfig, DynamicConfig, HeaderLimits, ListenerConfig, SpliceConfig, Timeouts, UdpConfig,
 };
 use super::problem::{Problem, Problems};
-use super::senders::{ClaimsConfig, SendersConfig};
+use super::senders::{self, ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
-use crate::spec::{Carried, ConfineMode, HostPort, ListenAddr, ProxySpec, defaults};
+use crate::spec::{Carried, ConfineMode, HostPort, ListenAddr, Protocol, ProxySpec, defaults};
 
 /// The defaults of options. They differ for the programs that truepeer replaces.
 pub struct Defaults {
@@ -63,13 +63,14 @@ impl Config {
     pub fn of_proxy(spec: &ProxySpec, defaults: &Defaults) -> Result<Self, Problems> {
         let mut problems = Problems::default();
         let template = listener(spec, defaults, &mut problems);
-        let listen =
-            if spec.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &spec.listen[..] };
         let mut listeners = Vec::new();
-        for addr in listen {
+        for addr in listening(spec, defaults) {
             let Some(bind) = problems.note(resolve::own_listener(addr)) else { continue };
             for &protocol in spec.protocol.unwrap_or_default().protocols() {
-                let backends = backends(spec, defaults, bind.port());
+                let mut backends = backends(spec, defaults, bind.port());
+                if !spec.listen_transparent {
+                    backends.keep_port(bind.port());
+                }
                 listeners.push(ListenerConfig { bind, protocol, backends, ..template.clone() });
             }
         }
@@ -90,10 +91,14 @@ impl Config {
     }
 }
 
+fn listening<'a>(spec: &'a ProxySpec, defaults: &'a Defaults) -> &'a [ListenAddr] {
+    if spec.listen.is_empty() { std::slice::from_ref(&defaults.listen) } else { &spec.listen }
+}
+
 fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
     refuse_idle_options(spec, defaults).into_iter().for_each(|problem| problems.add(problem));
-    let tls = problems.note(TlsConfig::of(&spec.tls, &spec.tls_alpn)).flatten();
+    let tls = problems.note(TlsConfig::of(&spec.tls, &spec.tls_alpn, listening(spec, defaults))).flatten();
     // Clients use TLS and connect directly: a header that any of them could write is not read.
     let rule = if tls.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
     let senders = &spec.senders;
@@ -122,11 +127,24 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
             after: spec.splice_after.unwrap_or_default(),
             linger: spec.splice_linger.unwrap_or_default(),
         },
-        udp: UdpConfig { dialect: spec.udp_dialect.unwrap_or_default(), close_after: spec.close_after },
+        udp: UdpConfig {
+            dialect: problems.note(dialect(spec)).unwrap_or_default(),
+            close_after: spec.close_after,
+        },
         max_per_client: spec.tls.max_per_client,
         tls,
         origin_tls: problems.note(origin_tls(spec)).flatten(),
         http: None,
+    }
+}
+
+/// Where datagrams have the header: as it was said, or as the named sender writes it.
+fn dialect(spec: &ProxySpec) -> Result<Dialect, Problem> {
+    let has_udp = spec.protocol.unwrap_or_default().protocols().contains(&Protocol::Udp);
+    match (spec.udp_dialect, spec.senders.sender) {
+        (Some(dialect), _) => Ok(dialect),
+        (None, Some(sender)) if has_udp => sender.dialect().ok_or_else(|| senders::no_dialect(sender)),
+        _ => Ok(Dialect::default()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use ipnet::IpNet;
 use truepeer_policy::{Destinations, Source};
 
 use super::checked::Checked;
@@ -40,13 +41,28 @@ pub fn setup_of(config: &Config, checked: &Checked) -> SetupOptions {
             continue;
         }
         let all = [delivery.backends].into_iter().chain(listener.read.origins.iter().copied());
-        let backends = all.flat_map(|backends| [backends.ipv4, backends.ipv6]).flatten();
-        options.backends.extend(backends.map(|backend| (backend.get(), transport)));
+        for backend in all.flat_map(|backends| [backends.ipv4, backends.ipv6]).flatten() {
+            if backend.get().port() == 0 {
+                options.dynamic.push((IpNet::from(backend.ip()), 1..=u16::MAX, transport));
+            } else {
+                options.backends.push((backend.get(), transport));
+            }
+        }
         let dynamic = delivery.dynamic.iter().flat_map(|dynamic| dynamic.allow.iter());
         options.dynamic.extend(dynamic.map(|(prefix, ports)| (prefix, ports, transport)));
         options.mark = if options.mark == 0 { listener.config.mark } else { options.mark };
     }
     options
+}
+
+/// Whether the options say what `proxy` is to do, not only where to look.
+pub fn names_routing(spec: &RoutingArgs) -> bool {
+    names_backends(spec)
+        || spec.protocol.is_some()
+        || spec.mark.is_some()
+        || spec.table.is_some()
+        || !spec.dynamic_allow.is_empty()
+        || !spec.listen_transparent.is_empty()
 }
 
 /// Whether a backend was given, or the default applies.

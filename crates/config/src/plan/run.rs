@@ -7,12 +7,11 @@ use truepeer_proto::Limits;
 use super::listener::HeaderLimits;
 use super::problem::Problem;
 use super::senders::{ClaimsConfig, SendersConfig};
-use super::{resolve, senders};
+use super::{resolve, senders, speaks_first};
 use crate::spec::RunArgs;
 
 /// The rules, with files read, and warnings about risky or ineffective options.
 pub fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Problem> {
-    let default = RunSettings::default();
     let senders = SendersConfig::of(&spec.senders, &[], (&PrefixSet::loopback(), HeaderRule::Require))?;
     let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
     let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
@@ -28,7 +27,7 @@ pub fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Proble
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
         limits: Limits {
             max_len: header.max_bytes,
-            versions: spec.versions.unwrap_or(default.limits.versions),
+            versions: spec.versions.unwrap_or_else(|| senders.versions()),
         },
         header_times: HeaderTimes { timeout: header.timeout, wait: header.wait },
         listeners: Listeners { ports, addresses },
@@ -36,7 +35,14 @@ pub fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Proble
         verbose: spec.how.verbose,
     };
     warnings.extend(in_vain(spec, &settings));
+    warnings.extend(speaks_first::warning(senders.sender, settings.listeners.ports.iter().copied()));
     Ok((settings, warnings))
+}
+
+/// What `--sender` stands for here.
+pub fn note_of_run_sender(spec: &RunArgs) -> Option<String> {
+    let usual = (&PrefixSet::loopback(), HeaderRule::Require);
+    SendersConfig::of(&spec.senders, &[], usual).ok()?.note(None)
 }
 
 fn in_vain(spec: &RunArgs, settings: &RunSettings) -> Vec<String> {

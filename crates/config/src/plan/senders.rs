@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use truepeer_policy::{Claims, HeaderRule, HostAddresses, PrefixSet, Senders};
+use truepeer_policy::{Claims, Dialect, HeaderRule, HostAddresses, PrefixSet, Senders};
+use truepeer_proto::Versions;
 
 use super::place::ProblemPlace;
 use super::problem::Problem;
-use crate::spec::{HeaderOption, PrefixesOrFile, SenderRule, SendersSpec, text};
+use crate::spec::{HeaderOption, PrefixesOrFile, SenderName, SenderRule, SendersSpec, text};
 
 /// A list in a file, and the option that named it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +33,9 @@ pub struct SendersConfig {
     /// The rules of specific senders.
     #[serde(with = "text::list")]
     pub rules: Vec<SenderRule>,
+    /// What the senders are, if that was said.
+    #[serde(with = "text::maybe")]
+    pub(crate) sender: Option<SenderName>,
 }
 
 /// Which clients may be claimed.
@@ -56,6 +60,7 @@ impl Default for SendersConfig {
             allow_files: Vec::new(),
             header: HeaderRule::Require,
             rules: Vec::new(),
+            sender: None,
         }
     }
 }
@@ -86,7 +91,19 @@ impl SendersConfig {
             allow.extend(usual.0);
         }
         let (rule, rules) = header_rules(&spec.header)?;
-        Ok(Self { allow, allow_files, header: rule.unwrap_or(usual.1), rules })
+        // Whoever names the sender expects its headers.
+        let usual = spec.sender.map_or(usual.1, |_| HeaderRule::Require);
+        Ok(Self { allow, allow_files, header: rule.unwrap_or(usual), rules, sender: spec.sender })
+    }
+
+    /// The versions of the header that are accepted.
+    pub fn versions(&self) -> Versions {
+        self.sender.map_or(Versions::BOTH, SenderName::versions)
+    }
+
+    /// What `--sender` stands for here. `dialect`: of the datagrams, if there are any.
+    pub(super) fn note(&self, dialect: Option<Dialect>) -> Option<String> {
+        self.sender.map(|sender| sender.sets(self.header, dialect))
     }
 
     /// The rule of each prefix. A later one replaces an earlier one, as in the policy.
@@ -140,6 +157,16 @@ impl ClaimsConfig {
             HostAddresses::new(truepeer_sys::host::is_own_address)
         };
         Claims { allow: self.allow.clone(), deny: deny.clone(), host }
+    }
+}
+
+/// The sender's datagrams need a dialect.
+pub(super) fn no_dialect(sender: SenderName) -> Problem {
+    Problem::Value {
+        place: ProblemPlace::Option("sender"),
+        value: format!(" {sender}"),
+        expected: "where its datagrams have the header is not known; expected --udp-dialect DIALECT with it"
+            .to_owned(),
     }
 }
 

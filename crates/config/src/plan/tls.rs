@@ -1,19 +1,21 @@
 //! TLS with clients and with backends.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_https::tls::{
-    ClientCertificates, ClientOptions, ClientTls, ConfigError, IdentityFiles, MinVersion, ServerOptions,
-    ServerTls, Suite, Trust,
+    ClientCertificates, ClientOptions, ClientTls, ConfigError, IdentityFiles, MinVersion, ServerIdentity,
+    ServerOptions, ServerTls, Suite, Trust,
 };
 use truepeer_https::tunnel::OriginTls;
 
 use super::place::ProblemPlace;
 use super::problem::Problem;
-use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
+use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, defaults, text};
 
 /// TLS with clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +23,8 @@ use crate::spec::{ClientCert, OriginSpec, TlsSpec, defaults, text};
 pub struct TlsConfig {
     /// The first is the default for unknown names.
     pub certs: Vec<CertConfig>,
+    /// The names of the certificate `self`.
+    pub own_names: Vec<String>,
     #[serde(with = "text::one")]
     pub(crate) min_version: MinVersion,
     /// None: all.
@@ -65,6 +69,7 @@ impl Default for TlsConfig {
     fn default() -> Self {
         Self {
             certs: Vec::new(),
+            own_names: Vec::new(),
             min_version: MinVersion::default(),
             suites: Vec::new(),
             alpn: Vec::new(),
@@ -75,9 +80,17 @@ impl Default for TlsConfig {
     }
 }
 
+/// The word for a certificate that the process makes itself. A file of this name is `./self`.
+const OWN: &str = "self";
+
 impl CertConfig {
+    fn is_own(&self) -> bool {
+        self.cert == Path::new(OWN)
+    }
+
     fn paths(&self) -> impl Iterator<Item = &Path> {
-        [Some(self.cert.as_path()), self.key.as_deref()].into_iter().flatten()
+        let paths = [Some(self.cert.as_path()), self.key.as_deref()];
+        paths.into_iter().flatten().filter(|_| !self.is_own())
     }
 
     fn files(&self) -> IdentityFiles {
@@ -88,6 +101,30 @@ impl CertConfig {
 /// A certificate with its key, which may be in its own file.
 pub(super) fn certificate(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Option<CertConfig> {
     cert.map(|cert| CertConfig { cert: cert.clone(), key: key.cloned() })
+}
+
+/// The names by which clients may call these listeners.
+fn names_of(listen: &[ListenAddr]) -> Vec<String> {
+    let mut names = Vec::new();
+    for address in listen {
+        let host = match address {
+            ListenAddr::Address(address) => address.host(),
+            ListenAddr::Passed(_) => "",
+        };
+        if matches!(host, "" | "*" | "0.0.0.0" | "::") {
+            names.extend(["localhost", "127.0.0.1", "::1"].map(str::to_owned));
+            names.extend(truepeer_https::tls::own_host_name());
+        } else {
+            names.push(host.to_owned());
+            // Whoever tries it here types this.
+            names.extend(
+                host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()).then(|| "localhost".to_owned()),
+            );
+        }
+    }
+    let mut known = BTreeSet::new();
+    names.retain(|name| known.insert(name.clone()));
+    names
 }
 
 /// Each certificate with its key; one without a key has it in its own file.
@@ -123,7 +160,11 @@ impl OriginSpec {
 
 impl TlsConfig {
     /// `None` without a certificate: clients then don't use TLS.
-    pub(super) fn of(spec: &TlsSpec, alpn: &[String]) -> Result<Option<Self>, Problem> {
+    pub(super) fn of(
+        spec: &TlsSpec,
+        alpn: &[String],
+        listen: &[ListenAddr],
+    ) -> Result<Option<Self>, Problem> {
         if spec.tls_cert.is_empty() {
             let needy = [
                 (!spec.tls_key.is_empty(), "tls-key"),
@@ -147,8 +188,19 @@ impl TlsConfig {
         if spec.client_cert.is_some() && spec.client_ca.is_none() {
             return Err(Problem::needs("client-cert", "client-ca", "FILE"));
         }
+        if spec.tls_cert.iter().any(|cert| cert == Path::new(OWN)) && !spec.tls_key.is_empty() {
+            return Err(Problem::at(
+                "tls-key",
+                "expected no --tls-cert self with it: its key is made with it",
+            ));
+        }
         Ok(Some(Self {
             certs: certificates(&spec.tls_cert, &spec.tls_key),
+            own_names: if spec.tls_cert.iter().any(|cert| cert == Path::new(OWN)) {
+                names_of(listen)
+            } else {
+                Vec::new()
+            },
             min_version: spec.tls_min.unwrap_or_default(),
             suites: spec.tls_suite.clone(),
             alpn: alpn.to_vec(),
@@ -168,9 +220,27 @@ impl TlsConfig {
         ServerTls::new(&self.options()).map(Arc::new)
     }
 
+    /// What to tell of the certificate `self`: a warning.
+    pub(super) fn warning_of_own(&self) -> Option<String> {
+        self.certs.iter().any(CertConfig::is_own).then(|| {
+            "--tls-cert self: no client trusts this certificate, and each start makes another one: for a first try only".to_owned()
+        })
+    }
+
+    /// The certificate `self` of this process, to be told from others by whoever tries it.
+    pub(super) fn own_certificate(&self) -> Option<String> {
+        self.certs.iter().find(|cert| cert.is_own())?;
+        let fingerprint = truepeer_https::tls::own_fingerprint(&self.own_names).ok()?;
+        Some(format!("the certificate is for {}; its SHA-256 is {fingerprint}", self.own_names.join(", ")))
+    }
+
+    fn identity(&self, cert: &CertConfig) -> ServerIdentity {
+        if cert.is_own() { ServerIdentity::Own(self.own_names.clone()) } else { cert.files().into() }
+    }
+
     fn options(&self) -> ServerOptions {
         ServerOptions {
-            identities: self.certs.iter().map(CertConfig::files).collect(),
+            identities: self.certs.iter().map(|cert| self.identity(cert)).collect(),
             min_version: self.min_version,
             suites: self.suites.clone(),
             alpn: self.alpn.iter().map(|protocol| protocol.clone().into_bytes()).collect(),

@@ -8,10 +8,11 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 use truepeer_bpf::UdpDialect;
+use truepeer_policy::Dialect;
 
 use super::groups::{PrintSpec, SendersSpec, WaitSpec};
 use super::port::AttachPorts;
-use super::values;
+use super::{sender, values};
 
 /// Remove PROXY headers from connections to a running server, in the kernel: no proxy, no restart, no cost
 /// per byte
@@ -212,12 +213,12 @@ fn unshowable(text: &str) -> Result<Unshowable, &'static str> {
 }
 
 fn udp_dialect(text: &str) -> Result<UdpDialect, &'static str> {
-    match text {
-        "every" => Ok(UdpDialect::Every),
-        "spp" => Ok(UdpDialect::Spp),
-        "first" | "standalone" => {
+    match sender::dialect(text) {
+        Ok(Dialect::Every) => Ok(UdpDialect::Every),
+        Ok(Dialect::Spp) => Ok(UdpDialect::Spp),
+        Ok(Dialect::First | Dialect::Standalone) => {
             Err("expected every or spp; first and standalone are carried by truepeer proxy -p udp")
         }
-        _ => Err("expected every or spp"),
+        Err(_) => Err("expected every or spp"),
     }
 }

@@ -8,6 +8,7 @@ use truepeer_policy::{Destinations, Dialect};
 use truepeer_proto::Version;
 
 use super::run::HowArgs;
+use super::sender;
 
 /// Start a program whose connections start with a PROXY header
 #[derive(Debug, Clone, Args)]
@@ -19,7 +20,7 @@ pub struct ConnectArgs {
     send_proxy: Option<Version>,
     #[arg(long)]
     to: Vec<Destinations>,
-    #[arg(long)]
+    #[arg(long, value_parser = sender::dialect)]
     udp_dialect: Option<Dialect>,
     #[command(flatten)]
     pub how: HowArgs,

@@ -8,14 +8,16 @@ use clap::Args;
 use truepeer_https::tls::{MinVersion, Suite};
 use truepeer_policy::{OnConflict, PrefixSet};
 
-use super::AdminAddr;
 use super::confine::ConfineSpec;
 use super::values::{self, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Verbosity};
+use super::{AdminAddr, SenderName};
 use truepeer_routes::options::RoutesMode;
 
 /// Which senders are admitted, and which clients they may name.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SendersSpec {
+    #[arg(long)]
+    pub(crate) sender: Option<SenderName>,
     #[arg(long)]
     pub allow: Vec<PrefixesOrFile>,
     #[arg(long)]

@@ -21,6 +21,7 @@ mod proxy;
 mod routes;
 mod routing;
 mod run;
+mod sender;
 mod serve;
 mod splice;
 pub mod text;
@@ -44,6 +45,7 @@ pub use proxy::ProxySpec;
 pub use routes::{RoutesAction, RoutesArgs};
 pub use routing::RoutingArgs;
 pub use run::{HowArgs, RunArgs, Via};
+pub use sender::SenderName;
 pub use serve::{
     AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
 };

@@ -62,6 +62,12 @@ impl fmt::Display for Port {
     }
 }
 
+impl AttachPorts {
+    pub(crate) fn has_udp(&self) -> bool {
+        self.0.iter().any(|port| matches!(port, Port::Udp { .. }))
+    }
+}
+
 impl FromStr for AttachPorts {
     type Err = String;
 

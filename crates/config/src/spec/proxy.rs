@@ -12,6 +12,7 @@ use super::groups::{
     AdminSpec, FlowsSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec,
     UpstreamSpec, WaitSpec,
 };
+use super::sender;
 use super::splice::{self, SpliceAfter, SpliceLinger, SpliceMode};
 use super::values::{self, Carried, MaybeDuration, SendProxy};
 
@@ -30,9 +31,9 @@ pub struct ProxySpec {
     #[command(flatten)]
     pub process: ProcessSpec,
 
-    #[arg(short = '4', long)]
+    #[arg(short = '4', long, value_parser = values::backend)]
     pub ipv4: Option<HostPort>,
-    #[arg(short = '6', long)]
+    #[arg(short = '6', long, value_parser = values::backend)]
     pub ipv6: Option<HostPort>,
     #[arg(long)]
     pub dynamic_destination: bool,
@@ -74,7 +75,7 @@ pub struct ProxySpec {
     #[arg(long)]
     pub(crate) origin_alpn: Vec<String>,
 
-    #[arg(long)]
+    #[arg(long, value_parser = sender::dialect)]
     pub(crate) udp_dialect: Option<Dialect>,
     #[arg(short = 'c', long, value_parser = values::positive_duration)]
     pub(crate) close_after: Option<Duration>,

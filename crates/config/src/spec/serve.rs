@@ -17,13 +17,18 @@ use super::groups::{FlowsSpec, ProcessSpec};
 use super::values::{self, LogFormat, Verbosity};
 
 /// Identifies the configuration file.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct FileSpec {
     #[arg(short, long)]
     pub(crate) config: Option<PathBuf>,
 }
 
 impl FileSpec {
+    /// Whether it was named.
+    pub fn is_named(&self) -> bool {
+        self.config.is_some()
+    }
+
     /// The file, by default the system's.
     pub fn path(&self) -> &Path {
         self.config.as_deref().unwrap_or(Path::new(defaults::CONFIG))

@@ -1,6 +1,7 @@
 //! Parsers of values. Each error says what was expected.
 
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use truepeer_http::HttpLimits;
 use truepeer_policy::{HeaderRule, PrefixSet};
 
+use super::HostPort;
 use super::text::parse_duration;
 use truepeer_routes::item::IpTransport;
 use truepeer_routes::options::RoutesMode;
@@ -204,6 +206,21 @@ impl FromStr for HeaderOption {
             "expected require, optional or forbid, or PREFIX=RULE for some senders, such as 10.0.0.0/8=optional".to_owned()
         })
     }
+}
+
+/// `-4` and `-6` of `proxy`: HOST:PORT, or HOST, as port 0, which stands for the port that a connection came
+/// to.
+pub(super) fn backend(text: &str) -> Result<HostPort, String> {
+    let in_brackets = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let bare = in_brackets.unwrap_or(text);
+    // Without brackets ::1:443 could be either.
+    let is_address = match in_brackets {
+        Some(inner) => inner.parse::<Ipv6Addr>().is_ok(),
+        None => text.parse::<Ipv4Addr>().is_ok(),
+    };
+    let is_name = text.contains(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    if is_address || is_name { Ok(HostPort::new(bare, 0)) } else { text.parse() }
 }
 
 /// `PREFIX=RULE`: whether these senders' connections start with a header.

@@ -1,6 +1,7 @@
 //! Certificates and keys, selected by the client's SNI.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::error::{ConfigError, Subject};
+use super::own::OwnCertificate;
 use super::words;
 
 /// The files of a certificate and its key.
@@ -20,6 +22,21 @@ pub struct IdentityFiles {
     pub cert: PathBuf,
     /// PEM: the key; may be the same file.
     pub key: PathBuf,
+}
+
+/// A certificate for clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerIdentity {
+    /// Read from files.
+    Files(IdentityFiles),
+    /// One that this process makes, for these names.
+    Own(Vec<String>),
+}
+
+impl From<IdentityFiles> for ServerIdentity {
+    fn from(files: IdentityFiles) -> Self {
+        Self::Files(files)
+    }
 }
 
 /// Reads the certificates of a PEM file; at least one.
@@ -78,9 +95,12 @@ pub(super) struct Identities {
 
 impl Identities {
     /// Reads the files.
-    pub(super) fn load(files: &[IdentityFiles], provider: &CryptoProvider) -> Result<Self, ConfigError> {
-        let mut loaded =
-            files.iter().map(|files| load(files, provider)).collect::<Result<Vec<_>, _>>()?.into_iter();
+    pub(super) fn load(
+        identities: &[ServerIdentity],
+        provider: &CryptoProvider,
+    ) -> Result<Self, ConfigError> {
+        let loaded = identities.iter().map(|identity| load(identity, provider));
+        let mut loaded = loaded.collect::<Result<Vec<_>, _>>()?.into_iter();
         let first =
             loaded.next().ok_or_else(|| Subject::Certificate.error("expected at least one certificate"))?;
         let first_names = first.1.clone();
@@ -114,9 +134,19 @@ impl Identities {
 
 /// A certificate with its key and its host names.
 fn load(
-    files: &IdentityFiles,
+    identity: &ServerIdentity,
     provider: &CryptoProvider,
 ) -> Result<(Arc<CertifiedKey>, Vec<String>), ConfigError> {
+    let files = match identity {
+        ServerIdentity::Files(files) => files,
+        ServerIdentity::Own(names) => {
+            let own = OwnCertificate::of(names)?;
+            let key = CertifiedKey::from_der(vec![own.certificate()], own.key(), provider)
+                .map_err(|error| Subject::Certificate.error(format!("self: {}", explain(&error))))?;
+            let hosts = names.iter().filter(|name| name.parse::<IpAddr>().is_err());
+            return Ok((Arc::new(key), hosts.map(|name| name.to_ascii_lowercase()).collect()));
+        }
+    };
     let chain = certificates(Subject::Certificate, &files.cert)?;
     let names = webpki::EndEntityCert::try_from(&chain[0])
         .map(|cert| cert.valid_dns_names().map(str::to_ascii_lowercase).collect())

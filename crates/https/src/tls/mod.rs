@@ -11,6 +11,7 @@ mod client;
 mod error;
 mod facts;
 mod identity;
+mod own;
 mod server;
 mod stream;
 mod suites;
@@ -22,7 +23,8 @@ pub use self::error::{ConfigError, HandshakeError, Subject};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::facts::any_certificate;
 pub use self::facts::{ClientCertificate, TlsFacts};
-pub use self::identity::IdentityFiles;
+pub use self::identity::{IdentityFiles, ServerIdentity};
+pub use self::own::{own_fingerprint, own_host_name};
 pub use self::server::{ClientCertificates, ServerOptions, ServerTls};
 pub(crate) use self::stream::OUTGOING_BYTES;
 pub use self::stream::{TlsStream, Transport};

@@ -8,7 +8,7 @@ use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
 use super::error::{ConfigError, Subject};
-use super::identity::{Identities, IdentityFiles, certificates};
+use super::identity::{Identities, ServerIdentity, certificates};
 use super::suites::{MinVersion, Suite, provider};
 use super::words;
 
@@ -38,7 +38,7 @@ pub enum ClientCertificates {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ServerOptions {
     /// The certificates. The first is the default for unknown names.
-    pub identities: Vec<IdentityFiles>,
+    pub identities: Vec<ServerIdentity>,
     /// The oldest version to use.
     pub min_version: MinVersion,
     /// Cipher suites in order of preference, which overrides the client's; none: all, in the client's order,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use truepeer_https::origin::HealthTable;
 use truepeer_https::{HttpsRules, downstream};
 use truepeer_policy::HeaderTimes;
-use truepeer_proto::{Limits, Versions};
+use truepeer_proto::Limits;
 use truepeer_session::ListenerRules;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::settings::ListenerSettings;
@@ -24,7 +24,7 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
         v6_only: listener.v6_only,
         mark: if config.mark == 0 { mark.unwrap_or_default() } else { config.mark },
         header_times: HeaderTimes { timeout: config.header.timeout, wait: config.header.wait },
-        header_limits: Limits { max_len: config.header.max_bytes, versions: Versions::BOTH },
+        header_limits: Limits { max_len: config.header.max_bytes, versions: config.senders.versions() },
         connect_timeout: config.timeouts.connect,
         idle_timeout: config.timeouts.idle,
         splice_after: config.splice_after(),

@@ -30,6 +30,7 @@ pub(crate) fn tests() -> Vec<Test> {
         openssl_resumes_again_and_again,
         certificates_are_chosen_by_the_types_of_keys_that_a_client_knows,
         a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key,
+        a_first_try_needs_no_certificate,
         early_data_for_another_server_is_skipped,
     ];
     all.extend(openssl.into_iter().map(|test| test.needs_program("openssl")));
@@ -531,5 +532,32 @@ fn other_protocols_are_not_answered(bed: &Bed) -> anyhow::Result<()> {
     ensure!(stand.truepeer.is_alive());
     let curl = ["https://127.0.0.1/", "--http1.1"];
     ensure!(crate::kit::curl(&curl).run(bed)?.trim() == "fine", "{}", stand.truepeer.log());
+    Ok(())
+}
+
+/// `--tls-cert self`: the log has what openssl shows, and a reload makes no other certificate.
+fn a_first_try_needs_no_certificate(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = Nginx::default().server(ORIGIN, "", "location / { return 200 \"served\"; }").start(bed)?;
+    let options = ["https", "-l", HERE, "--tls-cert", "self", "--origin", URL];
+    let truepeer = Program::new(env!("CARGO_BIN_EXE_truepeer")).args(options).start(bed)?;
+    truepeer.wait_for_log("listening on 127.0.0.1:443")?;
+    let shown = || {
+        let script = format!(
+            "openssl s_client -connect {HERE} </dev/null 2>/dev/null | openssl x509 -noout -fingerprint -sha256 -ext subjectAltName"
+        );
+        Program::new("sh").args(["-c", &script]).run(bed)
+    };
+    let first = shown()?;
+    ensure!(first.contains("IP Address:127.0.0.1, DNS:localhost"), "{first}");
+    let fingerprint =
+        first.lines().find_map(|line| line.split_once("Fingerprint=")).map_or("?", |(_, shown)| shown);
+    let told = format!("the certificate is for 127.0.0.1, localhost; its SHA-256 is {fingerprint}");
+    ensure!(truepeer.log().contains(&told), "no {told:?} in {}", truepeer.log());
+    ensure!(truepeer.log().contains("no client trusts this certificate"), "{}", truepeer.log());
+    let served = Program::new("curl").args(["-sk", "https://localhost/"]).run(bed)?;
+    ensure!(served == "served", "{served}");
+    truepeer.signal(Signal::HUP)?;
+    truepeer.wait_for_log("nothing has changed")?;
+    ensure!(shown()? == first, "{}", shown()?);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Port ranges with TPROXY: the README's examples for iptables and nftables, and dynamic destinations.
 
 use anyhow::{Result, ensure};
+use truepeer_testbed::servers::Haproxy;
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client};
 
 use crate::support::{CLIENT_4, TRUEPEER, delivers, state};
@@ -10,6 +11,9 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("the_readmes_tproxy_example_works_literally", readme_by_iptables).needs_program("iptables"),
         Test::new("the_printed_nftables_redirect_a_port_range", printed_nftables).needs_program("nft"),
         Test::new("a_redirected_range_reaches_each_local_port_dynamically", dynamic).needs_program("nft"),
+        Test::new("a_backend_without_a_port_keeps_that_of_each_connection", kept_ports)
+            .needs_program("nft")
+            .needs_program("haproxy"),
     ]
 }
 
@@ -63,6 +67,42 @@ fn printed_nftables(bed: &Bed) -> Result<()> {
         truepeer(bed, proxy, "-4 127.0.0.1:80 -6 127.0.0.1:80 --listen-transparent --routes manual")?;
     let to = proxy.at(false, 10080).to_string();
     lb.run(|| delivers(&to, CLIENT_4, &to))??;
+    Ok(())
+}
+
+/// docs/proxy.md, with a real HAProxy for a range of ports: its headers name its own addresses.
+fn kept_ports(bed: &Bed) -> Result<()> {
+    let hosts = Topology::line(&["client", "lb", "proxy"])?;
+    let (client_host, lb, proxy) = (hosts.host("client"), hosts.host("lb"), hosts.host("proxy"));
+    sh(
+        bed,
+        proxy,
+        "nft add table inet tp
+         nft add chain inet tp pre '{ type filter hook prerouting priority mangle; }'
+         nft add rule inet tp pre iifname != lo tcp dport 10000-20000 tproxy ip to 127.0.0.1:25577 meta mark set 1 accept",
+    )?;
+    let addresses = ["127.0.0.1:10001", "127.0.0.1:10002"];
+    let backends = addresses.map(|address| {
+        Behaviour::Who.start_program(bed, &[address], |program| program.in_netns(&proxy.netns))
+    });
+    let [first, second] = backends;
+    let (first, second) = (first?, second?);
+    let truepeer = truepeer(bed, proxy, "--listen-transparent -4 127.0.0.1 --routes auto")?;
+    let listener = lb.at(false, 10001).to_string();
+    let config =
+        format!("listen games\n bind {}:10000-10010\n server host {} send-proxy-v2", lb.v4, proxy.v4);
+    let haproxy = Haproxy::with_config(&config, &[&listener]);
+    let _haproxy = haproxy.start_with(bed, |program| program.in_netns(&lb.netns))?;
+    for (port, backend) in [(10001, &first), (10002, &second)] {
+        let (own, answer) = client_host.run(|| -> Result<(String, String)> {
+            let mut stream = client::connect(lb.at(false, port))?;
+            let own = stream.local_addr()?.to_string();
+            Ok((own, client::ask(&mut stream, b"")?.trim().to_owned()))
+        })??;
+        ensure!(answer == own, "port {port}: {answer} instead of {own}");
+        ensure!(backend.log().contains(&own), "port {port}: {}", backend.log());
+    }
+    truepeer.stop()?;
     Ok(())
 }
 

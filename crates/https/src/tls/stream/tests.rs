@@ -47,7 +47,7 @@ impl Authority {
 
     fn server(&self, options: ServerOptions) -> Arc<ServerConfig> {
         let identities = if options.identities.is_empty() {
-            vec![self.certify("site", &["site.test"])]
+            vec![self.certify("site", &["site.test"]).into()]
         } else {
             options.identities
         };
@@ -208,8 +208,8 @@ fn the_clients_sni_selects_the_certificate() {
     let authority = Authority::new("names");
     let options = ServerOptions {
         identities: vec![
-            authority.certify("first", &["first.test"]),
-            authority.certify("wild", &["*.wild.test", "wild.test"]),
+            authority.certify("first", &["first.test"]).into(),
+            authority.certify("wild", &["*.wild.test", "wild.test"]).into(),
         ],
         ..ServerOptions::default()
     };
@@ -269,7 +269,7 @@ fn versions_suites_and_protocols_are_as_configured() {
 fn a_session_is_resumed_until_certificates_are_read_again() {
     let authority = Authority::new("resumed");
     let options = ServerOptions {
-        identities: vec![authority.certify("site", &["site.test"])],
+        identities: vec![authority.certify("site", &["site.test"]).into()],
         ..ServerOptions::default()
     };
     let mut tls = ServerTls::new(&options).unwrap();
@@ -296,7 +296,7 @@ fn a_session_is_resumed_until_certificates_are_read_again() {
 fn a_key_of_another_certificate_is_refused() {
     let authority = Authority::new("mismatch");
     let (one, other) = (authority.certify("one", &["one.test"]), authority.certify("other", &["other.test"]));
-    let identities = vec![IdentityFiles { cert: one.cert, key: other.key }];
+    let identities = vec![IdentityFiles { cert: one.cert, key: other.key }.into()];
     let error =
         ServerTls::new(&ServerOptions { identities, ..ServerOptions::default() }).unwrap_err().to_string();
     assert!(error.ends_with("the key does not belong to the certificate"), "{error}");
@@ -359,7 +359,7 @@ fn a_self_signed_certificate_is_accepted_only_if_it_is_the_trusted_one() {
                 Some("an authority's certificate (CA:TRUE), and it is not trusted itself"),
             ),
         ] {
-            let identities = vec![shown.clone()];
+            let identities = vec![shown.clone().into()];
             let server = authority.server(ServerOptions { identities, ..ServerOptions::default() });
             for min_version in [MinVersion::Tls12, MinVersion::Tls13] {
                 let trust = Trust::File(trusts.cert.clone());
