@@ -11,6 +11,7 @@ mod follow;
 mod hints;
 mod in_force;
 mod listeners;
+mod look;
 mod network;
 mod oci_hook;
 mod privileges;
@@ -27,7 +28,7 @@ use truepeer_bpf::{
     covered_devices, detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
-use truepeer_config::plan::attach_rules;
+use truepeer_config::plan::{attach_rules, note_of_sender};
 use truepeer_config::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
@@ -35,6 +36,7 @@ use truepeer_sys::tell;
 
 pub use devices::in_use as devices_in_use;
 pub use entry::{leave, put, status_of};
+pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
 pub use oci_hook::run as run_as_hook;
 pub use privileges::missing as missing_capabilities;
 
@@ -240,14 +242,26 @@ fn put_in_place(
         }
     };
     warnings.iter().for_each(|warning| warn(warning));
+    if let Some(note) = note_of_sender(args).filter(|_| !is_again) {
+        writeln!(out, "{note}")?;
+    }
     put_rules(args, rules, others, place, process, &mut warn, out)?;
-    if !args.watch && !args.dry_run && names_of_devices(args).iter().any(|name| name == "all") {
+    let is_followed = args.watch || args.dry_run || is_of_a_watch();
+    if !is_followed && names_of_devices(args).iter().any(|name| name == "all") {
         writeln!(
             out,
             "interfaces that appear later are not covered: attach again then, or now with --watch"
         )?;
     }
     Ok(())
+}
+
+/// Whether this is the reload of a unit whose main process follows interfaces (MAINPID: systemd.exec(5)).
+fn is_of_a_watch() -> bool {
+    let words = std::env::var("MAINPID").and_then(|main| {
+        std::fs::read(format!("/proc/{main}/cmdline")).map_err(|_| std::env::VarError::NotPresent)
+    });
+    words.is_ok_and(|words| words.split(|byte| *byte == 0).any(|word| word == b"--watch"))
 }
 
 fn put_rules(

@@ -33,6 +33,7 @@ use truepeer_session::journal::{ACCESS, SESSION};
 use self::lines::Lines;
 use truepeer_config::plan::LogConfig;
 use truepeer_config::spec::{LogFormat, Verbosity};
+use truepeer_sys::tell;
 
 /// What is logged.
 static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
@@ -130,6 +131,20 @@ pub fn counters(counters: &Counters, sessions: usize) {
     let refusals: Vec<_> =
         counters.refusals().iter().map(|(reason, count)| format!("{reason}={count}")).collect();
     tracing::info!(target: COUNTERS, sessions, refusals = refusals.join(" "), "counters: {}", totals.join(" "));
+}
+
+/// Writes the reason why the process ends, as other lines are written.
+pub fn fatal(reason: &str) {
+    match FORMAT.get() {
+        Some(LogFormat::Json) => fatal_in_json(reason),
+        _ => tell!("error: {reason}"),
+    }
+}
+
+/// The same, for a log in JSON that was not set up.
+pub fn fatal_in_json(reason: &str) {
+    let line = serde_json::json!({ "timestamp": now(), "level": "ERROR", "message": reason });
+    tell!("{line}");
 }
 
 /// The line that follows lines that could not be written. It is written here, since a writer of the log can't

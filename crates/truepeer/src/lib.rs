@@ -22,7 +22,7 @@ use truepeer_config::spec::{
 use truepeer_ops::admin::{Client, StatusDoc};
 use truepeer_ops::{doctor, log};
 use truepeer_routes::show::RemoveOptions;
-use truepeer_sys::{output, tell};
+use truepeer_sys::output;
 
 /// The program: reads the command line and carries it out. Errors are on standard error.
 #[must_use]
@@ -32,12 +32,18 @@ pub fn main() -> ExitCode {
     let checked = cli::parse(std::env::args_os()).and_then(check);
     let task = match checked {
         Ok(task) => task,
-        Err(error) => return ExitCode::from(error.report()),
+        Err(error) => {
+            if let Some(lines) = error.for_machines() {
+                lines.iter().for_each(|line| log::fatal_in_json(line));
+                return ExitCode::from(2);
+            }
+            return ExitCode::from(error.report());
+        }
     };
     match carry_out(task) {
         Ok(status) => status,
         Err(error) => {
-            tell!("error: {error:#}");
+            log::fatal(&format!("{error:#}"));
             error
                 .downcast_ref()
                 .map_or(ExitCode::FAILURE, |error: &truepeer_run::NotStarted| error.status().into())
@@ -172,17 +178,51 @@ fn routes(args: &RoutesArgs) -> anyhow::Result<()> {
 }
 
 fn examine(args: &DoctorArgs) -> anyhow::Result<()> {
-    let options = doctor::DoctorOptions {
-        routing: plan::setup_options(&args.routing)?,
-        named: plan::names_backends(&args.routing),
-        with_routes: args.with_routes,
-        timeout: args.timeout.unwrap_or(spec::defaults::PROBE_TIMEOUT),
-        running: args.admin.clone(),
-        json: args.json,
+    let timeout = args.timeout.unwrap_or(spec::defaults::PROBE_TIMEOUT);
+    let out = &mut output::stdout();
+    let holds = if args.port.is_none() && plan::names_routing(&args.routing) {
+        let options = doctor::DoctorOptions {
+            routing: plan::setup_options(&args.routing)?,
+            named: plan::names_backends(&args.routing),
+            with_routes: args.with_routes,
+            timeout,
+            running: args.admin.clone(),
+            json: args.json,
+        };
+        doctor::examine(&options, out)?
+    } else {
+        let options = doctor::SceneOptions {
+            file: args.file.path().to_owned(),
+            is_named: args.file.is_named(),
+            read: read_file(args.file.path()),
+            running: args.admin.clone(),
+            with_routes: args.with_routes,
+            timeout,
+            json: args.json,
+        };
+        doctor::look(&options, args.port.map(at_port), out)?
     };
-    let holds = doctor::examine(&options, &mut output::stdout())?;
     anyhow::ensure!(holds, "a required check failed");
     Ok(())
+}
+
+/// `None`: there is no such file.
+fn read_file(path: &Path) -> Option<Result<doctor::ReadFile, String>> {
+    let source = ConfigSource::File(path.to_owned());
+    path.exists().then(|| match source.load() {
+        Ok(loaded) => {
+            let warnings = loaded.warnings(&source);
+            Ok(doctor::ReadFile { process: loaded.process, checked: loaded.checked, warnings })
+        }
+        Err(rejected) => Err(rejected.to_string()),
+    })
+}
+
+fn at_port(port: spec::Port) -> doctor::AtPort {
+    match port {
+        spec::Port::Tcp(port) => doctor::AtPort { port, is_udp: false },
+        spec::Port::Udp { from, .. } => doctor::AtPort { port: from, is_udp: true },
+    }
 }
 
 /// The socket by which to reach the process of a file.
@@ -229,6 +269,12 @@ fn serve(
     }
     for warning in loaded.warnings(source) {
         tracing::warn!("{warning}");
+    }
+    for note in loaded.process.entries.iter().flat_map(EntryConfig::notes_of_senders) {
+        tracing::info!("{}", source.in_its_words(&note));
+    }
+    for own in loaded.process.entries.iter().flat_map(EntryConfig::own_certificates) {
+        tracing::info!("{own}");
     }
     let is_https = |entry: &EntryConfig| matches!(entry, EntryConfig::Https(_));
     let is_https = loaded.process.entries.iter().all(is_https);

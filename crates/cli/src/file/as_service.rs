@@ -1,4 +1,4 @@
-//! Names the files that root can read, but the user of the packaged service can't.
+//! Names the files that root can read, but the service can't, where its unit gives it another user. As packaged it starts as root.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,11 +19,28 @@ pub(super) fn concerns(path: &Path) -> bool {
         && UNIT_PLACES.iter().any(|place| Path::new(place).join(UNIT).exists())
 }
 
-/// A sentence for each file that a user without privileges, in no group but the unit's SupplementaryGroups=,
-/// can't read.
+/// A sentence for each file that the service can't read: if the unit has DynamicUser= or User=, what a user in
+/// no group but those of SupplementaryGroups= can't read.
 pub(super) fn unreadable(files: &[PathBuf]) -> Vec<String> {
-    let groups = supplementary_groups();
+    let shown = Command::new("systemctl")
+        .args(["show", "-p", "DynamicUser", "-p", "User", "-p", "SupplementaryGroups", UNIT])
+        .output();
+    // Without systemd there is no drop-in.
+    let shown = shown.map(|shown| String::from_utf8_lossy(&shown.stdout).into_owned()).unwrap_or_default();
+    if starts_as_root(&shown) {
+        return Vec::new();
+    }
+    let groups = group_numbers(setting(&shown, "SupplementaryGroups"));
     files.iter().filter_map(|file| obstacle(file, &groups)).collect()
+}
+
+fn setting<'a>(shown: &'a str, name: &str) -> &'a str {
+    let of_name = |line: &'a str| line.strip_prefix(name)?.strip_prefix('=');
+    shown.lines().find_map(of_name).unwrap_or_default()
+}
+
+fn starts_as_root(shown: &str) -> bool {
+    setting(shown, "DynamicUser") != "yes" && matches!(setting(shown, "User"), "" | "root" | "0")
 }
 
 fn obstacle(file: &Path, groups: &[u32]) -> Option<String> {
@@ -47,10 +64,7 @@ fn obstacle(file: &Path, groups: &[u32]) -> Option<String> {
     ))
 }
 
-/// The numbers of the groups that the unit gives the service. None if systemd does not answer.
-fn supplementary_groups() -> Vec<u32> {
-    let show = Command::new("systemctl").args(["show", "-P", "SupplementaryGroups", UNIT]).output();
-    let names = show.map(|shown| String::from_utf8_lossy(&shown.stdout).into_owned()).unwrap_or_default();
+fn group_numbers(names: &str) -> Vec<u32> {
     let known = fs::read_to_string("/etc/group").unwrap_or_default();
     let number = |wanted: &str| {
         let line = known.lines().find(|line| line.split(':').next() == Some(wanted))?;
@@ -64,6 +78,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn a_unit_with_a_user_of_its_own_is_told_from_the_packaged_one() {
+        assert!(starts_as_root("User=\nDynamicUser=no\nSupplementaryGroups=\n"));
+        assert!(starts_as_root("") && starts_as_root("User=root\n"));
+        assert!(!starts_as_root("User=\nDynamicUser=yes\n"));
+        assert!(!starts_as_root("User=truepeer\nDynamicUser=no\n"));
+        assert_eq!(setting("User=a\nSupplementaryGroups=x y\n", "SupplementaryGroups"), "x y");
+    }
 
     #[test]
     fn a_file_or_directory_that_is_closed_for_others_is_named() {

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
+use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
@@ -70,6 +71,11 @@ pub trait Running: Send + Sync {
 
     /// What is attached in the kernel for this program.
     fn attachments(&self) -> Vec<AttachmentDoc> {
+        Vec::new()
+    }
+
+    /// Who was refused in the last minutes, and why.
+    fn complaints(&self) -> Vec<RecentComplaint> {
         Vec::new()
     }
 

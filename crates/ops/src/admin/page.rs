@@ -137,6 +137,7 @@ mod tests {
             missing: Vec::new(),
             made_by_kernel: std::collections::BTreeMap::new(),
             attachments: Vec::new(),
+            complaints: Vec::new(),
         };
         assert!(html(&status).contains("<p class=bad>&lt;script&gt;&amp;&quot;</p>"));
         status.reason = None;

@@ -1,10 +1,11 @@
 //! `/status`: the program and its listeners as JSON. Commands read it with the same types.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use truepeer_bpf::Status;
+use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counter;
 
 use super::{ListenerView, Running, State};
@@ -33,6 +34,20 @@ pub struct StatusDoc {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) made_by_kernel: BTreeMap<String, u64>,
     pub(crate) attachments: Vec<AttachmentDoc>,
+    /// Who was refused in the last minutes, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) complaints: Vec<ComplaintDoc>,
+}
+
+/// Complaints about one address for one reason, as the log has them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ComplaintDoc {
+    pub(crate) reason: String,
+    /// `None`: several addresses.
+    pub(crate) about: Option<IpAddr>,
+    pub(crate) count: u64,
+    /// How long ago it was logged.
+    pub(crate) seconds: u64,
 }
 
 /// One listener.
@@ -94,6 +109,18 @@ impl StatusDoc {
                 .map(|(name, count)| (name.to_owned(), count))
                 .collect(),
             attachments: running.attachments(),
+            complaints: running.complaints().iter().map(ComplaintDoc::of).collect(),
+        }
+    }
+}
+
+impl ComplaintDoc {
+    fn of(complaint: &RecentComplaint) -> Self {
+        Self {
+            reason: complaint.reason.to_owned(),
+            about: complaint.about,
+            count: complaint.count,
+            seconds: complaint.ago.as_secs(),
         }
     }
 }

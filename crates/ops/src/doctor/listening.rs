@@ -53,6 +53,20 @@ pub fn sockets_of(transport: IpTransport) -> Vec<Socket> {
     tables.into_iter().map(read).flat_map(|table| sockets(&table, state)).collect()
 }
 
+/// The other ends of TCP connections to a port, also of those that have just ended.
+pub(super) fn peers_of(port: u16) -> Vec<IpAddr> {
+    // ESTABLISHED, FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING.
+    const CONNECTED: [&str; 7] = ["01", "04", "05", "06", "08", "09", "0B"];
+    let read = |table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+    let peer = |line: &str| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_meant = CONNECTED.contains(fields.get(3)?) && address(fields.get(1)?)?.port() == port;
+        is_meant.then(|| address(fields.get(2)?)).flatten().map(|peer| peer.ip().to_canonical())
+    };
+    let tables = ["tcp", "tcp6"].map(read);
+    tables.iter().flat_map(|table| table.lines().skip(1)).filter_map(peer).collect()
+}
+
 /// proc_net_tcp: number, local address, remote address, state, five more, inode.
 fn sockets(table: &str, state: &str) -> Vec<Socket> {
     let of_line = |line: &str| {

@@ -1,5 +1,8 @@
-//! `truepeer doctor`: checks whether truepeer works on this machine now, and prints the command that fixes
-//! what fails.
+//! `truepeer doctor`: says why a server does not see its clients, and prints the command that fixes what fails.
+//!
+//! Without a port or a backend it looks at what is there: the file, the truepeer that runs by it, attachments and
+//! their devices, sockets. With a port it tells all about that one. With backends it checks whether `proxy` would
+//! work for them.
 //!
 //! The checks use the machine as it is and change nothing, except that `--try` creates the routes for the
 //! duration of the test. The decisive check is a real round trip to the backend from a foreign address.
@@ -11,15 +14,20 @@
 mod attach;
 mod backend;
 mod firewall;
+mod here;
 pub mod listening;
 mod machine;
 mod needed;
+mod owners;
+mod port;
 mod privileges;
 mod probe;
 mod report;
 mod routing;
+mod scene;
 mod splice;
 mod subject;
+mod trip;
 
 use std::io::Write;
 
@@ -30,18 +38,16 @@ use truepeer_config::spec::RoutesMode;
 use truepeer_privilege::keeper::guard::{Hands, RoutesGuard};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
-use truepeer_routes::plan::RoutePlan;
+use truepeer_routes::plan::{RoutePlan, Setup};
 
 pub(crate) use report::Report;
+pub use scene::{AtPort, ReadFile, SceneOptions};
 pub use subject::DoctorOptions;
 
 /// Runs the checks, writes the report, and returns whether every required check passed.
 pub fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {
     let setup = options.routing.setup()?;
-    let _routes = options
-        .with_routes
-        .then(|| RoutesGuard::establish(RoutesMode::AutoIfAllowed, &setup, &Hands::Own))
-        .transpose()?;
+    let _routes = routes_for(options, &setup)?;
     let plan = RoutePlan::for_setup(&setup);
     let mark = setup.mark.or(plan.upstream_mark);
     let local = local_addresses(&mut Netlink::open()?)?;
@@ -56,4 +62,20 @@ pub fn examine(options: &DoctorOptions, out: &mut dyn Write) -> Result<bool> {
     splice::examine(options.running.as_ref(), &mut report);
     report.write(options.json, out)?;
     Ok(report.holds())
+}
+
+/// Looks at what is there on this host, or at one port of it.
+pub fn look(options: &SceneOptions, at: Option<AtPort>, out: &mut dyn Write) -> Result<bool> {
+    let mut report = Report::default();
+    match at {
+        Some(at) => port::examine(&scene::Scene::look(options, &mut report), at, &mut report),
+        None => here::examine(options, &mut report)?,
+    }
+    report.write(options.json, out)?;
+    Ok(report.holds())
+}
+
+fn routes_for(options: &DoctorOptions, setup: &Setup) -> Result<Option<RoutesGuard>> {
+    let establish = || RoutesGuard::establish(RoutesMode::AutoIfAllowed, setup, &Hands::Own);
+    options.with_routes.then(establish).transpose()
 }

@@ -47,14 +47,7 @@ fn confinement() -> Option<String> {
 }
 
 pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
-    for family in IpFamily::ALL.into_iter().filter(|family| subject.has_family(*family)) {
-        if family == IpFamily::V6 && !super::machine::has_ipv6() {
-            continue;
-        }
-        let version = if family == IpFamily::V4 { "IPv4" } else { "IPv6" };
-        let tried = format!("IP_TRANSPARENT on an {version} socket");
-        report.add(privilege_check("transparent", tried, &TRANSPARENT, probe::try_transparent(family)));
-    }
+    transparent(subject, report);
     if let Some(mark) = subject.mark {
         report.add(privilege_check("mark", format!("SO_MARK {mark}"), &MARK, probe::try_mark(mark)));
     }
@@ -63,6 +56,18 @@ pub(super) fn examine(subject: &Subject<'_>, report: &mut Report) {
         report.add(Check::note("net_admin", "changing rules and routes", found).mend(grant(&ROUTES)));
     }
     report.set_needs(NEEDS);
+}
+
+/// Whether this process may connect as a client.
+pub(super) fn transparent(subject: &Subject<'_>, report: &mut Report) {
+    for family in IpFamily::ALL.into_iter().filter(|family| subject.has_family(*family)) {
+        if family == IpFamily::V6 && !super::machine::has_ipv6() {
+            continue;
+        }
+        let version = if family == IpFamily::V4 { "IPv4" } else { "IPv6" };
+        let tried = format!("IP_TRANSPARENT on an {version} socket");
+        report.add(privilege_check("transparent", tried, &TRANSPARENT, probe::try_transparent(family)));
+    }
 }
 
 fn privilege_check(name: &'static str, tried: String, need: &Need, outcome: io::Result<()>) -> Check {

@@ -1,7 +1,7 @@
 //! The sockets that the checks open.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -16,6 +16,13 @@ pub(super) fn try_transparent(family: IpFamily) -> io::Result<()> {
 /// Sets `SO_MARK` on a socket and closes it.
 pub(super) fn try_mark(mark: u32) -> io::Result<()> {
     tcp(IpFamily::V4)?.set_mark(mark)
+}
+
+/// A connection to a server of this host.
+pub(super) fn stream(server: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let socket = tcp(IpFamily::of(server.ip()))?;
+    socket.connect_timeout(&server.into(), timeout)?;
+    Ok(socket.into())
 }
 
 /// Connects to the backend and closes the connection. Returns this host's address towards the backend.

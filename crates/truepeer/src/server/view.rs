@@ -2,8 +2,10 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use truepeer_bpf::Full;
+use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counters;
 use truepeer_session::{Journal, SessionList};
 
@@ -12,6 +14,9 @@ use super::process::Process;
 use super::requests::Requests;
 use super::upgrade;
 use truepeer_ops::admin::{AttachmentDoc, ListenerView, Running, State};
+
+/// Complaints are shown for this long.
+const LATELY: Duration = Duration::from_secs(600);
 
 /// A view that the server's thread brings up to date after each change.
 pub(super) struct View {
@@ -96,6 +101,10 @@ impl Running for View {
     fn attachments(&self) -> Vec<AttachmentDoc> {
         let attachments = self.shown().attachments.clone();
         attachments.read()
+    }
+
+    fn complaints(&self) -> Vec<RecentComplaint> {
+        self.journal.recent_complaints(LATELY, Instant::now())
     }
 
     fn reload(&self) -> Result<String, String> {

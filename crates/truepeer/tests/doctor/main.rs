@@ -1,5 +1,7 @@
 //! The doctor finds the fault, and the command that it prints fixes it.
 
+mod ports;
+
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         .needs_program("ethtool"),
     );
     all.push(Test::new("a_missing_capability_is_named", a_missing_capability_is_named).needs_several_users());
+    all.extend(ports::tests());
     truepeer_testbed::main(all)
 }
 

@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_change_that_cannot_be_undone_is_said_and_shown,
         a_file_without_an_admin_table_has_the_usual_socket,
         check_as_the_service_names_what_its_user_can_not_read,
+        errors_are_json_where_the_log_is,
     ]
 }
 
@@ -117,8 +118,13 @@ fn check_as_the_service_names_what_its_user_can_not_read(bed: &Bed) -> anyhow::R
     let https = "[[https]]\nlisten = [\"127.0.0.1:8445\"]\ntls-cert = [\"site.pem\"]\ntls-key = [\"site.key\"]\norigin = \"http://127.0.0.1:1\"\n";
     bed.write("truepeer.toml", https)?;
     let options = "chmod 755 . && chmod 644 truepeer.toml site.pem && chmod $1 site.key && shift && exec \"$0\" check -c truepeer.toml \"$@\"";
+    // As systemd answers where a drop-in gives the service a user of its own, and as it does for the unit alone.
+    bed.write("bin/systemctl", "#!/bin/sh\ncat user\n")?;
+    Program::new("chmod").args(["755", "bin/systemctl"]).run(bed)?;
+    bed.write("user", "DynamicUser=yes\nUser=\nSupplementaryGroups=\n")?;
+    let options = format!("PATH=$PWD/bin:$PATH; {options}");
     let check = |mode: &str, more: &[&str]| {
-        Program::new("sh").args(["-c", options, TRUEPEER, mode]).args(more).start(bed)
+        Program::new("sh").args(["-c", &options, TRUEPEER, mode]).args(more).start(bed)
     };
     let plain = check("600", &[])?;
     ensure!(plain.wait_end()?.success(), "root may read it: {}", plain.log());
@@ -128,6 +134,9 @@ fn check_as_the_service_names_what_its_user_can_not_read(bed: &Bed) -> anyhow::R
     ensure!(closed.log().contains(said) && closed.log().contains("chmod g+r"), "{}", closed.log());
     let open = check("644", &["--as-service"])?;
     ensure!(!open.log().contains("site.key: "), "{}", open.log());
+    bed.write("user", "DynamicUser=no\nUser=\nSupplementaryGroups=\n")?;
+    let packaged = check("600", &["--as-service"])?;
+    ensure!(packaged.wait_end()?.success(), "the unit starts as root: {}", packaged.log());
     Ok(())
 }
 
@@ -176,5 +185,25 @@ fn a_change_that_cannot_be_undone_is_said_and_shown(bed: &Bed) -> anyhow::Result
     session_at(DOOR_V4, "203.0.113.8:5000")?;
     let ready = readiness(bed)?;
     ensure!(ready.ends_with(" 200"), "{ready}");
+    Ok(())
+}
+
+/// Of the file, and at the start: 192.0.2.9 is no address of this host.
+fn errors_are_json_where_the_log_is(bed: &Bed) -> anyhow::Result<()> {
+    const JSON: &str = "[log]\nformat = \"json\"\n[[proxy]]\nlisten = [\"192.0.2.9:843\"]\n";
+    for (more, status, expected) in
+        [("alow = \"any\"\n", 2, "`alow`: there is no such key"), ("", 1, "192.0.2.9:843")]
+    {
+        bed.write("truepeer.toml", [JSON, more].concat())?;
+        let serve = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+        let ended = serve.wait_end()?;
+        ensure!(ended.code() == Some(status), "{ended}: {}", serve.log());
+        let log = serve.log();
+        let lines: Vec<serde_json::Value> =
+            log.lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(|| log.clone())?;
+        let said = lines.iter().find(|line| line["level"] == "ERROR").context("no error")?;
+        ensure!(said["message"].as_str().is_some_and(|text| text.contains(expected)), "{said}");
+        ensure!(said["timestamp"].is_string(), "{said}");
+    }
     Ok(())
 }

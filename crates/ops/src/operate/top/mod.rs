@@ -53,7 +53,7 @@ fn run(
         // Fails if the terminal is gone.
         terminal.draw(|frame| view::draw(model, frame)).context("the terminal")?;
         match news.recv() {
-            Ok(News::Answer(Ok(snapshot))) => model.update(Instant::now(), snapshot),
+            Ok(News::Answer(Ok(snapshot))) => model.update(Instant::now(), *snapshot),
             Ok(News::Answer(Err(error))) => model.on_silence(Instant::now(), format!("{error:#}")),
             Ok(News::Input(Event::Key(key))) if key.kind != KeyEventKind::Release => model.on_key(key),
             // The window's size has changed, or the terminal has something to say.

@@ -18,7 +18,7 @@ pub(super) const MOST_SESSIONS: usize = 5000;
 
 /// What has happened.
 pub(super) enum News {
-    Answer(anyhow::Result<Snapshot>),
+    Answer(anyhow::Result<Box<Snapshot>>),
     Input(Event),
     /// A signal asks for the end.
     Signal,
@@ -63,7 +63,7 @@ pub(super) fn start(client: Client, interval: Duration) -> anyhow::Result<Receiv
     spawn("answers", &sender, move |sender| {
         loop {
             let due = Instant::now() + interval;
-            if sender.send(News::Answer(Snapshot::of(&client))).is_err() {
+            if sender.send(News::Answer(Snapshot::of(&client).map(Box::new))).is_err() {
                 return;
             }
             std::thread::sleep(due.saturating_duration_since(Instant::now()));

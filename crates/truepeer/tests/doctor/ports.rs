@@ -1,0 +1,258 @@
+//! The doctor without a backend: what is there on this host, and everything about one port.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use anyhow::{Context as _, Result, ensure};
+use truepeer_testbed::matrix::mount_bpf_in_place;
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, client, ip_here, tests, wait_for};
+
+use super::{Diagnosis, TRUEPEER, doctor, ended, examine, type_in};
+
+const CLIENT: &str = "203.0.113.7:5000";
+
+pub(crate) fn tests() -> Vec<Test> {
+    tests![
+        a_host_that_attach_serves_is_healthy,
+        a_port_that_nobody_serves_is_attached_by_what_the_doctor_says,
+        a_sender_that_is_missing_is_added_without_refusing_anybody,
+        a_device_that_is_not_covered_is_covered_by_what_the_doctor_says,
+        a_sender_whose_header_comes_late_is_named,
+        who_was_refused_lately_is_named,
+        the_file_and_its_process_are_examined,
+        a_listener_of_truepeer_tells_who_was_refused,
+        a_host_without_truepeer_shows_its_servers,
+    ]
+}
+
+/// In the test's network namespace and its own mounts.
+fn attach(bed: &Bed, words: &str) -> Result<()> {
+    Program::new(TRUEPEER).arg("attach").args(words.split_whitespace()).run(bed).map(drop)
+}
+
+/// What is typed is the command, without the remark in brackets.
+fn mend(ill: &Diagnosis) -> Result<String> {
+    let command = ill.mend()?;
+    Ok(command.split_once(" (").map_or(command, |(command, _)| command).to_owned())
+}
+
+fn is_echoed(stream: &mut TcpStream) -> Result<()> {
+    stream.write_all(b"echo")?;
+    let mut answer = [0; 4];
+    stream.read_exact(&mut answer).context("the echo")?;
+    ensure!(&answer == b"echo");
+    Ok(())
+}
+
+fn session(to: &str) -> Result<TcpStream> {
+    let mut stream = client::connect(to)?;
+    stream.write_all(&client::v2(CLIENT, "192.0.2.1:443")?)?;
+    is_echoed(&mut stream)?;
+    Ok(stream)
+}
+
+fn echo(bed: &Bed) -> Result<Running> {
+    Behaviour::Echo.start(bed, &["127.0.0.1:80"])
+}
+
+fn a_host_that_attach_serves_is_healthy(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _echo = echo(bed)?;
+    attach(bed, "--port 80 --allow 127.0.0.1")?;
+    let _open = session("127.0.0.1:80")?;
+    for options in ["", "80"] {
+        let well = examine(bed, options)?;
+        ensure!(well.healthy && !well.text.contains("FAIL"), "{}", well.text);
+        ensure!(well.line("a server on port 80/tcp")?.contains("127.0.0.1:80"), "{}", well.text);
+        ensure!(
+            well.line("headers to port 80/tcp")?.contains("senders 127.0.0.1/32 require; "),
+            "{}",
+            well.text
+        );
+        ensure!(
+            well.line("senders of port 80/tcp")?.contains(" connections came from them, 0 from others"),
+            "{}",
+            well.text
+        );
+        ensure!(well.line("devices by which port 80/tcp")?.contains("lo"), "{}", well.text);
+        ensure!(well.line("who is connected to port 80/tcp")?.contains("127.0.0.1"), "{}", well.text);
+        let trip = well.line("a connection to 127.0.0.1:80 whose header names 192.0.2.1")?;
+        ensure!(trip.ends_with("the server is told 192.0.2.1"), "{trip}");
+        ensure!(!well.text.contains("What each way needs"), "{}", well.text);
+    }
+    Ok(())
+}
+
+fn a_port_that_nobody_serves_is_attached_by_what_the_doctor_says(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _echo = echo(bed)?;
+    let nobody = examine(bed, "81")?;
+    ensure!(
+        !nobody.healthy && nobody.line("a server on port 81/tcp")?.starts_with("FAIL"),
+        "{}",
+        nobody.text
+    );
+    let mut before = client::connect("127.0.0.1:80")?;
+    is_echoed(&mut before)?;
+    let ill = examine(bed, "80")?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    ensure!(ill.line("headers to port 80/tcp")?.starts_with("FAIL"), "{}", ill.text);
+    type_in(bed, &mend(&ill)?)?;
+    // Nobody is refused by it: neither who is connected, nor who sends no header yet.
+    is_echoed(&mut before)?;
+    is_echoed(&mut client::connect("127.0.0.1:80")?)?;
+    session("127.0.0.1:80")?;
+    let well = examine(bed, "80")?;
+    ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+fn a_sender_that_is_missing_is_added_without_refusing_anybody(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let hosts = Topology::line(&["lb", "server"])?;
+    let (lb, server) = (hosts.host("lb"), hosts.host("server"));
+    let _echo = Behaviour::Echo
+        .start_program(bed, &[server.at(false, 80)], |program| program.in_netns(&server.netns))?;
+    let on_server = |words: &str| {
+        let script = words.replace("truepeer ", &format!("{TRUEPEER} "));
+        Program::new("sh").args(["-e", "-c", &script]).in_netns(&server.netns).run(bed)
+    };
+    on_server("truepeer attach --port 80 --allow 10.9.9.9")?;
+    let listener = server.at(false, 80).to_string();
+    let mut stranger = lb.run(|| client::connect(&listener))??;
+    is_echoed(&mut stranger)?;
+    let ill = ended(&doctor("80").in_netns(&server.netns).start(bed)?)?;
+    ensure!(!ill.healthy, "{}", ill.text);
+    let missing = ill.line("no connection came from an address that --allow lists, but 1 from others")?;
+    ensure!(missing.contains(&format!("--allow {0} --header {0}=optional", lb.v4)), "{missing}");
+    on_server(&mend(&ill)?)?;
+    is_echoed(&mut stranger)?;
+    lb.run(|| session(&listener).map(drop))??;
+    lb.run(|| is_echoed(&mut client::connect(&listener)?))??;
+    let well = ended(&doctor("80").in_netns(&server.netns).start(bed)?)?;
+    ensure!(well.healthy, "{}", well.text);
+    Ok(())
+}
+
+fn a_device_that_is_not_covered_is_covered_by_what_the_doctor_says(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _echo = echo(bed)?;
+    attach(bed, "--port 80 --allow 127.0.0.1 --header-timeout 7s")?;
+    ip_here(&[
+        "link add later type veth peer name other",
+        "link set other up",
+        "address add 10.7.0.1/24 dev later",
+        "link set later up",
+    ])?;
+    let ill = examine(bed, "")?;
+    if ill.line("devices by which port 80/tcp").is_ok_and(|line| line.starts_with("ok")) {
+        return truepeer_testbed::skip("this kernel can't tell which devices are covered (before Linux 6.6)");
+    }
+    ensure!(ill.line("devices by which port 80/tcp")?.contains("later are refused"), "{}", ill.text);
+    ensure!(ill.mend()?.contains("--header-timeout 7s"), "the rules stay: {}", ill.text);
+    type_in(bed, &mend(&ill)?)?;
+    let well = examine(bed, "")?;
+    ensure!(well.healthy && well.line("devices by which port 80/tcp")?.contains("later"), "{}", well.text);
+    Ok(())
+}
+
+/// As AWS NLB does: nothing comes before the client's first bytes.
+fn a_sender_whose_header_comes_late_is_named(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _smtp = Behaviour::Banner.start(bed, &["127.0.0.1:25"])?;
+    attach(bed, "--port 25 --allow 127.0.0.1 --header-timeout 1s")?;
+    let silent = client::connect("127.0.0.1:25")?;
+    wait_for("a refusal", || {
+        examine(bed, "25").is_ok_and(|report| report.text.contains("no complete header in time"))
+    })?;
+    drop(silent);
+    let named = client::connect("127.0.0.1:25")?;
+    wait_for("another refusal, with what to do", || {
+        examine(bed, "25").is_ok_and(|report| {
+            report.line("no complete header in time").is_ok_and(|line| {
+                line.contains("AWS NLB")
+                    && line.contains("SMTP servers speak first")
+                    && line.contains("header_placement")
+            })
+        })
+    })?;
+    drop(named);
+    Ok(())
+}
+
+fn who_was_refused_lately_is_named(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _echo = echo(bed)?;
+    attach(bed, "--port 80 --allow 127.0.0.0/8")?;
+    for _ in 0..3 {
+        let mut wrong = client::connect_from("127.0.0.5:0", "127.0.0.1:80")?;
+        wrong.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut rest = Vec::new();
+        let _ = wrong.read_to_end(&mut rest);
+    }
+    let report = examine(bed, "80")?;
+    let line = report.line("127.0.0.5 to port 80/tcp")?;
+    ensure!(
+        line.starts_with("note")
+            && line.contains("3 refused, the last ")
+            && line.contains("(refused_no_header)"),
+        "{line}"
+    );
+    Ok(())
+}
+
+const FILE: &str = "[admin]\nlisten = [\"./admin.sock\"]\n[[proxy]]\nlisten = [\"127.0.0.1:8443\"]\nipv4 = \"127.0.0.1:80\"\n\
+                    allow = [\"127.0.0.1\"]\nroutes = \"auto\"\n";
+
+fn the_file_and_its_process_are_examined(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    bed.write("truepeer.toml", FILE)?;
+    let idle = examine(bed, "-c truepeer.toml")?;
+    ensure!(idle.line("the truepeer at")?.contains("type: truepeer serve -c truepeer.toml"), "{}", idle.text);
+    let _serve = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    wait_for("a healthy report", || {
+        examine(bed, "-c truepeer.toml").is_ok_and(|report| report.healthy && report.text.contains("serving"))
+    })
+    .with_context(|| examine(bed, "-c truepeer.toml").map(|report| report.text).unwrap_or_default())?;
+    let well = examine(bed, "-c truepeer.toml")?;
+    ensure!(
+        well.line("headers to port 8443/tcp")?.contains("truepeer proxy takes them off"),
+        "{}",
+        well.text
+    );
+    ensure!(well.line("127.0.0.1:80 as 192.0.2.1")?.starts_with("ok"), "{}", well.text);
+    bed.write("truepeer.toml", FILE.replace("allow =", "alow ="))?;
+    let ill = examine(bed, "-c truepeer.toml")?;
+    ensure!(!ill.healthy && ill.mend()? == "truepeer check -c truepeer.toml", "{}", ill.text);
+    ensure!(ill.line("`alow`: there is no such key here")?.starts_with("FAIL"), "{}", ill.text);
+    Ok(())
+}
+
+fn a_listener_of_truepeer_tells_who_was_refused(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    bed.write("truepeer.toml", FILE)?;
+    let serve = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    serve.wait_for_log("listening on 127.0.0.1:8443")?;
+    let mut stranger = client::connect_from("127.0.0.9:0", "127.0.0.1:8443")?;
+    let _ = stranger.read(&mut [0]);
+    wait_for("the refusal", || {
+        examine(bed, "8443 -c truepeer.toml").is_ok_and(|report| {
+            report.line("127.0.0.9: ").is_ok_and(|line| line.contains("sender_not_allowed"))
+        })
+    })
+    .with_context(|| examine(bed, "8443 -c truepeer.toml").map(|report| report.text).unwrap_or_default())
+}
+
+fn a_host_without_truepeer_shows_its_servers(bed: &Bed) -> Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &["0.0.0.0:8080"])?;
+    let report = examine(bed, "-c /nonexistent/truepeer.toml")?;
+    ensure!(
+        !report.healthy && report.line("/nonexistent/truepeer.toml")?.starts_with("FAIL"),
+        "{}",
+        report.text
+    );
+    let report = examine(bed, "")?;
+    ensure!(report.healthy, "{}", report.text);
+    ensure!(report.line("port 8080")?.ends_with("type: truepeer doctor 8080"), "{}", report.text);
+    Ok(())
+}
