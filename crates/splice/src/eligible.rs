@@ -20,13 +20,14 @@ pub fn arm(
     ways: &Arc<Ways>,
     sockets: [BorrowedFd<'_>; 2],
 ) -> Result<Sockets, StaysHere> {
-    ways.may_offload()?;
     let (down, up) = (side(sockets[0])?, side(sockets[1])?);
+    let ends = [down.0.peer, down.0.own, up.0.own, up.0.peer];
+    ways.may_offload(&ends)?;
     if down.0.own.is_ipv4() != up.0.own.is_ipv4() {
         return Err(StaysHere::Families);
     }
     fits([&down.1, &up.1], down.0.own.is_ipv4())?;
-    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone(), Arc::clone(ways)))
+    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone(), Arc::clone(ways), ends))
 }
 
 /// Pure: whether what was agreed on the two connections is the same.
@@ -41,7 +42,8 @@ fn fits([down, up]: [&Connection; 2], is_ipv4: bool) -> Result<(), StaysHere> {
     if down.has_sack != up.has_sack {
         return Err(StaysHere::Sack);
     }
-    if down.has_ecn != up.has_ecn {
+    // Accurate ECN counts the connection's own packets and bytes: no end could read the other's counters.
+    if down.has_ecn != up.has_ecn || down.has_accurate_ecn || up.has_accurate_ecn {
         return Err(StaysHere::Ecn);
     }
     let is_too_long = |from: &Connection, to: &Connection| from.longest_in + headers > to.path_mtu;
@@ -79,6 +81,7 @@ mod tests {
         has_timestamps: true,
         has_sack: true,
         has_ecn: false,
+        has_accurate_ecn: false,
         peer_scale: 7,
         own_scale: 7,
         longest_in: 1460,
@@ -98,6 +101,9 @@ mod tests {
         assert_eq!(label(ALIKE, Connection { has_timestamps: false, ..ALIKE }), Some("timestamps"));
         assert_eq!(label(ALIKE, Connection { has_sack: false, ..ALIKE }), Some("sack"));
         assert_eq!(label(ALIKE, Connection { has_ecn: true, ..ALIKE }), Some("ecn"));
+        let accurate = Connection { has_ecn: true, has_accurate_ecn: true, ..ALIKE };
+        assert_eq!(label(accurate, Connection { has_ecn: true, ..ALIKE }), Some("ecn"));
+        assert_eq!(label(accurate, accurate), Some("ecn"));
         assert_eq!(label(ALIKE, Connection { path_mtu: 1400, ..ALIKE }), Some("segment_sizes"));
         assert_eq!(
             label(ALIKE, Connection { longest_in: 65483, path_mtu: 65535, ..ALIKE }),

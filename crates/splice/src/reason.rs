@@ -39,7 +39,7 @@ reasons! {
     WindowScale "window_scale": "an end's windows are too narrow for the scale that the other end was told"
     Timestamps "timestamps": "one connection has them, the other has not"
     Sack "sack": "one connection has it, the other has not"
-    Ecn "ecn": "one connection has it, the other has not"
+    Ecn "ecn": "one connection has it, the other has not; or a connection has accurate ECN (RFC 9768)"
     Families "families": "one connection is IPv4, the other IPv6"
     Ended "ended": "one side had ended"
     Urgent "urgent": "a byte was marked as urgent"
@@ -48,7 +48,9 @@ reasons! {
     PacketsNotSeen "packets_not_seen": "they pass other devices than the programs are attached to"
     Rules "routing_rules": "a routing rule (ip rule) asks for more than addresses: a mark, a port, a user, a device"
     Ipsec "ipsec": "there are IPsec policies (ip xfrm policy), which translated packets would bypass"
+    Firewall "firewall": "a rule of nftables or iptables could do more than accept its later packets"
     Device "device_changed": "the device that its packets pass has changed since truepeer started"
+    BigTcp "big_tcp": "a device that its packets pass has BIG TCP (a gso or gro size above 65536)"
     WaysUnknown "ways_unknown": "truepeer can't ask the kernel for rules and IPsec policies by netlink"
     TableFull "table_full": "no room in the table of sessions"
     AddressesInUse "addresses_in_use": "another session has these addresses"
@@ -74,8 +76,8 @@ pub enum StaysHere {
     /// On one connection only.
     #[error("only one connection has SACK")]
     Sack,
-    /// On one connection only.
-    #[error("only one connection has ECN")]
+    /// On one connection only, or accurate.
+    #[error("only one connection has ECN, or one has accurate ECN")]
     Ecn,
     /// Segments of one side don't fit through the other's path.
     #[error("segments of one side are too long for the other's path")]
@@ -86,9 +88,15 @@ pub enum StaysHere {
     /// IPsec.
     #[error("there are IPsec policies")]
     Ipsec,
+    /// The firewall.
+    #[error("a rule of the firewall could do something to its packets")]
+    Firewall,
     /// A device that is gone, was made anew or has become a port of another one.
     #[error("a device has changed")]
     Device,
+    /// Packets of more than 64 KiB.
+    #[error("a device has BIG TCP")]
+    BigTcp,
     /// Netlink is forbidden.
     #[error("rules and IPsec policies can't be read")]
     WaysUnknown,
@@ -113,7 +121,9 @@ impl StaysHere {
             Self::SegmentSizes => Reason::SegmentSizes,
             Self::Rules => Reason::Rules,
             Self::Ipsec => Reason::Ipsec,
+            Self::Firewall => Reason::Firewall,
             Self::Device => Reason::Device,
+            Self::BigTcp => Reason::BigTcp,
             Self::WaysUnknown => Reason::WaysUnknown,
             Self::Table(ArmError::Full) => Reason::TableFull,
             Self::Table(ArmError::AddressesInUse) => Reason::AddressesInUse,

@@ -1,5 +1,6 @@
 //! [`Connections`] on real sockets.
 
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,8 @@ pub struct Sockets {
     flow: Flow,
     grace: Grace,
     ways: Arc<Ways>,
+    /// The addresses and ports of both connections.
+    ends: [SocketAddr; 4],
     ticket: Option<Ticket>,
     /// Of each side, the number from which the kernel counts received bytes ([`repair::Stand`]), once it is
     /// known.
@@ -33,11 +36,12 @@ pub struct Sockets {
 const DEAD_FOR: Duration = Duration::from_secs(1);
 
 impl Sockets {
-    pub(crate) fn new(flow: Flow, grace: Grace, ways: Arc<Ways>) -> Self {
+    pub(crate) fn new(flow: Flow, grace: Grace, ways: Arc<Ways>, ends: [SocketAddr; 4]) -> Self {
         Self {
             flow,
             grace,
             ways,
+            ends,
             ticket: None,
             first_received: [None; 2],
             is_silent: false,
@@ -135,7 +139,8 @@ impl Connections for Borrowed<'_> {
     }
 
     fn may_be_cut(&self) -> Result<(), Reason> {
-        self.session.ways.may_offload_by(self.session.flow.devices()).map_err(|stays| stays.reason())
+        let Sockets { ways, ends, flow, .. } = &*self.session;
+        ways.may_offload_by(ends, flow.devices()).map_err(|stays| stays.reason())
     }
 
     fn reset_when_closed(&mut self) {

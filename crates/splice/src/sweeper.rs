@@ -118,6 +118,8 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
 #[derive(Debug, Default)]
 struct Asked {
     has_begun: bool,
+    /// The firewall has changed: flows that it could do something to at the next look as well have to end.
+    are_filtered: bool,
     questions: Vec<(Question, Instant)>,
 }
 
@@ -142,6 +144,10 @@ impl Asked {
         if changes.are_encrypted {
             // Policies hold for all bytes from now on, and the programs don't know them.
             splices.lose_all_ways();
+        }
+        // Rules that are loaded anew are gone for a moment.
+        if std::mem::replace(&mut self.are_filtered, changes.are_filtered) && ways.are_any_filtered() {
+            splices.lose_ways(|ends| ways.are_filtered(&ends));
         }
         // Where devices are unknown, so is whether a way is lost.
         let Some(devices) = devices else { return };

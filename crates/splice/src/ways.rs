@@ -1,20 +1,23 @@
-//! Routing rules, IPsec policies and devices: whether translated packets take the route of a socket's.
+//! Routing rules, IPsec policies, devices and the firewall: whether translated packets take the route of a
+//! socket's, and nothing else would have been done to them.
 //!
 //! bpf_redirect_neigh() looks the route up by addresses and device alone, and bypasses IPsec. So a session
 //! stays in user space where the route depends on anything else. When a device or an address changes, the
 //! peers of sessions that have left are asked; a new IPsec policy ends these sessions.
 
 mod devices;
+mod firewall;
 mod policies;
 mod rules;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
 use truepeer_sys::notices::{Family, Notices};
 
 pub(crate) use self::devices::Devices;
+use self::firewall::Firewall;
 use self::policies::Policies;
 use self::rules::Rules;
 use crate::StaysHere;
@@ -37,6 +40,7 @@ struct Known {
     notices: Option<Notices>,
     rules: Option<Rules>,
     policies: Policies,
+    firewall: Firewall,
     /// `None`: they could not be read at the start.
     devices: Option<Devices>,
     changes: Changes,
@@ -53,13 +57,15 @@ pub struct Changes {
     is_all: bool,
     /// IPsec policies were added, which translated packets would bypass.
     pub are_encrypted: bool,
+    /// The firewall's rules are others.
+    pub are_filtered: bool,
 }
 
 impl Changes {
-    /// Whether nothing has changed.
+    /// Whether nothing has changed about the ways of packets.
     #[must_use]
     pub fn are_none(&self) -> bool {
-        self.devices.is_empty() && self.addresses.is_empty() && !self.is_all && !self.are_encrypted
+        self.devices.is_empty() && self.addresses.is_empty() && !(self.is_all || self.are_encrypted)
     }
 
     /// Whether they concern the connection of this address of ours that leaves by this device.
@@ -77,30 +83,45 @@ impl Ways {
         // Before the lists are read: whatever changes meanwhile is heard of.
         let notices = Notices::of(Family::Route, LINKS | ADDRESSES | RULES).ok();
         let rules = Rules::read().ok();
-        let policies = Policies::open();
-        let (devices, changes) = (Devices::read().ok(), Changes::default());
-        Self(Mutex::new(Known { notices, rules, policies, devices, changes }))
+        let (policies, firewall) = (Policies::open(), Firewall::open());
+        // An earlier process may have left sessions that the firewall of now concerns.
+        let changes = Changes { are_filtered: true, ..Changes::default() };
+        let devices = Devices::read().ok();
+        Self(Mutex::new(Known { notices, rules, policies, firewall, devices, changes }))
     }
 
-    /// Whether a session may leave, by what stands at this moment.
+    /// Whether a session between these ends may leave, by what stands at this moment.
     ///
     /// # Errors
     /// Why it stays.
-    pub fn may_offload(&self) -> Result<(), StaysHere> {
-        self.with(|known| known.may_offload())
+    pub fn may_offload(&self, ends: &[SocketAddr]) -> Result<(), StaysHere> {
+        self.with(|known| known.may_offload(ends))
     }
 
     /// As [`Ways::may_offload`], for a session whose packets leave by these devices.
     ///
     /// # Errors
     /// Why it stays.
-    pub(crate) fn may_offload_by(&self, devices: [u32; 2]) -> Result<(), StaysHere> {
+    pub(crate) fn may_offload_by(&self, ends: &[SocketAddr], devices: [u32; 2]) -> Result<(), StaysHere> {
         self.with(|known| {
-            known.may_offload()?;
+            known.may_offload(ends)?;
             let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
+            if devices.iter().any(|device| known.are_big(*device)) {
+                return Err(StaysHere::BigTcp);
+            }
             let is_lost = devices.iter().any(|device| known.are_lost(*device));
             if is_lost { Err(StaysHere::Device) } else { Ok(()) }
         })
+    }
+
+    /// Whether the firewall could do something to packets of any session, or is unknown.
+    pub(crate) fn are_any_filtered(&self) -> bool {
+        self.with(|known| !known.firewall.is_free())
+    }
+
+    /// Whether the firewall could do something to packets of a session between these ends, or is unknown.
+    pub(crate) fn are_filtered(&self, ends: &[SocketAddr]) -> bool {
+        self.with(|known| known.firewall.may_act(ends) != Some(false))
     }
 
     /// Returns the changes since the last call, and the present devices (`None`: they are unknown).
@@ -116,20 +137,26 @@ impl Ways {
 }
 
 impl Known {
-    fn may_offload(&self) -> Result<(), StaysHere> {
+    fn may_offload(&mut self, ends: &[SocketAddr]) -> Result<(), StaysHere> {
         let is_known = self.notices.is_some() && self.devices.is_some();
         let rules = self.rules.as_ref().filter(|_| is_known).ok_or(StaysHere::WaysUnknown)?;
         if rules.decide_by_more_than_addresses() {
             return Err(StaysHere::Rules);
         }
         match self.policies.are_any() {
+            Some(false) => {}
+            Some(true) => return Err(StaysHere::Ipsec),
+            None => return Err(StaysHere::WaysUnknown),
+        }
+        match self.firewall.may_act(ends) {
             Some(false) => Ok(()),
-            Some(true) => Err(StaysHere::Ipsec),
+            Some(true) => Err(StaysHere::Firewall),
             None => Err(StaysHere::WaysUnknown),
         }
     }
 
     fn hear(&mut self) {
+        self.changes.are_filtered |= self.firewall.hear();
         let Some(notices) = &mut self.notices else { return };
         let (devices, changes) = (&mut self.devices, &mut self.changes);
         let mut are_rules_other = false;

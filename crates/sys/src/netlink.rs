@@ -109,12 +109,21 @@ fn reason(message: &RawMessage<'_>) -> Option<String> {
 pub struct RawMessage<'a> {
     /// `nlmsg_type`.
     pub kind: u16,
-    flags: u16,
+    /// `nlmsg_flags`.
+    pub flags: u16,
     pub(crate) sequence: u32,
     /// What follows `struct nlmsghdr`.
     pub body: &'a [u8],
     /// The whole message.
     pub bytes: &'a [u8],
+}
+
+impl<'a> RawMessage<'a> {
+    /// The first message in these bytes.
+    #[must_use]
+    pub fn of(bytes: &'a [u8]) -> Option<Self> {
+        Messages(bytes).next()
+    }
 }
 
 /// The messages of one datagram.

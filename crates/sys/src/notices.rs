@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::netlink::{SocketAddrNetlink, XFRM};
+use rustix::net::netlink::{NETFILTER, SocketAddrNetlink, XFRM};
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
@@ -15,6 +16,8 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 /// More than any datagram of a dump (netlink_dump(): 32 KiB) or a notice.
 const DATAGRAM_BYTES: usize = 64 << 10;
+/// Room for the notices of nftables: lists of banned addresses are added by thousands.
+const NOTICES_BYTES: usize = 32 << 20;
 /// How often a list is read that changes meanwhile.
 const ATTEMPTS: usize = 10;
 const SEQUENCE: u32 = 1;
@@ -26,12 +29,15 @@ pub enum Family {
     Route,
     /// IPsec policies. Needs CAP_NET_ADMIN.
     Xfrm,
+    /// nftables. Needs CAP_NET_ADMIN.
+    Netfilter,
 }
 
 fn open(family: Family) -> Result<OwnedFd, CallError> {
     let protocol = match family {
         Family::Route => None,
         Family::Xfrm => Some(XFRM),
+        Family::Netfilter => Some(NETFILTER),
     };
     socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
         .named("socket(AF_NETLINK)")
@@ -51,6 +57,10 @@ impl Notices {
     /// A failed call: the kernel lacks this family (EPROTONOSUPPORT), or a capability is missing.
     pub fn of(family: Family, groups: u32) -> Result<Self, CallError> {
         let socket = open(family)?;
+        if family == Family::Netfilter {
+            // If it fails, fewer are kept until they are read.
+            let _ = set_socket_recv_buffer_size_force(&socket, NOTICES_BYTES);
+        }
         bind(&socket, &SocketAddrNetlink::new(0, groups)).named("bind(AF_NETLINK)")?;
         Ok(Self { socket, buffer: vec![0; DATAGRAM_BYTES] })
     }

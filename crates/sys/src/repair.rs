@@ -35,6 +35,8 @@ pub struct Connection {
     pub has_sack: bool,
     /// ECN was agreed on.
     pub has_ecn: bool,
+    /// Or its accurate kind (RFC 9768), or that may still be. Linux 7.0.
+    pub has_accurate_ecn: bool,
     /// The window scale of what the peer says.
     pub peer_scale: u8,
     /// The window scale of what the peer is told.
@@ -174,8 +176,10 @@ pub fn connection(socket: BorrowedFd<'_>) -> Result<Connection, CallError> {
     const TCP_ESTABLISHED: u8 = 1;
     /// linux/tcp.h: TCPI_OPT_TIMESTAMPS, TCPI_OPT_SACK, TCPI_OPT_ECN.
     const OPTIONS: [u8; 3] = [1, 2, 8];
-    // Up to tcpi_advmss.
-    let info: [u8; 88] = tcp_info(socket)?;
+    /// Of `tcpi_ecn_mode`, the first two bits of the last word: TCPI_ECN_MODE_ACCECN and PENDING have the
+    /// second one. Older kernels say less, or 0.
+    const ECN_MODE_AT: usize = 276;
+    let info: [u8; 280] = tcp_info(socket)?;
     let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     // Bit fields: tcpi_snd_wscale stands first.
     let (first, second) = (info[6] & 15, info[6] >> 4);
@@ -187,6 +191,7 @@ pub fn connection(socket: BorrowedFd<'_>) -> Result<Connection, CallError> {
         has_timestamps,
         has_sack,
         has_ecn,
+        has_accurate_ecn: info[ECN_MODE_AT] & if cfg!(target_endian = "little") { 2 } else { 0x80 } != 0,
         peer_scale,
         own_scale,
         longest_in: word(84),

@@ -17,6 +17,10 @@ const DELETED_ADDRESS: u16 = 21;
 /// The lengths of `struct ifinfomsg` and `struct ifaddrmsg`. Both have the device's index at 4.
 const LINK_LEN: usize = 16;
 const ADDRESS_LEN: usize = 8;
+/// IFLA_GSO_MAX_SIZE, GRO_MAX_SIZE, GSO_IPV4_MAX_SIZE, GRO_IPV4_MAX_SIZE.
+const SIZES: [u16; 4] = [41, 58, 63, 64];
+/// The longest packet without BIG TCP.
+const LONGEST: u32 = 65_536;
 /// IFLA_MASTER; IFA_ADDRESS and IFA_LOCAL.
 const MASTER: u16 = 10;
 const ADDRESSES: [u16; 2] = [1, 2];
@@ -30,6 +34,8 @@ pub(crate) struct Devices {
     /// Ports of a bridge or bond, and devices of a VRF, since the start. One that becomes a port is lost.
     ports: BTreeSet<u32>,
     down: BTreeSet<u32>,
+    /// Those with BIG TCP: the programs don't translate its packets.
+    big: BTreeSet<u32>,
 }
 
 impl Devices {
@@ -45,12 +51,20 @@ impl Devices {
                 devices.ports.insert(index);
             }
             devices.set_up(index, message.body);
+            if is_big(message.body) {
+                devices.big.insert(index);
+            }
         })
     }
 
-    /// Whether the programs don't see packets of this device any more, or packets to it don't arrive.
+    /// Whether the programs don't see packets of this device any more, or don't translate them.
     pub(crate) fn are_lost(&self, device: u32) -> bool {
-        !self.present.contains(&device)
+        !self.present.contains(&device) || self.are_big(device)
+    }
+
+    /// Whether this device may have packets of more than 64 KiB.
+    pub(crate) fn are_big(&self, device: u32) -> bool {
+        self.big.contains(&device)
     }
 
     /// Whether nothing can leave by this device at the moment.
@@ -63,12 +77,15 @@ impl Devices {
         let body = message.body;
         let (Some(family), Some(index)) = (body.first(), word(body, 4)) else { return };
         match message.kind {
-            NEW | DELETED if self.are_lost(index) => {}
+            NEW | DELETED if !self.present.contains(&index) => {}
             // A bridge says so of its port, and the device goes on.
             DELETED if i32::from(*family) == libc::AF_BRIDGE => {}
             DELETED => self.lose(index, changes),
             NEW if is_port(body) && !self.ports.contains(&index) => self.lose(index, changes),
-            NEW => self.set_up(index, body),
+            NEW => {
+                self.set_up(index, body);
+                self.set_big(index, is_big(body), changes);
+            }
             DELETED_ADDRESS => {
                 changes.devices.insert(index);
                 let attributes = attributes(body.get(ADDRESS_LEN..).unwrap_or_default());
@@ -86,13 +103,22 @@ impl Devices {
         let lost: Vec<u32> = self.present.iter().copied().filter(is_lost).collect();
         lost.into_iter().for_each(|index| self.lose(index, changes));
         self.down = now.down.intersection(&self.present).copied().collect();
+        self.big = now.big.intersection(&self.present).copied().collect();
     }
 
     fn lose(&mut self, index: u32, changes: &mut Changes) {
-        for devices in [&mut self.present, &mut self.ports, &mut self.down] {
+        for devices in [&mut self.present, &mut self.ports, &mut self.down, &mut self.big] {
             devices.remove(&index);
         }
         changes.devices.insert(index);
+    }
+
+    fn set_big(&mut self, index: u32, is_big: bool, changes: &mut Changes) {
+        if !is_big {
+            self.big.remove(&index);
+        } else if self.big.insert(index) {
+            changes.devices.insert(index);
+        }
     }
 
     fn set_up(&mut self, index: u32, body: &[u8]) {
@@ -102,6 +128,11 @@ impl Devices {
             self.down.insert(index);
         }
     }
+}
+
+fn is_big(body: &[u8]) -> bool {
+    let sizes = attributes(body.get(LINK_LEN..).unwrap_or_default()).filter(|(kind, _)| SIZES.contains(kind));
+    sizes.filter_map(|(_, size)| word(size, 0)).any(|size| size > LONGEST)
 }
 
 fn is_port(body: &[u8]) -> bool {

@@ -6,6 +6,7 @@
 mod agreed;
 mod attack;
 mod fates;
+mod firewall;
 mod frames;
 mod line;
 mod paths;
@@ -86,6 +87,13 @@ fn main() -> ExitCode {
         "the_keys_of_a_flow_that_is_gone_are_removed",
         places::the_keys_of_a_flow_that_is_gone_are_removed,
     ));
+    for (name, test) in [
+        ("rules_that_could_act_keep_sessions", firewall::rules_that_could_act_keep_sessions as fn(&Bed) -> _),
+        ("rules_that_could_not_act_keep_none", firewall::rules_that_could_not_act_keep_none),
+        ("the_order_of_rules_is_followed", firewall::the_order_of_rules_is_followed),
+    ] {
+        tests.push(Test::new(name, test).needs_program("nft").time_limit(Duration::from_secs(120)));
+    }
     truepeer_testbed::main(tests)
 }
 

@@ -16,7 +16,7 @@ use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, skip, tests};
 
-use crate::stand::{BACKEND, Stand, echo, open_at, spliced_at};
+use crate::stand::{BACKEND, Stand, echo, is_reset, open_at, spliced_at};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
@@ -25,6 +25,10 @@ pub(crate) fn tests() -> Vec<Test> {
         a_sender_with_ecn_stays,
         a_session_over_a_vlan_leaves,
     ];
+    for (kind, size) in [("received", "gro_max_size"), ("sent", "gso_max_size")] {
+        let name = format!("sessions_stay_where_big_packets_are_{kind}");
+        all.push(Test::new(name, move |bed: &Bed| beside_big_packets(bed, size)));
+    }
     all.push(
         Test::new("a_session_that_nftables_redirects_stays", a_session_that_nftables_redirects_stays)
             .needs_program("nft"),
@@ -128,6 +132,23 @@ fn a_session_over_a_vlan_leaves(bed: &Bed) -> Result<()> {
         echo(&mut stream, &vec![4; len]).with_context(|| format!("{len} bytes"))?;
     }
     Ok(())
+}
+
+/// Packets of more than 64 KiB (BIG TCP). If the device gets them later, its sessions that have left are reset.
+fn beside_big_packets(bed: &Bed, size: &str) -> Result<()> {
+    let far = far()?;
+    let set = |bytes: u32| ip_here(&[&format!("link set dev near {size} {bytes}")]);
+    let stand = stand(bed, DOOR)?;
+    let mut stream = far.run(|| open_at(DOOR, 0))??;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    set(131_072)?;
+    is_reset(&mut stream)?;
+    stand.truepeer.wait_for_log("close=\"way_lost\"")?;
+    let stream = far.run(|| open_at(DOOR, 1))??;
+    stays(bed, &stand, stream, "big_tcp")?;
+    set(65_536)?;
+    let mut stream = far.run(|| open_at(DOOR, 2))??;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream)).map(drop)
 }
 
 fn bulk_arrives_with_all_offloads(bed: &Bed) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The ways of flows without sockets: which devices their translated segments leave by.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
 use super::Splices;
@@ -65,6 +65,20 @@ impl Splices {
     pub fn lose_way(&self, question: &Question) {
         if let Some((_, face)) = self.asked(question) {
             face.known.fetch_or(WAY_LOST, Ordering::AcqRel);
+        }
+    }
+
+    /// Flows between such ends have to end.
+    pub fn lose_ways(&self, have_to_end: impl Fn([SocketAddr; 4]) -> bool) {
+        for place in 0..self.flows.count() {
+            if !matches!(self.stage(place), Stage::Tail | Stage::Spliced) {
+                continue;
+            }
+            let faces = &self.at(place).faces;
+            let [down, up] = faces.each_ref().map(|face| addresses_of(&face.key()));
+            if have_to_end([down.0, down.1, up.1, up.0]) {
+                faces.iter().for_each(|face| _ = face.known.fetch_or(WAY_LOST, Ordering::AcqRel));
+            }
         }
     }
 
