@@ -13,6 +13,7 @@ mod rules;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use truepeer_sys::notices::{Family, Notices};
 
@@ -30,6 +31,10 @@ const LINKS: u32 = 1;
 const ADDRESSES: u32 = 1 << 4 | 1 << 8;
 const RULES: u32 = 1 << 7 | 1 << 18;
 
+/// How often the devices' largest packets are read: the kernel tells nobody of a change (do_setlink() in
+/// net/core/rtnetlink.c).
+const SIZES_EVERY: Duration = Duration::from_secs(1);
+
 /// The ways of a network namespace's packets, as far as they decide about sessions.
 #[derive(Debug)]
 pub struct Ways(Mutex<Known>);
@@ -43,6 +48,7 @@ struct Known {
     firewall: Firewall,
     /// `None`: they could not be read at the start.
     devices: Option<Devices>,
+    sizes_read: Instant,
     changes: Changes,
 }
 
@@ -87,7 +93,8 @@ impl Ways {
         // An earlier process may have left sessions that the firewall of now concerns.
         let changes = Changes { are_filtered: true, ..Changes::default() };
         let devices = Devices::read().ok();
-        Self(Mutex::new(Known { notices, rules, policies, firewall, devices, changes }))
+        let sizes_read = Instant::now();
+        Self(Mutex::new(Known { notices, rules, policies, firewall, devices, sizes_read, changes }))
     }
 
     /// Whether a session between these ends may leave, by what stands at this moment.
@@ -126,7 +133,10 @@ impl Ways {
 
     /// Returns the changes since the last call, and the present devices (`None`: they are unknown).
     pub(crate) fn changes(&self) -> (Changes, Option<Devices>) {
-        self.with(|known| (std::mem::take(&mut known.changes), known.devices.clone()))
+        self.with(|known| {
+            known.read_sizes();
+            (std::mem::take(&mut known.changes), known.devices.clone())
+        })
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Known) -> T) -> T {
@@ -152,6 +162,16 @@ impl Known {
             Some(false) => Ok(()),
             Some(true) => Err(StaysHere::Firewall),
             None => Err(StaysHere::WaysUnknown),
+        }
+    }
+
+    fn read_sizes(&mut self) {
+        if self.sizes_read.elapsed() < SIZES_EVERY {
+            return;
+        }
+        self.sizes_read = Instant::now();
+        if let (Some(devices), Ok(now)) = (&mut self.devices, Devices::read()) {
+            devices.take_sizes(&now, &mut self.changes);
         }
     }
 

@@ -82,10 +82,7 @@ impl Devices {
             DELETED if i32::from(*family) == libc::AF_BRIDGE => {}
             DELETED => self.lose(index, changes),
             NEW if is_port(body) && !self.ports.contains(&index) => self.lose(index, changes),
-            NEW => {
-                self.set_up(index, body);
-                self.set_big(index, is_big(body), changes);
-            }
+            NEW => self.set_up(index, body),
             DELETED_ADDRESS => {
                 changes.devices.insert(index);
                 let attributes = attributes(body.get(ADDRESS_LEN..).unwrap_or_default());
@@ -103,7 +100,14 @@ impl Devices {
         let lost: Vec<u32> = self.present.iter().copied().filter(is_lost).collect();
         lost.into_iter().for_each(|index| self.lose(index, changes));
         self.down = now.down.intersection(&self.present).copied().collect();
-        self.big = now.big.intersection(&self.present).copied().collect();
+        self.take_sizes(&now, changes);
+    }
+
+    /// Takes over the sizes of `now`.
+    pub(super) fn take_sizes(&mut self, now: &Self, changes: &mut Changes) {
+        let big: BTreeSet<u32> = now.big.intersection(&self.present).copied().collect();
+        changes.devices.extend(&big - &self.big);
+        self.big = big;
     }
 
     fn lose(&mut self, index: u32, changes: &mut Changes) {
@@ -111,14 +115,6 @@ impl Devices {
             devices.remove(&index);
         }
         changes.devices.insert(index);
-    }
-
-    fn set_big(&mut self, index: u32, is_big: bool, changes: &mut Changes) {
-        if !is_big {
-            self.big.remove(&index);
-        } else if self.big.insert(index) {
-            changes.devices.insert(index);
-        }
     }
 
     fn set_up(&mut self, index: u32, body: &[u8]) {
