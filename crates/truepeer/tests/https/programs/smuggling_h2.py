@@ -113,7 +113,8 @@ def answer(raw):
             payload = exactly(size)
             if kind == SETTINGS and not flags & ACK: connection.sendall(frame(SETTINGS, ACK, b'', 0))
             if kind == GOAWAY or kind == RST_STREAM: return None
-            if kind == HEADERS: status = payload[0]
+            # The first one begins with a size of the dynamic table, 0.
+            if kind == HEADERS: status = payload[1] if payload[0] == 0x20 else payload[0]
             if kind == DATA: body += payload
             if kind in (HEADERS, DATA) and flags & END_STREAM: return status, body
     except (EOFError, ConnectionResetError, ssl.SSLError): return None
