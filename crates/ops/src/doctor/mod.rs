@@ -35,6 +35,7 @@ use anyhow::Result;
 
 use self::subject::Subject;
 use truepeer_config::spec::RoutesMode;
+use truepeer_privilege::confine::needs::NEEDS;
 use truepeer_privilege::keeper::guard::{Hands, RoutesGuard};
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
@@ -69,7 +70,12 @@ pub fn look(options: &SceneOptions, at: Option<AtPort>, out: &mut dyn Write) -> 
     let mut report = Report::default();
     match at {
         Some(at) => port::examine(&scene::Scene::look(options, &mut report), at, &mut report),
-        None => here::examine(options, &mut report)?,
+        None => {
+            here::examine(options, &mut report)?;
+            if options.json {
+                report.set_needs(NEEDS);
+            }
+        }
     }
     report.write(options.json, out)?;
     Ok(report.holds())
