@@ -101,7 +101,7 @@ run_beside() { # the process of the tests of packets
   until grep -qs '^ *Running ' "$logs/tests.log" && grep -qs '^ *Running ' "$logs/tests-packets.log" || ! kill -0 "$1" 2>/dev/null; do
     sleep 1
   done
-  for name in clippy doc doc_program agent_clippy agent_build; do
+  for name in doc doc_program agent_clippy agent_build; do
     "$name" >"$logs/$name.beside" 2>&1
     echo "$?" >"$logs/$name.status"
   done
@@ -111,7 +111,6 @@ beside() {
   cat "$logs/$1.beside"
   return "$(cat "$logs/$1.status")"
 }
-clippy() { cargo clippy --workspace --all-targets -q -- -D warnings; }
 agent=(--manifest-path crates/agent/Cargo.toml)
 doc() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q; }
 # Without --document-private-items rustdoc reads only what the library exports: `main`.
@@ -193,8 +192,8 @@ check reliability scripts/reliability.sh
 check graph scripts/graph.py
 check reason with_each_awk scripts/reason.sh --check
 check dependencies with_each_awk scripts/dependencies.sh
+check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 check_workspace_tests
-check clippy beside clippy
 check doc beside doc
 check doc-program beside doc_program
 check agent-format cargo fmt "${agent[@]}" --check
