@@ -106,9 +106,12 @@ fn the_limit_of_open_files_is_raised(bed: &Bed) -> anyhow::Result<()> {
 }
 
 fn an_option_that_is_wrong_is_named(bed: &Bed) -> anyhow::Result<()> {
-    for (option, value) in
-        [("--mark", "x"), ("--header-timeout", "never"), ("--allow", "10.0.0.0/33"), ("--ipv4", "nowhere")]
-    {
+    for (option, value) in [
+        ("--mark", "x"),
+        ("--header-timeout", "never"),
+        ("--allow", "10.0.0.0/33"),
+        ("--ipv4", "127.0.0.1:x"),
+    ] {
         let truepeer = bare_proxy().option(option, value).start_unready(bed)?;
         let status = truepeer.wait_end()?;
         let log = truepeer.log();
