@@ -154,7 +154,7 @@ impl Line {
 
     pub(crate) fn arm(&self, session: &mut ByHand) -> Result<()> {
         let [down, up] = session.sockets.as_ref().context("sockets")?;
-        session.flow = FlowOf::Sockets(self.arm_sockets([down, up])?);
+        session.flow = FlowOf::Sockets(Box::new(self.arm_sockets([down, up])?));
         Ok(())
     }
 }
@@ -176,7 +176,7 @@ impl Default for Backend {
 
 enum FlowOf {
     Nobody,
-    Sockets(Sockets),
+    Sockets(Box<Sockets>),
     Watched(Watched),
 }
 
