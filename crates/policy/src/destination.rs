@@ -176,14 +176,10 @@ impl Eq for Destinations {}
 pub struct Dynamic {
     /// The permitted destinations.
     pub allow: Destinations,
-    /// The addresses that truepeer listens on. They are never a destination, because the session would loop.
-    /// A wildcard address means every address of this host; the policy does not know these, so it
-    /// refuses the port on any address.
-    pub own_listeners: Vec<SocketAddr>,
 }
 
 impl Dynamic {
-    pub(crate) fn check(&self, client: ClientAddr, destination: BackendAddr) -> Result<BackendAddr, Refusal> {
+    pub(crate) fn check(&self, client: ClientAddr, destination: BackendAddr) -> Result<(), Refusal> {
         let unusable = |why| Refusal::DestinationUnusable { client, destination, why };
         if destination.get().port() == 0 {
             return Err(unusable(UnusableDestination::PortZero));
@@ -196,15 +192,12 @@ impl Dynamic {
         if !self.allow.contains(destination.get()) {
             return Err(Refusal::DestinationNotAllowed { client, destination });
         }
-        match self.own_listeners.iter().find(|listener| reaches(**listener, destination)) {
-            Some(&listener) => Err(Refusal::DestinationLoops { client, destination, listener }),
-            None => Ok(destination),
-        }
+        Ok(())
     }
 }
 
 /// Whether a destination may be one of truepeer's listeners.
-fn reaches(listener: SocketAddr, destination: BackendAddr) -> bool {
+pub(crate) fn reaches(listener: SocketAddr, destination: BackendAddr) -> bool {
     let bound = BackendAddr::new(listener);
     bound == destination
         || (bound.get().port() == destination.get().port() && is_wildcard_for(bound.ip(), destination.ip()))

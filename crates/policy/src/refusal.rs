@@ -111,15 +111,15 @@ pub enum Refusal {
         /// Why it is refused.
         why: UnusableDestination,
     },
-    /// The header's destination is ourselves.
+    /// The destination is ourselves.
     #[error(
-        "the header of {client} leads to {destination}, where this program itself listens ({listener}): the session would loop; {}",
+        "the session of {client} leads to {destination}, where this program itself listens ({listener}): it would loop; {}",
         loop_hint(*listener)
     )]
     DestinationLoops {
         /// The client.
         client: ClientAddr,
-        /// Where the header leads.
+        /// Where the session leads.
         destination: BackendAddr,
         /// The listener with this address.
         listener: SocketAddr,

@@ -8,7 +8,7 @@ use truepeer_proto::Version;
 
 use crate::addr::{BackendAddr, ClientAddr};
 use crate::claims::SpecialRange;
-use crate::destination::Dynamic;
+use crate::destination::{Dynamic, reaches};
 use crate::family::{Nat64Prefix, pseudo_ipv4};
 use crate::refusal::Refusal;
 
@@ -133,6 +133,10 @@ pub struct Delivery {
     pub backends: Backends,
     /// Whether a header's destination is used, and which ones are permitted.
     pub dynamic: Option<Dynamic>,
+    /// The addresses that truepeer listens on. They are never a destination that a header or a connection
+    /// chooses, because the session would loop. A wildcard address means every address of this host; the
+    /// policy does not know these, so it refuses the port on any address.
+    pub own_listeners: Vec<SocketAddr>,
     /// The source address of upstream sockets.
     pub source: Source,
     /// The header to write before the stream to the backend, if any.
@@ -151,6 +155,7 @@ impl Delivery {
         Self {
             backends,
             dynamic: None,
+            own_listeners: Vec::new(),
             source: Source::Client,
             send_proxy: None,
             nat64_prefix: None,
@@ -159,12 +164,35 @@ impl Delivery {
         }
     }
 
+    /// Port 0 stands for the port that the connection came to.
+    fn at_port(
+        &self,
+        client: ClientAddr,
+        backend: BackendAddr,
+        came_to: impl FnOnce() -> Option<u16>,
+    ) -> Result<BackendAddr, Refusal> {
+        let mut address = backend.get();
+        if address.port() != 0 {
+            return Ok(backend);
+        }
+        address.set_port(came_to().unwrap_or_default());
+        self.not_ours(client, BackendAddr::new(address))
+    }
+
+    fn not_ours(&self, client: ClientAddr, destination: BackendAddr) -> Result<BackendAddr, Refusal> {
+        let reached = BackendAddr::new(reached_at(destination));
+        match self.own_listeners.iter().find(|listener| reaches(**listener, reached)) {
+            Some(&listener) => Err(Refusal::DestinationLoops { client, destination, listener }),
+            None => Ok(destination),
+        }
+    }
+
     pub(crate) fn route(
         &self,
         client: Client,
         came_to: impl FnOnce() -> Option<u16>,
     ) -> Result<Route, Refusal> {
-        let backend = at_port(self.backend(client)?, came_to);
+        let backend = self.at_port(client.addr, self.backend(client)?, came_to)?;
         let source = match self.source {
             Source::Any => None,
             Source::Client => self.bound(client, backend)?,
@@ -191,7 +219,11 @@ impl Delivery {
     /// The client's family determines the backend, whatever the sender's family is.
     fn backend(&self, client: Client) -> Result<BackendAddr, Refusal> {
         match (&self.dynamic, client.destination) {
-            (Some(dynamic), Some(destination)) => dynamic.check(client.addr, BackendAddr::new(destination)),
+            (Some(dynamic), Some(destination)) => {
+                let destination = BackendAddr::new(destination);
+                dynamic.check(client.addr, destination)?;
+                self.not_ours(client.addr, destination)
+            }
             _ => {
                 let Backends { ipv4, ipv6 } = self.backends;
                 let backend = if client.addr.get().is_ipv4() { ipv4 } else { ipv6 };
@@ -224,15 +256,6 @@ impl Delivery {
         };
         Ok(Some(SocketAddr::new(ip, addr.get().port())))
     }
-}
-
-/// Port 0 stands for the port that the connection came to.
-fn at_port(backend: BackendAddr, came_to: impl FnOnce() -> Option<u16>) -> BackendAddr {
-    let mut address = backend.get();
-    if address.port() == 0 {
-        address.set_port(came_to().unwrap_or_default());
-    }
-    BackendAddr::new(address)
 }
 
 /// The real destination: Linux connects to loopback for the unspecified address.

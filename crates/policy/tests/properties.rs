@@ -79,8 +79,8 @@ fn any_policy() -> impl Strategy<Value = Policy> {
             policy.delivery.pseudo_ipv4 = pseudo;
             policy.delivery.send_proxy = send.then_some(Version::V2);
             policy.delivery.source = if send { Source::Any } else { Source::Client };
-            let own_listeners = vec!["0.0.0.0:8443".parse().expect("valid")];
-            policy.delivery.dynamic = dynamic.then(|| Dynamic { allow: Destinations::any(), own_listeners });
+            policy.delivery.own_listeners = vec!["0.0.0.0:8443".parse().expect("valid")];
+            policy.delivery.dynamic = dynamic.then(|| Dynamic { allow: Destinations::any() });
             policy
         },
     )

@@ -402,7 +402,7 @@ fn a_header_leads_only_where_it_may() {
     ] {
         allow.extend(&entry.parse().expect(entry));
     }
-    policy.delivery.dynamic = Some(Dynamic { allow, own_listeners: Vec::new() });
+    policy.delivery.dynamic = Some(Dynamic { allow });
     for (destination, is_allowed) in [
         ("10.2.0.1:80", true),
         ("10.2.0.1:81", false),
@@ -438,10 +438,8 @@ fn a_header_leads_only_where_it_may() {
 
 fn everywhere_but(listeners: &[&str]) -> truepeer_policy::Policy {
     let mut policy = policy();
-    policy.delivery.dynamic = Some(Dynamic {
-        allow: truepeer_policy::Destinations::any(),
-        own_listeners: listeners.iter().map(|text| addr(text)).collect(),
-    });
+    policy.delivery.dynamic = Some(Dynamic { allow: truepeer_policy::Destinations::any() });
+    policy.delivery.own_listeners = listeners.iter().map(|text| addr(text)).collect();
     policy
 }
 
@@ -466,6 +464,28 @@ fn our_own_listeners_are_never_a_destination() {
             assert_eq!(refusal.reason(), "destination_loops");
             let is_wildcard = addr(listener).ip().is_unspecified();
             assert_eq!(refusal.to_string().contains("listen on one address"), is_wildcard, "{refusal}");
+        }
+    }
+}
+
+/// One connection to the listener's own port would become as many as there are descriptors.
+#[test]
+fn a_kept_port_never_leads_to_our_own_listener() {
+    for (listener, backend, port, loops) in [
+        ("0.0.0.0:8443", "127.0.0.1:0", 8443, true),
+        ("127.0.0.1:8443", "127.0.0.1:0", 8443, true),
+        ("127.0.0.1:8443", "0.0.0.0:0", 8443, true),
+        ("[::]:8443", "127.0.0.1:0", 8443, true),
+        ("0.0.0.0:8443", "127.0.0.1:0", 8444, false),
+        ("192.0.2.1:8443", "127.0.0.1:0", 8443, false),
+    ] {
+        let mut policy = to(backend, BACKEND_6);
+        policy.delivery.own_listeners = vec![addr(listener)];
+        let decided =
+            policy.route_at(sender("127.0.0.1:50000"), Some(&claim("203.0.113.9:9")), || Some(port));
+        match decided {
+            Ok(route) => assert!(!loops && route.backend.get().port() == port, "{listener} {port}"),
+            Err(refusal) => assert!(loops && refusal.reason() == "destination_loops", "{refusal}"),
         }
     }
 }

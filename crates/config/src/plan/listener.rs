@@ -201,10 +201,8 @@ impl ListenerConfig {
             claims: self.claims.policy(&read.deny),
             delivery: Delivery {
                 backends: read.backends,
-                dynamic: self.dynamic.as_ref().map(|dynamic| Dynamic {
-                    allow: dynamic.allow.clone(),
-                    own_listeners: own_listeners.to_vec(),
-                }),
+                dynamic: self.dynamic.as_ref().map(|dynamic| Dynamic { allow: dynamic.allow.clone() }),
+                own_listeners: own_listeners.to_vec(),
                 source: self.source(),
                 send_proxy: self.send_proxy.map(|version| match version {
                     SendProxy::V1 => Version::V1,

@@ -1,5 +1,7 @@
 //! Port ranges with TPROXY: the README's examples for iptables and nftables, and dynamic destinations.
 
+use std::io::{Read as _, Write as _};
+
 use anyhow::{Result, ensure};
 use truepeer_testbed::servers::Haproxy;
 use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client};
@@ -102,6 +104,12 @@ fn kept_ports(bed: &Bed) -> Result<()> {
         ensure!(answer == own, "port {port}: {answer} instead of {own}");
         ensure!(backend.log().contains(&own), "port {port}: {}", backend.log());
     }
+    // Who connects to the listener itself comes to no server's port.
+    let to = proxy.at(false, 25577);
+    let mut direct = lb.run(|| client::connect(to))??;
+    direct.write_all(&client::v2(CLIENT_4, to)?)?;
+    ensure!(direct.read(&mut [0]).is_ok_and(|length| length == 0), "it is served");
+    truepeer.wait_for_log(&format!("leads to 127.0.0.1:{}, where this program itself listens", to.port()))?;
     truepeer.stop()?;
     Ok(())
 }
