@@ -1,4 +1,4 @@
-//! Names the files that root can read, but the service can't, where its unit gives it another user. As packaged it starts as root.
+//! Names the files that root can read, but the service can't: as packaged it has a user of its own.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,13 +19,24 @@ pub(super) fn concerns(path: &Path) -> bool {
         && UNIT_PLACES.iter().any(|place| Path::new(place).join(UNIT).exists())
 }
 
-/// A sentence for each file that the service can't read: if the unit has DynamicUser= or User=, what a user in
-/// no group but those of SupplementaryGroups= can't read.
+/// A sentence for each file that the service can't read: a user in no group but those of SupplementaryGroups=.
+/// Nothing if a drop-in makes it root.
 pub(super) fn unreadable(files: &[PathBuf]) -> Vec<String> {
     let shown = Command::new("systemctl")
-        .args(["show", "-p", "DynamicUser", "-p", "User", "-p", "SupplementaryGroups", UNIT])
+        .args([
+            "show",
+            "-p",
+            "LoadState",
+            "-p",
+            "DynamicUser",
+            "-p",
+            "User",
+            "-p",
+            "SupplementaryGroups",
+            UNIT,
+        ])
         .output();
-    // Without systemd there is no drop-in.
+    // Without systemd there is no drop-in: the unit is as packaged.
     let shown = shown.map(|shown| String::from_utf8_lossy(&shown.stdout).into_owned()).unwrap_or_default();
     if starts_as_root(&shown) {
         return Vec::new();
@@ -40,7 +51,9 @@ fn setting<'a>(shown: &'a str, name: &str) -> &'a str {
 }
 
 fn starts_as_root(shown: &str) -> bool {
-    setting(shown, "DynamicUser") != "yes" && matches!(setting(shown, "User"), "" | "root" | "0")
+    setting(shown, "LoadState") == "loaded"
+        && setting(shown, "DynamicUser") != "yes"
+        && matches!(setting(shown, "User"), "" | "root" | "0")
 }
 
 fn obstacle(file: &Path, groups: &[u32]) -> Option<String> {
@@ -80,11 +93,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_with_a_user_of_its_own_is_told_from_the_packaged_one() {
-        assert!(starts_as_root("User=\nDynamicUser=no\nSupplementaryGroups=\n"));
-        assert!(starts_as_root("") && starts_as_root("User=root\n"));
-        assert!(!starts_as_root("User=\nDynamicUser=yes\n"));
-        assert!(!starts_as_root("User=truepeer\nDynamicUser=no\n"));
+    fn a_unit_that_drop_ins_make_root_is_told_from_the_packaged_one() {
+        assert!(starts_as_root("LoadState=loaded\nUser=\nDynamicUser=no\nSupplementaryGroups=\n"));
+        assert!(starts_as_root("LoadState=loaded\nUser=root\n"));
+        assert!(!starts_as_root("LoadState=loaded\nUser=\nDynamicUser=yes\n"));
+        assert!(!starts_as_root("LoadState=loaded\nUser=truepeer\nDynamicUser=no\n"));
+        assert!(!starts_as_root("") && !starts_as_root("LoadState=not-found\nUser=\nDynamicUser=no\n"));
         assert_eq!(setting("User=a\nSupplementaryGroups=x y\n", "SupplementaryGroups"), "x y");
     }
 
