@@ -28,8 +28,10 @@ pub(super) fn owners(inodes: &[u64]) -> BTreeMap<u64, Owner> {
     found
 }
 
+/// Its owner chooses it, so it may have control characters, which a terminal would obey.
 fn name(process: &Path) -> String {
-    fs::read_to_string(process.join("comm")).unwrap_or_default().trim().to_owned()
+    let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    name.trim().replace(|c: char| c.is_control(), "?")
 }
 
 impl Owner {
