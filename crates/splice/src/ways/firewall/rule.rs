@@ -1,6 +1,6 @@
 //! A rule of nftables, as far as it matters to the later packets of a TCP session.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use truepeer_sys::notices::attributes;
 
@@ -141,9 +141,10 @@ impl End {
             Self::Port(port) => return end.port() == *port,
             Self::Network { bytes, mask } => (bytes, mask),
         };
-        let octets = match end {
-            SocketAddr::V4(v4) => v4.ip().octets().to_vec(),
-            SocketAddr::V6(v6) => v6.ip().octets().to_vec(),
+        // An IPv6 socket's IPv4 connection passes the rules of IPv4.
+        let octets = match end.ip().to_canonical() {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
         };
         let is_same = |((own, mask), other): ((&u8, &u8), &u8)| own & mask == other & mask;
         octets.len() >= bytes.len() && bytes.iter().zip(mask).zip(&octets).all(is_same)
