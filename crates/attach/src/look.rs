@@ -1,4 +1,4 @@
-//! What is attached in this network namespace, as `truepeer doctor` asks for it.
+//! For `truepeer doctor`: what is attached in this network namespace.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use super::{devices, hints, listeners};
 
 /// An attachment, and the devices of its network namespace.
 pub struct Attached {
-    /// What the programs count and hold.
+    /// The counters and rules of the kernel programs.
     pub status: Status,
     /// The devices whose packets come by the programs; empty where the kernel can't tell.
     pub covered: Vec<String>,
@@ -68,8 +68,8 @@ impl Attached {
         self.status.rules.get(&port.attachment)
     }
 
-    /// Who was refused within this time, the latest first. They are taken from `attach status --follow`; while
-    /// that runs there are none.
+    /// The senders that were refused within this time, the latest first. Reading removes them: `attach status
+    /// --follow` does not show them again, and while it runs there are none.
     pub fn refused_lately(&self, within: Duration) -> Result<Vec<Refused>> {
         let now = clock_gettime(ClockId::Monotonic);
         let now = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default());
@@ -180,12 +180,12 @@ fn others(port: &PortStatus, rules: &RulesInForce) -> String {
     words
 }
 
-/// What an operator can do about the port's counters.
+/// Advice for counters of the port that are not 0.
 pub fn hints_of(port: &PortStatus) -> Vec<String> {
     hints::of(port)
 }
 
-/// What is wrong with the listeners of this TCP port, or that there are none.
+/// Warnings about the sockets that listen on this TCP port; one if there are none.
 pub fn listener_warnings(port: u16, refuses_unshowable: bool) -> Vec<String> {
     let known = listeners::of_this_namespace().unwrap_or_default();
     listeners::warnings(&known, &[port].into(), refuses_unshowable)

@@ -91,7 +91,7 @@ const OTHERS: &[Other] = &[
 const COMPAT: [&str; 3] = ["go-mmproxy", "mmproxy-rs", "cloudflare"];
 
 impl Other {
-    /// What to type, if these words have one of it, and that word.
+    /// The first word of another program, and what to type instead.
     fn find<'a>(&self, command: &str, rest: &[&'a str]) -> Option<(&'a str, String)> {
         if !self.commands.contains(&command) {
             return None;

@@ -41,7 +41,7 @@ pub struct LoadedConfig {
 pub enum Rejected {
     /// Of a command line, perhaps one that wants its log in JSON.
     Command {
-        /// What is wrong.
+        /// The reasons.
         problems: Problems,
         /// The log is for machines.
         is_json: bool,
