@@ -26,6 +26,7 @@ debian_boot() { # directory
     echo $BASHPID >"$cgroup/cgroup.procs"
     exec "${enter[@]}" unshare --mount --pid --fork --kill-child --cgroup "${network[@]}" --uts --ipc bash -c '
       set -e
+      scripts/new-network.sh debian_boot
       root=$1
       mount --make-rprivate /
       mount --bind "$root" "$root"

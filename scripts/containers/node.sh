@@ -12,6 +12,7 @@ kube=${TRUEPEER_KUBE:-$cache/kube-$kube_version}
 node_up() { # layout
   node_layout=$1
   unshare --mount --net --pid --ipc --uts --fork --kill-child --propagation private bash -euc '
+    scripts/new-network.sh node_up
     hostname node
     mount -t proc proc /proc
     # A mount that is only covered keeps its namespace alive, and is still listed: unmount first.

@@ -7,12 +7,14 @@ programs. The caller has its own mount and network namespace.
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 ROOT = Path(os.environ["TRUEPEER_SITUATIONS_ROOT"])
 LOGS = Path(os.environ["TRUEPEER_SITUATIONS_LOGS"])
 WORK = Path("/mnt")
+NEW_NETWORK = Path(__file__).parents[1] / "new-network.sh"
 # Each host's addresses. The default route is by the first one of each family.
 ADDRESSES = {
     "client": ["203.0.113.7/24", "2001:db8:c::7/64"],
@@ -45,6 +47,8 @@ def sh(*command, **options):
 
 def network_up():
     """The bridge that joins all hosts, and routes between their networks."""
+    if subprocess.run([NEW_NETWORK, "scripts/situations.sh"]).returncode != 0:
+        sys.exit(1)
     sh("mount", "-t", "tmpfs", "tmpfs", str(WORK))
     Path("/run/netns").mkdir(exist_ok=True)
     sh("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
