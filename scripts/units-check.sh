@@ -176,9 +176,19 @@ for found in wrong[:3]:
 print(len(seen) - len(wrong), len(wrong), len(re.findall(r"PROXY TCP|QUIT\\n!", text)))' "$before"
 }
 
+# systemd takes a unit with Type=simple for started before it listens.
+listens() {
+  for _ in $(seq 100); do
+    [ -z "$(nsenter -t "$debian_pid" -n ss -Hltn "sport = :$port")" ] || return 0
+    sleep .1
+  done
+  return 1
+}
+
 check() {
   local asked restarted word
   debian_run systemctl start "$unit" || { fail "it does not start"; return; }
+  listens || { fail "nothing listens on port $port"; return; }
   asked=$(clients 300 2>&1) || { fail "$asked"; return; }
   [ "$asked" = "300 0" ] || { fail "of 300 clients: named and cut: $asked"; return; }
   clients >"$work/said" 2>&1 &
@@ -208,18 +218,23 @@ while read -r unit port kind log before; do
   [ $# = 0 ] || [[ " $* " = *" $unit "* ]] || continue
   for way in $ways; do
     case $way in
-      run) drop_in "$unit" ;;
+      run)
+        drop_in "$unit"
+        debian_run systemctl daemon-reload
+        ;;
       attach)
         # It is attached to the unit as it runs, and follows its restarts.
         debian_run systemctl start "$unit" </dev/null || true
         debian_run truepeer attach --unit "$unit.service" --port "$port" </dev/null || fail "it is not attached"
         ;;
     esac
-    debian_run systemctl daemon-reload
     check </dev/null
     debian_run systemctl stop "$unit"
     case $way in
-      run) rm -r "$root/etc/systemd/system/$unit.service.d" ;;
+      run)
+        rm -r "$root/etc/systemd/system/$unit.service.d"
+        debian_run systemctl daemon-reload
+        ;;
       attach) debian_run truepeer attach detach --now </dev/null || fail "it is not detached" ;;
     esac
   done
