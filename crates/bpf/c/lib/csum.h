@@ -70,25 +70,31 @@ struct piece {
 
 SCRATCH(pieces, struct piece);
 
-/* Adds the `len` bytes at `at` to `sum`. Nonzero: it failed. */
+/* Adds the `len` bytes at `at` to `sum`. Nonzero: it failed. The last piece stands after the loop: within it,
+ * the verifier would follow each round's last piece through all further rounds. */
 GLOBAL int sum_bytes(struct __sk_buff *skb, __u32 at, __u32 len, __u32 *sum)
 {
 	struct piece *piece = ONLY_ENTRY(pieces);
 
 	if (!piece || !sum)
 		return -1;
-	for (__u32 i = 0; i < PIECES && len > 0; i++) {
-		__u32 part = len < PIECE ? len : PIECE, last = part - 1;
-
-		asm volatile("%0 &= 511" : "+r"(last)); /* for the verifier */
-		piece->words[last / 8] = 0; /* the bytes may not fill the last word */
-		if (bpf_skb_load_bytes(skb, at, piece->words, last + 1))
+	for (__u32 i = 0; i < PIECES && len > PIECE; i++) {
+		if (bpf_skb_load_bytes(skb, at, piece->words, PIECE))
 			return -1;
-		*sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, (last | 3) + 1, *sum);
-		at += part;
-		len -= part;
+		*sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, PIECE, *sum);
+		at += PIECE;
+		len -= PIECE;
 	}
-	return len ? -1 : 0;
+	if (len == 0 || len > PIECE)
+		return len ? -1 : 0;
+	__u32 last = len - 1;
+
+	asm volatile("%0 &= 511" : "+r"(last)); /* for the verifier */
+	piece->words[last / 8] = 0; /* the bytes may not fill the last word */
+	if (bpf_skb_load_bytes(skb, at, piece->words, last + 1))
+		return -1;
+	*sum = bpf_csum_diff(0, 0, (__be32 *)piece->words, (last | 3) + 1, *sum);
+	return 0;
 }
 
 /* CHECKSUM_PARTIAL: the packet comes from this host or through GRO, and its field holds no complete sum. The
