@@ -221,6 +221,9 @@ check_is "the chart passes helm lint" "$("$kube/helm" lint --strict deploy/helm/
 check_is "deploy/kubernetes/agent.yaml is the chart's" "$(scripts/kube-manifest.sh | diff - deploy/kubernetes/agent.yaml | head -5)" ""
 check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
 
+if command -v apparmor_parser >/dev/null; then
+  check_is "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "$(apparmor_parser -QK deploy/kubernetes/apparmor-agent >/dev/null 2>&1; echo $?)" 0
+else check_skip "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "apparmor_parser is missing"; fi
 check_is "the PodMonitor asks with the token of the metrics" "$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a --set 'allowSenders={private}' \
   --set metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prometheus,metrics.tokenSecret.name=s --show-only templates/podmonitor.yaml | grep -c -e 'credentials: {name: s, key: token}' -e 'release: prometheus' -e 'port: metrics')" 3
 
