@@ -107,6 +107,7 @@ fn run_inside(namespaces: &[&str], users: Users) -> Entry {
 
 /// Makes private what programs expect of a machine: `/run`, users, and servers that every user can reach.
 fn furnish(users: Users) -> anyhow::Result<()> {
+    ensure_new_network()?;
     let servers = whereabouts::servers_dir();
     let workspace = whereabouts::workspace_dir();
     anyhow::ensure!(!workspace.starts_with("/run"), "the workspace is below /run, which tests replace");
@@ -124,6 +125,20 @@ fn furnish(users: Users) -> anyhow::Result<()> {
         passwd::make_home()?;
     }
     raise_open_files()
+}
+
+/// As scripts/new-network.sh does. The variable [`INSIDE`] may be left in a shell, and then mounts would hide
+/// the machine's own `/run`.
+fn ensure_new_network() -> anyhow::Result<()> {
+    let ip = whereabouts::find_program("ip").context("the command ip is missing")?;
+    let up = Command::new(&ip)
+        .envs(whereabouts::environment(&ip))
+        .args(["-o", "link", "show", "up"])
+        .output()
+        .context("ip")?;
+    let is_new = up.status.success() && up.stdout.is_empty();
+    anyhow::ensure!(is_new, "{INSIDE} is set, but this is no new network namespace");
+    Ok(())
 }
 
 /// Mounts an edited copy over a file, in the private mounts only.

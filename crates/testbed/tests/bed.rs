@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use std::thread;
 
 use truepeer_testbed::account::{account_of, data_of};
-use truepeer_testbed::{Bed, Behaviour, Program, Test, Topology, User, WAIT_LIMIT, client, sockets, tests};
+use truepeer_testbed::{
+    Bed, Behaviour, Program, Test, Topology, User, WAIT_LIMIT, client, sockets, tests, workspace_dir,
+};
 
 fn a_test_has_a_network_of_its_own(bed: &Bed) -> anyhow::Result<()> {
     let links = Program::new("ip").args(["-o", "link"]).run(bed)?;
@@ -99,9 +101,37 @@ fn programs_that_end_interrupt_no_read(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// In a bed `lo` is up, as on any machine.
+fn a_network_in_use_is_not_changed(bed: &Bed) -> anyhow::Result<()> {
+    let scripts = workspace_dir().join("scripts");
+    let found = |program: Program| program.run(bed).map_err(|error| format!("{error:#}"));
+    let guard = scripts.join("new-network.sh");
+    let refused = found(Program::new(&guard).args(["the right way"]));
+    anyhow::ensure!(
+        refused.as_ref().is_err_and(|said| said.contains("Start it by the right way")),
+        "{refused:?}"
+    );
+    let new = found(Program::new("unshare").arg("--net").arg(&guard));
+    anyhow::ensure!(new.is_ok(), "{new:?}");
+    let pages = Program::new("python3")
+        .args(["-B", "-c", "import hosts; hosts.network_up()"])
+        .env("PYTHONPATH", scripts.join("situations"))
+        .env("TRUEPEER_SITUATIONS_ROOT", "/nonexistent")
+        .env("TRUEPEER_SITUATIONS_LOGS", "/nonexistent");
+    let refused = found(pages);
+    anyhow::ensure!(
+        refused.as_ref().is_err_and(|said| said.contains("scripts/situations.sh")),
+        "{refused:?}"
+    );
+    let links = Program::new("ip").args(["-o", "link"]).run(bed)?;
+    anyhow::ensure!(links.lines().count() == 1, "{links}");
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let mut all = tests![
         a_test_has_a_network_of_its_own,
+        a_network_in_use_is_not_changed,
         who_backends_answer_with_getpeername,
         an_account_is_given_of_connections_that_are_reset,
         a_counted_session_is_answered_before_its_end,

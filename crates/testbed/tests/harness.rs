@@ -79,6 +79,15 @@ fn long_tests_run_when_asked_for(_: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn a_variable_left_in_a_shell_furnishes_no_machine(_: &Bed) -> anyhow::Result<()> {
+    let mut command = Command::new(env::current_exe()?);
+    command.arg("passes").env(FIXTURES, "1").env("TRUEPEER_TESTBED_INSIDE", "all");
+    let output = String::from_utf8(command.output()?.stdout)?;
+    ensure!(output.contains(" 0 passed; 0 failed; 1 ignored;"), "{output}");
+    ensure!(output.contains("this is no new network namespace"), "{output}");
+    Ok(())
+}
+
 fn main() -> ExitCode {
     if env::var_os(FIXTURES).is_some() {
         return truepeer_testbed::main(fixtures());
@@ -86,6 +95,7 @@ fn main() -> ExitCode {
     truepeer_testbed::main(tests![
         each_outcome_is_counted_as_its_own_kind,
         names_choose_among_tests,
-        long_tests_run_when_asked_for
+        long_tests_run_when_asked_for,
+        a_variable_left_in_a_shell_furnishes_no_machine
     ])
 }
