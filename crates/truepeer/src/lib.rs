@@ -17,7 +17,7 @@ use truepeer_cli::file::{self, ConfigSource, LoadedConfig};
 use truepeer_cli::{self as cli, Compat, Invocation, UsageError};
 use truepeer_config::plan::{self, EntryConfig, ProcessConfig};
 use truepeer_config::spec::{
-    self, DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs,
+    self, DoctorArgs, FileSpec, OciHookArgs, ReloadArgs, RoutesAction, RoutesArgs, StackArgs, UpgradeArgs,
 };
 use truepeer_ops::admin::{Client, StatusDoc};
 use truepeer_ops::{doctor, log};
@@ -104,7 +104,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         }
         Task::Other(Invocation::Vpp(args)) => return vpp(&args.action),
         Task::Other(Invocation::Reload(args)) => reload(&args),
-        Task::Other(Invocation::Upgrade(args)) => upgrade(&args.file),
+        Task::Other(Invocation::Upgrade(args)) => upgrade(&args),
         Task::Other(Invocation::Attach(args)) => truepeer_attach::run(&args, &mut output::stdout()),
         Task::Other(Invocation::OciHook(args)) => oci_hook(&args),
         Task::Other(Invocation::Routes(args)) => routes(&args),
@@ -247,10 +247,14 @@ fn reload(args: &ReloadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn upgrade(file: &FileSpec) -> anyhow::Result<()> {
+fn upgrade(args: &UpgradeArgs) -> anyhow::Result<()> {
+    let file = &args.file;
     let status = Client::at(&admin_socket(file)?).ask("GET", "/status").context("not upgraded")?;
     let status: StatusDoc =
         serde_json::from_str(&status).context("not upgraded: this is no answer of truepeer")?;
+    if args.if_replaced && !status.is_replaced {
+        return Ok(());
+    }
     server::start::refuse_outside_of_unit(status.pid)?;
     let said = server::start::upgrade(file.path(), &status.passed)?;
     writeln!(output::stdout(), "{said}")?;

@@ -58,6 +58,8 @@ pub struct ReloadArgs {
 pub struct UpgradeArgs {
     #[command(flatten)]
     pub file: FileSpec,
+    #[arg(long)]
+    pub if_replaced: bool,
 }
 
 /// Say everything that is wrong in a configuration file, without doing any of it

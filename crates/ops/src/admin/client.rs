@@ -3,11 +3,16 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use rustix::fs::Uid;
+use rustix::process::{geteuid, getuid};
+use rustix::thread::set_thread_res_uid;
 
 use super::answer::HANDOVER;
 use truepeer_config::plan::AdminConfig;
@@ -57,7 +62,7 @@ impl Client {
     pub fn ask(&self, method: &str, path: &str) -> anyhow::Result<String> {
         let patience = if method == "POST" { ORDER } else { PATIENCE };
         let answer = match &self.address {
-            AdminAddr::Unix(socket) => UnixStream::connect(socket).and_then(|stream| {
+            AdminAddr::Unix(socket) => connect_to(socket).and_then(|stream| {
                 stream.set_read_timeout(Some(patience))?;
                 exchange(stream, method, path)
             }),
@@ -73,6 +78,26 @@ impl Client {
             _ => bail!("{}: this is no answer of truepeer", self.address),
         }
     }
+}
+
+/// Connects to an admin socket. Root without CAP_DAC_OVERRIDE, as in truepeer.service, may not write to the
+/// socket of the service's user. It connects as that user.
+///
+/// # Errors
+/// Those of connect(2).
+pub fn connect_to(socket: &Path) -> io::Result<UnixStream> {
+    let connected = UnixStream::connect(socket);
+    let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    if !connected.as_ref().is_err_and(is_refused) || !geteuid().is_root() {
+        return connected;
+    }
+    let owner = Uid::from_raw(fs::metadata(socket)?.uid());
+    // A thread has a user of its own, which ends with it.
+    let as_owner = || {
+        set_thread_res_uid(getuid(), owner, geteuid())?;
+        UnixStream::connect(socket)
+    };
+    thread::scope(|scope| scope.spawn(as_owner).join()).unwrap_or(connected)
 }
 
 /// Asks for an upgrade. Afterwards the stream is that of the hand-over.

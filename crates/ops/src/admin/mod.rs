@@ -37,7 +37,7 @@ use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
-pub use self::client::{Client, switch_protocol};
+pub use self::client::{Client, connect_to, switch_protocol};
 use self::listen::Entrance;
 pub use self::status::{AttachmentDoc, StatusDoc};
 use self::stop::Stopper;

@@ -131,6 +131,7 @@ mod tests {
             passed: truepeer_config::plan::passed::PassedNames::new(),
             version: "1".into(),
             pid: 1,
+            is_replaced: false,
             state: "broken".into(),
             reason: Some("<script>&\"".into()),
             listeners: Vec::new(),

@@ -18,6 +18,9 @@ pub struct StatusDoc {
     pub(crate) version: String,
     /// The process.
     pub pid: u32,
+    /// The program's file has been replaced or removed since the start. Programs of before say nothing of it.
+    #[serde(default = "is_older")]
+    pub is_replaced: bool,
     /// See [`State::name`].
     pub(crate) state: String,
     /// Why it is broken.
@@ -95,6 +98,7 @@ impl StatusDoc {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
+            is_replaced: is_replaced(),
             state: state.name().to_owned(),
             reason: match state {
                 State::Broken(reason) => Some(reason),
@@ -112,6 +116,16 @@ impl StatusDoc {
             complaints: running.complaints().iter().map(ComplaintDoc::of).collect(),
         }
     }
+}
+
+/// Nobody else can tell: /proc/PID/exe of a process with privileges is closed to others.
+fn is_replaced() -> bool {
+    let file = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    file.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
+}
+
+fn is_older() -> bool {
+    true
 }
 
 impl ComplaintDoc {

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::net::{SocketType, sockopt};
@@ -14,7 +13,7 @@ use super::wire::{FlowRecord, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
 use truepeer_config::plan::{CheckedListener, ProcessConfig, passed};
 use truepeer_config::spec::Protocol;
-use truepeer_ops::admin::switch_protocol;
+use truepeer_ops::admin::{connect_to, switch_protocol};
 
 /// An upgrade that this process has begun.
 pub(in crate::server) struct Taking {
@@ -80,7 +79,7 @@ impl Taking {
         let admin = process.admin.socket().context(
             "--take-over: expected the path of a socket in [admin] listen, by which the running truepeer is found",
         )?;
-        let stream = UnixStream::connect(admin)
+        let stream = connect_to(admin)
             .with_context(|| format!("no truepeer to take over from listens on {}", admin.display()))?;
         stream.set_read_timeout(Some(START))?;
         stream.set_write_timeout(Some(START))?;
