@@ -15,7 +15,7 @@ debian_root() { # directory [release]
 
 # Starts systemd. Its cgroup is a child of this one: a cgroup2 without controllers is enough. `truepeer attach` needs the root of the
 # hierarchy, which is mounted on /run/cgroup-of-host. Variables: debian_name, its host name; debian_netns, the path of a network
-# namespace to use instead of a new one, and then with a BPF file system, which systemd mounts on machines only.
+# namespace to use instead of a new one.
 debian_boot() { # directory
   local root=$1 cgroups cgroup name=${debian_name:-debian} network=(--net) enter=()
   [ -z "${debian_netns-}" ] || network=() enter=(nsenter "--net=$debian_netns")
@@ -45,11 +45,12 @@ debian_boot() { # directory
       ln -s pts/ptmx dev/ptmx
       ip link set lo up
       hostname "$3"
-      [ -z "$4" ] || mount -t bpf -o mode=700 bpf sys/fs/bpf
+      # On a machine systemd mounts it, in a container it does not.
+      mount -t bpf -o mode=700 bpf sys/fs/bpf
       pivot_root . mnt
       umount -l /mnt
       exec env -i container=truepeer PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --log-target=console --show-status=no
-    ' bash "$root" "$cgroups" "$name" "${debian_netns-}"
+    ' bash "$root" "$cgroups" "$name"
   ) >"$target/logs/$name.log" 2>&1 </dev/null &
   debian_unshare=$!
   for _ in $(seq 300); do

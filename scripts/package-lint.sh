@@ -38,7 +38,7 @@ if has systemd-analyze; then
     complain "${unit##*/}" "$(cd "$dir/units" && SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no --recursive-errors=no "$unit" 2>&1)"
   done
   # attach loads kernel programs as root.
-  for limit in truepeer.service:20 truepeer-attach@web.service:30; do
+  for limit in truepeer.service:23 truepeer-attach@web.service:30; do
     exposure=$(systemd-analyze security --offline=true --threshold="${limit#*:}" --no-pager "$dir/units/${limit%:*}" 2>&1 | tail -1) ||
       complain "exposure above ${limit#*:} tenths" "$exposure"
     echo "${exposure#→ }"

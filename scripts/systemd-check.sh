@@ -20,7 +20,7 @@ debian_root "$root" "$release" || { echo "SKIP systemd-check: debootstrap failed
 config=$root/etc/truepeer/truepeer.toml
 dropin=$root/etc/systemd/system/truepeer.service.d/less.conf
 mkdir -p "${config%/*}"
-rm -rf "${dropin%/*}" "$root/var/log/journal"
+rm -rf "${dropin%/*}" "$root/var/log/journal" "$config" "$root"/etc/systemd/system/*.wants/truepeer.service
 install -m 755 "$truepeer" "$root/usr/bin/truepeer"
 cp deploy/systemd/truepeer.service "$root/etc/systemd/system/"
 jobs() { # ports
@@ -46,8 +46,8 @@ clients() {
   fail "no client is served"
 }
 
-say "$(debian_run systemctl --version | head -1); $(debian_run systemd-analyze security --no-pager --offline=true --threshold=20 \
-  /etc/systemd/system/truepeer.service | tail -1 | sed 's/^[^O]*//')" || fail "the exposure is above 2.0"
+say "$(debian_run systemctl --version | head -1); $(debian_run systemd-analyze security --no-pager --offline=true --threshold=23 \
+  /etc/systemd/system/truepeer.service | tail -1 | sed 's/^[^O]*//')" || fail "the exposure is above 2.3"
 debian_run ip rule >"$work/rules"
 
 debian_run systemctl start truepeer || fail "start"
@@ -57,7 +57,7 @@ is() { [ "$(status "$1")" = "$2" ] || fail "$1 is $(status "$1"), expected $2"; 
 confined() {
   is CapEff 0000000000002400 # CAP_NET_BIND_SERVICE, CAP_NET_RAW
   is CapPrm 0000000000002400
-  is CapBnd 0000000000003400 # without CAP_SETPCAP it can't be reduced; no_new_privs has the same effect
+  is CapBnd 000000c0000034c4 # without CAP_SETPCAP it can't be reduced; no_new_privs has the same effect
   is CapAmb 0000000000000000
   is NoNewPrivs 1
   is Seccomp 2
@@ -67,7 +67,7 @@ confined() {
   [ "$keeper" = "Name: truepeer-keeper CapPrm: 0000000000001400 CapEff: 0000000000001400 Seccomp: 2 " ] || fail "its keeper: $keeper"
 }
 confined
-logged 'confined: capabilities cap_net_raw cap_net_bind_service, files (Landlock' || fail "no line about confinement"
+logged ', capabilities cap_net_raw cap_net_bind_service, files (Landlock' || fail "no line about confinement"
 if logged 'not confined'; then fail "something is missing"; fi
 [ "$(property NFileDescriptorStore)" = 1 ] || fail "systemd keeps $(property NFileDescriptorStore) sockets"
 # The address changes within its port, whose old socket is in the store.
@@ -129,8 +129,8 @@ print(*sorted({json.loads(line)["PRIORITY"] for line in sys.stdin}))')"
 
 mkdir -p "${dropin%/*}"
 for less in CAP_NET_ADMIN CAP_NET_BIND_SERVICE; do
-  kept=$(printf '%s\n' CAP_NET_RAW CAP_NET_ADMIN CAP_NET_BIND_SERVICE | grep -vx $less | tr '\n' ' ')
-  printf '[Service]\nRestart=no\nAmbientCapabilities=\nAmbientCapabilities=%s\nCapabilityBoundingSet=\nCapabilityBoundingSet=%s\n' "$kept" "$kept" >"$dropin"
+  kept=$(sed -n 's/^CapabilityBoundingSet=//p' deploy/systemd/truepeer.service | tr ' ' '\n' | grep -vx $less | tr '\n' ' ')
+  printf '[Service]\nRestart=no\nCapabilityBoundingSet=\nCapabilityBoundingSet=%s\n' "$kept" >"$dropin"
   debian_run systemctl daemon-reload
   since=$(date +'%F %T')
   if debian_run systemctl start truepeer 2>/dev/null; then fail "it starts without $less"; fi
@@ -139,8 +139,66 @@ done
 rm -r "${dropin%/*}"
 say "with less: neither without CAP_NET_ADMIN nor without CAP_NET_BIND_SERVICE does it start; the journal names them"
 
-# Each machine's systemd mounts one; in a container it doesn't.
-debian_run mount -t bpf -o mode=700 bpf /sys/fs/bpf
+# The first example of docs/config.md, and a site whose key certbot keeps for root. The file is root's alone, too.
+site=$root/etc/letsencrypt
+rm -rf "$site"
+mkdir -p "$site/archive/www" "$site/live/www"
+chmod 700 "$site/archive" "$site/live"
+renew() { # number
+  openssl req -x509 -newkey rsa:2048 -nodes -days 9 -subj "/CN=www-$1" -keyout "$site/archive/www/privkey$1.pem" -out "$site/archive/www/fullchain$1.pem" 2>/dev/null
+  chmod 600 "$site/archive/www/privkey$1.pem"
+  for name in privkey fullchain; do ln -sfn "../../archive/www/$name$1.pem" "$site/live/www/$name.pem"; done
+}
+renew 1
+echo 192.0.2.0/24 >"$root/etc/truepeer/load-balancers.txt"
+key=/etc/letsencrypt/live/www/privkey.pem
+whole() {
+  sed -n '/^```toml$/,/^```$/p' docs/config.md | sed '1d; /^```$/,$d'
+  printf '[[https]]\nlisten = ["127.0.0.1:444"]\ntls-cert = ["/etc/letsencrypt/live/www/fullchain.pem"]\ntls-key = ["%s"]\norigin = "http://127.0.0.1:8080"\n' "$key"
+}
+whole >"$config"
+chmod 600 "$config"
+checks() { debian_run truepeer check -c /etc/truepeer/truepeer.toml "$@" 2>&1; }
+attaches() { debian_run truepeer attach status | grep -q '^port 587/tcp: attached'; }
+serves() { # number of the certificate
+  nsenter -t "$debian_pid" -n openssl s_client -connect 127.0.0.1:444 </dev/null 2>/dev/null | grep -q "CN *= *www-$1\$" || fail "certificate $1 is not served"
+  attaches || fail "nothing is attached"
+  case $(status Uid) in 0*) fail "it runs as root" ;; esac
+  # It reads root's files again: CAP_DAC_READ_SEARCH.
+  is CapEff 0000000000002404
+}
+for how in "" --as-service; do said=$(checks $how) || fail "check $how: $said"; done
+debian_run systemctl enable --now truepeer || fail "start with root's files and [[attach]]"
+serves 1
+renew 2
+debian_run systemctl reload truepeer || fail "reload with a new key"
+serves 2
+install -m 755 "$truepeer" "$root/usr/bin/truepeer.next"
+mv "$root/usr/bin/truepeer.next" "$root/usr/bin/truepeer"
+first=$(property MainPID)
+debian_run systemctl reload truepeer || fail "upgrade with root's files"
+for _ in $(seq 50); do [ "$(property MainPID)" = "$first" ] || break; sleep .1; done
+[ "$(property MainPID)" != "$first" ] || fail "no new process serves root's files"
+serves 2
+debian_run systemctl restart truepeer || fail "restart with root's files"
+serves 2
+renew 3
+debian_end
+debian_boot "$root" || fail "no reboot"
+[ "$(property ActiveState)" = active ] || fail "not active after the reboot"
+serves 3
+debian_run systemctl disable --now truepeer || fail "stop with root's files"
+if attaches; then fail "stop left port 587 attached"; fi
+key=/root/site.key
+cp "$site/archive/www/privkey3.pem" "$root$key"
+whole >"$config"
+said=$(checks) || fail "a check by root alone: $said"
+grep -q "warning: .*does not see /root (ProtectHome=yes)" <<<"$said" || fail "no warning of /root: $said"
+if said=$(checks --as-service); then fail "check --as-service approves a key below /root"; fi
+if debian_run systemctl start truepeer 2>/dev/null; then fail "it starts with a key below /root"; fi
+debian_run systemctl stop truepeer
+say "config.md's first example, a key and a file of root: started, reloaded with a new key, upgraded, restarted, rebooted; a key below /root refused, as check says"
+
 mkdir -p "$root/etc/truepeer/attach"
 cp deploy/systemd/truepeer-attach@.service "$root/etc/systemd/system/"
 debian_run systemctl daemon-reload

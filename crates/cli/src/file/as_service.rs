@@ -1,4 +1,5 @@
-//! Names the files that root can read, but the service can't: as packaged it has a user of its own.
+//! Names the files that root can read, but the service can't: it sees no homes, and with a drop-in it may
+//! start as another user.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,6 +10,7 @@ use truepeer_config::spec::defaults;
 
 const UNIT: &str = "truepeer.service";
 const UNIT_PLACES: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+const SETTINGS: &str = "LoadState,ExecStartEx,DynamicUser,User,SupplementaryGroups,ProtectHome,PrivateTmp";
 /// Where systemd puts the credentials of services, for their users.
 const CREDENTIALS: &str = "/run/credentials";
 
@@ -19,30 +21,18 @@ pub(super) fn concerns(path: &Path) -> bool {
         && UNIT_PLACES.iter().any(|place| Path::new(place).join(UNIT).exists())
 }
 
-/// A sentence for each file that the service can't read: a user in no group but those of SupplementaryGroups=.
-/// Nothing if a drop-in makes it root.
+/// A sentence for each file that the service can't read.
 pub(super) fn unreadable(files: &[PathBuf]) -> Vec<String> {
-    let shown = Command::new("systemctl")
-        .args([
-            "show",
-            "-p",
-            "LoadState",
-            "-p",
-            "DynamicUser",
-            "-p",
-            "User",
-            "-p",
-            "SupplementaryGroups",
-            UNIT,
-        ])
-        .output();
+    let shown = Command::new("systemctl").args(["show", "-p", SETTINGS, UNIT]).output();
     // Without systemd there is no drop-in: the unit is as packaged.
     let shown = shown.map(|shown| String::from_utf8_lossy(&shown.stdout).into_owned()).unwrap_or_default();
-    if starts_as_root(&shown) {
-        return Vec::new();
-    }
     let groups = group_numbers(setting(&shown, "SupplementaryGroups"));
-    files.iter().filter_map(|file| obstacle(file, &groups)).collect()
+    let obstacle = |file: &PathBuf| {
+        let real = fs::canonicalize(file).ok().filter(|real| !real.starts_with(CREDENTIALS))?;
+        hidden(&shown, file, &real)
+            .or_else(|| if starts_as_root(&shown) { None } else { obstacle(file, &real, &groups) })
+    };
+    files.iter().filter_map(obstacle).collect()
 }
 
 fn setting<'a>(shown: &'a str, name: &str) -> &'a str {
@@ -50,14 +40,39 @@ fn setting<'a>(shown: &'a str, name: &str) -> &'a str {
     shown.lines().find_map(of_name).unwrap_or_default()
 }
 
-fn starts_as_root(shown: &str) -> bool {
+fn is_loaded(shown: &str) -> bool {
     setting(shown, "LoadState") == "loaded"
-        && setting(shown, "DynamicUser") != "yes"
-        && matches!(setting(shown, "User"), "" | "root" | "0")
 }
 
-fn obstacle(file: &Path, groups: &[u32]) -> Option<String> {
-    let real = fs::canonicalize(file).ok().filter(|real| !real.starts_with(CREDENTIALS))?;
+/// Whether it reads its files as root, as packaged: by `ExecStart=!`. Drop-ins can change that.
+fn starts_as_root(shown: &str) -> bool {
+    let has_user =
+        setting(shown, "DynamicUser") == "yes" || !matches!(setting(shown, "User"), "" | "root" | "0");
+    let start = setting(shown, "ExecStartEx");
+    !is_loaded(shown) || !has_user || start.contains("no-setuid") || start.contains("privileged")
+}
+
+/// The unit's own view of the file system has no homes and an own /tmp.
+fn hidden(shown: &str, file: &Path, real: &Path) -> Option<String> {
+    let is_below = |places: &[&'static str]| places.iter().copied().find(|place| real.starts_with(place));
+    let applies = |name: &str| !is_loaded(shown) || !matches!(setting(shown, name), "no" | "read-only" | "");
+    let (place, by) = is_below(&["/home", "/root", "/run/user"])
+        .filter(|_| applies("ProtectHome"))
+        .map(|place| (place, "ProtectHome=yes"))
+        .or_else(|| {
+            let place = is_below(&["/tmp", "/var/tmp"]).filter(|_| applies("PrivateTmp"))?;
+            Some((place, "PrivateTmp=yes"))
+        })?;
+    Some(format!(
+        "{}: {UNIT} does not see {place} ({by}); expected: a file elsewhere; \
+         type: cp {} /etc/truepeer/, and name that one",
+        file.display(),
+        real.display(),
+    ))
+}
+
+/// For a user in no group but `groups`.
+fn obstacle(file: &Path, real: &Path, groups: &[u32]) -> Option<String> {
     let mut ways: Vec<&Path> = real.ancestors().collect();
     ways.reverse();
     let (closed, mode) = ways.into_iter().find_map(|way| {
@@ -92,14 +107,30 @@ mod tests {
 
     use super::*;
 
+    const PACKAGED: &str = "LoadState=loaded\nDynamicUser=yes\nUser=truepeer\n\
+        ProtectHome=yes\nPrivateTmp=yes\n\
+        ExecStartEx={ path=/usr/bin/truepeer ; argv[]=/usr/bin/truepeer serve ; flags=no-setuid ; pid=0 }\n";
+
     #[test]
     fn a_unit_that_drop_ins_make_root_is_told_from_the_packaged_one() {
+        assert!(starts_as_root(PACKAGED));
+        assert!(starts_as_root("") && starts_as_root("LoadState=not-found\nUser=\nDynamicUser=no\n"));
         assert!(starts_as_root("LoadState=loaded\nUser=\nDynamicUser=no\nSupplementaryGroups=\n"));
         assert!(starts_as_root("LoadState=loaded\nUser=root\n"));
-        assert!(!starts_as_root("LoadState=loaded\nUser=\nDynamicUser=yes\n"));
+        assert!(!starts_as_root(&PACKAGED.replace("no-setuid", "")));
         assert!(!starts_as_root("LoadState=loaded\nUser=truepeer\nDynamicUser=no\n"));
-        assert!(!starts_as_root("") && !starts_as_root("LoadState=not-found\nUser=\nDynamicUser=no\n"));
         assert_eq!(setting("User=a\nSupplementaryGroups=x y\n", "SupplementaryGroups"), "x y");
+    }
+
+    #[test]
+    fn homes_and_temporary_files_are_hidden_from_the_service() {
+        let says = |shown: &str, file: &str| hidden(shown, Path::new("./list"), Path::new(file));
+        for shown in [PACKAGED, ""] {
+            assert!(says(shown, "/root/site.key").unwrap().contains("does not see /root (ProtectHome=yes)"));
+            assert!(says(shown, "/tmp/list").unwrap().contains("does not see /tmp (PrivateTmp=yes)"));
+            assert_eq!(says(shown, "/etc/letsencrypt/archive/www/privkey1.pem"), None);
+        }
+        assert_eq!(says("LoadState=loaded\nProtectHome=read-only\nPrivateTmp=no\n", "/home/a/list"), None);
     }
 
     #[test]
@@ -112,13 +143,13 @@ mod tests {
         set(&dir, 0o755);
         set(&closed, 0o755);
         set(&file, 0o644);
-        assert_eq!(obstacle(&file, &[]), None);
+        assert_eq!(obstacle(&file, &file, &[]), None);
         set(&file, 0o640);
-        let said = obstacle(&file, &[]).unwrap();
+        let said = obstacle(&file, &file, &[]).unwrap();
         assert!(said.contains("can't read it (mode 0640)") && said.contains("chmod g+r"), "{said}");
-        assert_eq!(obstacle(&file, &[fs::metadata(&file).unwrap().gid()]), None);
+        assert_eq!(obstacle(&file, &file, &[fs::metadata(&file).unwrap().gid()]), None);
         set(&closed, 0o700);
-        let said = obstacle(&file, &[]).unwrap();
+        let said = obstacle(&file, &file, &[]).unwrap();
         let directory = format!("since {} is closed (mode 0700)", closed.display());
         assert!(said.contains(&directory) && said.contains("chmod g+x"), "{said}");
         set(&closed, 0o755);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -39,7 +40,6 @@ impl Found {
 
     /// Whether it may create files in `dir`, by the directory's mode.
     pub(super) fn can_write(self, dir: &Path) -> bool {
-        use std::os::unix::fs::MetadataExt as _;
         let Ok(found) = fs::metadata(dir) else { return false };
         let bit = match (found.uid() == self.uid, found.gid() == self.gid) {
             (true, _) => 0o300,
@@ -80,7 +80,7 @@ pub(super) fn find(name: &UserName) -> anyhow::Result<Found> {
     }
 }
 
-/// The user `truepeer`, or else a number that is nobody's.
+/// The user of the systemd unit, the user `truepeer`, or else a number that is nobody's.
 ///
 /// # Errors
 /// Why this process can't become one, in words.
@@ -89,8 +89,9 @@ pub(super) fn of_its_own() -> Result<Found, String> {
         return Err("CAP_SETUID or CAP_SETGID is missing".to_owned());
     }
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let found = match line_of(&passwd, 0, OWN) {
-        Some((uid, gid)) => Found { uid, gid },
+    let own = line_of(&passwd, 0, OWN).map(|(uid, gid)| Found { uid, gid });
+    let found = match of_unit().or(own) {
+        Some(found) => found,
         None => free(&passwd, &fs::read_to_string("/etc/group").unwrap_or_default()),
     };
     let is_mapped = |file: &str, id: u32| fs::read_to_string(file).is_ok_and(|map| maps(&map, id));
@@ -99,6 +100,15 @@ pub(super) fn of_its_own() -> Result<Found, String> {
     } else {
         Err(format!("this user namespace has no user {}", found.uid))
     }
+}
+
+/// The owner of the unit's runtime directory. With `DynamicUser=` and `ExecStart=!` (systemd.service(5))
+/// systemd gives it to a user that it keeps free for the unit, and the process has to become that user.
+fn of_unit() -> Option<Found> {
+    let directories = std::env::var_os("RUNTIME_DIRECTORY")?;
+    let first = Path::new(&directories).to_str()?.split(':').next()?;
+    let status = fs::metadata(first).ok()?;
+    (status.uid() != 0).then_some(Found { uid: status.uid(), gid: status.gid() })
 }
 
 /// The user and group in the line of /etc/passwd whose field is `value`.

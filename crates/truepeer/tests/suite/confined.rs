@@ -24,6 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_named_user_is_taken,
         files_of_root_are_read_again_by_the_other_user,
         an_admin_socket_in_roots_directory_is_opened_by_root,
+        a_units_user_owns_its_runtime_directory_and_root_still_steers,
         drop_in_names_are_confined,
     ];
     all.extend(with_users.into_iter().map(Test::needs_several_users));
@@ -223,6 +224,38 @@ fn files_of_root_are_read_again_by_the_other_user(bed: &Bed) -> anyhow::Result<(
     stand.truepeer.signal(Signal::HUP)?;
     stand.truepeer.wait_for_log("127.0.0.1:8443 have new lists")?;
     refused(&header_of(CLIENT_V4.parse()?)?).map(drop)
+}
+
+/// As in truepeer.service, where root has no CAP_DAC_OVERRIDE and may not write to the user's admin socket.
+fn a_units_user_owns_its_runtime_directory_and_root_still_steers(bed: &Bed) -> anyhow::Result<()> {
+    Program::new("install").args(["-d", "-o", "4711", "-g", "4712", "run"]).run(bed)?;
+    Program::new("cp").args([TRUEPEER, "truepeer"]).run(bed)?;
+    bed.write(
+        "truepeer.toml",
+        "[admin]\nlisten = [\"./run/admin.sock\"]\n\
+         [[proxy]]\nlisten = [\"127.0.0.1:8443\"]\nipv4 = \"127.0.0.1:8000\"\n\
+         ipv6 = \"[::1]:8000\"\nsend-proxy = \"v2\"\n",
+    )?;
+    let runtime = bed.dir().join("run");
+    let less = ["--bounding-set=-dac_override", "--", "./truepeer"];
+    let as_in_unit = |arguments: &[&str]| {
+        let program = Program::new("setpriv").args(less).args(arguments).args(["-c", "truepeer.toml"]);
+        program.env("RUNTIME_DIRECTORY", &runtime)
+    };
+    let truepeer = as_in_unit(&["serve"]).start(bed)?;
+    truepeer.wait_listening(DOOR_V4)?;
+    all_are(&truepeer, "Uid", &["4711"; 4].join("\t"))?;
+    all_are(&truepeer, "Gid", &["4712"; 4].join("\t"))?;
+    ensure!(as_in_unit(&["reload"]).run(bed)?.contains("nothing has changed"));
+    ensure!(as_in_unit(&["upgrade", "--if-replaced"]).run(bed)?.is_empty(), "the file is the same");
+    Program::new("sh").args(["-c", "cp truepeer next && mv next truepeer"]).run(bed)?;
+    let said = as_in_unit(&["upgrade", "--if-replaced"]).run(bed)?;
+    ensure!(said.contains("serves in place"), "{said}");
+    truepeer.wait_end()?;
+    let new: i32 = said.split_whitespace().nth(1).context("no process")?.parse()?;
+    ensure!(of_every_thread_of(new, "Uid")?.iter().all(|ids| ids.starts_with("4711\t")), "{said}");
+    rustix::process::kill_process(rustix::process::Pid::from_raw(new).context("0")?, Signal::TERM)?;
+    Ok(())
 }
 
 /// Root steers by it, and a job that needs more than was kept is refused.

@@ -118,7 +118,7 @@ fn check_as_the_service_names_what_its_user_can_not_read(bed: &Bed) -> anyhow::R
     let https = "[[https]]\nlisten = [\"127.0.0.1:8445\"]\ntls-cert = [\"site.pem\"]\ntls-key = [\"site.key\"]\norigin = \"http://127.0.0.1:1\"\n";
     bed.write("truepeer.toml", https)?;
     let options = "chmod 755 . && chmod 644 truepeer.toml site.pem && chmod $1 site.key && shift && exec \"$0\" check -c truepeer.toml \"$@\"";
-    // As systemd answers for the unit alone, and as it does where drop-ins make it root.
+    // As systemd answers where drop-ins take the start as root away, and for the unit alone.
     bed.write("bin/systemctl", "#!/bin/sh\ncat user\n")?;
     Program::new("chmod").args(["755", "bin/systemctl"]).run(bed)?;
     bed.write("user", "LoadState=loaded\nDynamicUser=yes\nUser=\nSupplementaryGroups=\n")?;
@@ -134,7 +134,9 @@ fn check_as_the_service_names_what_its_user_can_not_read(bed: &Bed) -> anyhow::R
     ensure!(closed.log().contains(said) && closed.log().contains("chmod g+r"), "{}", closed.log());
     let open = check("644", &["--as-service"])?;
     ensure!(!open.log().contains("site.key: "), "{}", open.log());
-    bed.write("user", "LoadState=loaded\nDynamicUser=no\nUser=\nSupplementaryGroups=\n")?;
+    let packaged = "LoadState=loaded\nDynamicUser=yes\nUser=truepeer\n\
+        ExecStartEx={ path=/usr/bin/truepeer ; flags=no-setuid }\n";
+    bed.write("user", packaged)?;
     let as_root = check("600", &["--as-service"])?;
     ensure!(as_root.wait_end()?.success(), "the service starts as root: {}", as_root.log());
     Ok(())
