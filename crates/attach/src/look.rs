@@ -7,12 +7,11 @@ use std::time::Duration;
 use anyhow::Result;
 use rustix::time::{ClockId, clock_gettime};
 use truepeer_bpf::{
-    Place, PortStatus, Refusals, RulesInForce, Status, Traffic, UdpDialect, covered_devices, find_pins,
-    port_list, status,
+    Place, PortStatus, Refusals, RulesInForce, Status, Traffic, covered_devices, find_pins, port_list, status,
 };
 use truepeer_config::spec::defaults;
 use truepeer_config::spec::text::format_duration;
-use truepeer_policy::{HeaderRule, HeaderTimes};
+use truepeer_policy::{Dialect, HeaderRule, HeaderTimes};
 
 use super::{devices, hints, listeners};
 
@@ -170,9 +169,9 @@ fn others(port: &PortStatus, rules: &RulesInForce) -> String {
     );
     add(rules.refuse_unshowable, "unshowable", "refuse".to_owned());
     if let Traffic::Udp(udp, _) = port.traffic {
-        add(udp.dialect != UdpDialect::Every, "udp-dialect", udp.dialect.as_str().to_owned());
+        add(udp.dialect != Dialect::default(), "udp-dialect", udp.dialect.as_str().to_owned());
         add(
-            rules.udp_silence != defaults::ATTACH_CLOSE_AFTER,
+            rules.udp_silence != udp.dialect.default_silence(),
             "close-after",
             format_duration(&rules.udp_silence),
         );

@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 12;
+pub(crate) const LAYOUT: u32 = 13;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 4096;

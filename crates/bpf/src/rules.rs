@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use truepeer_policy::{Claims, HeaderRule, PrefixSet};
+use truepeer_policy::{Claims, Dialect, HeaderRule, PrefixSet};
 
 use crate::ports::{PortRange, ranges_over};
 
@@ -16,26 +16,7 @@ pub struct UdpPort {
     /// The port that the backend is bound to: the same port, or another.
     pub backend_port: u16,
     /// The dialect.
-    pub dialect: UdpDialect,
-}
-
-/// The UDP dialects with a header in each datagram. In the others a datagram alone doesn't name its client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UdpDialect {
-    /// v2 in each datagram.
-    Every,
-    /// Simple Proxy Protocol; answers have a header, too.
-    Spp,
-}
-
-impl UdpDialect {
-    /// Its name on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Every => "every",
-            Self::Spp => "spp",
-        }
-    }
+    pub dialect: Dialect,
 }
 
 /// The rules of one network namespace.
@@ -72,9 +53,9 @@ pub struct Rules {
     /// Whether clients are refused that the server's socket can't show, because they have another family than
     /// it. Otherwise it is shown the sender.
     pub refuse_unshowable: bool,
-    /// How long after the sender's last datagram a client's answers go to the sender; one second precise.
-    /// Until then, a client that itself sends from the same address and port is answered through the sender,
-    /// too.
+    /// How long after the sender's last datagram a client's answers go to the sender, in whole seconds. Until
+    /// then, a client that itself sends from the same address and port is answered through the sender, too.
+    /// Where only a flow's first datagram has a header, the flow is forgotten then.
     pub udp_silence: Duration,
     /// How many TCP connections may be open at a time; others are refused. The tables of handshakes grow with
     /// it. Another number applies when something is attached while no connection is open.

@@ -5,10 +5,11 @@ use std::num::NonZeroU32;
 
 use aya::maps::MapData;
 use aya::util::nr_cpus;
+use truepeer_policy::Dialect;
 
 use crate::error::AttachError;
 use crate::place::Place;
-use crate::rules::{Rules, UdpDialect};
+use crate::rules::Rules;
 
 /// A handshake is short: there is one for many open connections.
 const FLOWS_PER_PENDING: u32 = 8;
@@ -29,7 +30,7 @@ const NONE: u32 = 1;
 /// The tables whose size depends on the rules.
 pub(crate) struct Sizes {
     tcp: [(&'static str, u32); 4],
-    udp: [(&'static str, u32); 2],
+    udp: [(&'static str, u32); 3],
 }
 
 impl Sizes {
@@ -46,7 +47,11 @@ impl Sizes {
                 ("tp_ended", tcp(flows / FLOWS_PER_ENDED)),
                 ("tp_guesses", tcp(GUESSES)),
             ],
-            udp: [("tp_udp_flows", udp(rules.max_udp_flows.get())), ("tp_udp_slots", udp(slots(rules)))],
+            udp: [
+                ("tp_udp_flows", udp(rules.max_udp_flows.get())),
+                ("tp_udp_slots", udp(slots(rules))),
+                ("tp_udp_named", udp(named(rules))),
+            ],
         })
     }
 
@@ -55,7 +60,7 @@ impl Sizes {
         let of = |name: &'static str| Ok::<_, AttachError>((name, size_of(place, name)?));
         Ok(Self {
             tcp: [of("tp_flows")?, of("tp_pending")?, of("tp_ended")?, of("tp_guesses")?],
-            udp: [of("tp_udp_flows")?, of("tp_udp_slots")?],
+            udp: [of("tp_udp_flows")?, of("tp_udp_slots")?, of("tp_udp_named")?],
         })
     }
 
@@ -93,12 +98,18 @@ fn slots(rules: &Rules) -> u32 {
     let needs_one = rules
         .udp_ports
         .iter()
-        .any(|(port, udp_port)| udp_port.dialect == UdpDialect::Spp || udp_port.backend_port != *port);
+        .any(|(port, udp_port)| udp_port.dialect == Dialect::Spp || udp_port.backend_port != *port);
     if !needs_one {
         return NONE;
     }
     let flows = rules.max_udp_flows.get().clamp(*SLOTS.start(), *SLOTS.end());
     flows.next_power_of_two()
+}
+
+/// Only where later datagrams have no header, their senders are remembered (`c/attach/udp_named.h`).
+fn named(rules: &Rules) -> u32 {
+    let has_bare = rules.udp_ports.values().any(|udp_port| udp_port.dialect.has_bare_datagrams());
+    if has_bare { rules.max_udp_flows.get() } else { NONE }
 }
 
 /// The default of [`Rules::max_flows`].

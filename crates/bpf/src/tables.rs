@@ -9,6 +9,7 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use ipnet::Ipv6Net;
+use truepeer_policy::Dialect;
 
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
@@ -22,7 +23,7 @@ use crate::ports::{PortRange, port_list};
 use crate::programs::fingerprint;
 use crate::rules;
 use crate::rules::NewConnections;
-use crate::rules::{Others, Rules, RulesInForce, UdpDialect};
+use crate::rules::{Others, Rules, RulesInForce};
 use crate::trie::{self, Entry};
 
 /// Counters of each port.
@@ -31,10 +32,8 @@ const COUNTERS_LEN: u32 = {
     COUNTERS.len().to_le_bytes()[0] as u32
 };
 
-/// `enum dialect`.
-pub(crate) const DIALECT_EVERY: u8 = 1;
-/// `enum dialect`.
-pub(crate) const DIALECT_SPP: u8 = 2;
+/// `enum dialect`, from 1 on.
+const DIALECTS: [Dialect; 4] = [Dialect::Every, Dialect::Spp, Dialect::First, Dialect::Standalone];
 
 /// `enum backend_kind`.
 const PLAIN_ANSWERS: u8 = 1;
@@ -569,11 +568,16 @@ impl Tables {
     }
 }
 
+/// `enum dialect`.
+pub(crate) fn number_of(dialect: Dialect) -> u8 {
+    (1..).zip(DIALECTS).find(|(_, known)| *known == dialect).map_or(0, |(number, _)| number)
+}
+
 /// The backends of all UDP ports, with how the programs treat their answers: `enum backend_kind`.
 fn backends_of(udp_ports: &BTreeMap<u16, (rules::UdpPort, Port)>) -> BTreeMap<u16, Backend> {
     let mut backends = BTreeMap::new();
     for (number, (udp_port, port)) in udp_ports {
-        let is_seated = udp_port.dialect == UdpDialect::Spp || udp_port.backend_port != *number;
+        let is_seated = udp_port.dialect == Dialect::Spp || udp_port.backend_port != *number;
         let kind = if is_seated { ANSWERS_BY_SLOT } else { PLAIN_ANSWERS };
         let backend = backends.entry(udp_port.backend_port).or_insert(Backend {
             counters: port.counters,
@@ -587,16 +591,14 @@ fn backends_of(udp_ports: &BTreeMap<u16, (rules::UdpPort, Port)>) -> BTreeMap<u1
 
 impl RawUdpPort {
     fn of(udp_port: &rules::UdpPort, port: Port) -> Self {
-        let dialect = match udp_port.dialect {
-            UdpDialect::Every => DIALECT_EVERY,
-            UdpDialect::Spp => DIALECT_SPP,
-        };
+        let dialect = number_of(udp_port.dialect);
         Self { port, backend_port: udp_port.backend_port.to_be_bytes(), dialect, unused: 0 }
     }
 
     /// As it was wanted.
     pub(crate) fn rule(&self) -> rules::UdpPort {
-        let dialect = if self.dialect == DIALECT_SPP { UdpDialect::Spp } else { UdpDialect::Every };
+        let dialect =
+            DIALECTS.into_iter().find(|dialect| number_of(*dialect) == self.dialect).unwrap_or_default();
         rules::UdpPort { backend_port: u16::from_be_bytes(self.backend_port), dialect }
     }
 }

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use truepeer_bpf::UdpDialect;
 use truepeer_bpf::test::header::{HeaderCheck, Verdict};
+use truepeer_policy::Dialect;
 use truepeer_proto::vectors::{self, Vector};
 use truepeer_proto::{
     Addresses, Command, Decoded, Limits, Transport, Versions, decode, decode_datagram, spp,
@@ -46,12 +46,12 @@ fn told(bytes: &[u8]) -> Verdict {
 }
 
 /// The same for a datagram.
-fn told_of_datagram(dialect: UdpDialect, bytes: &[u8]) -> Verdict {
+fn told_of_datagram(dialect: Dialect, bytes: &[u8]) -> Verdict {
     let limits = Limits { max_len: MAX_LEN, versions: Versions::V2 };
     match dialect {
-        UdpDialect::Spp => spp::decode(bytes)
+        Dialect::Spp => spp::decode(bytes)
             .map_or(Verdict::Refused, |header| Verdict::Client(canonical(header.client), spp::LEN)),
-        UdpDialect::Every => match decode_datagram(bytes, limits) {
+        _ => match decode_datagram(bytes, limits) {
             Err(_) => Verdict::Refused,
             Ok((header, len)) => match (header.command, header.addresses) {
                 (Command::Proxy, Addresses::Inet { transport: Transport::Dgram, source, .. }) => {
@@ -63,7 +63,7 @@ fn told_of_datagram(dialect: UdpDialect, bytes: &[u8]) -> Verdict {
     }
 }
 
-fn asked_of_datagram(kernel: &mut HeaderCheck, dialect: UdpDialect, bytes: &[u8]) -> Verdict {
+fn asked_of_datagram(kernel: &mut HeaderCheck, dialect: Dialect, bytes: &[u8]) -> Verdict {
     match kernel.ask_datagram(dialect, bytes).expect("a test run") {
         Verdict::Client(address, len) => Verdict::Client(canonical(address), len),
         verdict => verdict,
@@ -91,7 +91,7 @@ fn datagrams() -> Vec<Vec<u8>> {
 fn every_datagram_has_the_same_result_at_every_cut(_bed: &Bed) -> anyhow::Result<()> {
     let mut kernel = kernel()?;
     let mut clients = 0;
-    for dialect in [UdpDialect::Every, UdpDialect::Spp] {
+    for dialect in [Dialect::Every, Dialect::First, Dialect::Standalone, Dialect::Spp] {
         for datagram in datagrams() {
             for len in 0..=datagram.len().min(300) {
                 let bytes = &datagram[..len];
@@ -201,8 +201,8 @@ fn almost_valid_headers_have_the_same_result(_bed: &Bed) -> anyhow::Result<()> {
         prop_assume!(!has_tlvs(&bytes) || told(&bytes) != Verdict::Refused);
         let asked = asked(&mut kernel.borrow_mut(), &bytes);
         prop_assert_eq!(asked, told(&bytes), "{}", bytes.escape_ascii());
-        let asked = asked_of_datagram(&mut kernel.borrow_mut(), UdpDialect::Every, &bytes);
-        prop_assert_eq!(asked, told_of_datagram(UdpDialect::Every, &bytes), "{}", bytes.escape_ascii());
+        let asked = asked_of_datagram(&mut kernel.borrow_mut(), Dialect::Every, &bytes);
+        prop_assert_eq!(asked, told_of_datagram(Dialect::Every, &bytes), "{}", bytes.escape_ascii());
         Ok(())
     });
     Ok(result?)

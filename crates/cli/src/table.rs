@@ -303,10 +303,11 @@ pub(crate) const OPTIONS: &[Row] = &[
 
     row(PROXY, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram: dnsdist, udppp), first (v2 in a flow's first: frp, NGINX), standalone (v2 before bare datagrams: Cloudflare Spectrum) or spp (38 bytes in each, and in the replies: Spectrum Simple, EdgeOne)")
         .is(|| "every".to_owned()),
-    row(ATTACH, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram) or spp (Simple Proxy Protocol, in answers, too)").is(|| "every".to_owned()),
+    row(ATTACH, UDP, "udp-dialect", "DIALECT", "Where the header is: every (v2 in each datagram: dnsdist, udppp), first (v2 in a flow's first: frp, NGINX), standalone (v2 before bare datagrams: Cloudflare Spectrum) or spp (38 bytes in each, and in the answers: Spectrum Simple, EdgeOne)").is(|| "every".to_owned()),
     row(PROXY, UDP, "close-after", "TIME", "Forget flows that are silent for this long: with every and spp in both directions, otherwise towards the backend; then it must be less than the sender's own time-out")
         .means("60s with every and spp, 28s with first and standalone"),
-    row(ATTACH, UDP, "close-after", "TIME", "How long a client is answered through its sender after its last datagram from there; one second precise").is(|| time(d::ATTACH_CLOSE_AFTER)),
+    row(ATTACH, UDP, "close-after", "TIME", "How long a client is answered through its sender after its last datagram from there, in whole seconds. With first and standalone the flow is forgotten then: less than the sender's own time-out")
+        .means("60s with every and spp, 28s with first and standalone"),
     row(PROXY, UDP, "max-flows", "N", "The most flows at a time; above it, the one that was silent longest is forgotten").means("from the limit of open files").rare(),
     row(ATTACH, PLACE, "max-flows", "COUNT", "TCP: how many connections may be open at a time; others are refused. 1048576 take 53 MiB of kernel memory. Another number needs a moment without connections").is(|| d::ATTACH_MAX_FLOWS.to_string()).rare(),
     row(ATTACH, PLACE, "max-udp-flows", "COUNT", "UDP: how many flows are remembered, 200 bytes of kernel memory each. Another number forgets them once").is(|| d::ATTACH_MAX_UDP_FLOWS.to_string()).rare(),

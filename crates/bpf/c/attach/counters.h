@@ -53,6 +53,7 @@ enum counter {
 	OUTSIDE_CGROUP,       /* the listener is not of the named cgroup: the sender's address stays */
 	REFUSED_ELSEWHERE,    /* outside the container's cgroup, where no hook sees the connection */
 	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
+	REFUSED_NO_FLOW,      /* UDP: no header, and none before it that is still remembered: udp_named.h */
 	COUNTERS,
 };
 

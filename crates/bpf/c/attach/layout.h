@@ -20,7 +20,7 @@ struct port {
 	__u8 group; /* the attachment whose rules apply */
 };
 
-enum dialect { DIALECT_EVERY = 1, DIALECT_SPP = 2 };
+enum dialect { DIALECT_EVERY = 1, DIALECT_SPP, DIALECT_FIRST, DIALECT_STANDALONE };
 
 enum backend_kind { PLAIN_ANSWERS = 1, ANSWERS_BY_SLOT = 2 /* some answers go by struct udp_slot */ };
 
@@ -82,7 +82,7 @@ struct udp_key {
 
 /* The destination of its answers, and their form. */
 struct udp_flow {
-	__u64 seen_ns;           /* its newest datagram, to a second */
+	__u64 seen_ns;           /* its newest datagram */
 	__u64 ticket;            /* the slot of its last answer: udp_slots.h; 0: none yet. Written by udp_send */
 	__u64 version;           /* another one whenever the entry is written as a whole: udp_maps.h,
 				  * copy_udp_flow */
@@ -106,6 +106,16 @@ struct udp_flow {
 
 #define UDP_FLOW_COMPARED_FROM offsetof(struct udp_flow, sender)
 #define UDP_FLOW_COMPARED_TO offsetof(struct udp_flow, edition)
+
+/* The client that a sender's address and port has named, where its later datagrams have no header. */
+struct udp_named {
+	__u64 seen_ns;       /* its newest datagram */
+	__u64 version;       /* as in struct udp_flow */
+	struct address client;
+	__be16 client_port;
+	__u16 is_named;      /* by a header; otherwise the sender stands for itself */
+	__u32 unused;
+};
 
 /* An answer on its way from udp_send to udp_egress, with everything that udp_egress needs. udp_slots.h lists
  * who may write it and when. */
@@ -189,5 +199,6 @@ _Static_assert(sizeof(struct terms) == 32, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
 _Static_assert(sizeof(struct udp_slot) == 80, "src/layout.rs");
+_Static_assert(sizeof(struct udp_named) == 40, "src/test/udp.rs");
 _Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
 _Static_assert(sizeof(struct pending) == 176, "src/layout.rs");

@@ -30,16 +30,16 @@ static __always_inline int is_same_flow(const struct udp_flow *a, const struct u
 	return a->edition == b->edition && a->group == b->group;
 }
 
-/* Whether the stored flow equals `now`. Then only the time is updated, once a second. */
-static __always_inline int is_noted(const struct known *known, struct udp_flow *now)
+/* Whether the stored flow equals `now`. Then only the time is updated. */
+static __always_inline int is_noted(const struct known *known, const struct udp_flow *now)
 {
 	struct udp_flow *flow = known->flow;
 
 	if (!flow || !known->is_newest || !is_same_flow(flow, now))
 		return 0;
-	now->seen_ns = bpf_ktime_get_coarse_ns();
-	if (now->seen_ns - flow->seen_ns >= SECOND_NS)
-		flow->seen_ns = now->seen_ns;
+	__u64 seen_ns = bpf_ktime_get_coarse_ns();
+	if (flow->seen_ns != seen_ns) /* the processor of the answers reads it, too */
+		flow->seen_ns = seen_ns;
 	return 1;
 }
 

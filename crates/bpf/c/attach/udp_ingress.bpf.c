@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* Incoming UDP: from a sender to a backend on this host. The header is removed, the client becomes the
  * source, and the flow is stored for the answers. docs/internals/attach-udp.md has a drawing. */
-#include "attach/udp_opened.h"
+#include "attach/udp_named.h"
 #include "attach/udp_backend.h"
-#include "attach/udp_flows.h"
 #include "lib/ipv6_exthdr.h"
 #include "attach/gro_split.h"
 #include "attach/refusals.h"
@@ -120,6 +119,17 @@ static __always_inline int note_flow(struct __sk_buff *skb, struct udp_scratch *
 	return remember(&scratch->key, flow) ? REFUSED_FULL : 0;
 }
 
+/* Stores the client for the sender's next datagrams. Returns the reason to refuse the datagram, or 0. */
+static __always_inline int begin_flow(struct __sk_buff *skb, struct udp_scratch *scratch,
+				      const struct known *known)
+{
+	if (!is_datagram_intact(skb, &scratch->datagram))
+		return REFUSED_DAMAGED;
+	if (known->flow)
+		forget_earlier_sender(known->flow, &scratch->opened);
+	return name_client(&scratch->datagram, &scratch->opened) ? REFUSED_FULL : 0;
+}
+
 /* Nonzero: it failed. */
 static __always_inline int deliver(struct __sk_buff *skb, struct udp_scratch *scratch, __be16 backend_port)
 {
@@ -158,7 +168,10 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 	struct opened *opened = &scratch->opened;
 	const struct ip *ip = &scratch->datagram.ip;
 	struct known known = {};
-	int refusal = open_datagram(skb, &scratch->datagram, udp_port, rule, opened);
+	int refusal = 0;
+
+	if (!has_bare_datagrams(udp_port) || !open_datagram_of_flow(&scratch->datagram, udp_port, opened))
+		refusal = open_datagram(skb, &scratch->datagram, udp_port, rule, opened);
 	if (refusal)
 		return refuse_if_here(skb, scratch, ip, udp_port, refusal);
 	find_client(scratch, udp_port, &known);
@@ -169,20 +182,29 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 			return refuse_if_here(skb, scratch, ip, udp_port, refusal);
 		find_client(scratch, udp_port, &known);
 	}
-	int is_here = !!known.flow;
+	int is_here = known.flow || opened->is_of_flow;
 	enum where where = find_where(skb, ip, &scratch->key, is_here, &scratch->on_loopback);
-	if (where == NO_BACKEND || !(is_here || is_for_this_host(skb, ip, IPPROTO_UDP)))
+	is_here = is_here || is_for_this_host(skb, ip, IPPROTO_UDP);
+	/* Also while the backend restarts: the flow's header comes once. */
+	if (is_here && has_bare_datagrams(udp_port) && !opened->is_of_flow)
+		refusal = begin_flow(skb, scratch, &known);
+	if (refusal)
+		return refuse(scratch, udp_port, refusal);
+	if (where == NO_BACKEND || !is_here)
 		return pass(&udp_port->port, PASSED_NO_LISTENER);
 	refusal = note_flow(skb, scratch, udp_port, where, &known);
 	if (refusal)
 		return refuse(scratch, udp_port, refusal);
+	if (opened->header_len)
+		count(&udp_port->port, udp_port->dialect == DIALECT_SPP ? HEADER_SPP : HEADER_V2);
+	if (udp_port->dialect == DIALECT_STANDALONE && opened->header_len &&
+	    opened->header_len == scratch->datagram.payload_len)
+		return DROP; /* it has begun the flow of the datagrams after it */
 	if (deliver(skb, scratch, udp_port->backend_port))
 		return refuse(scratch, udp_port, FAILED);
 	if (where == IS_ON_LOOPBACK &&
 	    !find_backend(skb, &scratch->on_loopback, opened->client_port, udp_port->backend_port, GIVE))
 		return refuse(scratch, udp_port, FAILED);
-	if (opened->header_len)
-		count(&udp_port->port, udp_port->dialect == DIALECT_SPP ? HEADER_SPP : HEADER_V2);
 	count(&udp_port->port, DATAGRAM);
 	skb->priority = validated; /* udp_backstop.h */
 	return PASS;

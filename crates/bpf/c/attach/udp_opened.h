@@ -12,12 +12,19 @@ struct opened {
 	__be16 proxy_port;
 	__be16 said_client_port;
 	__be16 client_port;
-	__u16 unused;
+	__u16 is_of_flow;        /* its sender has named the client before: udp_named.h */
 	__u32 header_len;        /* 0: it had none */
 	__u32 is_named;          /* the client is another than the sender */
 	__u32 is_spp;
 };
 
+/* Only the first datagram of a flow has a header. */
+static __always_inline int has_bare_datagrams(const struct udp_port *udp_port)
+{
+	return udp_port->dialect >= DIALECT_FIRST;
+}
+
+/* The form of the header. */
 static __always_inline enum dialect dialect_of(const struct udp_port *udp_port)
 {
 	return udp_port->dialect == DIALECT_SPP ? DIALECT_SPP : DIALECT_EVERY;
@@ -84,7 +91,7 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 	opened->client = datagram->ip.source;
 	opened->client_port = datagram->source_port;
 	if (is_bare(verdict, datagram, dialect))
-		return rule == RULE_OPTIONAL ? 0 : REFUSED_NO_HEADER;
+		return rule == RULE_OPTIONAL ? 0 : has_bare_datagrams(udp_port) ? REFUSED_NO_FLOW : REFUSED_NO_HEADER;
 	if (verdict == NEED_MORE || verdict == MALFORMED || header->len > datagram->payload_len)
 		return REFUSED_MALFORMED;
 	if (header->len > terms->header_max)
@@ -116,7 +123,8 @@ static __always_inline int validate_named_client(const struct datagram *datagram
 	if (refusal)
 		return refusal;
 	if (!opened->is_named) {
-		count(&udp_port->port, opened->header_len ? NAMED_ITSELF : HEADER_ABSENT);
+		if (!opened->is_of_flow)
+			count(&udp_port->port, opened->header_len ? NAMED_ITSELF : HEADER_ABSENT);
 		return 0;
 	}
 	if (is_ipv4(&opened->client) == (datagram->ip.version == 4))

@@ -8,6 +8,7 @@ use std::path::Path;
 use aya::maps::{Array, MapData};
 use aya::programs::{CgroupSockAddr, ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::{Ebpf, Pod};
+use truepeer_policy::Dialect;
 
 use crate::error::AttachError;
 use crate::layout::Address;
@@ -16,8 +17,7 @@ use crate::load::load;
 use crate::place::Place;
 use crate::programs::of_tests::HEADER_CHECK;
 use crate::programs::{PEER_NAME, UDP_SEND};
-use crate::rules::UdpDialect;
-use crate::tables::{DIALECT_EVERY, DIALECT_SPP};
+use crate::tables::number_of;
 
 /// The result; `enum verdict` in `c/proxy_header/header.h`, with the length checked as in `tcp_ingress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,12 +74,8 @@ impl HeaderCheck {
     }
 
     /// The same as a datagram: missing bytes will never come.
-    pub fn ask_datagram(&mut self, dialect: UdpDialect, bytes: &[u8]) -> Result<Verdict, AttachError> {
-        let dialect = match dialect {
-            UdpDialect::Every => DIALECT_EVERY,
-            UdpDialect::Spp => DIALECT_SPP,
-        };
-        self.run(DATAGRAM_CHECK, dialect, bytes)?;
+    pub fn ask_datagram(&mut self, dialect: Dialect, bytes: &[u8]) -> Result<Verdict, AttachError> {
+        self.run(DATAGRAM_CHECK, number_of(dialect), bytes)?;
         Ok(match self.verdict(self.answer()?, bytes.len()) {
             Verdict::NeedMore => Verdict::Refused,
             verdict => verdict,

@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use aya::Pod;
+use aya::maps::{HashMap, Map, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
-use crate::layout::Address;
+use crate::layout::{Address, FlowKey};
 use crate::load::{Global, Loaded, load, load_first};
 use crate::place::Place;
 use crate::programs::{UDP_INGRESS, UDP_SEND};
@@ -40,10 +42,38 @@ pub struct Learnt {
     pub is_newest: bool,
 }
 
+/// The stored client of a sender whose later datagrams have no header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Named {
+    /// The sender.
+    pub sender: SocketAddr,
+    /// Where it sends to.
+    pub to: SocketAddr,
+    /// The client as the backend identifies it.
+    pub client: SocketAddr,
+    /// Whether a header named it.
+    pub is_named: bool,
+}
+
+/// `struct udp_named`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RawNamed {
+    _seen_and_version: [u64; 2],
+    client: Address,
+    client_port: [u8; 2],
+    is_named: u16,
+    _unused: u32,
+}
+
+// SAFETY: a struct of integers without padding: any bytes are valid.
+unsafe impl Pod for RawNamed {}
+
 /// The loaded program with its tables.
 pub struct UdpHarness {
     ingress: Loaded,
     tables: Tables,
+    named: HashMap<MapData, FlowKey, RawNamed>,
 }
 
 const ETHERNET: u32 = 14;
@@ -67,7 +97,9 @@ impl UdpHarness {
         classifier(&mut ingress)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(UDP_INGRESS.name, "the kernel"))?;
-        Ok(Self { ingress, tables })
+        let named = MapData::from_pin(place.maps().join("tp_udp_named"));
+        let named = named.and_then(|map| Map::LruHashMap(map).try_into());
+        Ok(Self { ingress, tables, named: named.map_err(AttachError::map("opening", "tp_udp_named"))? })
     }
 
     /// Passes a frame as if it arrived on the loopback device.
@@ -107,8 +139,24 @@ impl UdpHarness {
         learnt
     }
 
+    /// The clients of senders whose later datagrams have no header, in order.
+    pub fn named(&self) -> Vec<Named> {
+        let named = self.named.iter().flatten().map(|(key, named)| Named {
+            sender: SocketAddr::new(ip(key.remote), u16::from_be_bytes(key.remote_port)),
+            to: SocketAddr::new(ip(key.local), u16::from_be_bytes(key.local_port)),
+            client: SocketAddr::new(ip(named.client), u16::from_be_bytes(named.client_port)),
+            is_named: named.is_named != 0,
+        });
+        let mut named: Vec<Named> = named.collect();
+        named.sort_unstable();
+        named
+    }
+
     /// Removes all stored flows.
     pub fn forget(&mut self) -> Result<(), AttachError> {
+        let keys: Vec<FlowKey> = self.named.keys().flatten().collect();
+        let removed = keys.iter().try_for_each(|key| self.named.remove(key));
+        removed.map_err(AttachError::map("removing from", "tp_udp_named"))?;
         self.tables.forget_udp_flows()
     }
 

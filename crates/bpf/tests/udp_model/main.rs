@@ -15,8 +15,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::mount::{MountFlags, mount};
 use truepeer_bpf::test::udp::{Outcome, UdpHarness};
-use truepeer_bpf::{MAX_FLOWS, MAX_UDP_FLOWS, Place, Rules, UdpDialect};
-use truepeer_policy::{Claims, HeaderRule};
+use truepeer_bpf::{MAX_FLOWS, MAX_UDP_FLOWS, Place, Rules};
+use truepeer_policy::{Claims, Dialect, HeaderRule};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{Datagram, Packet};
 use truepeer_testbed::{Bed, Program, Test, client, datagrams, skip};
@@ -44,12 +44,15 @@ fn number(name: &str) -> Option<u64> {
 const FRAMES: u64 = 100;
 
 fn udp_ports() -> BTreeMap<u16, UdpPort> {
-    let udp_port = |backend_port, is_spp, is_bound| UdpPort { backend_port, is_spp, is_bound };
+    let udp_port = |backend_port, dialect, is_bound| UdpPort { backend_port, dialect, is_bound };
     [
-        (53, udp_port(53, false, true)),
-        (54, udp_port(5353, false, true)),
-        (55, udp_port(55, true, true)),
-        (56, udp_port(56, false, false)),
+        (53, udp_port(53, Dialect::Every, true)),
+        (54, udp_port(5353, Dialect::Every, true)),
+        (55, udp_port(55, Dialect::Spp, true)),
+        (56, udp_port(56, Dialect::Every, false)),
+        (57, udp_port(57, Dialect::First, true)),
+        (58, udp_port(5858, Dialect::Standalone, true)),
+        (59, udp_port(59, Dialect::First, false)),
     ]
     .into()
 }
@@ -69,7 +72,7 @@ fn ip_of(text: &str) -> IpAddr {
 
 fn compare(bed: &Bed, sequences: u64) -> Result<()> {
     let mut harness = harness(bed)?;
-    let _backends = [53, 5353, 55].map(|port| UdpSocket::bind(("::", port)).expect("a free port"));
+    let _backends = [53, 5353, 55, 57, 5858].map(|port| UdpSocket::bind(("::", port)).expect("a free port"));
     let mut model = Model::new(udp_ports(), is_sender, is_here);
     let mut seen = BTreeMap::new();
     let first = number("MODEL_FROM").unwrap_or(0);
@@ -83,6 +86,7 @@ fn compare(bed: &Bed, sequences: u64) -> Result<()> {
             agree(&frame, &expected, &outcome)
                 .with_context(|| format!("sequence {seed}, frame {n}: {}", hex(&frame)))?;
         }
+        ensure!(harness.named() == model.named(), "{:?}, expected {:?}", harness.named(), model.named());
         ensure!(
             harness.learnt() == model.learnt(),
             "sequence {seed}: {:?}, expected {:?}",
@@ -110,12 +114,8 @@ fn harness(bed: &Bed) -> Result<UdpHarness> {
     let pins = bed.dir().join("bpf");
     fs::create_dir_all(&pins)?;
     mount("bpf", &pins, "bpf", MountFlags::empty(), None).context("mounting a BPF file system")?;
-    let dialect = |is_spp| if is_spp { UdpDialect::Spp } else { UdpDialect::Every };
-    let udp_ports = udp_ports().into_iter().map(|(port, udp_port)| {
-        (
-            port,
-            truepeer_bpf::UdpPort { backend_port: udp_port.backend_port, dialect: dialect(udp_port.is_spp) },
-        )
+    let udp_ports = udp_ports().into_iter().map(|(port, UdpPort { backend_port, dialect, .. })| {
+        (port, truepeer_bpf::UdpPort { backend_port, dialect })
     });
     let rules = Rules {
         tcp_ranges: Vec::new(),
@@ -184,7 +184,7 @@ const CLIENTS: [[&str; 4]; 2] = [
 /// A datagram, usually with a header, and usually with an error.
 fn frame(chance: &mut Chance) -> Vec<u8> {
     let v6 = chance.below(2);
-    let port = chance.one_of(&[53, 53, 54, 54, 55, 55, 56, 99]);
+    let port = chance.one_of(&[53, 53, 54, 54, 55, 55, 56, 57, 57, 57, 58, 58, 58, 59, 99]);
     let from = SocketAddr::new(ip_of(chance.one_of(&SENDERS[v6])), chance.one_of(&[4000, 4001]));
     let to = SocketAddr::new(ip_of(chance.one_of(&HERE[v6])), port);
     let family = if chance.below(8) == 0 { 1 - v6 } else { v6 };

@@ -5,15 +5,15 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use truepeer_bpf::test::udp::Learnt;
-use truepeer_policy::SpecialRange;
+use truepeer_bpf::test::udp::{Learnt, Named};
+use truepeer_policy::{Dialect, SpecialRange};
 use truepeer_proto::{Addresses, Command, Limits, Transport, Versions, decode_datagram, spp};
 
 /// An attached port.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UdpPort {
     pub(crate) backend_port: u16,
-    pub(crate) is_spp: bool,
+    pub(crate) dialect: Dialect,
     pub(crate) is_bound: bool,
 }
 
@@ -37,6 +37,8 @@ pub(crate) struct Model {
     pub(crate) senders: fn(IpAddr) -> bool,
     pub(crate) is_here: fn(IpAddr) -> bool,
     flows: BTreeMap<(SocketAddr, u16), Flows>,
+    /// By sender and destination; whether a header named the client.
+    named: BTreeMap<(SocketAddr, SocketAddr), (SocketAddr, bool)>,
 }
 
 /// One client's flows: the newest, and those to other addresses of this host.
@@ -81,11 +83,12 @@ impl Model {
         senders: fn(IpAddr) -> bool,
         is_here: fn(IpAddr) -> bool,
     ) -> Model {
-        Model { udp_ports, senders, is_here, flows: BTreeMap::new() }
+        Model { udp_ports, senders, is_here, flows: BTreeMap::new(), named: BTreeMap::new() }
     }
 
     pub(crate) fn forget(&mut self) {
         self.flows.clear();
+        self.named.clear();
     }
 
     pub(crate) fn learnt(&self) -> Vec<Learnt> {
@@ -104,6 +107,11 @@ impl Model {
         }
         all.sort_unstable();
         all
+    }
+
+    pub(crate) fn named(&self) -> Vec<Named> {
+        let named = self.named.iter();
+        named.map(|(&(sender, to), &(client, is_named))| Named { sender, to, client, is_named }).collect()
     }
 
     pub(crate) fn ingress(&mut self, frame: &[u8]) -> Expected {
@@ -127,7 +135,14 @@ impl Model {
     }
 
     fn validate_client(&mut self, datagram: &Datagram<'_>, udp_port: UdpPort) -> Expected {
-        let Some((header_len, named, spp)) = open(datagram.payload, udp_port.is_spp) else {
+        let key = (datagram.from, datagram.to);
+        let has_bare = udp_port.dialect.has_bare_datagrams();
+        let of_flow = self.named.get(&key).copied().filter(|_| has_bare);
+        let opened = match of_flow {
+            Some((client, is_named)) => Some((0, is_named.then_some(client), None)),
+            None => open(datagram.payload, udp_port.dialect),
+        };
+        let Some((header_len, named, spp)) = opened else {
             return self.refuse(datagram.to.ip());
         };
         let mut client = datagram.from;
@@ -138,17 +153,26 @@ impl Model {
             }
             if name.is_ipv4() == datagram.from.is_ipv4() {
                 (client, is_named) = (name, true);
-            } else if udp_port.is_spp {
+            } else if udp_port.dialect == Dialect::Spp {
                 return self.refuse(datagram.to.ip());
             }
         }
         if client.port() == 0 {
             client.set_port(datagram.from.port());
         }
+        let begins_flow = has_bare && of_flow.is_none() && (self.is_here)(datagram.to.ip());
+        if begins_flow {
+            if !datagram.is_datagram_intact {
+                return Expected::Dropped;
+            }
+            self.forget_earlier_sender((client, udp_port.backend_port), datagram.to.ip());
+            self.named.insert(key, (client, is_named));
+        }
         if !udp_port.is_bound || !(self.is_here)(datagram.to.ip()) {
             return Expected::Untouched;
         }
-        let needs_flow = is_named || udp_port.is_spp || datagram.to.port() != udp_port.backend_port;
+        let needs_flow =
+            is_named || udp_port.dialect == Dialect::Spp || datagram.to.port() != udp_port.backend_port;
         let flow = needs_flow.then(|| Flow {
             sender: datagram.from,
             local: datagram.to.ip(),
@@ -159,11 +183,26 @@ impl Model {
         if !self.learn((client, udp_port.backend_port), datagram, flow) {
             return Expected::Dropped;
         }
+        let is_header_alone = header_len > 0 && header_len == datagram.payload.len();
+        if udp_port.dialect == Dialect::Standalone && is_header_alone {
+            return Expected::Dropped;
+        }
         Expected::Delivered {
             from: client,
             to: SocketAddr::new(datagram.to.ip(), udp_port.backend_port),
             payload: datagram.payload[header_len..].to_vec(),
             is_datagram_intact: datagram.is_datagram_intact,
+        }
+    }
+
+    /// The client comes by another port of its sender.
+    fn forget_earlier_sender(&mut self, key: (SocketAddr, u16), local: IpAddr) {
+        let Some(flows) = self.flows.get(&key) else { return };
+        let newest = flows.newest.filter(|newest| newest.local == local);
+        let Some(flow) = newest.or_else(|| flows.others.get(&local).copied()) else { return };
+        let earlier = (flow.sender, SocketAddr::new(local, flow.port));
+        if self.named.get(&earlier).is_some_and(|(client, _)| *client == key.0) {
+            self.named.remove(&earlier);
         }
     }
 
@@ -195,9 +234,9 @@ impl Model {
 }
 
 /// The header's length, and the client that it names. `None`: refused.
-fn open(payload: &[u8], is_spp: bool) -> Option<(usize, Option<SocketAddr>, Option<spp::Spp>)> {
+fn open(payload: &[u8], dialect: Dialect) -> Option<(usize, Option<SocketAddr>, Option<spp::Spp>)> {
     let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-    if is_spp {
+    if dialect == Dialect::Spp {
         let header = spp::decode(payload).ok()?;
         return Some((spp::LEN, Some(canonical(header.client)), Some(header)));
     }

@@ -54,7 +54,7 @@ const WRONG: &[&str] = &[
     "[[proxy]]\nheader = [\"maybe\", \"10.0.0.0/8=often\"]\nheader-timeout = 0\nheader-max = \"1MiB\"",
     "[[proxy]]\nroutes = \"off\"\ntable = 254\non-conflict = \"retry\"\nnat64-prefix = \"10.0.0.0/8\"\nsend-proxy = \"v3\"",
     "[[https]]\norigin = \"app:80\"\nmethods = \"get\"\nclient-address = \"none\"\ntls-suite = \"RC4\"",
-    "[[attach]]\nport = [\"nosuch\", \"90-80\", \"80:8080\", 0]\nudp-dialect = \"first\"",
+    "[[attach]]\nport = [\"nosuch\", \"90-80\", \"80:8080\", 0]\nudp-dialect = \"guess\"",
     // Missing keys, and contradictions.
     "[[https]]\nlisten = \"127.0.0.1:1\"\ntls-cert = \"Cargo.toml\"\norigin = \"http://127.0.0.1:2\"\n\n[[https]]\nlisten = \"127.0.0.1:1\"\ntls-cert = \"Cargo.toml\"\norigin = \"http://127.0.0.1:3\"",
     "[[https]]",

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use truepeer_bpf::{Rules, UdpDialect, UdpPort, without_overlaps};
+use truepeer_bpf::{Rules, UdpPort, without_overlaps};
 use truepeer_policy::{Claims, Dialect, HeaderRule, HostAddresses, PrefixSet};
 
 use super::datagrams;
 use super::listener::HeaderLimits;
-use super::place::ProblemPlace;
 use super::problem::{Problem, Problems};
 use super::senders::{self, ClaimsConfig, SendersConfig};
 use super::speaks_first;
@@ -25,7 +24,7 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
     problems.note(senders.policy(&allow));
     let denied = problems.note(claims.denied()).unwrap_or_default();
     let mut warnings = senders::warnings(&allow, &senders, &claims);
-    let dialect = problems.note(dialect(spec)).unwrap_or(UdpDialect::Every);
+    let dialect = problems.note(dialect(spec)).unwrap_or_default();
     let ports = || spec.port.iter().flat_map(|ports| &ports.0);
     for (from, backend) in datagrams::ports_of(spec) {
         problems.note(datagrams::refuse_tftp("port", &Port::Udp { from, backend }, &[from, backend]));
@@ -50,7 +49,7 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
         header_wait: header.wait,
         header_max: header.max_bytes,
         refuse_unshowable: spec.unshowable == Some(Unshowable::Refuse),
-        udp_silence: spec.close_after.unwrap_or(defaults::ATTACH_CLOSE_AFTER),
+        udp_silence: spec.close_after.unwrap_or(dialect.default_silence()),
         max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
         max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),
     };
@@ -61,22 +60,12 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
 }
 
 /// Where datagrams have the header: as it was said, or as the named sender writes it.
-fn dialect(spec: &AttachSpec) -> Result<UdpDialect, Problem> {
+fn dialect(spec: &AttachSpec) -> Result<Dialect, Problem> {
     let has_udp = spec.port.iter().any(|ports| ports.has_udp());
     match (spec.udp_dialect, spec.senders.sender) {
         (Some(dialect), _) => Ok(dialect),
-        (None, Some(sender)) if has_udp => match sender.dialect() {
-            Some(Dialect::Every) => Ok(UdpDialect::Every),
-            Some(Dialect::Spp) => Ok(UdpDialect::Spp),
-            Some(Dialect::First | Dialect::Standalone) => Err(Problem::Value {
-                place: ProblemPlace::Option("sender"),
-                value: format!(" {sender}"),
-                expected: "not each of its datagrams has a header; truepeer proxy -p udp carries them"
-                    .to_owned(),
-            }),
-            None => Err(senders::no_dialect(sender)),
-        },
-        _ => Ok(UdpDialect::Every),
+        (None, Some(sender)) if has_udp => sender.dialect().ok_or_else(|| senders::no_dialect(sender)),
+        _ => Ok(Dialect::default()),
     }
 }
 
@@ -87,7 +76,7 @@ fn tcp(port: Port) -> Option<u16> {
     }
 }
 
-fn udp(port: Port, dialect: UdpDialect) -> Option<(u16, UdpPort)> {
+fn udp(port: Port, dialect: Dialect) -> Option<(u16, UdpPort)> {
     match port {
         Port::Tcp(_) => None,
         Port::Udp { from, backend } => Some((from, UdpPort { backend_port: backend, dialect })),
@@ -99,10 +88,7 @@ pub fn note_of_sender(spec: &AttachSpec) -> Option<String> {
     let senders =
         SendersConfig::of(&spec.senders, &[], (&PrefixSet::loopback(), HeaderRule::Require)).ok()?;
     let has_udp = spec.port.iter().any(|ports| ports.has_udp());
-    let dialect = match dialect(spec).ok()? {
-        UdpDialect::Every => Dialect::Every,
-        UdpDialect::Spp => Dialect::Spp,
-    };
+    let dialect = dialect(spec).ok()?;
     senders.note(has_udp.then_some(dialect))
 }
 

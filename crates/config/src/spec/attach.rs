@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
-use truepeer_bpf::UdpDialect;
 use truepeer_policy::Dialect;
 
 use super::groups::{PrintSpec, SendersSpec, WaitSpec};
@@ -30,8 +29,8 @@ pub struct AttachArgs {
 pub struct AttachSpec {
     #[arg(long, required = true)]
     pub port: Vec<AttachPorts>,
-    #[arg(long, value_parser = udp_dialect)]
-    pub(crate) udp_dialect: Option<UdpDialect>,
+    #[arg(long, value_parser = sender::dialect)]
+    pub(crate) udp_dialect: Option<Dialect>,
     #[command(flatten)]
     pub(crate) senders: SendersSpec,
     #[command(flatten)]
@@ -209,16 +208,5 @@ fn unshowable(text: &str) -> Result<Unshowable, &'static str> {
         "show-sender" => Ok(Unshowable::ShowSender),
         "refuse" => Ok(Unshowable::Refuse),
         _ => Err("expected show-sender or refuse"),
-    }
-}
-
-fn udp_dialect(text: &str) -> Result<UdpDialect, &'static str> {
-    match sender::dialect(text) {
-        Ok(Dialect::Every) => Ok(UdpDialect::Every),
-        Ok(Dialect::Spp) => Ok(UdpDialect::Spp),
-        Ok(Dialect::First | Dialect::Standalone) => {
-            Err("expected every or spp; first and standalone are carried by truepeer proxy -p udp")
-        }
-        Err(_) => Err("expected every or spp"),
     }
 }

@@ -34,8 +34,6 @@ pub const ORIGIN_IDLE: Duration = Duration::from_secs(60);
 /// The pause between two checks of an origin.
 pub(crate) const ORIGIN_HEALTH: Duration = Duration::from_secs(5);
 pub const ORIGIN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
-/// `attach --close-after`.
-pub const ATTACH_CLOSE_AFTER: Duration = Duration::from_secs(60);
 pub const ATTACH_MAX_FLOWS: NonZeroU32 = truepeer_bpf::MAX_FLOWS;
 pub const ATTACH_MAX_UDP_FLOWS: NonZeroU32 = truepeer_bpf::MAX_UDP_FLOWS;
 pub const PINS: &str = truepeer_bpf::DEFAULT_PINS;

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use truepeer_testbed::{Bed, Behaviour, Host, NetNs, Program, Running, Test, Topology, client, ip_here};
+use truepeer_testbed::{
+    Bed, Behaviour, Host, NetNs, Program, Running, Test, Topology, client, datagrams, ip_here,
+};
 
 use crate::cgroups::Cgroup;
 use crate::kit::{LISTENER, attachments, command, header, who};
@@ -20,6 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("a_server_of_another_container_is_refused", a_server_of_another_container_is_refused),
         Test::new("the_root_of_a_cgroup_namespace_is_taken", the_root_of_a_cgroup_namespace_is_taken),
         Test::new("engines_are_asked_for_a_container", engines_are_asked_for_a_container),
+        Test::new("datagrams_of_a_container_show_their_client", datagrams_of_a_container_show_their_client),
         Test::new("more_containers_than_a_cgroup_has_room_for", |bed| many(bed, 66))
             .time_limit(Duration::from_secs(400)),
         Test::new("five_hundred_containers_at_once", |bed| many(bed, 500))
@@ -215,6 +218,36 @@ fn engines_are_asked_for_a_container(bed: &Bed) -> Result<()> {
     fails(&both, &["web", "--engine", "podman"], "it is not running; podman start web")?;
     fails(&one, &["nosuch"], "docker, podman has no container of that name")?;
     fails(Path::new("/nowhere"), &["web"], "can't run docker, podman, ctr; --pid PID needs none")?;
+    Ok(())
+}
+
+/// With a header in a flow's first datagram only.
+fn datagrams_of_a_container_show_their_client(bed: &Bed) -> Result<()> {
+    const SERVER: &str = "
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('0.0.0.0', 53))
+while True:
+    data, client = s.recvfrom(9000)
+    s.sendto(b'%s:%d ' % (client[0].encode(), client[1]) + data, client)
+";
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    host.ip(&["route del default"])?;
+    let cgroup = Cgroup::make("datagrams")?;
+    let shell = format!("echo $$ > {}/cgroup.procs && exec python3 -c \"$1\"", cgroup.0.display());
+    let server =
+        Program::new("/bin/sh").args(["-c", &shell, "sh", SERVER]).in_netns(&host.netns).start(bed)?;
+    server.wait_bound_udp("0.0.0.0:53")?;
+    let options = ["--port", "53/udp", "--allow", "any", "--udp-dialect", "frp"];
+    command(bed, &[&options[..], &["--pid", &server.pid().to_string()]].concat())?.run(bed)?;
+    let client = "203.0.113.7:5000";
+    let sender = lb.run(|| datagrams::socket("0.0.0.0:0"))??;
+    lb.run(|| sender.connect(host.at(false, 53)))??;
+    for header in [datagrams::v2(client, "192.0.2.1:53")?, Vec::new()] {
+        let answer = datagrams::ask(&sender, &[&header, b"?"])?;
+        ensure!(answer == format!("{client} ?").as_bytes(), "{}", answer.escape_ascii());
+    }
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `[[attach]]` entries of a file: attached while the process serves, changed by a reload, kept by an
 //! upgrade.
 
+use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +10,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, datagrams, tests};
 
 use crate::kit::{BACKEND, attach, command, echo, header, is_answered, session, status};
 
@@ -32,6 +33,7 @@ pub(crate) fn tests() -> Vec<Test> {
         the_keeper_has_the_log_level_of_the_last_reload,
         an_entry_that_was_taken_out_goes_on_after_the_stop,
         an_entry_that_was_taken_out_goes_on_after_an_upgrade,
+        an_entry_names_where_datagrams_have_their_header,
     ];
     all.push(
         Test::new(
@@ -96,6 +98,30 @@ fn is_seen(client: &str) -> Result<bool> {
 
 fn is_refused(client: &str) -> bool {
     !is_seen(client).unwrap_or(false)
+}
+
+fn an_entry_names_where_datagrams_have_their_header(bed: &Bed) -> Result<()> {
+    let _backend = datagrams::Backend::who(&["127.0.0.1:53"])?;
+    let with = |dialect| entry(bed, &format!("port = \"53/udp\"\nudp-dialect = \"{dialect}\""));
+    let _truepeer = start(bed, &[&with("every")])?;
+    let client = "203.0.113.7:5000";
+    let header = datagrams::v2(client, "192.0.2.1:53")?;
+    let is_seen = |sender: &UdpSocket, header: &[u8]| -> Result<()> {
+        let answer = datagrams::ask(sender, &[header, b"?"])?;
+        ensure!(answer == format!("{client} ?").as_bytes(), "{}", answer.escape_ascii());
+        Ok(())
+    };
+    let sender = datagrams::sender_towards("127.0.0.1:53")?;
+    is_seen(&sender, &header)?;
+    for dialect in ["first", "standalone"] {
+        write(bed, &[&with(dialect)])?;
+        reload(bed)?;
+        ensure!(attach(bed, &["status"])?.contains(&format!("attached, {dialect} to")), "{dialect}");
+        let sender = datagrams::sender_towards("127.0.0.1:53")?;
+        is_seen(&sender, &header)?;
+        is_seen(&sender, b"")?;
+    }
+    Ok(())
 }
 
 fn an_entry_is_attached_until_the_last_connection_after_the_stop(bed: &Bed) -> Result<()> {

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use truepeer_testbed::matrix::ByAttach;
 use truepeer_testbed::servers::dns::{self, Dnsdist, Unbound};
 use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, skip, wait_for, workspace_dir};
 
-use crate::kit::{Backend, counted, proxy, socket, start, v2};
+use crate::kit::{Backend, TRUEPEER, counted, proxy, socket, start, v2};
 
 pub(crate) fn tests() -> Vec<Test> {
     vec![
@@ -29,6 +30,7 @@ pub(crate) fn tests() -> Vec<Test> {
         Test::new("clients_of_an_older_frp_are_seen_with_the_header_in_each_datagram", |bed| {
             frp(bed, "v0.66.0", "every")
         }),
+        Test::new("clients_of_frp_are_seen_on_the_servers_own_port_by_attach", frp_by_attach),
         Test::new("iperf_through_both_ends_of_a_tunnel", iperf).needs_program("iperf").alone(),
     ]
 }
@@ -250,19 +252,45 @@ fn quic(bed: &Bed) -> Result<()> {
 
 fn frp(bed: &Bed, version: &str, dialect: &str) -> Result<()> {
     let hosts = Topology::line(&["client", "lb", "host"])?;
-    let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));
-    let frps = frp_program("v0.67.0", "frps")?;
-    let frpc = frp_program(version, "frpc")?;
+    let host = hosts.host("host");
     let backend = host.run(|| Backend::who(&["127.0.0.1:53"]))??;
     let options = format!("--udp-dialect {dialect} --routes auto");
     let truepeer = proxy(&options).ipv4("127.0.0.1:53").with(|program| program.in_netns(&host.netns));
     let truepeer = start(bed, truepeer, &["127.0.0.1:5300"])?;
+    clients_of_frp_are_seen(bed, &hosts, version, 5300)?;
+    ensure!(backend.seen().len() == 200);
+    ensure!(counted(&truepeer, "flows_opened")? == 20);
+    ensure!(counted(&truepeer, "datagrams_refused")? == 0);
+    Ok(())
+}
+
+fn frp_by_attach(bed: &Bed) -> Result<()> {
+    let hosts = Topology::line(&["client", "lb", "host"])?;
+    let host = hosts.host("host");
+    let backend = host.run(|| Backend::who(&["127.0.0.1:53"]))??;
+    let attach = |args: &[&str]| -> Result<String> {
+        ByAttach::new(TRUEPEER).command(bed, args)?.in_netns(&host.netns).run(bed)
+    };
+    attach(&["--port", "53/udp", "--sender", "frp", "--allow", "loopback"])?;
+    clients_of_frp_are_seen(bed, &hosts, "v0.67.0", 53)?;
+    ensure!(backend.seen().len() == 200);
+    let status: serde_json::Value = serde_json::from_str(&attach(&["status", "--json"])?)?;
+    let counters = &status["ports"][0]["counters"];
+    ensure!(counters["header_v2"] == 20 && counters["datagrams"] == 200, "{status}");
+    Ok(())
+}
+
+/// 20 clients of a frps on `lb`, whose frpc on `host` sends to this port.
+fn clients_of_frp_are_seen(bed: &Bed, hosts: &Topology, version: &str, port: u16) -> Result<()> {
+    let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));
+    let frps = frp_program("v0.67.0", "frps")?;
+    let frpc = frp_program(version, "frpc")?;
     let file = bed.write("frps.toml", "bindPort = 7000\n")?;
     let frps = Program::new(frps).arg("-c").arg(file).in_netns(&lb.netns).start(bed)?;
     frps.wait_listening("0.0.0.0:7000")?;
     let config = format!(
         "serverAddr = \"{}\"\nserverPort = 7000\n\n[[proxies]]\nname = \"dns\"\ntype = \"udp\"\n\
-         localIP = \"127.0.0.1\"\nlocalPort = 5300\nremotePort = 5353\ntransport.proxyProtocolVersion = \"v2\"\n",
+         localIP = \"127.0.0.1\"\nlocalPort = {port}\nremotePort = 5353\ntransport.proxyProtocolVersion = \"v2\"\n",
         lb.at(false, 0).ip()
     );
     let file = bed.write("frpc.toml", config)?;
@@ -279,11 +307,7 @@ fn frp(bed: &Bed, version: &str, dialect: &str) -> Result<()> {
             }
         }
         Ok(())
-    })??;
-    ensure!(backend.seen().len() == 200);
-    ensure!(counted(&truepeer, "flows_opened")? == 20);
-    ensure!(counted(&truepeer, "datagrams_refused")? == 0);
-    Ok(())
+    })?
 }
 
 fn frp_program(version: &str, name: &str) -> Result<PathBuf> {

@@ -1,4 +1,4 @@
-//! dnsdist in front of Unbound.
+//! dnsdist in front of Unbound, and a truepeer that sends a header in a flow's first datagram only.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,19 +7,25 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::datagrams::{ask, socket};
 use truepeer_testbed::servers::dns::{self, Dnsdist, Unbound};
-use truepeer_testbed::{Bed, Test, Topology};
+use truepeer_testbed::{Bed, Host, Running, Test, Topology, Truepeer};
 
 use super::command;
 
 pub(crate) fn tests() -> Vec<Test> {
-    let test = Test::new("unbound_sees_the_clients_of_dnsdist", unbound_sees_the_clients_of_dnsdist);
-    vec![test.needs_program("dnsdist").needs_program("unbound").time_limit(Duration::from_secs(120))]
+    let dnsdist =
+        Test::new("unbound_sees_the_clients_of_dnsdist", |bed| unbound_sees_its_clients(bed, "every"));
+    let flows = ["first", "standalone"].map(|dialect| {
+        let name = format!("unbound_sees_the_clients_of_a_sender_in_{dialect}");
+        Test::new(name, move |bed| unbound_sees_its_clients(bed, dialect))
+    });
+    let all = [dnsdist.needs_program("dnsdist")].into_iter().chain(flows);
+    all.map(|test| test.needs_program("unbound").time_limit(Duration::from_secs(120))).collect()
 }
 
 const QUERIES: u16 = 500;
 
-/// dnsdist on the sender's host adds a header to each datagram. Unbound is unmodified, on the loopback.
-fn unbound_sees_the_clients_of_dnsdist(bed: &Bed) -> Result<()> {
+/// The sender's host adds headers: dnsdist to each datagram. Unbound is unmodified, on the loopback.
+fn unbound_sees_its_clients(bed: &Bed, dialect: &str) -> Result<()> {
     let hosts = Topology::line(&["client", "lb", "host"])?;
     let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));
     for n in 0..5 {
@@ -31,13 +37,21 @@ fn unbound_sees_the_clients_of_dnsdist(bed: &Bed) -> Result<()> {
     let backends = ["127.0.0.1:53".parse()?, "[::1]:53".parse()?];
     let unbound = Unbound::start(bed, &backends, |program| program.in_netns(&host.netns))?;
     let allow = ["--allow", "10.77.0.0/16", "--allow", "fd77::/16"];
-    command(bed, &[&["--port", "53/udp"], allow.as_slice()].concat())?.in_netns(&host.netns).run(bed)?;
-    let dnsdist = Dnsdist::default().relay(lb.at(false, 53), host.at(false, 53), true).relay(
-        lb.at(true, 54),
-        host.at(true, 53),
-        true,
-    );
-    let _dnsdist = dnsdist.start(bed, |program| program.in_netns(&lb.netns))?;
+    let options = ["--port", "53/udp", "--udp-dialect", dialect];
+    command(bed, &[&options[..], &allow].concat())?.in_netns(&host.netns).run(bed)?;
+    let _sender = if dialect == "every" {
+        let dnsdist = Dnsdist::default().relay(lb.at(false, 53), host.at(false, 53), true);
+        let dnsdist = dnsdist.relay(lb.at(true, 54), host.at(true, 53), true);
+        dnsdist.start(bed, |program| program.in_netns(&lb.netns))?
+    } else {
+        sender_of_flows(
+            bed,
+            lb,
+            [lb.at(false, 53), lb.at(true, 54)],
+            [host.at(false, 53), host.at(true, 53)],
+            dialect,
+        )?
+    };
     let asked = client.run(|| ask_in_turn(&[lb.at(false, 53), lb.at(true, 54)]))??;
     for (name, asker) in &asked {
         let seen = Unbound::client_of(&unbound.log(), name)
@@ -46,6 +60,37 @@ fn unbound_sees_the_clients_of_dnsdist(bed: &Bed) -> Result<()> {
     }
     ensure!(asked.len() == usize::from(QUERIES));
     Ok(())
+}
+
+/// It has a port of its own towards the server for each client.
+pub(super) fn sender_of_flows(
+    bed: &Bed,
+    lb: &Host,
+    listen: [SocketAddr; 2],
+    to: [SocketAddr; 2],
+    dialect: &str,
+) -> Result<Running> {
+    let sender = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer"))
+        .args(&[
+            "-p",
+            "udp",
+            "--header",
+            "forbid",
+            "--allow",
+            "any",
+            "--send-proxy",
+            "v2",
+            "--udp-dialect",
+            dialect,
+        ])
+        .option("-l", listen[0])
+        .option("-l", listen[1])
+        .ipv4(to[0])
+        .ipv6(to[1])
+        .with(|program| program.in_netns(&lb.netns))
+        .start_unready(bed)?;
+    listen.iter().try_for_each(|at| sender.wait_for_log(&format!("listening on {at}")))?;
+    Ok(sender)
 }
 
 fn ask_in_turn(servers: &[SocketAddr; 2]) -> Result<HashMap<String, IpAddr>> {

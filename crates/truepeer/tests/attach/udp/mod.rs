@@ -1,8 +1,12 @@
 //! Datagrams.
 
+mod bare;
+mod bare_calls;
+mod beside_relay;
 mod crowds;
 mod delivery;
 mod dns;
+mod quic;
 mod refusals;
 mod shapes;
 
@@ -19,7 +23,17 @@ const CLIENTS: [&str; 2] = ["203.0.113.7:5000", "[2001:db8::7]:5000"];
 const DESTINATIONS: [&str; 2] = ["192.0.2.1:53", "[2001:db8::1]:53"];
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = [delivery::tests(), shapes::tests(), refusals::tests(), dns::tests(), crowds::tests()];
+    let all = [
+        delivery::tests(),
+        shapes::tests(),
+        refusals::tests(),
+        bare::tests(),
+        bare_calls::tests(),
+        beside_relay::tests(),
+        dns::tests(),
+        quic::tests(),
+        crowds::tests(),
+    ];
     all.into_iter().flatten().map(|test| test.of_group("udp")).collect()
 }
 
