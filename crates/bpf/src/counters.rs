@@ -86,7 +86,7 @@ pub const COUNTERS: [PortCounter; 47] = [
     counter(Of::Tcp, Kind::Packets, "not_taken", "handshake segments that the kernel would refuse: wrong numbers or flags, old timestamps"),
     counter(Of::Tcp, Kind::Refusal, "refused_detaching", "new connections while a detach that refuses them waits, and handshakes that it has ended"),
     counter(Of::Tcp, Kind::Course, "begun_again", "the kernel had given the handshake up while it waited for its header"),
-    counter(Of::Udp, Kind::Packets, "header_unlisted", "a header, not from an allowed sender: passed unchanged, the server reads the header as data"),
+    counter(Of::Both, Kind::Packets, "header_unlisted", "a header, not from an allowed sender: passed unchanged, the server reads the header as data"),
     counter(Of::Tcp, Kind::Course, "outside_cgroup", "the listener is not of the named cgroup or unit: the sender's address stays"),
     counter(Of::Tcp, Kind::Refusal, "refused_elsewhere", "the listener is not of the container's cgroup that is attached, or that was made anew: attach again"),
     counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; with AWS NLB, set header_placement to on_first_ack"),

@@ -49,7 +49,7 @@ enum counter {
 	NOT_TAKEN,            /* a segment of a handshake that the kernel would refuse: dropped, nothing learnt */
 	REFUSED_DETACHING,    /* detach --refuse-new waits */
 	BEGUN_AGAIN,          /* the kernel had given the handshake up: restart.h */
-	HEADER_UNLISTED,      /* UDP: a header from an address that is not listed: passed as data */
+	HEADER_UNLISTED,      /* a header from an address that is not listed: passed as data */
 	OUTSIDE_CGROUP,       /* the listener is not of the named cgroup: the sender's address stays */
 	REFUSED_ELSEWHERE,    /* outside the container's cgroup, where no hook sees the connection */
 	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */

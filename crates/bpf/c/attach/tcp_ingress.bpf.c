@@ -16,6 +16,7 @@
 #include "attach/await_header.h"
 #include "attach/established.h"
 #include "attach/syn.h"
+#include "attach/unlisted.h"
 
 /* A request socket accepts any RST in its window of 65,536 numbers. An open socket accepts only the number
  * that it expects (RFC 5961), and a plain port would have an open socket by now. So a RST counts here only if
@@ -75,15 +76,25 @@ static __always_inline int on_pending_alone(struct __sk_buff *skb, struct incomi
 	return fate;
 }
 
+static __always_inline int on_unlisted(struct __sk_buff *skb, struct incoming *in)
+{
+	if (begins_with_unlisted_header(skb, &in->segment)) {
+		count(in->port, HEADER_UNLISTED);
+		tell(&in->key, IPPROTO_TCP, HEADER_UNLISTED, 0);
+	}
+	return PASS;
+}
+
 /* An unknown connection. Those that were open before the attachment continue. Half-open ones must not become
  * open. */
 static __always_inline int on_unknown(struct __sk_buff *skb, struct incoming *in)
 {
 	__u32 family = 0;
 
-	if (in->segment.flags & RST || in->port->state == DRAINING ||
-	    sender_rule(&in->key.remote, in->port->group) == 0)
+	if (in->segment.flags & RST || in->port->state == DRAINING)
 		return PASS;
+	if (sender_rule(&in->key.remote, in->port->group) == 0)
+		return on_unlisted(skb, in);
 	switch (find_socket(skb, &in->segment, in->segment.seq, &family)) {
 	case HALF_OPEN:
 	case ANSWERS_COOKIE:

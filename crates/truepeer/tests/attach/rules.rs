@@ -16,6 +16,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![
         a_connection_from_before_is_untouched,
         connections_from_others_than_senders_pass_untouched,
+        headers_of_others_than_senders_are_counted_and_told,
         rules_are_changed_while_it_runs,
         refusals_are_counted_by_reason,
         a_server_that_speaks_first_waits_a_second_for_an_optional_header,
@@ -45,7 +46,35 @@ fn connections_from_others_than_senders_pass_untouched(bed: &Bed) -> Result<()> 
     let mut stream = client::connect_from("127.0.0.9:4000", LISTENER)?;
     ensure!(client::ask(&mut stream, &line)?.as_bytes() == line);
     ensure!(echo.log().contains("127.0.0.9:4000 accepted"));
-    ensure!(counter(bed, "not_a_sender")? == 1);
+    ensure!(counter(bed, "not_a_sender")? == 1 && counter(bed, "header_unlisted")? == 1);
+    Ok(())
+}
+
+/// They pass, but the operator has forgotten a sender, or an address changes on its way.
+fn headers_of_others_than_senders_are_counted_and_told(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    start(bed, &["--allow", "10.0.0.0/8"])?;
+    for (bytes, count) in [
+        (client::v1("203.0.113.1:1001", DESTINATION)?, 1),
+        (header("203.0.113.1:1002")?, 2),
+        (b"PROXIES are not PROXY".to_vec(), 2),
+        (b"\r\n\r\n\0\r\nQUITE another".to_vec(), 2),
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), 2),
+    ] {
+        let mut stream = client::connect_from("127.0.0.9:0", LISTENER)?;
+        stream.write_all(&bytes)?;
+        let mut back = vec![0; bytes.len()];
+        stream.read_exact(&mut back)?;
+        ensure!(back == bytes && counter(bed, "header_unlisted")? == count, "{}", status(bed)?);
+        // Later in a connection it is data.
+        stream.write_all(&header("203.0.113.1:1003")?)?;
+        stream.read_exact(&mut [0])?;
+        ensure!(counter(bed, "header_unlisted")? == count, "{}", status(bed)?);
+    }
+    let follow = command(bed, &["status", "--follow"])?.start(bed)?;
+    follow.wait_for_log("127.0.0.9:")?;
+    follow.wait_for_log("to port 80/tcp: a header, not from an allowed sender")?;
+    ensure!(attach(bed, &["status"])?.contains("--allow does not list"), "{}", attach(bed, &["status"])?);
     Ok(())
 }
 
