@@ -21,6 +21,7 @@ mod refusals;
 mod rules;
 mod sender_limit;
 mod statuses;
+mod supervisor;
 mod truepeer;
 
 use std::process::ExitCode;
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.context("the async runtime").and_then(|runtime| runtime.block_on(run(options))) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("truepeer-agent: {error:#}");
             ExitCode::FAILURE
@@ -57,9 +58,14 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(options: Options) -> Result<()> {
+async fn run(options: Options) -> Result<ExitCode> {
     match options.command {
+        Command::Kubernetes(options) if !supervisor::is_supervised() => {
+            log::init(options.common.log_format, options.common.log_level);
+            return supervisor::run().await;
+        }
         Command::Kubernetes(options) => {
+            let told = supervisor::told_to_end();
             let agent = Agent::prepare(&options.common, options.listen, options.max_pods, "pod").await?;
             let policy = PodPolicy { sender_limit: agent.sender_limit.clone(), leaves: options.leave };
             if options.leave {
@@ -68,12 +74,17 @@ async fn run(options: Options) -> Result<()> {
             probe::serve(&options.probes, agent.statuses.clone())?;
             let changes = kubernetes::start(&options.node, policy, agent.statuses.clone()).await?;
             let agent = if options.leave { agent.with_patience(LEAVE) } else { agent };
-            agent.run(changes).await
+            let signal = ended_by_signal()?;
+            agent
+                .run(changes, async move {
+                    tokio::select! { _ = told => {}, () = signal => {} }
+                })
+                .await;
         }
-        Command::Probe(_) => Ok(()),
+        Command::Probe(_) => {}
         Command::Retire(options) => {
             log::init(options::LogFormat::Text, tracing::Level::INFO);
-            kubernetes::retire(&options).await
+            kubernetes::retire(&options).await?;
         }
         Command::Docker(options) => {
             let socket = options.socket.as_deref();
@@ -82,9 +93,18 @@ async fn run(options: Options) -> Result<()> {
                 Agent::prepare(&options.common, options.listen, options.max_containers, "container").await?;
             tokio::spawn(docker::tell(agent.statuses.clone()));
             let changes = docker::start(socket, agent.sender_limit.clone())?;
-            agent.run(changes).await
+            agent.run(changes, ended_by_signal()?).await;
         }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends at SIGTERM or SIGINT, which from now on end nothing else.
+fn ended_by_signal() -> Result<impl Future<Output = ()> + Send + use<>> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    })
 }
 
 /// What both commands have in common.
@@ -122,17 +142,18 @@ impl Agent {
         Self { node: self.node.with_patience(patience), ..self }
     }
 
-    /// Until SIGTERM or SIGINT.
-    async fn run(self, changes: tokio::sync::mpsc::Receiver<node::Change>) -> Result<()> {
-        let (mut terminate, mut interrupt) =
-            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    /// Until it is told to end.
+    async fn run(
+        self,
+        changes: tokio::sync::mpsc::Receiver<node::Change>,
+        told: impl Future<Output = ()> + Send + 'static,
+    ) {
         let (end, ends) = oneshot::channel();
         tokio::spawn(async move {
-            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+            told.await;
             let _ = end.send(());
         });
         self.node.run(changes, ends).await;
         tracing::info!("ending; what is attached stays");
-        Ok(())
     }
 }

@@ -259,6 +259,11 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
+        let dashboard = include_str!("../../../deploy/helm/truepeer/dashboard.json");
+        for name in dashboard.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+            let is_metric = name.starts_with("truepeer_");
+            assert!(!is_metric || text.lines().any(|line| line.starts_with(name)), "{name}\n{text}");
+        }
         assert!(text.ends_with("# EOF\n") && !text.contains("netns=\"8\""), "{text}");
         assert_eq!(text.matches("truepeer_attach_open{").count(), 1);
     }

@@ -37,8 +37,8 @@ use outcome::{Done, Found, Started};
 const CHECK: Duration = Duration::from_secs(1);
 /// How often the kernel's rules are compared with what was attached.
 const COMPARE: Duration = Duration::from_secs(60);
-/// How soon they are read again that could not be read at the start.
-const UNREAD: Duration = Duration::from_secs(1);
+/// How soon for the first time: what was read at the start may have changed since.
+const COMPARE_SOON: Duration = Duration::from_secs(1);
 /// How long steps may go on when the agent is told to end.
 const END: Duration = Duration::from_secs(5);
 
@@ -135,6 +135,7 @@ impl Node {
     pub(crate) async fn run(mut self, mut changes: mpsc::Receiver<Change>, mut end: oneshot::Receiver<()>) {
         // Before the pods' list, which is then newer than this.
         let mut core = Core::new(self.max, self.read_kernel().await, Instant::now());
+        let mut read_at = Instant::now();
         let mut clock = Clock { check: Instant::now(), compare: Instant::now() + COMPARE };
         let mut compares: JoinSet<Compared> = JoinSet::new();
         loop {
@@ -157,12 +158,14 @@ impl Node {
                 _ = &mut end => break,
             }
             heard.extend(std::iter::from_fn(|| changes.try_recv().ok()));
+            if !heard.is_empty() && core.has_heard_nothing() && read_at.elapsed() > COMPARE_SOON {
+                core.inherit(self.read_kernel().await);
+                read_at = Instant::now();
+            }
             for change in heard {
                 if core.update(change, Instant::now()) {
                     core.find_unasked(&self.pods().await, None, Instant::now());
-                    if !core.has_looked_for_unasked() {
-                        clock.compare = Instant::now() + UNREAD;
-                    }
+                    clock.compare = Instant::now() + COMPARE_SOON;
                 }
             }
             self.find_processes(&mut core, &mut clock).await;
@@ -209,7 +212,8 @@ impl Node {
         let (proc, host) = (self.proc.clone(), self.host);
         // Some microseconds for each process of the machine, and pods say how long their tables are.
         let found = tokio::task::spawn_blocking(move || find(&proc, host, wanted)).await;
-        core.found(found.unwrap_or_default(), Instant::now());
+        let adopted = core.found(found.unwrap_or_default(), Instant::now());
+        adopted.into_iter().for_each(|(step, result)| self.statuses.count(step, result));
     }
 
     fn start_steps(&mut self, core: &mut Core) {
@@ -276,7 +280,7 @@ impl Node {
         if begun < clock.compare {
             return;
         }
-        clock.compare = begun + if core.has_looked_for_unasked() { COMPARE } else { UNREAD };
+        clock.compare = begun + if core.has_looked_for_unasked() { COMPARE } else { COMPARE_SOON };
         let truepeer = self.truepeer.clone();
         if compares.is_empty() {
             compares.spawn(async move { Some((begun, truepeer.status_of_all().await.ok()?.namespaces)) });

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::time::sleep;
 
-use crate::statuses::StatusTable;
+use crate::statuses::{HEADER_UNLISTED, StatusTable};
 use crate::truepeer::{Refusal, Truepeer};
 
 /// How soon, and how rarely, `truepeer` is started again.
@@ -16,8 +16,6 @@ const RARELY: Duration = Duration::from_secs(60);
 
 /// Packets that reach an attached port by a way that the programs don't see.
 const REDIRECTED: [&str; 2] = ["refused_redirected", "refused_unjudged"];
-/// Headers from addresses that are not allowed. They are told, but not refused.
-const UNLISTED: &str = "header_unlisted";
 
 /// Follows for ever.
 pub(crate) async fn run(truepeer: Truepeer, statuses: Arc<StatusTable>) {
@@ -59,7 +57,7 @@ fn tell(refusal: &Refusal, statuses: &StatusTable) {
     let Refusal { port, protocol, reason, meaning, count, .. } = refusal;
     let (sender, client) =
         (refusal.sender.as_deref().unwrap_or("?"), refusal.client.as_deref().unwrap_or(""));
-    let verdict = if reason == UNLISTED { "passed" } else { "refused" };
+    let verdict = if reason == HEADER_UNLISTED { "passed" } else { "refused" };
     tracing::info!(name = %line.name, %sender, %client, port, %protocol, %reason, count, "{verdict}: {meaning}");
     statuses.refused(key.clone(), reason.clone(), text(refusal));
 }
@@ -71,9 +69,12 @@ fn text(refusal: &Refusal) -> String {
     let hint = if REDIRECTED.contains(&reason.as_str()) {
         "; is the port redirected in the pod (REDIRECT or TPROXY, as by Istio's sidecar)? Then leave it out there: \
          traffic.sidecar.istio.io/excludeInboundPorts"
-    } else if reason == UNLISTED {
+    } else if protocol == "udp" && reason == HEADER_UNLISTED {
         "; if it is a bridge's address of the node, an old conntrack entry survived the container's restart: \
          conntrack -D -p udp on the node, with --dport and the published port"
+    } else if reason == HEADER_UNLISTED {
+        "; list it in truepeer.dev/allow if it is your load balancer's; with externalTrafficPolicy: Cluster \
+         a node's address stands here"
     } else {
         ""
     };
@@ -86,19 +87,20 @@ mod tests {
 
     #[test]
     fn refusals_are_told_with_a_hint() {
-        let refusal = |reason: &str, client: &str| -> Refusal {
+        let refusal = |protocol: &str, reason: &str, client: &str| -> Refusal {
             let line = format!(
-                r#"{{"time":"2026-11-23T05:40:12.123Z","netns_cookie":4097,"netns":7,"port":80,"protocol":"tcp","sender":"10.0.0.7:40000",
+                r#"{{"time":"2026-11-23T05:40:12.123Z","netns_cookie":4097,"netns":7,"port":80,"protocol":"{protocol}","sender":"10.0.0.7:40000",
                 "client":{client},"reason":"{reason}","meaning":"why","count":1}}"#
             );
             serde_json::from_str(&line).unwrap()
         };
-        let claim = refusal("refused_claim", "\"127.0.0.1:1\"");
+        let claim = refusal("tcp", "refused_claim", "\"127.0.0.1:1\"");
         assert_eq!(
             text(&claim),
             "port 80/tcp, from 10.0.0.7:40000 for the client 127.0.0.1:1: why (refused_claim)"
         );
-        assert!(text(&refusal("refused_unjudged", "null")).contains("Istio"));
-        assert!(text(&refusal("header_unlisted", "null")).contains("conntrack -D -p udp"));
+        assert!(text(&refusal("tcp", "refused_unjudged", "null")).contains("Istio"));
+        assert!(text(&refusal("udp", HEADER_UNLISTED, "null")).contains("conntrack -D -p udp"));
+        assert!(text(&refusal("tcp", HEADER_UNLISTED, "null")).contains("truepeer.dev/allow"));
     }
 }

@@ -12,6 +12,8 @@ use crate::plan::Key;
 
 /// The reason of an event: the annotation's port has no server.
 pub(crate) const NO_SERVER: &str = "NothingListens";
+/// A counter of truepeer: a header from an address that is not listed. It passes as data.
+pub(crate) const HEADER_UNLISTED: &str = "header_unlisted";
 
 /// A pod's namespace and name, or a container's name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,6 +56,8 @@ pub(crate) enum State {
     /// New connections pass; the open ones are waited for.
     Detaching {
         description: String,
+        /// Why it must not stay, if it is still asked for.
+        why: Option<String>,
     },
 }
 

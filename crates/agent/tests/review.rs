@@ -55,6 +55,28 @@ fn capabilities_of_the_security_review_are_those_of_the_manifest() {
 }
 
 #[test]
+fn profiles_of_the_security_review_are_those_of_the_manifest() {
+    let security = &manifest("DaemonSet")["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    let rows = table("| profile |");
+    for (row, name) in rows.iter().zip(["seccompProfile", "appArmorProfile"]) {
+        let default = security[name]["type"].as_str().expect("a type");
+        assert!(row[1].starts_with(default), "{row:?}");
+        let file = row[2].split('`').nth(1).expect("a file");
+        assert!(repository().join(file).is_file(), "{file}");
+    }
+    // What the page says that the strict one forbids.
+    let strict: Value = serde_json::from_str(&read("deploy/kubernetes/seccomp-agent.json")).expect("JSON");
+    let allowed = words(&strict["syscalls"][0]["names"]);
+    assert_eq!(strict["defaultAction"], "SCMP_ACT_ERRNO");
+    assert!(["bpf", "setns"].iter().all(|name| allowed.iter().any(|allowed| allowed == name)));
+    for name in
+        ["mount", "ptrace", "perf_event_open", "unshare", "init_module", "finit_module", "io_uring_setup"]
+    {
+        assert!(!allowed.iter().any(|allowed| allowed == name), "{name}");
+    }
+}
+
+#[test]
 fn files_of_the_security_review_are_those_of_the_manifest() {
     let pod = &manifest("DaemonSet")["spec"]["template"]["spec"];
     let mounts = pod["containers"][0]["volumeMounts"].as_array().expect("mounts");
@@ -84,8 +106,12 @@ fn rights_of_the_security_review_are_those_of_the_manifest() {
             .map(move |resource| vec![format!("{prefix}{resource}"), verbs.clone()])
     });
     assert_eq!(set(&table("| resource | verbs | limited"), 2), granted.collect());
-    // The job's, of which only the chart has a manifest.
-    let job = read("deploy/helm/truepeer/templates/detach.yaml");
+    for job in ["deploy/helm/truepeer/templates/detach.yaml", "deploy/kubernetes/detach.yaml"] {
+        detach_job_is_as_the_page_says(&read(job));
+    }
+}
+
+fn detach_job_is_as_the_page_says(job: &str) {
     for row in detach_rows() {
         let resource = row[0].split(' ').next().expect("a resource");
         let in_a_line = format!("resources: [{resource}], verbs: [{}]", row[1]);
@@ -98,6 +124,26 @@ fn rights_of_the_security_review_are_those_of_the_manifest() {
     for capability in ["runAsUser: 65534", "drop: [ALL]", "type: RuntimeDefault"] {
         assert!(job.contains(capability), "{capability}");
     }
+}
+
+#[test]
+fn the_detach_job_is_of_the_agent_that_is_applied() {
+    let text = read("deploy/kubernetes/detach.yaml");
+    let documents: Vec<Value> =
+        text.split("\n---\n").map(|document| serde_saphyr::from_str(document).expect("YAML")).collect();
+    let set = manifest("DaemonSet");
+    let (name, namespace) = (&set["metadata"]["name"], &set["metadata"]["namespace"]);
+    let of = |kind: &str| documents.iter().find(|document| document["kind"] == kind).expect("a document");
+    assert_eq!(of("Role")["rules"][0]["resourceNames"][0], *name);
+    let job = of("Job");
+    let container = &job["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], set["spec"]["template"]["spec"]["containers"][0]["image"]);
+    let arguments = words(&container["args"]);
+    assert!(arguments.contains(&format!("--daemonset={}", name.as_str().expect("a name"))), "{arguments:?}");
+    assert!(arguments.contains(&format!("--namespace={}", namespace.as_str().expect("a name"))));
+    let namespaces = documents.iter().map(|document| &document["metadata"]["namespace"]);
+    let namespaces: Vec<_> = namespaces.filter(|namespace| !namespace.is_null()).collect();
+    assert_eq!(namespaces, vec![namespace; 4]);
 }
 
 fn detach_rows() -> Vec<Vec<String>> {

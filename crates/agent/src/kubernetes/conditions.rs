@@ -42,7 +42,10 @@ impl Condition {
             State::Refused { why, kept: None } => condition(false, "Refused", why.clone()),
             State::Failed { why, kept: None } => condition(false, "AttachFailed", why.clone()),
             State::NoRoom { max } => condition(false, "TooManyPods", no_room(*max)),
-            State::Detaching { description } => condition(false, DETACHING, description.clone()),
+            State::Detaching { description, why: None } => condition(false, DETACHING, description.clone()),
+            State::Detaching { description, why: Some(why) } => {
+                condition(false, DETACHING, format!("{description}; not followed: {why}"))
+            }
         }
     }
 
@@ -130,8 +133,10 @@ mod tests {
 
     #[test]
     fn a_detach_that_waits_is_remembered() {
-        let condition = Condition::of(&State::Detaching { description: "ports 80".to_owned() }).unwrap();
-        assert_eq!(condition.claim(), claim("ports 80", false));
+        let detaching = |why| State::Detaching { description: "ports 80".to_owned(), why };
+        assert_eq!(Condition::of(&detaching(None)).unwrap().claim(), claim("ports 80", false));
+        let forbidden = Condition::of(&detaching(Some("too wide".to_owned()))).unwrap();
+        assert_eq!(forbidden.message, "ports 80; not followed: too wide");
         assert_eq!(Condition::detached().claim(), None);
     }
 }

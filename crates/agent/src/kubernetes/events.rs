@@ -7,12 +7,15 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, PostParams};
 
-use crate::statuses::{Name, State};
+use crate::statuses::{HEADER_UNLISTED, NO_SERVER, Name, State};
 
 use super::conditions::no_room;
 
 /// The API's limit of a note is 1 KiB.
 const MAX_NOTE: usize = 1000;
+
+const DETACHING: &str =
+    "new connections reach the server with their header; waiting for the open ones to end";
 
 /// What is said once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,16 @@ pub(super) struct Note {
 }
 
 impl Note {
+    /// `reason`: [`NO_SERVER`], or a counter of truepeer.
+    pub(super) fn of_traffic(reason: &str, text: &str) -> Self {
+        let reason = match reason {
+            NO_SERVER => NO_SERVER,
+            HEADER_UNLISTED => "UnlistedSender",
+            _ => "Refusing",
+        };
+        Self { is_warning: true, reason, text: shortened(text) }
+    }
+
     /// `before`: the state until now.
     pub(super) fn of(state: &State, before: Option<&State>) -> Option<Self> {
         let note = |is_warning, reason, text: &str| Some(Self { is_warning, reason, text: shortened(text) });
@@ -46,11 +59,10 @@ impl Note {
                 note(true, "AttachFailed", &format!("{why} (what was attached before stays: {kept})"))
             }
             State::NoRoom { max } => note(true, "TooManyPods", &no_room(*max)),
-            State::Detaching { .. } => note(
-                false,
-                "Detaching",
-                "new connections reach the server with their header; waiting for the open ones to end",
-            ),
+            State::Detaching { why: None, .. } => note(false, "Detaching", DETACHING),
+            State::Detaching { why: Some(why), .. } => {
+                note(true, "Detaching", &format!("{why}: {DETACHING}"))
+            }
         }
     }
 }
@@ -116,8 +128,13 @@ mod tests {
             (true, "Attached", "ports 80; warning: nothing listens")
         );
         assert_eq!(Note::of(&State::Idle, None), None);
-        let detaching = State::Detaching { description: String::new() };
-        assert_eq!(Note::of(&State::Idle, Some(&detaching)).unwrap().reason, "Detached");
+        let detaching = |why| State::Detaching { description: String::new(), why };
+        assert_eq!(Note::of(&State::Idle, Some(&detaching(None))).unwrap().reason, "Detached");
+        let narrowed = Note::of(&detaching(Some("too wide".to_owned())), Some(&attached)).unwrap();
+        assert!(
+            narrowed.is_warning && narrowed.text.starts_with("too wide: new connections"),
+            "{narrowed:?}"
+        );
         let long = Note::of(&State::Failed { why: "é".repeat(2000), kept: None }, None).unwrap();
         assert!(long.text.len() <= 1024);
     }

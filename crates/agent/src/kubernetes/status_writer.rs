@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::plan::Key;
-use crate::statuses::{NO_SERVER, State, StatusRow, StatusTable};
+use crate::statuses::{State, StatusRow, StatusTable};
 
 use super::conditions::{self, Condition};
 use super::events::{self, Note};
@@ -135,8 +135,7 @@ impl Told {
     ) {
         let now = Instant::now();
         for ((key, reason), text) in self.statuses.take_refusals() {
-            let told = if reason == NO_SERVER { NO_SERVER } else { "Refusing" };
-            let note = Note { is_warning: true, reason: told, text };
+            let note = Note::of_traffic(&reason, &text);
             // Not one for each sender: once for each reason, and again after a while.
             if let Some(report) = reports.get_mut(&key)
                 && report.limit.admits(&reason, now)

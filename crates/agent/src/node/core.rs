@@ -38,27 +38,34 @@ pub(super) struct Core {
     sweep: Option<Instant>,
     has_heard_all: bool,
     has_looked_for_unasked: bool,
+    /// What was inherited is old by now.
+    has_adopted: bool,
 }
 
 impl Core {
     /// `inherited`: the kernel's state before anything was heard of pods.
     pub(super) fn new(max: usize, inherited: Option<Vec<Status>>, now: Instant) -> Self {
-        // Attached by a truepeer that did not note the network namespace: then the absence of one proves
-        // nothing.
-        let all: Option<BTreeMap<u64, Status>> = inherited.and_then(|all| {
-            all.into_iter().map(|status| Some((status.netns?, status))).collect::<Option<_>>()
-        });
         Self {
             max,
             entries: BTreeMap::new(),
             idle: BTreeMap::new(),
-            inherited: all,
+            inherited: inherited.and_then(by_netns),
             arrivals: 0,
             next_search: now,
             sweep: None,
             has_heard_all: false,
             has_looked_for_unasked: false,
+            has_adopted: false,
         }
+    }
+
+    /// The kernel's state, read again: the API server let the agent wait for its first answer.
+    pub(super) fn inherit(&mut self, all: Option<Vec<Status>>) {
+        self.inherited = all.and_then(by_netns);
+    }
+
+    pub(super) fn has_heard_nothing(&self) -> bool {
+        self.entries.is_empty() && self.idle.is_empty() && !self.has_heard_all
     }
 
     /// Returns whether it was the first list of all of them.
@@ -190,17 +197,30 @@ impl Core {
         searched.map(|(key, entry)| (key.clone(), entry.desired.process)).collect()
     }
 
-    /// Those of [`Core::missing`] that were found.
-    pub(super) fn found(&mut self, mut found: BTreeMap<Key, Found>, now: Instant) {
+    /// Those of [`Core::missing`] that were found. Returns steps and results, as [`Core::finish`] does.
+    pub(super) fn found(
+        &mut self,
+        mut found: BTreeMap<Key, Found>,
+        now: Instant,
+    ) -> Vec<(&'static str, &'static str)> {
+        let mut adopted = Vec::new();
         let had: Option<BTreeSet<u64>> =
             self.inherited.as_ref().map(|inherited| inherited.keys().copied().collect());
         for (key, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_searching()) {
             entry.found(found.remove(key), had.as_ref());
         }
         self.find_conflicts();
+        if let Some(inherited) = self.inherited.as_ref().filter(|_| !self.has_adopted) {
+            for entry in self.entries.values_mut().filter(|entry| entry.is_unknown()) {
+                let status = entry.place.as_ref().and_then(|place| inherited.get(&place.netns));
+                adopted.extend(status.and_then(|status| entry.adopt(status, now)));
+            }
+        }
+        self.has_adopted = self.has_heard_all;
         let waits = self.entries.values().filter_map(|entry| entry.searching_for(now));
         let youngest = waits.min().unwrap_or(RARELY);
         self.next_search = now + (youngest / 8).clamp(SOON, RARELY);
+        adopted
     }
 
     /// Containers may share a network namespace, and each attach replaces all that is there: who came first
@@ -223,6 +243,9 @@ impl Core {
                         "it shares the network of {name}, which has such labels: name all ports there"
                     ))
                 });
+            if entry.conflict.is_some() {
+                entry.is_not_its_own();
+            }
         }
     }
 
@@ -296,6 +319,12 @@ impl Core {
         let is_searching = self.entries.values().any(Entry::is_searching);
         due.chain(is_searching.then_some(self.next_search)).chain(self.sweep).min()
     }
+}
+
+/// `None`: something was attached by a truepeer that did not note the network namespace. Then the absence of
+/// one proves nothing.
+fn by_netns(all: Vec<Status>) -> Option<BTreeMap<u64, Status>> {
+    all.into_iter().map(|status| Some((status.netns?, status))).collect()
 }
 
 #[cfg(test)]

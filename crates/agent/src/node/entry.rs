@@ -8,6 +8,7 @@ use crate::plan::{Actual, Doing, View, Want, description};
 use crate::processes::Place;
 use crate::rules::Rules;
 use crate::statuses::{State, StatusRow};
+use crate::truepeer::Status;
 
 use super::outcome::{Done, Found, Outcome, Seen};
 use super::{Claim, Desired};
@@ -98,6 +99,13 @@ impl Entry {
         self.other = description;
     }
 
+    /// Whatever the kernel has in its network namespace belongs to the one that was there first.
+    pub(super) fn is_not_its_own(&mut self) {
+        if self.actual == Actual::Unknown {
+            self.actual = Actual::Nothing;
+        }
+    }
+
     /// The kernel is to be asked what it has. `is_good`: until then the pod stays ready.
     pub(super) fn doubt(&mut self, is_good: bool) {
         if let Actual::Attached { netns, rules } = &self.actual {
@@ -162,6 +170,11 @@ impl Entry {
         self.running.as_ref().map(|running| running.doing)
     }
 
+    /// Nobody has asked the kernel yet.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.actual == Actual::Unknown && self.running.is_none()
+    }
+
     pub(super) fn is_attached(&self) -> bool {
         matches!(self.actual, Actual::Attached { .. })
     }
@@ -207,27 +220,7 @@ impl Entry {
                 self.attached(done.place, rules, warnings);
                 ("attach", "ok")
             }
-            Outcome::Looked(seen) => {
-                let netns = done.place.netns;
-                match seen {
-                    Seen::Same(rules) => {
-                        tracing::info!(%name, rules = %rules, netns, "adopted");
-                        self.attached(done.place, rules, Vec::new());
-                        ("adopt", "ok")
-                    }
-                    Seen::Other { description, difference } => {
-                        tracing::info!(%name, found = %description, "not as it is wanted: {difference}");
-                        self.actual = Actual::Other { netns };
-                        self.other = description;
-                        self.attached_at = Some(done.place);
-                        ("adopt", "changed")
-                    }
-                    Seen::Nothing => {
-                        self.actual = Actual::Nothing;
-                        ("adopt", "lost")
-                    }
-                }
-            }
+            Outcome::Looked(seen) => self.seen(seen, done.place),
             Outcome::Detached => {
                 tracing::info!(%name, "detached");
                 self.forget_quietly();
@@ -253,6 +246,40 @@ impl Entry {
                 (step, "failed")
             }
         })
+    }
+
+    /// What the kernel has at this place.
+    fn seen(&mut self, seen: Seen, place: Place) -> (&'static str, &'static str) {
+        let (name, netns) = (&self.desired.name, place.netns);
+        match seen {
+            Seen::Same(rules) => {
+                tracing::info!(%name, rules = %rules, netns, "adopted");
+                self.attached(place, rules, Vec::new());
+                ("adopt", "ok")
+            }
+            Seen::Other { description, difference } => {
+                tracing::info!(%name, found = %description, "not as it is wanted: {difference}");
+                self.actual = Actual::Other { netns };
+                self.other = description;
+                self.attached_at = Some(place);
+                ("adopt", "changed")
+            }
+            Seen::Nothing => {
+                self.actual = Actual::Nothing;
+                ("adopt", "lost")
+            }
+        }
+    }
+
+    /// `status`: of its place, read a moment ago. A step that asks for each pod would take seconds for many.
+    pub(super) fn adopt(&mut self, status: &Status, now: Instant) -> Option<(&'static str, &'static str)> {
+        let wanted = match self.want() {
+            Want::Attach(rules) => Some(rules.clone()),
+            Want::Nothing | Want::Unclear(_) | Want::Forbidden(_) => None,
+        };
+        let place = self.place.clone()?;
+        self.changed_at = now;
+        Some(self.seen(Seen::of(status, wanted), place))
     }
 
     /// An attach that did not end well: what the kernel has is unknown.
@@ -300,7 +327,10 @@ impl Entry {
             (Want::Unclear(why), kept) => State::Refused { why: why.clone(), kept },
             (Want::Forbidden(why), None) => State::Refused { why: why.clone(), kept: None },
             (Want::Nothing, None) => State::Idle,
-            (Want::Nothing | Want::Forbidden(_), Some(description)) => State::Detaching { description },
+            (Want::Nothing, Some(description)) => State::Detaching { description, why: None },
+            (Want::Forbidden(why), Some(description)) => {
+                State::Detaching { description, why: Some(why.clone()) }
+            }
             (Want::Attach(_), _) if self.is_without_room => State::NoRoom { max },
             (Want::Attach(_), attached) => self.state_of_attach(attached.filter(|claim| self.serves(claim))),
         }

@@ -5,6 +5,7 @@
 //! 5 s.
 
 use super::super::outcome::{Outcome, Seen};
+use super::super::{CHECK, COMPARE_SOON};
 use super::*;
 use crate::node::Claim;
 use crate::plan::description;
@@ -39,6 +40,8 @@ impl Dice {
 struct Pod {
     want: Want,
     condition: Option<Claim>,
+    /// Its process's and its network namespace's number.
+    started: u64,
     netns: u64,
     kernel: Option<Rules>,
 }
@@ -46,10 +49,12 @@ struct Pod {
 struct World {
     pods: BTreeMap<Key, Pod>,
     dice: Dice,
-    netns: u64,
+    processes: u64,
     now: Instant,
     /// Conditions can't be written.
     is_deaf: bool,
+    /// A list comes so much later, while the watch has its changes already.
+    list_takes: Duration,
 }
 
 fn rules(dice: &mut Dice) -> Rules {
@@ -63,7 +68,13 @@ fn rules(dice: &mut Dice) -> Rules {
 }
 
 fn want(dice: &mut Dice) -> Want {
-    if dice.roll(4) == 0 { Want::Nothing } else { Want::Attach(rules(dice)) }
+    match dice.roll(16) {
+        0..4 => Want::Nothing,
+        4 => Want::Forbidden("the operator's limit".to_owned()),
+        // What is attached stays, and nothing more is attached.
+        5 => Want::Unclear("a typo".to_owned()),
+        _ => Want::Attach(rules(dice)),
+    }
 }
 
 /// As truepeer tells it.
@@ -98,7 +109,9 @@ fn status(netns: u64, kernel: Option<&Rules>) -> Status {
 struct Agent {
     core: Core,
     flying: Vec<(Instant, Started)>,
-    next_read: Instant,
+    next_check: Instant,
+    next_compare: Option<Instant>,
+    next_list: Option<Instant>,
 }
 
 impl World {
@@ -107,21 +120,20 @@ impl World {
         let pods = (0..PODS).map(|number| {
             let want = want(&mut dice);
             let kernel = if let Want::Attach(rules) = &want { Some(rules.clone()) } else { None };
-            let netns = 1 + number as u64;
-            (format!("{number:03}"), Pod { want, condition: None, netns, kernel })
+            let started = 1 + number as u64;
+            (format!("{number:03}"), Pod { want, condition: None, started, netns: started, kernel })
         });
         let pods = pods.collect();
-        Self { pods, dice, netns: 1 + PODS as u64, now: Instant::now(), is_deaf: false }
+        let processes = 1 + PODS as u64;
+        Self { pods, dice, processes, now: Instant::now(), is_deaf: false, list_takes: Duration::ZERO }
     }
 
     fn start(&mut self) -> Agent {
         // Reading it may fail.
         let inherited = (self.dice.roll(8) != 0).then(|| self.all());
         let core = Core::new(PODS, inherited, self.now);
-        let mut agent = Agent { core, flying: Vec::new(), next_read: self.now + super::super::UNREAD };
-        self.list(&mut agent);
-        agent.core.find_unasked(&self.places(), None, self.now);
-        agent
+        let next_list = Some(self.now + self.list_takes);
+        Agent { core, flying: Vec::new(), next_check: self.now, next_compare: None, next_list }
     }
 
     fn all(&self) -> Vec<Status> {
@@ -130,20 +142,23 @@ impl World {
     }
 
     fn places(&self) -> BTreeMap<Key, Place> {
-        self.pods.iter().map(|(key, pod)| (key.clone(), place(pod.netns))).collect()
+        self.pods.iter().map(|(key, pod)| (key.clone(), place(pod))).collect()
     }
 
     fn list(&mut self, agent: &mut Agent) {
         for (key, pod) in &self.pods {
             agent.core.update(Change::Set(key.clone(), desired(key, pod)), self.now);
         }
-        agent.core.update(Change::Only(self.pods.keys().cloned().collect()), self.now);
+        if agent.core.update(Change::Only(self.pods.keys().cloned().collect()), self.now) {
+            agent.core.find_unasked(&self.places(), None, self.now);
+            agent.next_compare = Some(self.now + COMPARE_SOON);
+        }
     }
 
     /// Something of the outside: an annotation, a sandbox, the API server.
     fn fault(&mut self, agent: Option<&mut Agent>) {
         let key = format!("{:03}", self.dice.roll(PODS));
-        match self.dice.roll(6) {
+        match self.dice.roll(8) {
             0 | 1 => {
                 let want = want(&mut self.dice);
                 self.pods.get_mut(&key).unwrap().want = want;
@@ -164,12 +179,27 @@ impl World {
                 pod.condition = (self.dice.roll(3) != 0).then_some(claim);
                 self.tell(&key, agent);
             }
-            // Another sandbox: the attachment ends with the one before.
-            _ => {
-                self.netns += 1;
-                let pod = self.pods.get_mut(&key).unwrap();
-                (pod.netns, pod.kernel) = (self.netns, None);
+            // The API server is slow, or well again.
+            5 => self.list_takes = Duration::from_millis(self.dice.roll(1500) as u64),
+            // The watch breaks: all pods are listed anew.
+            6 => {
+                let at = self.now + self.list_takes;
+                agent.into_iter().for_each(|agent| agent.next_list = Some(at));
             }
+            _ => self.start_sandbox(&key),
+        }
+    }
+
+    /// Another one: the attachment ends with the one before. The kernel may give its network namespace the
+    /// number of that.
+    fn start_sandbox(&mut self, key: &Key) {
+        self.processes += 1;
+        let is_same_number = self.dice.roll(2) == 0;
+        let pod = self.pods.get_mut(key).unwrap();
+        pod.kernel = None;
+        pod.started = self.processes;
+        if !is_same_number {
+            pod.netns = self.processes;
         }
     }
 
@@ -190,16 +220,26 @@ impl World {
             let done = self.finish(started);
             agent.core.finish(done, now);
         }
-        if !agent.core.has_looked_for_unasked() && now >= agent.next_read {
-            agent.core.find_unasked(&self.places(), Some(&self.all()), now);
+        if agent.next_list.take_if(|time| *time <= now).is_some() {
+            self.list(agent);
         }
-        let netns: BTreeMap<Key, u64> = self.pods.iter().map(|(key, pod)| (key.clone(), pod.netns)).collect();
-        let all: BTreeSet<u64> = netns.values().copied().collect();
-        agent.core.check_places(|place| all.contains(&place.netns), now);
+        if agent.next_compare.take_if(|time| *time <= now).is_some() {
+            let all = self.all();
+            agent.core.compare(&all, now);
+            if !agent.core.has_looked_for_unasked() {
+                agent.core.find_unasked(&self.places(), Some(&all), now);
+            }
+        }
+        let places = self.places();
+        if now >= agent.next_check {
+            agent.next_check = now + CHECK;
+            let all: BTreeSet<u64> = places.values().map(|place| place.started).collect();
+            agent.core.check_places(|place| all.contains(&place.started), now);
+        }
         let missing = agent.core.missing(now);
         if !missing.is_empty() {
             let found = missing.into_keys().map(|key| {
-                let place = place(netns[&key]);
+                let place = places[&key].clone();
                 (key, Found { place, has_address: true })
             });
             agent.core.found(found.collect(), now);
@@ -236,7 +276,7 @@ impl World {
     fn finish(&mut self, Started { key, number, step, place }: Started) -> Done {
         let fails = self.dice.roll(50) == 0;
         let pod = self.pods.get_mut(&key).unwrap();
-        let is_here = pod.netns == place.netns;
+        let is_here = pod.started == place.started;
         let outcome = match step {
             Step::Look(wanted) => {
                 let kernel = pod.kernel.as_ref().filter(|_| is_here);
@@ -275,15 +315,16 @@ impl World {
     fn wrong(&self) -> Vec<String> {
         let differ = |pod: &Pod| match (&pod.want, &pod.kernel) {
             (Want::Attach(rules), kernel) => kernel.as_ref() != Some(rules),
-            (_, kernel) => kernel.is_some(),
+            (Want::Nothing | Want::Forbidden(_), kernel) => kernel.is_some(),
+            (Want::Unclear(_), _) => false,
         };
         let wrong = self.pods.iter().filter(|(_, pod)| differ(pod));
         wrong.map(|(key, pod)| format!("{key}: wanted {:?}, kernel {:?}", pod.want, pod.kernel)).collect()
     }
 }
 
-fn place(netns: u64) -> Place {
-    Place { pid: 7, started: netns, netns, cgroup: None }
+fn place(pod: &Pod) -> Place {
+    Place { pid: 7, started: pod.started, netns: pod.netns, cgroup: None }
 }
 
 fn desired(key: &Key, pod: &Pod) -> Desired {
@@ -310,9 +351,15 @@ fn round(seed: u64) {
     }
     let mut agent = world.start();
     let end = world.now + DEADLINE;
+    // Between its first look at the kernel and the list.
+    for _ in 0..world.dice.roll(3) {
+        world.turn(&mut agent);
+    }
+    let key = format!("{:03}", world.dice.roll(PODS));
+    world.start_sandbox(&key);
     while world.now < end {
         world.turn(&mut agent);
-        let is_quiet = agent.flying.is_empty() && agent.core.has_looked_for_unasked();
+        let is_quiet = agent.next_list.is_none() && agent.next_compare.is_none() && agent.flying.is_empty();
         // Nothing is left to be done.
         if is_quiet && agent.core.wake(world.now).is_none_or(|wake| wake >= end) {
             break;
@@ -327,4 +374,24 @@ fn round(seed: u64) {
 fn the_kernels_rules_equal_the_annotations_after_each_return() {
     let rounds = if std::env::var_os("TRUEPEER_TEST_ALL").is_some() { 10_000 } else { 40 };
     (1..=rounds).for_each(|number: u64| round(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+}
+
+/// An agent that starts again must not detach the first for the second.
+#[test]
+fn of_containers_that_share_a_network_the_first_stays_attached() {
+    let (now, mut dice) = (Instant::now(), Dice(1));
+    let pod = |want| Pod { want, condition: None, started: 7, netns: 7, kernel: None };
+    let (first, second) = (rules(&mut dice), rules(&mut dice));
+    let mut core = Core::new(9, Some(vec![status(7, Some(&first))]), now);
+    for (key, rules) in [("a", first), ("b", second)] {
+        let key = key.to_owned();
+        let desired = desired(&key, &pod(Want::Attach(rules)));
+        core.update(Change::Set(key, desired), now);
+    }
+    core.update(Change::Only(["a".to_owned(), "b".to_owned()].into()), now);
+    let place = place(&pod(Want::Nothing));
+    let found = core.missing(now).into_keys();
+    let found = found.map(|key| (key, Found { place: place.clone(), has_address: true }));
+    assert_eq!(core.found(found.collect(), now), [("adopt", "ok")]);
+    assert!(core.start_steps(now).is_empty());
 }
