@@ -8,9 +8,9 @@ pub(super) const HEADER_UNLISTED: &str = "header_unlisted";
 const UNSHOWABLE: &str = "the server listens on IPv4 (0.0.0.0), logs and bans the sender instead of an IPv6 client: let it listen on [::] \
      without IPV6_V6ONLY only, let the sender connect over IPv6, or attach with --unshowable refuse";
 
-const UNLISTED_TCP: &str = "connections that begin with a header come from an address that --allow does not list, \
-     and the server reads the header as data: attach status --follow names the address; list it if it is \
-     a load balancer's";
+const UNLISTED_TCP: &str = "connections that begin with a header come from an address that --allow does not \
+     list, and the server reads the header as data: attach status --follow names the address; list it if it \
+     is a load balancer's";
 
 const FRAGMENTS: &str = "with the header, datagrams are longer than the MTU between the sender and this host: raise it, or lower the MTU of \
      what is inside (WireGuard: 1392; clients with IPv6 addresses: 1368; spp: 1382)";
