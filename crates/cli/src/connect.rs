@@ -17,10 +17,6 @@ const PAGE: Page = Page {
             "Headers for one network and port only",
             "truepeer connect --send-proxy v1 --to 10.0.0.0/8:443 -- curl https://10.0.0.1/",
         ),
-        example(
-            "A query to a DNS server that accepts headers from here",
-            "truepeer connect --from 203.0.113.7:5000 --udp-dialect every \\\n  --to 127.0.0.1/32:53 -- dig @127.0.0.1 example.org",
-        ),
     ],
     notes: "",
 };

@@ -85,6 +85,11 @@ const OTHERS: &[Other] = &[
     other(&["routes"], &["del", "delete", "rm", "clear", "down"], "truepeer routes remove"),
     other(&["routes"], &["list", "ls", "status"], "truepeer routes show"),
     other(&["doctor"], &["--port"], "truepeer doctor {443}"),
+    other(
+        &["connect"],
+        &["--udp-dialect"],
+        "truepeer proxy -p udp --header forbid --send-proxy v2 -l 127.0.0.1:5300 -4 HOST:PORT, and send there",
+    ),
 ];
 
 /// The names of other programs that truepeer can be called by.

@@ -119,6 +119,7 @@ const LINES: &[&str] = &[
     "truepeer run --allow /dev/null -- true",
     "truepeer connect --from nowhere -- true",
     "truepeer connect --send-proxy v3 -- true",
+    "truepeer connect --udp-dialect first -- true",
     "truepeer doctor -4 [::1]:80",
     "truepeer routes show -4 localhost",
     "truepeer https --tls-cert c.pem --origin http://127.0.0.1:1 --origin-keepalive many",
@@ -186,7 +187,7 @@ fn messages_are_as_they_were_read_last() {
 }
 
 /// Options that no command has, or that are typed before one.
-const UNKNOWN: [&str; 18] = [
+const UNKNOWN: [&str; 19] = [
     "--acme",
     "--redirect",
     "--compat",
@@ -205,6 +206,7 @@ const UNKNOWN: [&str; 18] = [
     "--domain",
     "--check",
     "doctor --port",
+    "connect --udp-dialect",
 ];
 
 #[test]

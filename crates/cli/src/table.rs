@@ -246,8 +246,6 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(CONNECT, SENDERS, "from", "ADDR:PORT", "The client to name").means("the connection's own address").common(),
     row(CONNECT, SENDERS, "send-proxy", "v1|v2", "Version of the PROXY header for TCP connections").is(|| "v2".to_owned()).common(),
     row(CONNECT, SENDERS, "to", "PREFIX[:PORTS]", "Only connections there; repeatable").means("all TCP connections").common(),
-    row(CONNECT, SENDERS, "udp-dialect", "DIALECT", "Add headers to datagrams, too, where the receiver expects them: every, first, standalone or spp (whose headers are also removed from the answers). DNS servers that the program queries get headers, too: restrict them with --to")
-        .means("UDP is left alone"),
     row(RUN, PROGRAM, "destination", "socket|header", "What getsockname() returns: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()).rare(),
     row(STARTERS, PROGRAM, "via", "HOW", "Mechanism between the program and the kernel").is(|| "auto".to_owned()),
     row(STARTERS, PROGRAM, "verbose", "", "Log each connection on standard error"),

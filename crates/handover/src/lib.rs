@@ -10,11 +10,9 @@
 //!    └────────────────────── WakeUp::ring: a connection from truepeer itself ◀─────────┘
 //! ```
 //! Nothing here waits for a sender, takes a lock, or calls a C library function that the application may have
-//! replaced: rustix makes its own system calls. The only `unsafe` code maps the tables of names and flows.
+//! replaced: rustix makes its own system calls. The only `unsafe` code maps the table of names.
 
 mod complaints;
-mod datagrams;
-mod flows;
 mod late;
 mod listener;
 mod look;
@@ -27,7 +25,6 @@ mod show;
 mod wake;
 
 pub use complaints::LockFreeComplaints;
-pub use datagrams::{CARRIED_BYTES, Datagrams, Own, Send, SendRequest, now, sends_datagrams};
 pub use late::{Decided, Late};
 pub use listener::{ListenerAddr, NotAListener};
 pub use look::{Look, Refused, SILENT, is_silent, look, take};

@@ -4,10 +4,10 @@ use core::fmt;
 use core::net::SocketAddr;
 use core::str::FromStr;
 
-use truepeer_policy::{Destinations, Dialect};
+use truepeer_policy::Destinations;
 use truepeer_proto::{
     Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
-    in_one_family, spp,
+    in_one_family,
 };
 
 use crate::settings::SettingsError;
@@ -21,21 +21,13 @@ pub struct ConnectSettings {
     pub version: Version,
     /// The destinations that get a header; all if empty.
     pub to: Destinations,
-    /// The dialect for datagrams, which get a header, too; the dialect determines the version.
-    pub datagrams: Option<Dialect>,
     /// Whether to log each connection.
     pub verbose: bool,
 }
 
 impl Default for ConnectSettings {
     fn default() -> Self {
-        Self {
-            from: None,
-            version: Version::V2,
-            to: Destinations::default(),
-            datagrams: None,
-            verbose: false,
-        }
+        Self { from: None, version: Version::V2, to: Destinations::default(), verbose: false }
     }
 }
 
@@ -64,35 +56,16 @@ impl ConnectSettings {
     ///
     /// # Errors
     /// None in practice: both addresses are converted to one family.
-    pub fn opening(
-        &self,
-        own: SocketAddr,
-        destination: SocketAddr,
-        transport: Transport,
-    ) -> Result<OutgoingHeader, EncodeError> {
+    pub fn opening(&self, own: SocketAddr, destination: SocketAddr) -> Result<OutgoingHeader, EncodeError> {
         let (source, destination) = in_one_family(self.from.unwrap_or(own), destination);
-        let addresses = Addresses::Inet { transport, source, destination };
+        let addresses = Addresses::Inet { transport: Transport::Stream, source, destination };
         let mut bytes = [0; V1_MAX_LEN];
         let len = match self.version {
-            Version::V1 if transport == Transport::Stream => encode_v1(&addresses, &mut bytes)?,
-            // PROXY 2.1: version 1 supports TCP only.
-            _ => V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?,
+            Version::V1 => encode_v1(&addresses, &mut bytes)?,
+            Version::V2 => {
+                V2Encoder::new(&mut bytes, Command::Proxy, &addresses)?.copy_tlvs(Tlvs::EMPTY)?.finish()?
+            }
         };
-        Ok(OutgoingHeader { bytes, len })
-    }
-
-    /// The header of Simple Proxy Protocol.
-    ///
-    /// # Errors
-    /// None that can happen: there is room.
-    pub fn simple_opening(
-        &self,
-        own: SocketAddr,
-        destination: SocketAddr,
-    ) -> Result<OutgoingHeader, EncodeError> {
-        let header = spp::Spp { client: self.from.unwrap_or(own), proxy: destination };
-        let mut bytes = [0; V1_MAX_LEN];
-        let len = spp::encode(&header, &mut bytes)?;
         Ok(OutgoingHeader { bytes, len })
     }
 }
@@ -104,9 +77,6 @@ impl fmt::Display for ConnectSettings {
         }
         writeln!(f, "header {}", if self.version == Version::V1 { "v1" } else { "v2" })?;
         writeln!(f, "to {}", self.to)?;
-        if let Some(dialect) = self.datagrams {
-            writeln!(f, "datagrams {dialect}")?;
-        }
         if self.verbose {
             writeln!(f, "verbose")?;
         }
@@ -138,7 +108,6 @@ impl ConnectSettings {
                     self.to.extend(&entry.parse().ok()?);
                 }
             }
-            "datagrams" => self.datagrams = Some(value.parse().ok()?),
             "verbose" => self.verbose = true,
             "" => {}
             _ => return None,
@@ -169,7 +138,7 @@ mod tests {
             for version in [Version::V1, Version::V2] {
                 let sending =
                     ConnectSettings { from: from.map(address), version, ..ConnectSettings::default() };
-                let opening = sending.opening(address("10.0.0.1:5"), address(to), Transport::Stream).unwrap();
+                let opening = sending.opening(address("10.0.0.1:5"), address(to)).unwrap();
                 let Ok(Decoded::Done { header, consumed }) = decode(opening.bytes(), Limits::default())
                 else {
                     panic!("{:?}", opening.bytes())
@@ -182,31 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn a_datagrams_header_says_that_it_is_one() {
-        for version in [Version::V1, Version::V2] {
-            let sending = ConnectSettings {
-                from: Some(address("8.8.8.8:4321")),
-                version,
-                ..ConnectSettings::default()
-            };
-            let opening = sending.opening(address("10.0.0.1:5"), address("127.0.0.1:53"), Transport::Dgram);
-            let datagram = [opening.unwrap().bytes(), b"query"].concat();
-            let (header, consumed) = truepeer_proto::decode_datagram(&datagram, Limits::default()).unwrap();
-            assert_eq!(
-                (header.client(), &datagram[consumed..]),
-                (Some(address("8.8.8.8:4321")), &b"query"[..])
-            );
-        }
-    }
-
-    #[test]
     fn every_setting_survives_its_text() {
         let mut sending = ConnectSettings {
             from: Some(address("8.8.8.8:1")),
             version: Version::V1,
             ..ConnectSettings::default()
         };
-        sending.datagrams = Some(Dialect::Standalone);
         sending.to.extend(&"10.0.0.0/8:80".parse().unwrap());
         sending.to.extend(&"[::1]:443".parse().unwrap());
         let read: ConnectSettings = sending.to_string().parse().unwrap();

@@ -48,6 +48,13 @@ pub(crate) fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
     unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) }
 }
 
+/// The error of the C library's last call in this thread.
+pub(crate) fn last_errno() -> Errno {
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as
+    // the thread lives.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+}
+
 /// A C integer as a system call's register holds it.
 pub(crate) fn word(value: c_int) -> usize {
     isize::try_from(value).unwrap_or(-1).cast_unsigned()

@@ -5,8 +5,7 @@ use core::ffi::{c_int, c_uint};
 
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 
-use crate::abi::{answer, borrow, by_kernel, plainly, word};
-use crate::sending_hooks::last_errno;
+use crate::abi::{answer, borrow, by_kernel, last_errno, plainly, word};
 use crate::{listeners, moving, ours};
 
 /// # Safety

@@ -14,7 +14,6 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect_unspec, send, sockopt};
 use truepeer_handover::{ConnectSettings, OutgoingHeader};
-use truepeer_proto::Transport;
 use truepeer_sys::marked::{connect, getsockname, sendto};
 
 use crate::say;
@@ -89,7 +88,7 @@ fn opening(
     sending: &ConnectSettings,
 ) -> Result<OutgoingHeader, Errno> {
     let own = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
-    let opening = sending.opening(own, to, Transport::Stream).map_err(|_| Errno::INVAL)?;
+    let opening = sending.opening(own, to).map_err(|_| Errno::INVAL)?;
     say::in_detail(format_args!("{to}: told of {}", sending.from.unwrap_or(own)));
     Ok(opening)
 }

@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 use std::os::fd::{AsFd, IntoRawFd};
 use std::panic::catch_unwind;
 
-use libc::{sockaddr, socklen_t};
+use libc::{msghdr, sockaddr, socklen_t};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::addr::SocketAddrArg;
@@ -18,10 +18,11 @@ use truepeer_sys::marked;
 
 use crate::abi::{answer, borrow, check_room, give, plainly, read_address, word};
 use crate::accepting::Peer;
+use crate::next::Next;
 use crate::role::{Accepting, role};
 use crate::{
-    accepting, connecting, listeners, moving, ours, peer, probe, receiving_hooks, rings, role as roles,
-    sending_hooks, supervised, waiter, waiting_hooks,
+    accepting, connecting, listeners, moving, ours, peer, probe, rings, role as roles, supervised, waiter,
+    waiting_hooks,
 };
 
 /// The dynamic linker runs this when the library is loaded, before the program's own constructors.
@@ -34,9 +35,11 @@ extern "C" fn at_load() {
         moving::begin();
         let file = own_file();
         roles::assume(file);
-        sending_hooks::find_all();
+        // dlsym(3) may take locks, and these may be called in signal handlers and after fork().
+        for next in [&SENDTO, &SENDMSG] {
+            next.function();
+        }
         rings::refuse();
-        receiving_hooks::find_all();
         waiting_hooks::find_all();
         // SAFETY: the handlers must stay callable for the life of the process. They are functions of this
         // library, which is never unloaded.
@@ -204,4 +207,55 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         Some(connecting::connect_telling(socket, to, sending).map(|()| 0))
     };
     answer(work, || plainly(libc::SYS_connect, [marked::register(fd), addr as usize, len as usize, 0]))
+}
+
+static SENDTO: Next = Next::new(c"sendto");
+static SENDMSG: Next = Next::new(c"sendmsg");
+
+type Sendto = unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
+type Sendmsg = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> isize;
+
+/// MSG_FASTOPEN would send the program's data before the header. It is refused, and programs then connect as
+/// usual. All else goes to the C library's own function, which remains a cancellation point.
+fn refuse_fast_open(flags: c_int) -> Option<Result<isize, Errno>> {
+    (flags & libc::MSG_FASTOPEN != 0 && role()?.sending.is_some()).then_some(Err(Errno::OPNOTSUPP))
+}
+
+/// # Safety
+/// The requirements of sendto(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    count: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> isize {
+    answer(
+        || refuse_fast_open(flags),
+        || {
+            // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right;
+            // the arguments are the program's own, unchanged.
+            unsafe {
+                core::mem::transmute::<*mut c_void, Sendto>(SENDTO.function())(
+                    fd, bytes, count, flags, addr, len,
+                )
+            }
+        },
+    )
+}
+
+/// # Safety
+/// The requirements of sendmsg(2).
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    answer(
+        || refuse_fast_open(flags),
+        || {
+            // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right;
+            // the arguments are the program's own, unchanged.
+            unsafe { core::mem::transmute::<*mut c_void, Sendmsg>(SENDMSG.function())(fd, message, flags) }
+        },
+    )
 }

@@ -36,7 +36,6 @@ mod bell;
 #[cfg(not(test))]
 mod closing_hooks;
 mod connecting;
-mod datagrams;
 mod family;
 mod hold;
 #[cfg(not(test))]
@@ -46,18 +45,13 @@ mod movable;
 mod moving;
 mod next;
 mod ours;
-mod parts;
 mod peer;
 mod probe;
 mod ready;
 #[cfg(not(test))]
-mod receiving_hooks;
-#[cfg(not(test))]
 mod rings;
 mod role;
 mod say;
-#[cfg(not(test))]
-mod sending_hooks;
 mod settling;
 mod supervised;
 mod waiter;

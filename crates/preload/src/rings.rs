@@ -6,9 +6,9 @@ use rustix::io::Errno;
 use rustix::thread::{SecureComputingMode, secure_computing_mode};
 use truepeer_sys::seccomp::{Filter, ForeignCalls, SeccompAction, calls};
 
-use crate::abi::by_kernel;
+use crate::abi::{by_kernel, last_errno};
 use crate::role::role;
-use crate::{say, sending_hooks, supervised};
+use crate::{say, supervised};
 
 /// Call it once, when the library is loaded.
 pub(crate) fn refuse() {
@@ -39,5 +39,5 @@ fn is_unavailable() -> bool {
     if secure_computing_mode() != Ok(SecureComputingMode::Disabled) {
         return false;
     }
-    by_kernel(calls::IO_URING_SETUP, [0; 6]) < 0 && sending_hooks::last_errno().raw_os_error() != libc::EFAULT
+    by_kernel(calls::IO_URING_SETUP, [0; 6]) < 0 && last_errno().raw_os_error() != libc::EFAULT
 }

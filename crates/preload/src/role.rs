@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use truepeer_handover::{ConnectSettings, Datagrams, RunRules, RunSettings};
+use truepeer_handover::{ConnectSettings, RunRules, RunSettings};
 use truepeer_policy::{HeaderRule, PrefixSet};
 use truepeer_proto::{Version, Versions};
 
@@ -24,7 +24,6 @@ const CONNECT: &str = "TRUEPEER_CONNECT";
 pub(crate) struct Role {
     pub(crate) accepting: Option<Accepting>,
     pub(crate) sending: Option<ConnectSettings>,
-    pub(crate) datagrams: Option<Datagrams>,
     pub(crate) verbose: bool,
 }
 
@@ -71,13 +70,6 @@ fn own() -> Result<Role, String> {
     if let Some(text) = text_of(CONNECT)? {
         let sending: ConnectSettings = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
         role.verbose |= sending.verbose;
-        role.datagrams = sending
-            .datagrams
-            .map(|dialect| {
-                Datagrams::new(dialect)
-                    .map_err(|error| format!("no memory for the table of datagram flows: {error}"))
-            })
-            .transpose()?;
         role.sending = Some(sending);
     }
     let settings = match text_of(RUN)? {

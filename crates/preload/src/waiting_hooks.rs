@@ -21,7 +21,7 @@ static PPOLL_CHK: Next = Next::new(c"__ppoll_chk");
 static SELECT: Next = Next::new(c"select");
 static PSELECT: Next = Next::new(c"pselect");
 
-/// Finds the functions early, for the reasons given at `sending_hooks::find_all`.
+/// Finds the functions early, for the reason given at `hooks::at_load`.
 pub(crate) fn find_all() {
     for next in [&POLL, &POLL_CHK, &PPOLL, &PPOLL_CHK, &SELECT, &PSELECT] {
         next.function();

@@ -65,11 +65,6 @@ pub fn connect(args: &ConnectArgs, log: fn(LogConfig)) -> Result<ExitCode> {
     let log = || log(log_config(sending.verbose));
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::connect(&sending, &program, None),
-        // Programs send datagrams by system calls that bypass the C library (libuv does), and a filter can't
-        // tell which of them are datagrams.
-        (Mechanism::Both, program) if sending.datagrams.is_some() && notify::is_possible() => {
-            notify::connect(&sending, &program, &log)
-        }
         (Mechanism::Both, program) => {
             preload::connect(&sending, &program, warned(notify::beside::connect(&sending, &log)?))
         }

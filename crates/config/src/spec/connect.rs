@@ -4,11 +4,10 @@ use std::net::SocketAddr;
 
 use clap::Args;
 use truepeer_handover::ConnectSettings;
-use truepeer_policy::{Destinations, Dialect};
+use truepeer_policy::Destinations;
 use truepeer_proto::Version;
 
 use super::run::HowArgs;
-use super::sender;
 
 /// Start a program whose connections start with a PROXY header
 #[derive(Debug, Clone, Args)]
@@ -20,8 +19,6 @@ pub struct ConnectArgs {
     send_proxy: Option<Version>,
     #[arg(long)]
     to: Vec<Destinations>,
-    #[arg(long, value_parser = sender::dialect)]
-    udp_dialect: Option<Dialect>,
     #[command(flatten)]
     pub how: HowArgs,
 }
@@ -35,7 +32,6 @@ impl ConnectArgs {
             from: self.from,
             version: self.send_proxy.unwrap_or(super::defaults::SEND_PROXY),
             to,
-            datagrams: self.udp_dialect,
             verbose: self.how.verbose,
         }
     }

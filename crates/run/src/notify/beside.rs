@@ -14,7 +14,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::process::{PTracer, Pid, Resource, WaitOptions, getpid, getrlimit, set_ptracer, setsid, waitpid};
 use truepeer_handover::{ConnectSettings, Names, RunSettings};
@@ -22,14 +22,13 @@ use truepeer_session::Advise;
 use truepeer_sys::inherit::close_inherited;
 use truepeer_sys::limits;
 use truepeer_sys::process::{Forked, SignalFd, end_now, fork, receive_descriptor, send_descriptor};
-use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls};
+use truepeer_sys::seccomp::{Filter, Notifier};
 
 use super::feasible::{Infeasible, permitted};
 use super::relation::{Relation, detach_stdio};
-use super::serve::Serve;
 use super::supervisor::Supervisor;
 use super::telling::Telling;
-use super::{accepting_calls, with_io_uring};
+use super::{accepting_calls, connecting_calls};
 use truepeer_sys::tell;
 
 /// The descriptors that the library keeps have high numbers, as in `ours.rs` of the library.
@@ -74,7 +73,8 @@ pub(crate) fn run(settings: &RunSettings, advise: Advise, log: &dyn Fn()) -> Res
     let filter = accepting_calls(settings.destination, true);
     let served = stand(&filter, log, |notifier, relation| {
         let open_files = limits::raise_open_files().unwrap_or_else(|_| limits::open_files());
-        Supervisor::new(settings, notifier, relation, names, open_files, advise)
+        let supervisor = Supervisor::new(settings, notifier, relation, names, open_files, advise)?;
+        Ok(|| supervisor.run().map(drop))
     })?;
     served
         .map(|supervisor| Ok(Beside { supervisor, names: Some(inheritable(&fd)?) }))
@@ -86,21 +86,17 @@ pub(crate) fn run(settings: &RunSettings, advise: Advise, log: &dyn Fn()) -> Res
 /// # Errors
 /// As [`run`].
 pub(crate) fn connect(sending: &ConnectSettings, log: &dyn Fn()) -> Result<Result<Beside, Alone>> {
-    const MSG_FASTOPEN: u32 = 0x2000_0000;
-    let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
-    let filter = with_io_uring(ForeignCalls::CONNECTING, SeccompAction::Ask)
-        .rule_unless_marked(calls::CONNECT, 0, SeccompAction::Ask)
-        .rule_if_set_unless_marked(calls::SENDTO, 0, (3, MSG_FASTOPEN), not_to_be_had)
-        .rule_if_set_unless_marked(calls::SENDMSG, 0, (2, MSG_FASTOPEN), not_to_be_had);
-    let served = stand(&filter, log, |notifier, relation| {
+    let served = stand(&connecting_calls(true), log, |notifier, relation| {
         let _ = limits::raise_open_files();
-        Telling::new(sending, notifier, relation)
+        let telling = Telling::new(sending, notifier, relation)?;
+        Ok(|| telling.run().map(drop))
     })?;
     Ok(served.map(|supervisor| Beside { supervisor, names: None }))
 }
 
-/// Starts the supervisor, and puts this process under the filter. Returns the supervisor's number.
-fn stand<S: Serve>(
+/// Starts the supervisor, and puts this process under the filter. Returns the supervisor's number. `ready`
+/// prepares what serves until nobody is left.
+fn stand<S: FnOnce() -> Result<()>>(
     filter: &Filter,
     log: &dyn Fn(),
     ready: impl FnOnce(Notifier, Relation) -> Result<S>,
@@ -143,7 +139,7 @@ fn stand<S: Serve>(
 }
 
 /// The supervisor's process: never returns to what its parent does.
-fn supervise<S: Serve>(
+fn supervise<S: FnOnce() -> Result<()>>(
     starter: &OwnedFd,
     program: Pid,
     log: &dyn Fn(),
@@ -157,9 +153,9 @@ fn supervise<S: Serve>(
     let Some(listener) = receive_descriptor(starter.as_fd())? else { return Ok(()) };
     detach_stdio()?;
     log();
-    let served = ready(Notifier::new(listener), Relation::beside(program)?)?;
+    let serve = ready(Notifier::new(listener), Relation::beside(program)?)?;
     send(starter, &getpid().as_raw_nonzero().get().to_ne_bytes(), SendFlags::NOSIGNAL)?;
-    served.serve()
+    serve()
 }
 
 fn acknowledged(starter: BorrowedFd<'_>) -> Result<i32> {

@@ -10,35 +10,22 @@ use truepeer_sys::seccomp::{Notification, Notifier};
 /// The larger of the two is struct sockaddr_in6.
 const LONGEST: usize = 28;
 
-/// Writes an address to the caller's memory, as [`write_name`] does.
-///
-/// # Errors
-/// Those of [`write_name`].
-pub(super) fn write_address(
-    notifier: &Notifier,
-    call: &Notification,
-    at: [u64; 2],
-    shown: SocketAddr,
-) -> Result<(), Errno> {
-    let (bytes, whole) = sockaddr(shown);
-    write_name(notifier, call, at, &bytes[..whole])
-}
-
-/// Writes a socket address to the caller's memory as the kernel does (net/socket.c, move_addr_to_user):
+/// Writes an address to the caller's memory as the kernel does (net/socket.c, move_addr_to_user):
 /// truncated to the caller's length, which is then set to the length of the whole address.
 ///
 /// # Errors
 /// The errno of the call: EFAULT, or EINVAL for a negative length. ESRCH if the caller has been killed.
-pub(super) fn write_name(
+pub(super) fn write_address(
     notifier: &Notifier,
     call: &Notification,
     [address, length]: [u64; 2],
-    name: &[u8],
+    shown: SocketAddr,
 ) -> Result<(), Errno> {
+    let (name, whole) = sockaddr(shown);
     let mut room = [0; 4];
     read_memory(call.thread, length, &mut room)?;
     let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
-    let part = &name[..room.min(name.len())];
+    let part = &name[..room.min(whole)];
     // A thread id stays valid while its call waits. See `memory` in truepeer-sys.
     if !notifier.is_waiting(call.id) {
         return Err(Errno::SRCH);
@@ -46,7 +33,7 @@ pub(super) fn write_name(
     if !part.is_empty() {
         write_memory(call.thread, address, part)?;
     }
-    let whole = i32::try_from(name.len()).unwrap_or_default();
+    let whole = i32::try_from(whole).unwrap_or_default();
     write_memory(call.thread, length, &whole.to_ne_bytes())
 }
 
@@ -70,15 +57,6 @@ fn sockaddr(address: SocketAddr) -> ([u8; LONGEST], usize) {
             (bytes, LONGEST)
         }
     }
-}
-
-/// struct sockaddr_in or sockaddr_in6, according to its family.
-pub(super) fn parse_any_address(bytes: &[u8]) -> Option<SocketAddr> {
-    let family = AddressFamily::from_raw(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
-    let mut whole = [0; 28];
-    let length = if family == AddressFamily::INET { 16 } else { 28 };
-    whole[..length].copy_from_slice(bytes.get(..length)?);
-    matches!(family, AddressFamily::INET | AddressFamily::INET6).then(|| parse_address(&whole, family))?
 }
 
 pub(super) fn parse_address(bytes: &[u8; 28], family: AddressFamily) -> Option<SocketAddr> {

@@ -86,11 +86,6 @@ fn fails_with_fault(answer: Result<(), Errno>) -> Result<(), Errno> {
     answer.or_else(|errno| if errno == Errno::FAULT { Ok(()) } else { Err(errno) })
 }
 
-/// Whether the kernel permits a supervisor.
-pub(crate) fn is_possible() -> bool {
-    permitted().is_ok()
-}
-
 /// Whether the kernel permits a supervisor. A child asks, because an inherited filter may kill whoever asks
 /// (systemd's SystemCallFilter=).
 pub(super) fn permitted() -> Result<(), Infeasible> {

@@ -30,7 +30,7 @@ pub(super) fn still_waits(
 
 /// How a parked call has to be answered, if its time is up (`late`) or there is a signal for it. With a limit
 /// to its time the kernel doesn't begin it again (signal(7)).
-pub(super) fn ended(
+fn ended(
     notifier: &Notifier,
     call: &Notification,
     deadline: Option<Instant>,

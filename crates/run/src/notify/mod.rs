@@ -23,7 +23,6 @@ mod accepting;
 pub(super) mod beside;
 mod caller;
 mod callers;
-mod datagrams;
 mod ending;
 mod feasible;
 mod guard;
@@ -32,16 +31,12 @@ mod interrupt;
 mod journal;
 mod life;
 mod listener;
-mod message;
 mod parked;
 mod pollers;
 mod reach;
 mod ready;
-mod receivers;
-mod receiving;
 mod relation;
 mod ringer;
-mod serve;
 mod service_manager;
 mod siblings;
 mod supervisor;
@@ -53,7 +48,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use rustix::io::Errno;
 use truepeer_handover::{ConnectSettings, Destination, Names, RunSettings};
-use truepeer_policy::Dialect;
 use truepeer_session::Advise;
 use truepeer_sys::inherit::PassedSockets;
 use truepeer_sys::limits;
@@ -62,7 +56,6 @@ use truepeer_sys::seccomp::{Filter, ForeignCalls, Notifier, SeccompAction, calls
 
 use super::program::{NotStarted, Program};
 use feasible::Infeasible;
-pub(super) use feasible::is_possible;
 use guard::Side;
 use life::Life;
 use relation::Relation;
@@ -97,7 +90,7 @@ pub(super) fn run(
 /// # Errors
 /// As [`run`].
 pub(super) fn connect(sending: &ConnectSettings, program: &Program, log: &dyn Fn()) -> Result<ExitCode> {
-    let (notifier, life) = match start(program, log, connecting_calls(sending))? {
+    let (notifier, life) = match start(program, log, connecting_calls(false))? {
         Started::Supervised(notifier, life) => (notifier, life),
         Started::Ended(status) => return Ok(status),
     };
@@ -172,37 +165,19 @@ fn accepting_calls(destination: Destination, beside: bool) -> Filter {
     })
 }
 
-/// The calls that receive, because answers carry the header back.
-fn with_receiving_calls(filter: Filter) -> Filter {
-    let calls = [calls::RECVFROM, calls::RECVMSG, calls::RECVMMSG, calls::READ, calls::READV];
-    calls.into_iter().fold(filter, |filter, call| filter.rule(call, SeccompAction::Ask))
-}
-
-/// MSG_FASTOPEN fails with EOPNOTSUPP: the program then calls connect() first.
-fn connecting_calls(sending: &ConnectSettings) -> Filter {
+/// MSG_FASTOPEN fails with EOPNOTSUPP: the program then calls connect() first. `beside` the library: without
+/// its marked calls.
+fn connecting_calls(beside: bool) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
-    const LONGEST_DATAGRAM: u32 = 65_535;
-    const SOL_UDP: u32 = 17;
-    // UDP_SEGMENT turns one call into several datagrams, and UDP_CORK several calls into one. Fail them as a
-    // kernel without them does.
-    const UDP_CORK_SEGMENT_GRO: [u32; 3] = [1, 103, 104];
-    let not_to_be_had = SeccompAction::Fail(Errno::OPNOTSUPP);
-    let filter = without_io_uring(ForeignCalls::CONNECTING).rule(calls::CONNECT, SeccompAction::Ask);
-    if let Some(dialect) = sending.datagrams {
-        let filter = if dialect == Dialect::Spp { with_receiving_calls(filter) } else { filter };
-        // A sendmsg() of the notifier itself would notify the supervisor.
-        return filter
-            .rule(calls::SENDTO, SeccompAction::Ask)
-            .rule(calls::SENDMMSG, SeccompAction::Ask)
-            .rule(calls::WRITEV, SeccompAction::Ask)
-            .rule_up_to(calls::WRITE, 2, LONGEST_DATAGRAM, SeccompAction::Ask)
-            .rule_for_options(SOL_UDP, &UDP_CORK_SEGMENT_GRO, SeccompAction::Fail(Errno::NOPROTOOPT))
-            .rule_unless_marked(calls::SENDMSG, 2, SeccompAction::Ask);
+    let refused = SeccompAction::Fail(Errno::OPNOTSUPP);
+    match beside {
+        true => with_io_uring(ForeignCalls::CONNECTING, SeccompAction::Ask)
+            .rule_unless_marked(calls::CONNECT, 0, SeccompAction::Ask)
+            .rule_if_set_unless_marked(calls::SENDTO, 0, (3, MSG_FASTOPEN), refused)
+            .rule_if_set(calls::SENDMSG, 2, MSG_FASTOPEN, refused),
+        false => without_io_uring(ForeignCalls::CONNECTING)
+            .rule(calls::CONNECT, SeccompAction::Ask)
+            .rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, refused)
+            .rule_if_set(calls::SENDMSG, 2, MSG_FASTOPEN, refused),
     }
-    filter.rule_if_set(calls::SENDTO, 3, MSG_FASTOPEN, not_to_be_had).rule_if_set(
-        calls::SENDMSG,
-        2,
-        MSG_FASTOPEN,
-        not_to_be_had,
-    )
 }

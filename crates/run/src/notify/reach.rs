@@ -22,7 +22,7 @@ pub(super) fn descriptor_for(
         Err(Reach::NoThread) => refusal(call, Errno::SRCH, journal),
         Err(Reach::Forbidden(errno @ (Errno::MFILE | Errno::NFILE))) => {
             journal.on_trouble("out of descriptors", &errno);
-            if is_of_files(call) { Answer::GoOn } else { Answer::Fail(errno) }
+            Answer::Fail(errno)
         }
         Err(Reach::Forbidden(errno)) => refusal(call, errno, journal),
     };
@@ -32,18 +32,10 @@ pub(super) fn descriptor_for(
     None
 }
 
-/// Only read() and write() continue: they are mostly about files. Elsewhere the program would take the header
-/// for data, and the sender for the client.
+/// The call must not continue: the program would take the header for data, and the sender for the client.
 fn refusal(call: &Notification, errno: Errno, journal: &mut SupervisorLog) -> Answer {
     journal.on_unreachable(call.thread, errno);
-    if is_of_files(call) {
-        return Answer::GoOn;
-    }
     // On this error servers pause. On EPERM they would call accept() again in a tight loop.
     let is_accept = matches!(call.call, calls::ACCEPT | calls::ACCEPT4);
     Answer::Fail(if is_accept { Errno::NFILE } else { Errno::PERM })
-}
-
-fn is_of_files(call: &Notification) -> bool {
-    matches!(call.call, calls::WRITE | calls::WRITEV | calls::READ | calls::READV)
 }

@@ -24,7 +24,6 @@ use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::relation::Relation;
 use super::ringer::{NotWoken, Ringer};
-use super::serve::Serve;
 use super::siblings::Siblings;
 use super::watch::{Watch, WatchedEvent};
 
@@ -247,11 +246,5 @@ impl Supervisor {
     /// Wakes the program for a connection that is ready.
     pub(super) fn wake(&self, listener: ListenerAddr) {
         self.ringer.wake(listener, self.callers.at(listener), false);
-    }
-}
-
-impl Serve for Supervisor {
-    fn serve(self) -> anyhow::Result<()> {
-        self.run().map(drop)
     }
 }

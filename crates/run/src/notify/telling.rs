@@ -23,8 +23,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_domain, socket_timeout, socket_type};
 use rustix::net::{AddressFamily, SendFlags, SocketType, bind, connect, getsockname, send};
 use tracing::debug;
-use truepeer_handover::{ConnectSettings, Datagrams};
-use truepeer_proto::Transport;
+use truepeer_handover::ConnectSettings;
 use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 use truepeer_sys::socket::{is_unconnected, send_with_syn};
@@ -34,10 +33,11 @@ use super::ending::Ending;
 use super::interrupt::still_waits;
 use super::journal::SupervisorLog;
 use super::reach::descriptor_for;
-use super::receivers::{PERIOD, Receiving};
 use super::relation::Relation;
-use super::serve::Serve;
 use super::watch::{Watch, WatchedEvent};
+
+/// How often waiting calls are checked. A signal waits at most this long.
+const PERIOD: Duration = Duration::from_millis(100);
 
 /// A connection that is not established yet.
 #[derive(Debug)]
@@ -55,13 +55,11 @@ struct Connecting {
 /// Answers a program's connect().
 #[derive(Debug)]
 pub(super) struct Telling {
-    pub(super) sending: ConnectSettings,
-    pub(super) notifier: Notifier,
-    pub(super) watch: Watch,
+    sending: ConnectSettings,
+    notifier: Notifier,
+    watch: Watch,
     connecting: HashMap<u64, Connecting>,
-    pub(super) journal: SupervisorLog,
-    pub(super) datagrams: Option<Datagrams>,
-    pub(super) receiving: Receiving,
+    journal: SupervisorLog,
     relation: Relation,
 }
 
@@ -78,8 +76,6 @@ impl Telling {
             watch,
             connecting: HashMap::new(),
             journal: SupervisorLog::new(None),
-            datagrams: sending.datagrams.map(Datagrams::new).transpose()?,
-            receiving: Receiving::default(),
             relation,
         })
     }
@@ -87,7 +83,8 @@ impl Telling {
     /// Answers calls until the program and all its children have ended.
     pub(super) fn run(mut self) -> anyhow::Result<Ending> {
         loop {
-            for event in self.watch.wait(&self.notifier, self.limit(Instant::now()))? {
+            let limit = (!self.connecting.is_empty()).then_some(PERIOD);
+            for event in self.watch.wait(&self.notifier, limit)? {
                 match event {
                     WatchedEvent::Call => self.on_call()?,
                     WatchedEvent::Life => {
@@ -104,17 +101,11 @@ impl Telling {
                             return Ok(ending);
                         }
                     }
-                    WatchedEvent::Socket(cookie) if self.receiving.has(cookie) => self.on_readable(cookie),
                     WatchedEvent::Socket(cookie) => self.on_decided(cookie),
                 }
             }
             self.look_after(Instant::now());
         }
-    }
-
-    fn limit(&self, now: Instant) -> Option<Duration> {
-        let connecting = (!self.connecting.is_empty()).then_some(PERIOD);
-        [connecting, self.receiving.limit(now)].into_iter().flatten().min()
     }
 
     fn on_call(&mut self) -> anyhow::Result<()> {
@@ -124,21 +115,10 @@ impl Telling {
             self.answer(&call, Answer::Fail(Errno::NOSYS));
             return Ok(());
         }
-        match call.call {
-            calls::CONNECT => {}
-            calls::IO_URING_SETUP => {
-                self.journal.on_io_uring(call.thread);
-                self.answer(&call, Answer::Fail(Errno::NOSYS));
-                return Ok(());
-            }
-            calls::RECVFROM | calls::RECVMSG | calls::RECVMMSG | calls::READ | calls::READV => {
-                self.on_receive(call);
-                return Ok(());
-            }
-            _ => {
-                self.on_send(&call);
-                return Ok(());
-            }
+        if call.call == calls::IO_URING_SETUP {
+            self.journal.on_io_uring(call.thread);
+            self.answer(&call, Answer::Fail(Errno::NOSYS));
+            return Ok(());
         }
         let Some(socket) = descriptor_for(&call, &self.notifier, &mut self.journal) else { return Ok(()) };
         let cookie = socket_cookie(&socket).unwrap_or_default();
@@ -201,7 +181,7 @@ impl Telling {
 
     fn opening(&self, socket: BorrowedFd<'_>, to: SocketAddr) -> Result<Vec<u8>, Errno> {
         let own = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
-        let opening = self.sending.opening(own, to, Transport::Stream).map_err(|_| Errno::INVAL)?;
+        let opening = self.sending.opening(own, to).map_err(|_| Errno::INVAL)?;
         debug!(%to, "told of {}", self.sending.from.unwrap_or(own));
         Ok(opening.bytes().to_vec())
     }
@@ -253,12 +233,12 @@ impl Telling {
     }
 
     /// Drop the duplicate first: the program's close() must close the socket.
-    pub(super) fn answer_about(&mut self, socket: OwnedFd, call: &Notification, answer: Answer) {
+    fn answer_about(&mut self, socket: OwnedFd, call: &Notification, answer: Answer) {
         drop(socket);
         self.answer(call, answer);
     }
 
-    pub(super) fn answer(&mut self, call: &Notification, answer: Answer) {
+    fn answer(&mut self, call: &Notification, answer: Answer) {
         if let Err(error) = self.notifier.send(call.id, answer) {
             self.journal.on_trouble("can't answer a call", &error);
         }
@@ -278,13 +258,6 @@ impl Telling {
             }
             waits
         });
-        self.look_after_receiving(now);
-    }
-}
-
-impl Serve for Telling {
-    fn serve(self) -> anyhow::Result<()> {
-        self.run().map(drop)
     }
 }
 

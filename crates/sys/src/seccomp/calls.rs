@@ -22,17 +22,8 @@ calls! {
     LISTEN = libc::SYS_listen;
     PPOLL = libc::SYS_ppoll;
     PSELECT6 = libc::SYS_pselect6;
-    READ = libc::SYS_read;
-    READV = libc::SYS_readv;
-    RECVFROM = libc::SYS_recvfrom;
-    RECVMMSG = libc::SYS_recvmmsg;
-    RECVMSG = libc::SYS_recvmsg;
-    SENDMMSG = libc::SYS_sendmmsg;
     SENDMSG = libc::SYS_sendmsg;
     SENDTO = libc::SYS_sendto;
-    SETSOCKOPT = libc::SYS_setsockopt;
-    WRITE = libc::SYS_write;
-    WRITEV = libc::SYS_writev;
 }
 
 // AArch64 has only `ppoll` and `pselect6`, which the kernel begins again as they are.

@@ -3,9 +3,7 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-use libc::{
-    BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter,
-};
+use libc::{BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
 use rustix::io::Errno;
 use rustix::thread::SecureComputingMode;
 
@@ -38,7 +36,7 @@ const fn argument(index: u32) -> u32 {
     16 + 8 * index
 }
 
-/// Marks this library's own call after the filter was installed: no supervisor listens yet.
+/// Marks the preloaded library's own calls (see [`crate::marked`]).
 pub(crate) const MARK: u32 = 0x7472_7565;
 
 impl Default for Filter {
@@ -168,37 +166,6 @@ impl Filter {
             give(verdict.code()),
             give(libc::SECCOMP_RET_ALLOW),
         ])
-    }
-
-    /// Adds a rule for a call whose argument (counted from 0) is a number of at most `most`.
-    #[must_use]
-    pub fn rule_up_to(self, call: i64, index: u32, most: u32, verdict: SeccompAction) -> Self {
-        self.append(&[
-            jump(BPF_JEQ, number(call), 0, 6),
-            load(argument(index) + 4),
-            jump(BPF_JEQ, 0, 0, 3),
-            load(argument(index)),
-            jump(BPF_JGT, most, 1, 0),
-            give(verdict.code()),
-            give(libc::SECCOMP_RET_ALLOW),
-        ])
-    }
-
-    /// Adds a rule for setsockopt(2), for these options of a level: fewer than 200.
-    #[must_use]
-    pub fn rule_for_options(self, level: u32, names: &[u32], verdict: SeccompAction) -> Self {
-        let count = u8::try_from(names.len()).unwrap_or(0);
-        let mut instructions = vec![
-            jump(BPF_JEQ, number(calls::SETSOCKOPT), 0, count + 5),
-            load(argument(1)),
-            jump(BPF_JEQ, level, 0, count + 1),
-            load(argument(2)),
-        ];
-        // Skips the remaining options, and the answer for all others.
-        let ways = (1..=count).rev();
-        instructions.extend(names.iter().zip(ways).map(|(name, way)| jump(BPF_JEQ, *name, way, 0)));
-        instructions.extend([give(libc::SECCOMP_RET_ALLOW), give(verdict.code())]);
-        self.append(&instructions)
     }
 
     /// Inserts instructions before the last one, which allows all other calls.

@@ -1,10 +1,6 @@
 //! `truepeer run` and `connect` with the library: real programs, the names of libproxyproto, and tests of the
 //! library alone. Tests of both mechanisms are shared with `run_notify`, or are in `matrix`.
 
-#[path = "../run_notify/answers.rs"]
-mod answers;
-#[path = "../run_notify/askers.rs"]
-mod askers;
 #[path = "../run_notify/bodies.rs"]
 mod bodies;
 mod connect;
@@ -17,8 +13,6 @@ mod dropin;
 #[path = "../run_notify/edges.rs"]
 mod edges;
 mod filters;
-#[path = "../run_notify/flows.rs"]
-mod flows;
 mod holds;
 mod install;
 #[path = "../run_notify/kit.rs"]
@@ -69,9 +63,6 @@ fn main() -> ExitCode {
         lives::tests(),
         connects::tests(),
         sends::tests(),
-        answers::tests(),
-        flows::tests(),
-        askers::tests(),
         crowds::tests(),
         obstacles::tests(),
         rings::tests(),
