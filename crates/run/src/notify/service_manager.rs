@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
-use truepeer_sys::datagram::{ProcessMessage, receive_from_process, rights, send_datagram};
+use truepeer_sys::datagram::{ProcessMessage, receive_from_process, send_with_descriptors};
 
 use super::journal::SupervisorLog;
 use crate::library::in_own_directory;
@@ -98,12 +98,11 @@ impl NotifyRelay {
         }
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&self.manager)?;
-        let control = rights(&message.descriptors);
         loop {
-            match send_datagram(socket.as_fd(), None, &bytes, &control, 0) {
+            match send_with_descriptors(socket.as_fd(), &bytes, &message.descriptors) {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => wait_for_room(&socket)?,
-                sent => return Ok(sent.map(drop)?),
+                sent => return Ok(sent?),
             }
         }
     }

@@ -3,21 +3,21 @@
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Child;
 
-use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use super::signals::{SignalFd, set_mask};
 use crate::error::{CallError, Named};
-use crate::seccomp::{Filter, MARK, Notifier};
+use crate::seccomp::{Filter, Notifier};
 
 /// The command to run.
 #[derive(Clone)]
@@ -43,8 +43,6 @@ pub struct Supervised {
 
 /// Room for a process id, which is at most 2²².
 const DIGITS: usize = 10;
-/// The status that shells use; nobody reads it.
-const NOT_EXECUTED: libc::c_int = 127;
 
 impl SpawnCommand {
     /// A command that runs `file` without searching PATH. `words` are its name and arguments. The environment
@@ -116,31 +114,19 @@ impl SpawnCommand {
                 return Err(io::ErrorKind::BrokenPipe.into()); // it has already ended
             }
             let listener = filter.install()?;
-            pass_on(there.as_fd(), b"x", Some(listener.as_fd()))?;
+            send_descriptor(there.as_fd(), listener.as_fd())?;
             drop(listener);
             self.mask.as_ref().map(set_mask);
             self.write_own_number();
-            let error = self.exec(&argv, &environment).raw_os_error().unwrap_or_default();
-            // Not by returning the error: that would be a write(), which the filter may intercept.
-            let _ = pass_on(there.as_fd(), &error.to_ne_bytes(), None);
-            // SAFETY: _exit ends this process, a fork that has nothing to clean up.
-            unsafe { libc::_exit(NOT_EXECUTED) }
+            Err(self.exec(&argv, &environment))
         };
         // SAFETY: between fork and exec only system calls are made, and only memory is used that was
         // allocated before.
         unsafe { command.pre_exec(become_the_program) };
-        let mut child = command.spawn().named("start")?;
+        let child = command.spawn().named("start")?;
         // Dropping it closes this process's copy of the socket's other end; exec closes the child's.
         drop(command);
-        let notifier = Notifier::new(receive(here.as_fd()).named("recvmsg")?);
-        let mut error = [0; 4];
-        match rustix::net::recv(here.as_fd(), &mut error, RecvFlags::WAITALL).named("recv")? {
-            (0, _) => Ok(Supervised { child, notifier }),
-            _ => {
-                let _ = child.wait();
-                Err(Errno::from_raw_os_error(i32::from_ne_bytes(error))).named("exec")
-            }
-        }
+        Ok(Supervised { child, notifier: Notifier::new(receive(here.as_fd()).named("recvmsg")?) })
     }
 
     /// Without allocating: the entries have room already.
@@ -185,43 +171,18 @@ impl Pointers {
     }
 }
 
-/// `struct cmsghdr` followed by a descriptor, where CMSG_DATA expects it.
-#[repr(C)]
-struct Rights {
-    header: libc::cmsghdr,
-    descriptor: RawFd,
-}
-
-/// Sends bytes and an optional descriptor through a socket without allocating. The call is marked because the
-/// filter is already installed.
-fn pass_on(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: both structs consist of integers and pointers, for which zero is valid.
-    let (mut rights, mut message): (Rights, libc::msghdr) = unsafe { std::mem::zeroed() };
-    rights.descriptor = descriptor.map_or(-1, |descriptor| descriptor.as_raw_fd());
-    rights.header.cmsg_level = libc::SOL_SOCKET;
-    rights.header.cmsg_type = libc::SCM_RIGHTS;
-    // SAFETY: CMSG_SPACE only computes a length.
-    rights.header.cmsg_len = unsafe { libc::CMSG_LEN(4) }.try_into().unwrap_or_default();
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if descriptor.is_some() {
-        message.msg_control = (&raw mut rights).cast();
-        message.msg_controllen = size_of::<Rights>() as _; // musl has another integer than glibc here
-    }
-    let marked = u64::from(MARK) << 32;
-    // SAFETY: the message points to locals that outlive the call, which only reads them. `Rights` has the
-    // layout and, by its alignment, the size that CMSG_SPACE(4) requires.
-    let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket.as_raw_fd(), &raw const message, marked) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Sends a descriptor through a unix socket.
+/// Sends a descriptor through a unix socket. Allocates nothing, so that it may be called between fork and
+/// exec.
 ///
 /// # Errors
 /// Those of sendmsg(2).
 pub fn send_descriptor(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-    pass_on(socket, b"x", Some(descriptor))
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(b"x")], &mut control, SendFlags::empty())?;
+    Ok(())
 }
 
 /// Receives what [`send_descriptor`] has sent; `None` if the other end was closed instead.
