@@ -11,8 +11,7 @@ use super::datagrams;
 use super::key::ListenerKey;
 use super::listener::ListenerConfig;
 use super::origins::CheckedOrigin;
-use super::place::ProblemPlace;
-use super::problem::{Problem, Problems};
+use super::problem::{OptionName, Problem, Problems};
 use super::read::Read;
 use super::tls::TlsConfig;
 use crate::spec::{Family, Protocol, SendProxy};
@@ -131,7 +130,7 @@ impl ListenerConfig {
         for (other, backends) in self.origins().zip(&read.origins) {
             origins.push(problems.note(read_origin(other.tls.as_ref()))?(*backends));
             for backend in [backends.ipv4, backends.ipv6].into_iter().flatten() {
-                problems.note(refuse_loop(ProblemPlace::Option("origin"), backend, self.bind));
+                problems.note(refuse_loop(OptionName("origin"), backend, self.bind));
             }
         }
         let policy = Arc::new(problems.note(self.policy(&read, &beside.addresses()))?);
@@ -178,10 +177,10 @@ impl ListenerConfig {
             (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),
             (Protocol::Tcp, Some(SendProxy::Spp)) => Err(Problem::SppOverTcp),
             (Protocol::Udp, _) if self.tls.is_some() => {
-                Err(Problem::TlsOverUdp { place: ProblemPlace::Option("tls-cert") })
+                Err(Problem::TlsOverUdp { place: OptionName("tls-cert") })
             }
             (Protocol::Udp, _) if self.origin_tls.is_some() => {
-                Err(Problem::TlsOverUdp { place: ProblemPlace::Option("origin-tls") })
+                Err(Problem::TlsOverUdp { place: OptionName("origin-tls") })
             }
             _ => Ok(()),
         }
@@ -201,7 +200,7 @@ impl Checked {
 
 /// A wildcard listener has its port on each of this machine's own addresses; elsewhere another host may have
 /// it.
-fn refuse_loop(place: ProblemPlace, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
+fn refuse_loop(place: OptionName, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
     let bound = BackendAddr::new(listener);
     let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
     let takes_family = bound.ip().is_ipv6() || backend.ip().is_ipv4();

@@ -2,8 +2,7 @@
 
 use std::fmt::Display;
 
-use super::place::ProblemPlace;
-use super::problem::Problem;
+use super::problem::{OptionName, Problem};
 use crate::spec::{AttachSpec, Port};
 
 /// RFC 1350, 4: the server answers from a port that it chooses for each transfer.
@@ -25,7 +24,7 @@ pub(super) fn refuse_tftp(option: &'static str, value: &impl Display, ports: &[u
         return Ok(());
     }
     Err(Problem::Value {
-        place: ProblemPlace::Option(option),
+        place: OptionName(option),
         value: format!(" {value}"),
         expected: "TFTP (port 69 of UDP) can't be served: its server answers from a new port for each transfer, and such answers \
                    belong to no flow; let clients reach the TFTP server itself"

@@ -8,8 +8,7 @@ use truepeer_policy::{HeaderRule, PrefixSet};
 use super::confine::ConfineConfig;
 use super::http::HttpConfig;
 use super::listener::{BackendsConfig, HeaderLimits, ListenerConfig, Timeouts};
-use super::place::ProblemPlace;
-use super::problem::{Problem, Problems};
+use super::problem::{OptionName, Problem, Problems};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::TlsConfig;
 use super::{AdminConfig, Config, LogConfig, RoutesConfig, origins, resolve};
@@ -56,7 +55,7 @@ fn without_tls(
     https: Option<u16>,
     problems: &mut Problems,
 ) -> Vec<ListenerConfig> {
-    let place = ProblemPlace::Option("listen-http");
+    let place = OptionName("listen-http");
     // The default may be written anywhere.
     if spec.listen_http.is_empty() && spec.on_http.is_some_and(|wanted| wanted != OnHttp::default()) {
         problems.add(Problem::needs("on-http", "listen-http", "[ADDR]:PORT"));

@@ -16,8 +16,7 @@ use truepeer_session::settings::{self, UdpSettings};
 use super::datagrams;
 use super::http::HttpConfig;
 use super::origins::OriginConfig;
-use super::place::ProblemPlace;
-use super::problem::{Problem, Problems};
+use super::problem::{OptionName, Problem, Problems};
 use super::read::{Read, certificates};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig};
@@ -270,8 +269,8 @@ impl ListenerConfig {
     }
 
     /// The option that names the backend.
-    pub(super) fn backend_place(&self, family: Family) -> ProblemPlace {
-        ProblemPlace::Option(match (&self.http, family) {
+    pub(super) fn backend_place(&self, family: Family) -> OptionName {
+        OptionName(match (&self.http, family) {
             (Some(_), _) => "origin",
             (None, Family::Ipv4) => "ipv4",
             (None, Family::Ipv6) => "ipv6",
@@ -380,8 +379,8 @@ impl ListenerConfig {
     pub(super) fn note_of_families(&self) -> Option<String> {
         let reads = self.senders.header != HeaderRule::Forbid || !self.senders.rules.is_empty();
         let families = [
-            (&self.backends.ipv4, true, "IPv4", ProblemPlace::Option("ipv4")),
-            (&self.backends.ipv6, false, "IPv6", ProblemPlace::Option("ipv6")),
+            (&self.backends.ipv4, true, "IPv4", OptionName("ipv4")),
+            (&self.backends.ipv6, false, "IPv6", OptionName("ipv6")),
         ];
         let missing = families
             .into_iter()
@@ -394,8 +393,8 @@ impl ListenerConfig {
     pub(super) fn warnings(&self, read: &Read) -> Vec<String> {
         let mut warnings = senders::warnings(&read.allow, &self.senders, &self.claims);
         for (backend, family, option) in [
-            (&self.backends.ipv4, "IPv4", ProblemPlace::Option("ipv4")),
-            (&self.backends.ipv6, "IPv6", ProblemPlace::Option("ipv6")),
+            (&self.backends.ipv4, "IPv4", OptionName("ipv4")),
+            (&self.backends.ipv6, "IPv6", OptionName("ipv6")),
         ] {
             if backend.is_none() && self.is_reached_by(family == "IPv4") {
                 warnings.push(format!(
@@ -431,7 +430,7 @@ impl ListenerConfig {
 
 /// The addresses of an origin, by the client's family.
 fn resolve_origin(origin: &OriginConfig) -> Result<Backends, Problem> {
-    let place = ProblemPlace::Option("origin");
+    let place = OptionName("origin");
     let of = |family| resolve::backend(&origin.backend, place, family);
     Ok(Backends::both(of(Family::Ipv4)?, of(Family::Ipv6)?))
 }

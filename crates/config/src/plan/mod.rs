@@ -16,7 +16,6 @@ mod key;
 mod listener;
 mod origins;
 pub mod passed;
-mod place;
 mod problem;
 mod process;
 mod proxy;

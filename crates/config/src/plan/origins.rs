@@ -8,8 +8,7 @@ use truepeer_https::origin::{Check, HealthRule, HealthTable, OriginHealth, Serve
 use truepeer_https::tunnel::OriginTls;
 use truepeer_policy::Backends;
 
-use super::place::ProblemPlace;
-use super::problem::{Problem, Problems};
+use super::problem::{OptionName, Problem, Problems};
 use super::read::origin_digest;
 use super::tls::{OriginTlsConfig, certificate};
 use crate::spec::{HealthOption, HostPort, HttpsSpec, OriginMatch, OriginRule, OriginUrl, text};
@@ -95,8 +94,8 @@ pub(super) struct Written {
     pub(super) others: Vec<OriginConfig>,
 }
 
-const PLACE: ProblemPlace = ProblemPlace::Option("origin");
-const HEALTH: ProblemPlace = ProblemPlace::Option("origin-health");
+const PLACE: OptionName = OptionName("origin");
+const HEALTH: OptionName = OptionName("origin-health");
 
 /// The origins as they were written. `None`: something is wrong, and noted in `problems`.
 pub(super) fn origins(spec: &HttpsSpec, problems: &mut Problems) -> Option<Written> {

@@ -11,8 +11,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use truepeer_sys::inherit::passed_names;
 
-use super::place::ProblemPlace;
-use super::problem::Problem;
+use super::problem::{OptionName, Problem};
 
 /// The variable with the names for the new process of `truepeer upgrade`, which always sets it: a line `NAME
 /// ADDRESS` for each.
@@ -64,7 +63,7 @@ pub(super) fn address(name: &str) -> Result<SocketAddr, Problem> {
         _ => {
             let all: Vec<String> = addresses.iter().map(ToString::to_string).collect();
             Err(Problem::Value {
-                place: ProblemPlace::Option("listen"),
+                place: OptionName("listen"),
                 value: format!(" fd:{name}"),
                 expected: format!(
                     "several sockets have this name ({}); give each a name of its own (FileDescriptorName= in its socket unit)",

@@ -9,24 +9,36 @@ use std::path::PathBuf;
 use truepeer_https::tls::{ConfigError, Subject};
 use truepeer_policy::{BackendAddr, PrefixFileError};
 
-use super::place::ProblemPlace;
+/// The option that was typed, without its dashes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionName(pub &'static str);
+
+impl fmt::Display for OptionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "ipv4" => f.write_str("-4"),
+            "ipv6" => f.write_str("-6"),
+            name => write!(f, "--{name}"),
+        }
+    }
+}
 
 /// A plan that can't be carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     #[error("{place} {}: can't read the file", path.display())]
-    File { place: ProblemPlace, path: PathBuf, source: io::Error },
+    File { place: OptionName, path: PathBuf, source: io::Error },
     #[error("{place} {}", path.display())]
-    PrefixFile { place: ProblemPlace, path: PathBuf, source: PrefixFileError },
+    PrefixFile { place: OptionName, path: PathBuf, source: PrefixFileError },
     #[error("{place} {name}: can't resolve the host name")]
-    Resolve { place: ProblemPlace, name: String, source: io::Error },
+    Resolve { place: OptionName, name: String, source: io::Error },
     #[error("{place} {name}: the host name has no address")]
-    NoAddress { place: ProblemPlace, name: String },
+    NoAddress { place: OptionName, name: String },
     #[error(
         "{place} {backend} is where this program itself listens ({}): every session would loop; give the backend's address",
-        ProblemPlace::Option("listen").to_string() + " " + &listener.to_string()
+        OptionName("listen").to_string() + " " + &listener.to_string()
     )]
-    Loop { place: ProblemPlace, backend: BackendAddr, listener: SocketAddr },
+    Loop { place: OptionName, backend: BackendAddr, listener: SocketAddr },
     #[error("--listen {0} is given twice; for several sockets on one address use --listeners")]
     ListenTwice(SocketAddr),
     #[error(
@@ -48,16 +60,16 @@ pub enum Problem {
     )]
     OptionalForMost(truepeer_policy::OptionalForMost),
     #[error("{place}: TLS is for TCP only; expected --protocol tcp")]
-    TlsOverUdp { place: ProblemPlace },
+    TlsOverUdp { place: OptionName },
     /// Another option is missing.
     #[error("{place}: expected {other} {value} with it")]
-    Needs { place: ProblemPlace, other: ProblemPlace, value: &'static str },
+    Needs { place: OptionName, other: OptionName, value: &'static str },
     /// Another option is there.
     #[error("{place}: expected no {other} with it")]
-    Excludes { place: ProblemPlace, other: ProblemPlace },
+    Excludes { place: OptionName, other: OptionName },
     /// Certificates and keys don't pair up.
     #[error("{place}: expected one for each {other} ({certificates}), got {keys}")]
-    Keys { place: ProblemPlace, other: ProblemPlace, certificates: usize, keys: usize },
+    Keys { place: OptionName, other: OptionName, certificates: usize, keys: usize },
     /// Two rules for all.
     #[error(
         "--header: given twice with different rules; expected one rule for all senders, and PREFIX=RULE for others"
@@ -65,12 +77,12 @@ pub enum Problem {
     TwoRules,
     /// The backend can't be reached by these clients.
     #[error("{place} {backend}: {is}; expected {expected}")]
-    Family { place: ProblemPlace, backend: String, is: &'static str, expected: String },
+    Family { place: OptionName, backend: String, is: &'static str, expected: String },
     /// Any other error that the value alone doesn't show.
     #[error("{place}{value}: {expected}")]
-    Value { place: ProblemPlace, value: String, expected: String },
+    Value { place: OptionName, value: String, expected: String },
     #[error("{place} {error}{}", expected(.error))]
-    Tls { place: ProblemPlace, error: ConfigError },
+    Tls { place: OptionName, error: ConfigError },
 }
 
 /// All that is wrong with one plan.
@@ -132,13 +144,13 @@ impl Error for Problems {}
 fn expected(error: &ConfigError) -> String {
     match error.subject {
         Subject::SystemAuthorities => {
-            format!(", or name one with {} FILE", ProblemPlace::Option("origin-ca"))
+            format!(", or name one with {} FILE", OptionName("origin-ca"))
         }
         Subject::KeyBesideCertificate => {
-            format!("; name the key's file with {} FILE", ProblemPlace::Option("tls-key"))
+            format!("; name the key's file with {} FILE", OptionName("tls-key"))
         }
         Subject::OriginKeyBesideCertificate => {
-            format!("; name the key's file with {} FILE", ProblemPlace::Option("origin-key"))
+            format!("; name the key's file with {} FILE", OptionName("origin-key"))
         }
         _ => String::new(),
     }
@@ -147,7 +159,7 @@ fn expected(error: &ConfigError) -> String {
 impl Problem {
     /// `with_http`: `truepeer https` speaks TLS with its origin because of the origin's URL.
     pub(super) fn tls(error: ConfigError, with_http: bool) -> Self {
-        let place = ProblemPlace::Option(match error.subject {
+        let place = OptionName(match error.subject {
             Subject::Certificate | Subject::KeyBesideCertificate => "tls-cert",
             Subject::Key => "tls-key",
             Subject::ClientAuthority => "client-ca",
@@ -174,10 +186,10 @@ impl Problem {
             Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
             Self::ListenTwice(listener)
             | Self::SitesListenTwice(listener)
-            | Self::ListenWithin(listener, _) => (ProblemPlace::Option("listen"), Some(listener.to_string())),
-            Self::NoListener => (ProblemPlace::Option("listen"), None),
-            Self::Version1OverUdp | Self::SppOverTcp => (ProblemPlace::Option("send-proxy"), None),
-            Self::OptionalForMost(_) | Self::TwoRules => (ProblemPlace::Option("header"), None),
+            | Self::ListenWithin(listener, _) => (OptionName("listen"), Some(listener.to_string())),
+            Self::NoListener => (OptionName("listen"), None),
+            Self::Version1OverUdp | Self::SppOverTcp => (OptionName("send-proxy"), None),
+            Self::OptionalForMost(_) | Self::TwoRules => (OptionName("header"), None),
             Self::Family { place, backend, .. } => (*place, Some(backend.clone())),
             Self::TlsOverUdp { place }
             | Self::Needs { place, .. }
@@ -188,18 +200,18 @@ impl Problem {
                 (*place, error.to_string().split_once(": ").map(|(path, _)| path.to_owned()))
             }
         };
-        let ProblemPlace::Option(option) = place;
+        let OptionName(option) = place;
         // Some name the value, too: `header forbid`.
         (option.split(' ').next().unwrap_or_default().to_owned(), value)
     }
 
     /// `place`: `expected`.
     pub fn at(option: &'static str, expected: impl Into<String>) -> Self {
-        Self::Value { place: ProblemPlace::Option(option), value: String::new(), expected: expected.into() }
+        Self::Value { place: OptionName(option), value: String::new(), expected: expected.into() }
     }
 
     /// The given option that needs another.
     pub(super) fn needs(option: &'static str, other: &'static str, value: &'static str) -> Self {
-        Self::Needs { place: ProblemPlace::Option(option), other: ProblemPlace::Option(other), value }
+        Self::Needs { place: OptionName(option), other: OptionName(other), value }
     }
 }

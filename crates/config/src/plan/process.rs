@@ -67,8 +67,6 @@ pub enum CheckedEntry {
     Relay {
         config: Box<Config>,
         checked: Checked,
-        #[allow(dead_code, reason = "the admin socket will show it")]
-        is_https: bool,
     },
     Attach(Box<CheckedAttach>),
 }
@@ -201,11 +199,9 @@ impl EntryConfig {
     /// `beside`: the listeners of all entries, and those that are checked already.
     pub fn check(&self, beside: &mut Beside) -> Result<CheckedEntry, Problems> {
         match self {
-            Self::Proxy(config) | Self::Https(config) => Ok(CheckedEntry::Relay {
-                config: config.clone(),
-                checked: config.check_beside(beside)?,
-                is_https: matches!(self, Self::Https(_)),
-            }),
+            Self::Proxy(config) | Self::Https(config) => {
+                Ok(CheckedEntry::Relay { config: config.clone(), checked: config.check_beside(beside)? })
+            }
             Self::Attach(args) => Ok(CheckedEntry::Attach(Box::new(CheckedAttach::of(args)?))),
         }
     }

@@ -6,17 +6,12 @@ use std::path::Path;
 use truepeer_policy::BackendAddr;
 
 use super::passed;
-use super::place::ProblemPlace;
-use super::problem::Problem;
+use super::problem::{OptionName, Problem};
 use crate::spec::{Family, HostPort, ListenAddr};
 
 /// The backend for clients of `family`: an address of that family if the host has one (a dual-stack backend
 /// is reached over the client's family), otherwise its first.
-pub(super) fn backend(
-    written: &HostPort,
-    place: ProblemPlace,
-    family: Family,
-) -> Result<BackendAddr, Problem> {
+pub(super) fn backend(written: &HostPort, place: OptionName, family: Family) -> Result<BackendAddr, Problem> {
     let addrs = resolve(written, place)?;
     let own = addrs.iter().find(|addr| family.has(BackendAddr::new(**addr).get()));
     match own.or(addrs.first()) {
@@ -27,11 +22,11 @@ pub(super) fn backend(
 
 /// The address of a listener that this program opens or is passed.
 pub(super) fn own_listener(written: &ListenAddr) -> Result<SocketAddr, Problem> {
-    own_listener_of(written, ProblemPlace::Option("listen"))
+    own_listener_of(written, OptionName("listen"))
 }
 
 /// The same for another option.
-pub(super) fn own_listener_of(written: &ListenAddr, place: ProblemPlace) -> Result<SocketAddr, Problem> {
+pub(super) fn own_listener_of(written: &ListenAddr, place: OptionName) -> Result<SocketAddr, Problem> {
     match written {
         ListenAddr::Passed(name) => passed::address(name),
         ListenAddr::Address(_) => listen_at(written, place),
@@ -40,10 +35,10 @@ pub(super) fn own_listener_of(written: &ListenAddr, place: ProblemPlace) -> Resu
 
 /// The address of a listener.
 pub(super) fn listen(written: &ListenAddr) -> Result<SocketAddr, Problem> {
-    listen_at(written, ProblemPlace::Option("listen"))
+    listen_at(written, OptionName("listen"))
 }
 
-fn listen_at(written: &ListenAddr, place: ProblemPlace) -> Result<SocketAddr, Problem> {
+fn listen_at(written: &ListenAddr, place: OptionName) -> Result<SocketAddr, Problem> {
     let ListenAddr::Address(host_port) = written else {
         let value = format!(" {written}");
         return Err(Problem::Value { place, value, expected: "expected [ADDR]:PORT".to_owned() });
@@ -55,7 +50,7 @@ fn listen_at(written: &ListenAddr, place: ProblemPlace) -> Result<SocketAddr, Pr
     first.ok_or_else(|| Problem::NoAddress { place, name: host_port.to_string() })
 }
 
-fn resolve(written: &HostPort, place: ProblemPlace) -> Result<Vec<SocketAddr>, Problem> {
+fn resolve(written: &HostPort, place: OptionName) -> Result<Vec<SocketAddr>, Problem> {
     let addrs = (written.host(), written.port()).to_socket_addrs();
     let addrs = addrs.map_err(|source| Problem::Resolve { place, name: written.to_string(), source })?;
     Ok(addrs.collect())
@@ -76,10 +71,10 @@ fn every_address() -> IpAddr {
 pub(super) fn refuse_ipv6(written: &HostPort, ways: &str) -> Result<(), Problem> {
     match address(written) {
         Some(IpAddr::V6(_)) => Err(Problem::Family {
-            place: ProblemPlace::Option("ipv4"),
+            place: OptionName("ipv4"),
             backend: written.to_string(),
             is: "an IPv6 address, for IPv4 clients",
-            expected: format!("{} {written}{ways}", ProblemPlace::Option("ipv6")),
+            expected: format!("{} {written}{ways}", OptionName("ipv6")),
         }),
         _ => Ok(()),
     }
@@ -107,7 +102,7 @@ mod tests {
     #[test]
     fn the_clients_family_is_preferred_and_the_other_taken_where_it_is_all_there_is() {
         let backend = |text: &str, family| {
-            backend(&text.parse().unwrap(), ProblemPlace::Option("ipv4"), family).unwrap().to_string()
+            backend(&text.parse().unwrap(), OptionName("ipv4"), family).unwrap().to_string()
         };
         assert_eq!(backend("127.0.0.1:1", Family::Ipv4), "127.0.0.1:1");
         assert_eq!(backend("[2001:db8::1]:1", Family::Ipv4), "[2001:db8::1]:1");
@@ -119,7 +114,7 @@ mod tests {
     #[test]
     fn an_unknown_host_is_named_with_its_option() {
         let nobody = HostPort::new("nobody.invalid", 80);
-        let error = backend(&nobody, ProblemPlace::Option("ipv4"), Family::Ipv4).unwrap_err().to_string();
+        let error = backend(&nobody, OptionName("ipv4"), Family::Ipv4).unwrap_err().to_string();
         assert!(error.starts_with("-4 nobody.invalid:80: can't resolve"), "{error}");
     }
 

@@ -7,8 +7,7 @@ use truepeer_policy::{Destinations, Source};
 
 use super::checked::Checked;
 use super::listener::BackendsConfig;
-use super::place::ProblemPlace;
-use super::problem::Problem;
+use super::problem::{OptionName, Problem};
 use super::{Config, resolve};
 use crate::spec::{Family, HostPort, RoutingArgs, defaults};
 use truepeer_routes::options::SetupOptions;
@@ -73,7 +72,7 @@ pub fn names_backends(spec: &RoutingArgs) -> bool {
 fn backends(spec: &RoutingArgs) -> Result<Vec<SocketAddr>, Problem> {
     let usual = BackendsConfig::default();
     let of = |family, written: &[HostPort], usual: Option<HostPort>| -> Result<Vec<_>, Problem> {
-        let place = ProblemPlace::Option(if family == Family::Ipv4 { "ipv4" } else { "ipv6" });
+        let place = OptionName(if family == Family::Ipv4 { "ipv4" } else { "ipv6" });
         let usual = usual.filter(|_| !names_backends(spec));
         written
             .iter()

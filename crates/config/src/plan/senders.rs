@@ -8,15 +8,14 @@ use serde::{Deserialize, Serialize};
 use truepeer_policy::{Claims, Dialect, HeaderRule, HostAddresses, PrefixSet, Senders};
 use truepeer_proto::Versions;
 
-use super::place::ProblemPlace;
-use super::problem::Problem;
+use super::problem::{OptionName, Problem};
 use crate::spec::{HeaderOption, PrefixesOrFile, SenderName, SenderRule, SendersSpec, text};
 
 /// A list in a file, and the option that named it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "PathBuf", into = "PathBuf")]
 pub struct ListFile {
-    pub place: ProblemPlace,
+    pub place: OptionName,
     pub path: PathBuf,
 }
 
@@ -84,7 +83,7 @@ impl SendersConfig {
         usual: (&PrefixSet, HeaderRule),
     ) -> Result<Self, Problem> {
         let (mut allow, files) = split(&spec.allow);
-        let placed = |option| move |path: PathBuf| ListFile { place: ProblemPlace::Option(option), path };
+        let placed = |option| move |path: PathBuf| ListFile { place: OptionName(option), path };
         let subnets = subnets.iter().cloned().map(placed("allowed-subnets"));
         let allow_files: Vec<_> = files.into_iter().map(placed("allow")).chain(subnets).collect();
         if allow.is_empty() && allow_files.is_empty() {
@@ -113,7 +112,7 @@ impl SendersConfig {
         self.rules.iter().flat_map(each).collect()
     }
 
-    fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {
+    fn files(&self) -> impl Iterator<Item = (OptionName, &Path)> {
         self.allow_files.iter().map(|file| (file.place, file.path.as_path()))
     }
 
@@ -140,8 +139,8 @@ impl ClaimsConfig {
         Self { allow, allow_host, deny, deny_files }
     }
 
-    fn files(&self) -> impl Iterator<Item = (ProblemPlace, &Path)> {
-        self.deny_files.iter().map(|path| (ProblemPlace::Option("deny-clients"), path.as_path()))
+    fn files(&self) -> impl Iterator<Item = (OptionName, &Path)> {
+        self.deny_files.iter().map(|path| (OptionName("deny-clients"), path.as_path()))
     }
 
     /// Reads the files.
@@ -163,7 +162,7 @@ impl ClaimsConfig {
 /// The sender's datagrams need a dialect.
 pub(super) fn no_dialect(sender: SenderName) -> Problem {
     Problem::Value {
-        place: ProblemPlace::Option("sender"),
+        place: OptionName("sender"),
         value: format!(" {sender}"),
         expected: "where its datagrams have the header is not known; expected --udp-dialect DIALECT with it"
             .to_owned(),
@@ -196,7 +195,7 @@ fn split<'a>(written: impl IntoIterator<Item = &'a PrefixesOrFile>) -> (PrefixSe
 
 fn with_files<'a>(
     prefixes: &PrefixSet,
-    files: impl Iterator<Item = (ProblemPlace, &'a Path)>,
+    files: impl Iterator<Item = (OptionName, &'a Path)>,
 ) -> Result<PrefixSet, Problem> {
     let mut all = prefixes.clone();
     for (place, path) in files {
@@ -205,7 +204,7 @@ fn with_files<'a>(
     Ok(all)
 }
 
-fn read(place: ProblemPlace, path: &Path) -> Result<PrefixSet, Problem> {
+fn read(place: OptionName, path: &Path) -> Result<PrefixSet, Problem> {
     let content = std::fs::read_to_string(path).map_err(|source| Problem::File {
         place,
         path: path.to_owned(),
@@ -248,7 +247,7 @@ pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &Clai
 // In a serialised plan, a list is its path alone.
 impl From<PathBuf> for ListFile {
     fn from(path: PathBuf) -> Self {
-        Self { place: ProblemPlace::Option("allow"), path }
+        Self { place: OptionName("allow"), path }
     }
 }
 

@@ -13,8 +13,7 @@ use truepeer_https::tls::{
 };
 use truepeer_https::tunnel::OriginTls;
 
-use super::place::ProblemPlace;
-use super::problem::Problem;
+use super::problem::{OptionName, Problem};
 use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, defaults, text};
 
 /// TLS with clients.
@@ -148,7 +147,7 @@ impl OriginSpec {
 
     pub(super) fn refuse_contradictions(&self) -> Result<(), Problem> {
         if self.origin_insecure && self.origin_ca.is_some() {
-            let (place, other) = (ProblemPlace::Option("origin-insecure"), ProblemPlace::Option("origin-ca"));
+            let (place, other) = (OptionName("origin-insecure"), OptionName("origin-ca"));
             return Err(Problem::Excludes { place, other });
         }
         if self.origin_key.is_some() && self.origin_cert.is_none() {
@@ -179,8 +178,8 @@ impl TlsConfig {
         }
         if !spec.tls_key.is_empty() && spec.tls_key.len() != spec.tls_cert.len() {
             return Err(Problem::Keys {
-                place: ProblemPlace::Option("tls-key"),
-                other: ProblemPlace::Option("tls-cert"),
+                place: OptionName("tls-key"),
+                other: OptionName("tls-cert"),
                 certificates: spec.tls_cert.len(),
                 keys: spec.tls_key.len(),
             });

@@ -56,7 +56,7 @@ fn ports(scene: &Scene<'_>) -> BTreeSet<AtPort> {
 fn backends(scene: &Scene<'_>, options: &SceneOptions, report: &mut Report) -> Result<()> {
     let Some(loaded) = scene.loaded else { return Ok(()) };
     for entry in &loaded.checked.entries {
-        let CheckedEntry::Relay { config, checked, .. } = entry else { continue };
+        let CheckedEntry::Relay { config, checked } = entry else { continue };
         let routing = setup_of(config, checked);
         if routing.backends.is_empty() && routing.dynamic.is_empty() {
             continue;

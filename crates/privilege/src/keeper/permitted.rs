@@ -28,7 +28,7 @@ impl Permitted {
     pub fn of(process: &CheckedProcess) -> Self {
         let mut permitted = Self::default();
         for entry in &process.entries {
-            let CheckedEntry::Relay { config, checked, .. } = entry else { continue };
+            let CheckedEntry::Relay { config, checked } = entry else { continue };
             if config.routes.mode == RoutesMode::Manual {
                 continue;
             }

@@ -134,7 +134,7 @@ impl Process {
         let mut wanted = Wanted::default();
         for entry in &loaded.checked.entries {
             match entry {
-                CheckedEntry::Relay { config, checked, .. } => {
+                CheckedEntry::Relay { config, checked } => {
                     for listener in &checked.listeners {
                         passed::refuse_unknown(listener.key.address)?;
                     }
