@@ -1,7 +1,10 @@
-//! C's arguments and answers: errno, descriptors, addresses in the program's memory.
+//! C's arguments and answers: errno, descriptors, addresses in the program's memory; and the functions that
+//! the program would call without this library.
 
-use core::ffi::{c_int, c_long};
+use core::ffi::{CStr, c_int, c_long, c_void};
 use core::net::SocketAddr;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -142,5 +145,33 @@ pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Opti
             let port = u16::from_be(v6.sin6_port);
             Some(core::net::SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
         }
+    }
+}
+
+/// A function that would be called without this library.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Never null: this library is linked with the C library, which has all of them.
+    pub(crate) fn function(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if !found.is_null() {
+            return found;
+        }
+        // SAFETY: dlsym requires a C string, which the name is. RTLD_NEXT searches the libraries after this
+        // one.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() {
+            std::process::abort();
+        }
+        self.found.store(found, Ordering::Relaxed);
+        found
     }
 }

@@ -13,8 +13,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_acceptconn, socket_timeout};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::alone::alone;
-use crate::movable::{Movable, NOBODY};
+use crate::movable::{Movable, NOBODY, alone};
 use crate::ours::{self, FdSet};
 
 static INTO: Movable = Movable::nobody();

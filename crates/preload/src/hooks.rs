@@ -16,9 +16,8 @@ use rustix::net::SocketFlags;
 use rustix::net::addr::SocketAddrArg;
 use truepeer_sys::marked;
 
-use crate::abi::{answer, borrow, check_room, give, plainly, read_address, word};
+use crate::abi::{Next, answer, borrow, check_room, give, plainly, read_address, word};
 use crate::accepting::Peer;
-use crate::next::Next;
 use crate::role::{Accepting, role};
 use crate::{
     accepting, connecting, listeners, moving, ours, peer, probe, rings, role as roles, supervised, waiter,

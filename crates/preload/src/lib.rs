@@ -31,7 +31,6 @@
 mod abi;
 mod accepting;
 mod advice;
-mod alone;
 mod bell;
 #[cfg(not(test))]
 mod closing_hooks;
@@ -43,7 +42,6 @@ mod hooks;
 mod listeners;
 mod movable;
 mod moving;
-mod next;
 mod ours;
 mod peer;
 mod probe;

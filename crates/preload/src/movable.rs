@@ -1,7 +1,7 @@
 //! A descriptor that the program's threads use and whose number may change: the program may want the number
 //! (dup2(2)), or may have closed it by a system call that this library doesn't see.
 
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::thread;
@@ -97,7 +97,7 @@ impl Movable {
     }
 
     /// Replaces the descriptor and closes the old one. Only one thread at a time may call this
-    /// (`alone::alone`).
+    /// ([`alone`]).
     pub(crate) fn replace(&self, fd: OwnedFd) {
         let (spent, inode) = (self.number(), self.inode());
         self.hold(fd);
@@ -138,10 +138,35 @@ pub(crate) fn is_inode(fd: BorrowedFd<'_>, inode: u64) -> bool {
     fstat(fd).is_ok_and(|stat| stat.st_ino == inode)
 }
 
+/// One thread at a time. A signal handler can't wait for the thread that it has interrupted, so the wait is
+/// bounded.
+static MOVING: AtomicBool = AtomicBool::new(false);
+/// How often to wait for a thread that moves a descriptor.
+const TURNS: u32 = 1000;
+
+/// Call this when the library is loaded, and in a forked child: no other thread runs there.
+pub(crate) fn nobody_moves() {
+    MOVING.store(false, Ordering::Release);
+}
+
+/// Runs while no other thread moves or recreates a descriptor.
+///
+/// # Errors
+/// EBUSY if another thread takes too long.
+pub(crate) fn alone<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 0..TURNS {
+        if !MOVING.swap(true, Ordering::Acquire) {
+            let done = work();
+            MOVING.store(false, Ordering::Release);
+            return done;
+        }
+        thread::sleep(INTERVAL);
+    }
+    Err(Errno::BUSY)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicBool;
-
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;

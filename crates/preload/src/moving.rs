@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::process::getpid;
 
 use crate::role::role;
-use crate::{alone, bell, probe, waiter};
+use crate::{bell, movable, probe, waiter};
 
 /// The process that owns the descriptors. A child of vfork(2) shares this memory but has its own descriptors.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
@@ -20,7 +20,7 @@ static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// Call it when the library is loaded, and in a forked child.
 pub(crate) fn begin() {
     PROCESS.store(own_process(), Ordering::Relaxed);
-    alone::begin();
+    movable::nobody_moves();
 }
 
 fn own_process() -> i32 {
@@ -32,7 +32,7 @@ fn own_process() -> i32 {
 pub(crate) fn withdraw_reminders() {
     if waiter::reminds() && PROCESS.load(Ordering::Relaxed) == own_process() {
         // Without an answer, the program may be told once more of a listener that it has closed.
-        let _ = alone::alone(waiter::withdraw_reminders);
+        let _ = movable::alone(waiter::withdraw_reminders);
     }
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
     if PROCESS.load(Ordering::Relaxed) != own_process() {
         return Ok(()); // the parent keeps its descriptors, under the same numbers
     }
-    alone::alone(|| {
+    movable::alone(|| {
         let family = role().and_then(|role| role.accepting.as_ref()).map(|role| &role.family);
         let is_familys = family.map_or(Ok(false), |family| family.move_from(taken))?;
         if is_familys || probe::move_from(taken)? || bell::move_from(taken)? || waiter::move_from(taken)? {

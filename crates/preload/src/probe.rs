@@ -8,8 +8,8 @@ use std::os::fd::{OwnedFd, RawFd};
 use rustix::io::Errno;
 use truepeer_sys::host;
 
-use crate::movable::Movable;
-use crate::{alone, ours};
+use crate::movable::{Movable, alone};
+use crate::ours;
 
 /// For IPv4 and IPv6.
 static PROBES: [Movable; 2] = [Movable::nobody(), Movable::nobody()];
@@ -43,7 +43,7 @@ pub(crate) fn is_own_address(ip: IpAddr) -> bool {
 /// After a yes the socket is bound and can't be asked again, so it is replaced. If no descriptor is free, the
 /// next claim tries again.
 fn renew(probe: &Movable, is_ipv6: bool) {
-    let _ = alone::alone(|| {
+    let _ = alone(|| {
         probe.replace(open_one(is_ipv6)?);
         Ok(())
     });

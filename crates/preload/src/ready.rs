@@ -17,8 +17,8 @@ use rustix::net::{
 };
 use truepeer_handover::ListenerAddr;
 
-use crate::movable::{Movable, is_inode};
-use crate::{alone, ours, say};
+use crate::movable::{Movable, alone, is_inode};
+use crate::{ours, say};
 
 /// Text: two socket addresses of at most 58 characters, and two numbers.
 const MESSAGE_BYTES: usize = 160;
@@ -85,7 +85,7 @@ impl Ready {
         peer: SocketAddr,
     ) -> Result<(), Errno> {
         match self.try_put(socket, listener, peer) {
-            Err(error) if is_lost(error) => alone::alone(|| {
+            Err(error) if is_lost(error) => alone(|| {
                 // Another thread may have created it.
                 match self.try_put(socket, listener, peer) {
                     Err(error) if is_lost(error) => {

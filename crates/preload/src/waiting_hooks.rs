@@ -8,10 +8,9 @@ use std::time::Instant;
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use crate::abi::{LOWEST, answer};
+use crate::abi::{LOWEST, Next, answer};
 use crate::bell;
 use crate::hold::{self, Asked};
-use crate::next::Next;
 use crate::role::role;
 
 static POLL: Next = Next::new(c"poll");

@@ -16,7 +16,6 @@ mod decode;
 mod encode;
 mod error;
 mod header;
-mod quote;
 mod sniff;
 pub mod spp;
 mod text;
@@ -28,11 +27,10 @@ pub mod vectors;
 
 pub use decode::{Limits, Versions, begins_header, decode, decode_datagram};
 pub use encode::{EncodeError, V1_MAX_LEN, V2Encoder, encode_v1};
-pub use error::{DecodeError, DecodeErrorKind};
+pub use error::{DecodeError, DecodeErrorKind, Quote};
 pub use header::{
     Addresses, Command, Decoded, Header, Transport, V2_FIXED_LEN, V2_SIGNATURE, Version, in_one_family,
 };
-pub use quote::Quote;
 pub use sniff::sniff;
 pub use text::Text;
 pub use tlv::{Tlv, Tlvs};

@@ -19,12 +19,15 @@ use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait,
+};
 use truepeer_sys::inherit::PassedSockets;
-use truepeer_sys::process::{Forked, SignalFd, fork};
+use truepeer_sys::process::{Forked, SignalFd, die_by, fork};
 
-use super::ending::{Ending, SIGCHLD};
 use super::service_manager::NotifyRelay;
+
+pub(super) const SIGCHLD: i32 = 17;
 
 /// The supervisor's view of its guard.
 #[derive(Debug)]
@@ -162,4 +165,32 @@ pub(super) fn end_family() {
 pub(super) fn children() -> Vec<Pid> {
     let list = fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     list.split_whitespace().filter_map(|pid| pid.parse().ok().and_then(Pid::from_raw)).collect()
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// With a status.
+    Exited(u8),
+    /// By a signal.
+    Killed(i32),
+}
+
+impl Ending {
+    /// Converts the status of wait().
+    pub(super) fn of(status: WaitStatus) -> Self {
+        let code = u8::try_from(status.exit_status().unwrap_or_default()).unwrap_or(u8::MAX);
+        status.terminating_signal().map_or(Self::Exited(code), Self::Killed)
+    }
+
+    /// Ends this process in the same way. Returns only if the process must end with a status.
+    pub(crate) fn follow(self) -> ExitCode {
+        match self {
+            Self::Exited(status) => ExitCode::from(status),
+            Self::Killed(signal) => {
+                die_by(signal);
+                ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+            }
+        }
+    }
 }

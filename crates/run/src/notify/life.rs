@@ -10,8 +10,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use tracing::{info, warn};
 use truepeer_sys::process::SignalFd;
 
-use super::ending::{Ending, SIGCHLD};
-use super::guard::{Guard, children, end_family};
+use super::guard::{Ending, Guard, SIGCHLD, children, end_family};
 
 /// These signals are passed on to the program, except SIGCHLD, which reports its end: HUP, INT, QUIT, USR1,
 /// USR2, TERM, CHLD, WINCH.

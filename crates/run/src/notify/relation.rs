@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::stdio::{dup2_stderr, stderr};
 
-use super::ending::Ending;
+use super::guard::Ending;
 use super::life::Life;
 
 /// The supervisor's relation to the program.

@@ -14,13 +14,12 @@ use truepeer_policy::HeaderRule;
 use truepeer_session::Advise;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
-use super::caller::write_address;
+use super::caller::{descriptor_for, write_address};
 use super::callers::Callers;
-use super::ending::Ending;
+use super::guard::Ending;
 use super::journal::SupervisorLog;
 use super::listener::{SupervisedListener, SupervisedListeners};
 use super::parked::Parked;
-use super::reach::descriptor_for;
 use super::ready::Ready;
 use super::relation::Relation;
 use super::ringer::{NotWoken, Ringer};

@@ -28,11 +28,10 @@ use truepeer_sys::process::read_memory;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 use truepeer_sys::socket::{is_unconnected, send_with_syn};
 
-use super::caller::parse_address;
-use super::ending::Ending;
+use super::caller::{descriptor_for, parse_address};
+use super::guard::Ending;
 use super::interrupt::still_waits;
 use super::journal::SupervisorLog;
-use super::reach::descriptor_for;
 use super::relation::Relation;
 use super::watch::{Watch, WatchedEvent};
 

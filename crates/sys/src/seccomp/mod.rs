@@ -10,11 +10,9 @@
 //! call that is being answered, and a descriptor that was just handed over is lost.
 
 pub mod calls;
-mod confine;
 mod filter;
 mod notifier;
 
-pub use confine::confine;
 pub(crate) use filter::MARK;
-pub use filter::{Filter, ForeignCalls, SeccompAction, is_supported};
+pub use filter::{Filter, ForeignCalls, SeccompAction, confine, is_supported};
 pub use notifier::{Answer, Notification, Notifier};
