@@ -6,11 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod attach;
-mod check;
 mod compat;
 pub mod completion;
-mod connect;
-mod doctor;
 mod dress;
 pub mod file;
 mod go_style;
@@ -19,15 +16,10 @@ mod guess;
 pub mod hints;
 mod https;
 pub mod manual;
-mod operate;
+mod pages;
 mod proxy;
-mod reload;
-mod routes;
-mod run;
-mod serve;
 mod table;
 mod texts;
-mod vpp;
 
 /// Functions that the targets in fuzz/ call.
 #[cfg(any(test, feature = "fuzzing"))]
@@ -272,22 +264,22 @@ fn with_commands() -> Command {
         .after_help(AFTER_HELP)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(serve::command())
-        .subcommand(check::command())
-        .subcommand(reload::reload())
-        .subcommand(reload::upgrade())
+        .subcommand(pages::serve())
+        .subcommand(pages::check())
+        .subcommand(pages::reload())
+        .subcommand(pages::upgrade())
         .subcommand(proxy::command("proxy"))
         .subcommand(https::command())
         .subcommand(attach::command())
         .subcommand(attach::oci_hook())
-        .subcommand(run::command())
-        .subcommand(connect::command())
-        .subcommand(routes::command())
-        .subcommand(doctor::command())
-        .subcommand(operate::status())
-        .subcommand(operate::sessions())
-        .subcommand(operate::top())
-        .subcommand(vpp::command())
+        .subcommand(pages::run())
+        .subcommand(pages::connect())
+        .subcommand(pages::routes())
+        .subcommand(pages::doctor())
+        .subcommand(pages::status())
+        .subcommand(pages::sessions())
+        .subcommand(pages::top())
+        .subcommand(pages::vpp())
         .subcommand(completion::command())
         .subcommand(manual::command())
 }
