@@ -49,7 +49,8 @@ fn build() -> Result<PathBuf, String> {
     let target = env::var("TARGET").unwrap_or_default();
     if !target.ends_with("-linux-gnu") {
         return Err(format!(
-            "can't build a library for glibc programs for {target}; give a built one with TRUEPEER_LIBRARY=FILE"
+            "can't build a library for glibc programs for {target}; give a built one with \
+            TRUEPEER_LIBRARY=FILE"
         ));
     }
     let dir = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("library");

@@ -239,8 +239,9 @@ pub fn is_silent(socket: BorrowedFd<'_>, sender: SenderAddr, look: &Look, rules:
 }
 
 /// The warning for such a connection, after its sender.
-pub const SILENT: &str = "has sent nothing in time, so it is served as a client without a header (optional); a header that comes \
-     now is data for the program; if it is a balancer, let it send its header at once and use --header require";
+pub const SILENT: &str = "has sent nothing in time, so it is served as a client without a header (optional); \
+    a header that comes now is data for the program; if it is a balancer, let it send its header at once and \
+    use --header require";
 
 /// Decides about a connection on which [`look`] could not decide, and which will send no more bytes.
 pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {

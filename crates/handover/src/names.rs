@@ -113,13 +113,13 @@ pub enum Remembered {
 }
 
 /// The warning for [`Remembered::InPlaceOfAnother`].
-pub const OLDEST_FORGOTTEN: &str = "the kernel can't be asked which connections are still open, so the oldest clients are forgotten: \
-     getpeername() then returns their sender; permit AF_NETLINK (systemd: RestrictAddressFamilies), load tcp_diag, \
-     or listen in the network namespace that truepeer is started in";
+pub const OLDEST_FORGOTTEN: &str = "the kernel can't be asked which connections are still open, so the \
+    oldest clients are forgotten: getpeername() then returns their sender; permit AF_NETLINK (systemd: \
+    RestrictAddressFamilies), load tcp_diag, or listen in the network namespace that truepeer is started in";
 
 /// The warning at the start if the kernel doesn't answer ([`SocketDiag::is_answered`]).
-pub const NO_CENSUS: &str = "the kernel can't be asked which connections are still open: 65,536 connections later, the clients of the \
-     oldest are forgotten; permit AF_NETLINK (systemd: RestrictAddressFamilies)";
+pub const NO_CENSUS: &str = "the kernel can't be asked which connections are still open: 65,536 connections \
+    later, the clients of the oldest are forgotten; permit AF_NETLINK (systemd: RestrictAddressFamilies)";
 
 /// Every slot that the name could use belongs to an open connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -128,8 +128,9 @@ pub fn ringing_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
 }
 
 /// The warning for a listener that [`WakeUp::ring`] can't reach ([`is_elsewhere`]).
-pub const ELSEWHERE: &str = "the program listens in another network namespace, to which truepeer can't connect: a connection whose header \
-     comes late may wait for the next one; start truepeer in that namespace";
+pub const ELSEWHERE: &str = "the program listens in another network namespace, to which truepeer can't \
+    connect: a connection whose header comes late may wait for the next one; start truepeer in that \
+    namespace";
 
 /// Whether a listener is in another network namespace than the caller, which [`WakeUp::ring`] can't reach.
 /// Unknown before Linux 5.14.

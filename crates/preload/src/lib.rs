@@ -2,13 +2,14 @@
 //! client.
 //!
 //! ```text
-//! the program                            this library                                    the kernel
-//! accept() ──────────▶ hooks ─▶ accepting: accept4 ───────────────────────────────────▶ connection, sender
-//!                                 │ look ── Named ─▶ take, Names ─▶ returned
-//!                                 └── NeedMore ─▶ waiter (a thread) ─▶ ready (a unix socket) ─▶ WakeUp::ring ─▶ the listener
-//!                                                                         └─ or, without the network: bell, reminders
+//! the program            this library                                                   the kernel
+//! accept() ──────────▶ hooks ─▶ accepting: accept4 ─────────────────────────────────▶ connection, sender
+//!                       │ look ── Named ─▶ take, Names ─▶ returned
+//!                       └── NeedMore ─▶ waiter (a thread) ─▶ ready (a unix socket)
+//!                                         └─▶ WakeUp::ring ─▶ the listener; or bell, reminders
 //! getpeername() ─────▶ hooks ─▶ peer: SO_COOKIE, Names
-//! select(), poll() ──▶ hooks ─▶ hold: the thread's other descriptors, in case the next accept() finds nothing
+//! select(), poll() ──▶ hooks ─▶ hold: the thread's other descriptors, if the next accept() finds nothing
+//! connect() ─────────▶ hooks ─▶ connecting: the header with the SYN
 //! ```
 //! - `hooks` is the border to C: it makes no decisions, and no panic passes it. All other modules are safe.
 //! - Nothing here calls a hooked function of the C library: rustix makes its own system calls.

@@ -26,7 +26,9 @@ pub(crate) fn refuse() {
         .fold(Filter::with_foreign(foreign, refused), |filter, call| filter.rule(call, refused));
     if let Err(error) = filter.apply() {
         say::always(format_args!(
-            "can't start: connections that the program accepts or makes by io_uring can't be seen, and io_uring can't be refused here ({error}): set kernel.io_uring_disabled=2, or use truepeer attach or truepeer proxy"
+            "can't start: connections that the program accepts or makes by io_uring can't be seen, and \
+            io_uring can't be refused here ({error}): set kernel.io_uring_disabled=2, or use truepeer attach \
+            or truepeer proxy"
         ));
         std::process::abort();
     }

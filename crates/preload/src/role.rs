@@ -124,7 +124,8 @@ fn dropin_accepting() -> Result<Role, String> {
     ));
     if header == HeaderRule::Optional {
         say::once_in_a_family(format_args!(
-            "whether a connection begins with a PROXY header is guessed: a client that connects directly can claim any address; set LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER, or use truepeer run --allow"
+            "whether a connection begins with a PROXY header is guessed: a client that connects directly can \
+            claim any address; set LIBPROXYPROTO_MUST_USE_PROTOCOL_HEADER, or use truepeer run --allow"
         ));
     }
     Ok(Role { accepting: Some(accepting(settings, names_later)?), verbose, ..Role::default() })

@@ -46,7 +46,8 @@ fn name(
     let is_v6 = sender.is_ipv6();
     let Shown::As(shown) = as_seen_by(client, is_v6) else {
         let text = format_args!(
-            "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender {sender} instead of {client}; make it listen on [::]"
+            "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender \
+            {sender} instead of {client}; make it listen on [::]"
         );
         say::complaint("client_not_showable", Some(sender.ip()), text);
         return Ok(sender);

@@ -500,7 +500,9 @@ impl Waiter {
                     "not_woken",
                     None,
                     format_args!(
-                        "a connection to {0} is ready, whose header came late, but the program can't be woken for it: connecting to its listener failed ({error}), and this process has closed it; permit connections of this host to {0}",
+                        "a connection to {0} is ready, whose header came late, but the program can't be \
+                        woken for it: connecting to its listener failed ({error}), and this process has \
+                        closed it; permit connections of this host to {0}",
                         listener.local
                     ),
                 ),
@@ -513,7 +515,10 @@ impl Waiter {
                 "unanswered",
                 None,
                 format_args!(
-                    "a connection to {0} is ready, whose header came late, and nobody has accepted it for seconds: this process is busy, or waits in a way that truepeer can't end (SIGIO, poll() without the C library), and connecting to its listener failed ({error}); permit connections of this host to {0}",
+                    "a connection to {0} is ready, whose header came late, and nobody has accepted it for \
+                    seconds: this process is busy, or waits in a way that truepeer can't end (SIGIO, poll() \
+                    without the C library), and connecting to its listener failed ({error}); permit \
+                    connections of this host to {0}",
                     listener.local
                 ),
             );

@@ -35,7 +35,8 @@ pub(super) fn choose(via: Via, program: &Program) -> Result<Mechanism> {
         (Via::Auto, Kind::Dynamic) => Ok(Mechanism::Both),
         (Via::Preload, Kind::Dynamic) => Ok(Mechanism::Preload),
         (_, Kind::SetUserId) => bail!(
-            "{name} changes its user when it starts (set-user-ID or file capabilities), so neither a library nor a supervisor can be used; run it as its owner, or use truepeer attach or truepeer proxy"
+            "{name} changes its user when it starts (set-user-ID or file capabilities), so neither a library \
+            nor a supervisor can be used; run it as its owner, or use truepeer attach or truepeer proxy"
         ),
         (Via::Preload, kind) => {
             bail!("--via preload: {name} is {kind}: it loads no library; use --via notify")

@@ -43,7 +43,8 @@ pub(super) fn unpacked() -> Result<PathBuf> {
         format!(", or, in a systemd unit with NoExecPaths=, add the line ExecPaths={dir}")
     });
     bail!(
-        "no directory to put the library in: {tried}; set XDG_RUNTIME_DIR to a directory that belongs to you{line}"
+        "no directory to put the library in: {tried}; set XDG_RUNTIME_DIR to a directory that belongs to \
+        you{line}"
     )
 }
 

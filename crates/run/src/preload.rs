@@ -38,7 +38,8 @@ fn become_program(
 ) -> Result<ExitCode> {
     ensure!(
         text.len() < MOST_BYTES,
-        "the lists of senders and clients have {} bytes, more than an environment variable holds: use --via notify",
+        "the lists of senders and clients have {} bytes, more than an environment variable holds: use --via \
+        notify",
         text.len()
     );
     let library = library::unpacked()?;

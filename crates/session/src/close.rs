@@ -37,7 +37,10 @@ pub enum CloseReason {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// No backend connection could be made.
-    #[error("can't connect to the backend {} as {}: {error}{}", .route.backend, .route.client, error.advice())]
+    #[error(
+        "can't connect to the backend {} as {}: {error}{}",
+        .route.backend, .route.client, error.advice()
+    )]
     ConnectFailed {
         /// The destination, and the client's address.
         route: Box<Route>,
@@ -46,7 +49,8 @@ pub enum CloseReason {
     },
     /// The backend did not answer in time.
     #[error(
-        "the backend {} did not answer {} within {} s: is it up, and do its replies to that address come back to this host? (truepeer doctor checks)",
+        "the backend {} did not answer {} within {} s: is it up, and do its replies to that address come \
+        back to this host? (truepeer doctor checks)",
         .route.backend, .route.client, waited.as_secs_f32()
     )]
     ConnectTimeout {
@@ -69,7 +73,8 @@ pub enum CloseReason {
     EndedByOperator,
     /// A defect in truepeer; both connections were reset. The panic's own message has the details.
     #[error(
-        "a defect in truepeer has ended this session; please report the panic that was logged before this line"
+        "a defect in truepeer has ended this session; please report the panic that was logged before this \
+        line"
     )]
     Panicked,
     /// No header can carry the client's address.

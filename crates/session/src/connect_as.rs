@@ -117,7 +117,8 @@ impl ConnectError {
             }
             ("bind", Errno::ACCESS) => "; a client's port below 1024 needs CAP_NET_BIND_SERVICE or root",
             ("connect", Errno::CONNREFUSED) => {
-                "; is the backend listening there? If so, a firewall refuses this client, as the bans of fail2ban do"
+                "; is the backend listening there? If so, a firewall refuses this client, as the bans of \
+                fail2ban do"
             }
             _ => "",
         }

@@ -240,10 +240,11 @@ mod tests {
         #[test]
         fn they_behave_like_plain_lists(acts in prop::collection::vec(act(), 0..200)) {
             let waits = [20, 0, 50].map(Duration::from_millis);
-            let (mut table, mut deadlines, mut plain) = (Table::new(), Deadlines::<QueueId>::default(), Plain::default());
+            let mut deadlines = Deadlines::<QueueId>::default();
+            let (mut table, mut plain) = (Table::new(), Plain::default());
             // One queue for each of three purposes, however often it is requested.
-            let queues: Vec<QueueId> = (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
-            let again: Vec<QueueId> = (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
+            let mut all = || (0..).zip(waits).map(|(purpose, wait)| deadlines.queue(purpose, wait)).collect();
+            let (queues, again): (Vec<QueueId>, Vec<QueueId>) = (all(), all());
             prop_assert_eq!(&queues, &again);
             let (mut keys, mut now) = (Vec::new(), Instant::now());
             for act in acts {

@@ -200,11 +200,13 @@ impl Journal {
             shard.refuse(label);
             self.complain(label, ended.sender.ip(), now, |held_back| {
                 let reason = self.advised(&reason, reason.hint());
-                warn!(sender = %ended.sender, listener = %ended.listener, reason = label, held_back, "{reason}");
+                let (sender, listener) = (ended.sender, ended.listener);
+                warn!(%sender, %listener, reason = label, held_back, "{reason}");
             });
         }
         let Some(route) = ended.route else {
-            debug!(sender = %ended.sender, listener = %ended.listener, close = reason.name(), "no session: {reason}");
+            let (sender, listener) = (ended.sender, ended.listener);
+            debug!(%sender, %listener, close = reason.name(), "no session: {reason}");
             return;
         };
         shard.observe(Timing::SessionLength, now.saturating_duration_since(ended.began));
@@ -229,7 +231,8 @@ impl Journal {
             self.complain(error.label(), route.client.ip(), now, |held_back| {
                 warn!(
                     client = %route.client, backend = %route.backend, reason = error.label(), held_back,
-                    "{error}: the backend sees the client with another port; give truepeer CAP_NET_ADMIN to share a TCP port, or make that program listen on one address only"
+                    "{error}: the backend sees the client with another port; give truepeer CAP_NET_ADMIN to \
+                    share a TCP port, or make that program listen on one address only"
                 );
             });
             return;
@@ -267,7 +270,8 @@ impl Journal {
             Some(lacking) => error!(held_back, "accepting paused for a moment: {lacking}"),
             None => error!(
                 held_back,
-                "accepting paused: all descriptors for sessions are in use; raise the limit of open files (LimitNOFILE=, ulimit -n)"
+                "accepting paused: all descriptors for sessions are in use; raise the limit of open files \
+                (LimitNOFILE=, ulimit -n)"
             ),
         });
     }
@@ -279,7 +283,8 @@ impl Journal {
         self.complain("idle_connections_reclaimed", about, now, |held_back| {
             warn!(
                 held_back,
-                "sessions or descriptors ran short: closed the connection that had been idle longest ({} s); raise the limit of open files (LimitNOFILE=, ulimit -n)",
+                "sessions or descriptors ran short: closed the connection that had been idle longest ({} s); \
+                raise the limit of open files (LimitNOFILE=, ulimit -n)",
                 waited.as_secs()
             );
         });

@@ -18,7 +18,10 @@ pub struct PassedSockets(Vec<OwnedFd>);
 
 /// The service manager announced more sockets than it passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("LISTEN_FDS={count}, but descriptor {number} is not open: expected sockets at 3 to {}", u64::from(*.count) + 2)]
+#[error(
+    "LISTEN_FDS={count}, but descriptor {number} is not open: expected sockets at 3 to {}",
+    u64::from(*.count) + 2
+)]
 pub struct NotPassed {
     count: u32,
     number: RawFd,

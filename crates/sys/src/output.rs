@@ -2,14 +2,14 @@
 
 use std::io::{self, ErrorKind, Write};
 
-/// Standard output whose reader may leave early. `truepeer attach status | head` is not a failure, and a command
-/// finishes its work even if nobody reads its output.
+/// Standard output whose reader may leave early. `truepeer attach status | head` is not a failure, and a
+/// command finishes its work even if nobody reads its output.
 pub fn stdout() -> WhileRead<io::Stdout> {
     WhileRead { out: io::stdout() }
 }
 
-/// Writes a line to standard error. If that is closed or full, the line is lost, and the program goes on: `eprintln!`
-/// would panic.
+/// Writes a line to standard error. If that is closed or full, the line is lost, and the program goes on:
+/// `eprintln!` would panic.
 #[macro_export]
 macro_rules! tell {
     ($($line:tt)+) => {{

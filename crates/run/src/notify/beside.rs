@@ -3,7 +3,7 @@
 //! system calls that bypass the C library.
 //!
 //! ```text
-//! truepeer ──fork──▶ the supervisor, in the background: accept() without a mark ─▶ answered as in --via notify
+//! truepeer ──fork──▶ the supervisor, in the background: unmarked accept() ─▶ answered as in --via notify
 //!    │ filter: unmarked accept(), listen(), getpeername()                  ▲
 //!    └──exec──▶ the program, with the library: its calls are marked       │ and pass
 //!                 └──▶ a program without the library ──────────────────────┘
@@ -60,7 +60,8 @@ impl Beside {
 /// There is no supervisor: what may happen then, and why.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "a program that this one starts without the library (env -i, a static program) would take headers for data, and no supervisor can be beside it: {0}; --via preload starts it without this warning"
+    "a program that this one starts without the library (env -i, a static program) would take headers for \
+    data, and no supervisor can be beside it: {0}; --via preload starts it without this warning"
 )]
 pub(crate) struct Alone(#[from] Infeasible);
 

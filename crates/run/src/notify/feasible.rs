@@ -24,11 +24,13 @@ pub(crate) enum Infeasible {
     #[error("this process is supervised already, and the kernel permits one supervisor")]
     Supervised,
     #[error(
-        "a supervisor needs {0}(2), which is forbidden here ({1}): in a systemd unit add the line {LINE}, in a container allow it (docker run --cap-add SYS_PTRACE)"
+        "a supervisor needs {0}(2), which is forbidden here ({1}): in a systemd unit add the line {LINE}, in \
+        a container allow it (docker run --cap-add SYS_PTRACE)"
     )]
     Forbidden(&'static str, Errno),
     #[error(
-        "a supervisor needs {0}(2), and a seccomp filter kills whoever calls it here: in the systemd unit add the line {LINE}"
+        "a supervisor needs {0}(2), and a seccomp filter kills whoever calls it here: in the systemd unit \
+        add the line {LINE}"
     )]
     KilledBySeccomp(&'static str),
     #[error("can't check which calls are permitted: {0}")]
@@ -39,7 +41,9 @@ pub(crate) enum Infeasible {
         file: PathBuf,
     },
     #[error(
-        "this process can't read the memory of the program that it starts ({0}): it needs the same user or CAP_SYS_PTRACE (in a systemd unit CapabilityBoundingSet= and, with User=, AmbientCapabilities=; docker run --cap-add SYS_PTRACE), and a kernel.yama.ptrace_scope below 2"
+        "this process can't read the memory of the program that it starts ({0}): it needs the same user or \
+        CAP_SYS_PTRACE (in a systemd unit CapabilityBoundingSet= and, with User=, AmbientCapabilities=; \
+        docker run --cap-add SYS_PTRACE), and a kernel.yama.ptrace_scope below 2"
     )]
     NoReach(Errno),
 }

@@ -1,7 +1,7 @@
 //! Two processes that watch each other, so that no call of the program stays unanswered.
 //!
 //! ```text
-//! guard: the process that was started; passes signals on, and messages to the service manager; ends as its child ends
+//! guard: the process that was started; passes on signals and messages; ends as its child ends
 //!  └─ supervisor: answers calls
 //!      └─ the program, and whatever it starts
 //! ```

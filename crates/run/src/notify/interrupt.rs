@@ -4,6 +4,7 @@
 //! the descriptor that was installed for it. But a blocking `accept` would then ignore Ctrl-C, a SIGTERM
 //! handler and SIGSTOP. So the supervisor checks now and then whether a signal is pending for the thread, and
 //! lets the call return if so.
+
 use std::fs;
 use std::time::Instant;
 
@@ -99,7 +100,8 @@ mod tests {
 
     fn status(pid: i32, thread: u64, process: u64, blocked: u64) -> String {
         format!(
-            "Name:\tx\nTgid:\t7\nPid:\t{pid}\nSigPnd:\t{thread:016x}\nShdPnd:\t{process:016x}\nSigBlk:\t{blocked:016x}\n"
+            "Name:\tx\nTgid:\t7\nPid:\t{pid}\nSigPnd:\t{thread:016x}\nShdPnd:\t{process:016x}\n\
+            SigBlk:\t{blocked:016x}\n"
         )
     }
 

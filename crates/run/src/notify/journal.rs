@@ -74,7 +74,8 @@ impl SupervisorLog {
     pub(super) fn on_not_showable(&mut self, client: ClientAddr, sender: SenderAddr) {
         self.not_showable += 1;
         self.complain("client_not_showable", Some(sender.ip()), |held_back| {
-            warn!(%client, %sender, held_back, "the program listens on an IPv4 socket, which can't show an IPv6 client: it sees the sender; let it listen on [::]");
+            warn!(%client, %sender, held_back, "the program listens on an IPv4 socket, which can't show an \
+                IPv6 client: it sees the sender; let it listen on [::]");
         });
     }
 
@@ -113,21 +114,35 @@ impl SupervisorLog {
     /// A process of the family gets no io_uring, and may say why it needs it.
     pub(super) fn on_io_uring(&mut self, thread: i32) {
         self.complain("io_uring", None, |held_back| {
-            warn!(held_back, "process {thread} asked for io_uring and gets ENOSYS: connections that it accepts or makes through a ring can't be seen; if it needs io_uring, use truepeer attach or truepeer proxy");
+            warn!(
+                held_back,
+                "process {thread} asked for io_uring and gets ENOSYS: connections that it \
+                accepts or makes through a ring can't be seen; if it needs io_uring, use truepeer attach or \
+                truepeer proxy"
+            );
         });
     }
 
     /// A 32-bit program of the family, or a 64-bit one by `int 0x80`.
     pub(super) fn on_foreign(&mut self, thread: i32) {
         self.complain("foreign", None, |held_back| {
-            warn!(held_back, "process {thread} listens, accepts, connects or asks for io_uring by 32-bit system calls and gets ENOSYS: 32-bit programs can't be served; use truepeer attach or truepeer proxy");
+            warn!(
+                held_back,
+                "process {thread} listens, accepts, connects or asks for io_uring by 32-bit \
+                system calls and gets ENOSYS: 32-bit programs can't be served; use truepeer attach or \
+                truepeer proxy"
+            );
         });
     }
 
     /// A process of the program's family that can't be looked into.
     pub(super) fn on_unreachable(&mut self, thread: i32, errno: Errno) {
         self.complain("unreachable", None, |held_back| {
-            error!(held_back, "process {thread} can't be served ({errno}): it runs as another user, or may not be looked into; give truepeer CAP_SYS_PTRACE, or use truepeer attach or truepeer proxy");
+            error!(
+                held_back,
+                "process {thread} can't be served ({errno}): it runs as another user, or may \
+                not be looked into; give truepeer CAP_SYS_PTRACE, or use truepeer attach or truepeer proxy"
+            );
         });
     }
 
@@ -141,7 +156,9 @@ impl SupervisorLog {
             None => ("it does not wait in accept(), epoll, poll() or select()".to_owned(), ""),
         };
         self.complain("not_woken", None, |held_back| {
-            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program can't be woken for it: {how}, and connecting to its listener failed ({errno}); permit connections of this host to {listener}{also}");
+            warn!(%listener, held_back, "a connection is ready, whose header came late, but the program \
+                can't be woken for it: {how}, and connecting to its listener failed ({errno}); permit \
+                connections of this host to {listener}{also}");
         });
     }
 

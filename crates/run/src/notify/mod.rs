@@ -10,7 +10,8 @@
 //!    ├ accepting  the next connection whose client is known ─▶ handing_over: descriptor, address, answer
 //!    ├ Late       connections whose header has not come yet
 //!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program, however it waits
-//!    ├ Parked     accept() of blocking listeners, checked for signals, and Siblings: listeners that nobody else serves
+//!    ├ Parked     accept() of blocking listeners, checked for signals
+//!    ├ Siblings   listeners that no other thread serves
 //!    ├ Names      who the client of an open connection is: getpeername()
 //!    └ Life       signals to the program, its end and status; guard: neither ends without the other;
 //!                 service_manager: what the program tells it comes from the guard

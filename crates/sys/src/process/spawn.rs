@@ -107,7 +107,8 @@ impl SpawnCommand {
         let parent = getpid();
         let argv = Pointers::to(self.argv.iter().map(|word| word.as_ptr()));
         let environment = Pointers::to(self.environment.iter().map(|entry| entry.as_ptr().cast()));
-        let mut command = std::process::Command::new("exec"); // never used: the closure below executes the program
+        // The name is never used: the closure below executes the program.
+        let mut command = std::process::Command::new("exec");
         let become_the_program = move || {
             set_parent_process_death_signal(Some(Signal::KILL))?;
             if getppid() != Some(parent) {
