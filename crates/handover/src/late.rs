@@ -68,7 +68,7 @@ impl<L> Late<L> {
         Self::on(epoll::create(epoll::CreateFlags::CLOEXEC)?, inbox)
     }
 
-    /// The same, with an epoll that the caller created.
+    /// Uses an epoll that the caller created.
     ///
     /// # Errors
     /// Those of epoll_ctl(2).

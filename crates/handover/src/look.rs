@@ -280,7 +280,7 @@ fn with_all(checker: &Checker<'_>, decide: impl FnOnce(&[u8]) -> Look) -> Look {
 /// Removes the header from the stream: exactly the `consumed` bytes that [`look`] has seen.
 ///
 /// # Errors
-/// Those of `recv`; `EPROTO` if another reader has taken bytes meanwhile.
+/// The error of `recv`; `EPROTO` if another reader has taken bytes meanwhile.
 pub fn take(socket: BorrowedFd<'_>, consumed: usize) -> Result<(), Errno> {
     let mut scrap = [0; FIRST_LOOK_BYTES];
     let mut left = consumed;

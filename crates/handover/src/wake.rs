@@ -76,7 +76,7 @@ impl WakeUp {
         self.ring_by(listener, ringing_socket, drop)
     }
 
-    /// The same, by a socket that `open` makes of [`ringing_socket`].
+    /// Rings by a socket that `open` makes of [`ringing_socket`].
     ///
     /// # Errors
     /// Those of [`Self::ring`] and `open`.

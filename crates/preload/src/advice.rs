@@ -13,7 +13,7 @@ pub(crate) fn by_run() {
     BY_RUN.store(true, Ordering::Relaxed);
 }
 
-/// The text behind the refusal's own.
+/// The text after the refusal's own.
 pub(crate) fn of(refused: &Refused) -> Option<String> {
     if !BY_RUN.load(Ordering::Relaxed) {
         return None;

@@ -64,7 +64,7 @@ impl Movable {
     /// Makes a call that doesn't block.
     ///
     /// # Errors
-    /// Those of the call; EBADF if the descriptor is lost.
+    /// The error of the call; EBADF if the descriptor is lost.
     pub(crate) fn with<T>(&self, call: impl FnOnce(BorrowedFd<'_>) -> Result<T, Errno>) -> Result<T, Errno> {
         self.users.fetch_add(1, Ordering::SeqCst);
         let number = self.number();

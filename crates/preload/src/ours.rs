@@ -21,7 +21,7 @@ pub(crate) struct FdSet([AtomicU64; WORDS]);
 
 /// All descriptors of the library.
 pub(crate) static OURS: FdSet = FdSet::new();
-/// Those of connections that wait for their header: a forked child closes its copies.
+/// The descriptors of connections that wait for their header: a forked child closes its copies.
 pub(crate) static WAITING: FdSet = FdSet::new();
 
 impl FdSet {

@@ -173,7 +173,7 @@ fn ports_of(bytes: &[u8]) -> Option<(u16, u16)> {
     Some((u16::from_be_bytes(*source), u16::from_be_bytes(*destination)))
 }
 
-/// Extensions behind an address block of known size.
+/// Extensions after an address block of known size.
 fn strict_tlvs<'a>(whole: &[u8], extensions: &'a [u8]) -> Result<Tlvs<'a>, DecodeError> {
     let start = whole.len() - extensions.len();
     let valid = tlv::validate(extensions).map_err(|error| error.shifted(start))?;

@@ -47,7 +47,7 @@ pub struct RecentComplaint {
 }
 
 impl Complaints {
-    /// Those that are remembered and were logged within this time, the latest first.
+    /// The remembered complaints that were logged within this time, the latest first.
     #[must_use]
     pub fn recent(&self, within: Duration, now: Instant) -> Vec<RecentComplaint> {
         let memory = self.memory();

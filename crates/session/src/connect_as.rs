@@ -45,14 +45,14 @@ impl Upstream {
         Self { source: route.source, backend: route.backend.get(), mark, path_mtu: None }
     }
 
-    /// The same, with segments that fit through a path of this MTU, or of [`LEAST_PATH_MTU`].
+    /// Lets segments fit through a path of this MTU, or of [`LEAST_PATH_MTU`].
     #[must_use]
     pub fn through(mut self, path_mtu: Option<u32>) -> Self {
         self.path_mtu = path_mtu.map(|mtu| mtu.max(LEAST_PATH_MTU));
         self
     }
 
-    /// The same, with any port of the same address.
+    /// Takes any port of the same address.
     #[must_use]
     pub fn from_any_port(mut self) -> Self {
         if let Some(source) = &mut self.source {

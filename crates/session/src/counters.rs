@@ -120,7 +120,7 @@ const REASONS: usize = 64;
 /// The reason of the rest.
 const OTHER: &str = "other";
 
-/// Likewise, the reasons why sessions stay in user space.
+/// Reasons for staying in user space that one shard tells apart.
 const STAYS: usize = 24;
 
 /// The counters of one listener in one worker.

@@ -61,7 +61,7 @@ pub enum Hint {
 /// Puts a hint into words. `None`: the command has no such setting.
 pub type Advise = fn(&Hint) -> Option<String>;
 
-/// A text, and what is advised behind it.
+/// A text, and the advice after it.
 #[derive(Clone)]
 pub struct Advised<'a> {
     pub(crate) text: &'a dyn fmt::Display,

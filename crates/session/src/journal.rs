@@ -23,7 +23,7 @@ pub const SESSION: &str = "session";
 pub const ACCESS: &str = "access";
 
 /// Writes the line of an ended session or flow. All have the same fields, but for the counts before the bytes
-/// and what stands behind the duration.
+/// and what follows the duration.
 macro_rules! log_end {
     ($line:literal, $ended:ident, $route:expr, $now:ident, [$($counts:tt)*], $($rest:tt)*) => {
         info!(

@@ -145,7 +145,7 @@ pub struct OpenSession {
 /// Which sessions are wanted.
 #[derive(Debug, Clone, Default)]
 pub struct SessionFilter {
-    /// Those of these clients (of these senders, while the client is unknown); `None`: all.
+    /// Sessions of these clients (of these senders, while the client is unknown); `None`: all.
     pub clients: Option<Box<PrefixSet>>,
 }
 
@@ -172,7 +172,7 @@ pub struct PageStart {
 /// A piece of an engine's sessions.
 #[derive(Debug, Clone, Default)]
 pub struct Page {
-    /// Those that are wanted.
+    /// The wanted sessions.
     pub sessions: Vec<OpenSession>,
     /// Where the next page begins; `None`: this is the last.
     pub next: Option<PageStart>,

@@ -53,7 +53,7 @@ pub fn is_own_address(ip: IpAddr) -> bool {
     kept.unwrap_or_else(|_| is_own_address_once(ip))
 }
 
-/// The same with a socket that is closed afterwards: for other programs' processes, where no descriptor may
+/// Asks by a socket that is closed afterwards: for other programs' processes, where no descriptor may
 /// stay open.
 #[must_use]
 pub fn is_own_address_once(ip: IpAddr) -> bool {
@@ -72,7 +72,7 @@ pub fn open_probe(is_ipv6: bool) -> Result<OwnedFd, Errno> {
     open(if is_ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() })
 }
 
-/// The same with a socket from [`open_probe`] of the address's family, for callers that may have no free
+/// Asks by a socket from [`open_probe`] of the address's family, for callers that may have no free
 /// descriptor. `None`: unknown. After a positive answer the socket is bound: it can still rule addresses out,
 /// but not confirm them.
 #[must_use]

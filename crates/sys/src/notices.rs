@@ -125,7 +125,7 @@ fn request(kind: u16, query: &[u8], sequence: u32) -> Vec<u8> {
     bytes
 }
 
-/// The attributes behind a message's fixed part: their types and values.
+/// The attributes after a message's fixed part: their types and values.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     /// NLA_F_NESTED and NLA_F_NET_BYTEORDER.
     const FLAGS: u16 = 0xc000;

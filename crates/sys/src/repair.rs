@@ -247,7 +247,7 @@ fn tcp_info<const LEN: usize>(socket: BorrowedFd<'_>) -> Result<[u8; LEN], CallE
 pub fn wait_for_grace_period() -> Result<(), CallError> {
     /// linux/membarrier.h
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-    // SAFETY: the call takes three integers and touches no memory of ours.
+    // SAFETY: the call takes three integers and touches no memory of this process.
     let answer = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
     result(if answer < 0 { -1 } else { 0 }).named("membarrier(MEMBARRIER_CMD_GLOBAL)")
 }

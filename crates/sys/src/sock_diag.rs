@@ -30,7 +30,7 @@ const INODE_AT: usize = 4 + ID_LEN + 16;
 const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;
 const LISTEN: u8 = 10;
-/// Attributes of a socket behind `struct inet_diag_msg`: INET_DIAG_SKV6ONLY and INET_DIAG_CGROUP_ID
+/// Attributes of a socket after `struct inet_diag_msg`: INET_DIAG_SKV6ONLY and INET_DIAG_CGROUP_ID
 /// (linux/inet_diag.h).
 const IPV6_ONLY: u16 = 11;
 const CGROUP_ID: u16 = 21;

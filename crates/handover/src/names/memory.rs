@@ -29,7 +29,7 @@ struct Head {
     _reserved: AtomicU64,
 }
 
-/// Owns the mapping: `slots` behind a [`Head`], `bytes` long, until dropped.
+/// Owns the mapping: `slots` after a [`Head`], `bytes` long, until dropped.
 #[derive(Debug)]
 pub(super) struct Memory {
     start: *const u8,
@@ -75,7 +75,7 @@ impl Memory {
     }
 
     pub(super) fn slots(&self) -> &[Slot] {
-        // SAFETY: behind the head, within the `bytes` mapped for the life of `self`, are `slots` of them
+        // SAFETY: after the head, within the `bytes` mapped for the life of `self`, are `slots` of them
         // (bytes_of), aligned as the head's length is a multiple of theirs; any bit pattern is a
         // valid atomic integer, and all is written through atomics, here as in other processes.
         unsafe { core::slice::from_raw_parts(self.start.add(size_of::<Head>()).cast(), self.slots) }

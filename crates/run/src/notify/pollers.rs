@@ -36,7 +36,7 @@ const MOST_LOOKUPS: u32 = 64;
 pub(super) struct Woken {
     /// Threads that wait for the listener.
     pub(super) waiting: usize,
-    /// Those of them that go on.
+    /// The threads that continue.
     pub(super) woken: usize,
     /// Why another one doesn't.
     pub(super) obstacle: Option<Obstacle>,
@@ -83,7 +83,7 @@ pub(super) struct Pollers {
 }
 
 impl Pollers {
-    /// Wakes at most so many threads that wait for the callers' listener, while `is_ready`.
+    /// Wakes at most this many threads that wait for the callers' listener, while `is_ready`.
     pub(super) fn wake(
         &mut self,
         callers: &[Caller],

@@ -11,7 +11,7 @@ use super::fork::{Forked, fork};
 use super::signals::{block_all_signals, end_now};
 use crate::error::CallError;
 
-/// The first descriptor behind the standard streams.
+/// The first descriptor after the standard streams.
 const FIRST: RawFd = 3;
 /// The status after a panic, as Rust's own.
 const PANICKED: i32 = 101;

@@ -57,7 +57,7 @@ impl Default for Filter {
 pub struct ForeignCalls {
     /// The numbers.
     numbers: &'static [u32],
-    /// Those within socketcall(2), its first argument. Only i386 has it.
+    /// The numbers within socketcall(2), its first argument. Only i386 has it.
     socketcalls: &'static [u32],
 }
 
