@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
-use truepeer_policy::PrefixSet;
+use truepeer_policy::{Dialect, PrefixSet};
 
-use crate::rules::{Dialect, Header, Port, Rules};
+use crate::rules::{Header, Port, Rules};
 
 /// All annotations begin with this.
 pub(crate) const PREFIX: &str = "truepeer.dev/";
@@ -193,16 +193,13 @@ fn headers(text: &str, allow: &BTreeSet<IpNet>) -> Result<(Header, BTreeMap<IpNe
 }
 
 fn dialect(text: &str) -> Result<Dialect, Wrong> {
-    match text.trim() {
-        "every" => Ok(Dialect::Every),
-        "spp" => Ok(Dialect::Spp),
-        _ => Err(Wrong::Value {
-            name: UDP_DIALECT,
-            written: quoted(text),
-            expected: "every (PROXY protocol v2 in each datagram) or spp (Simple Proxy Protocol)",
-            example: "truepeer.dev/udp-dialect: \"spp\"",
-        }),
-    }
+    text.trim().parse().map_err(|_| Wrong::Value {
+        name: UDP_DIALECT,
+        written: quoted(text),
+        expected: "every, first, standalone (PROXY protocol v2 in each datagram, in a flow's first, or \
+                   before it) or spp (Simple Proxy Protocol)",
+        example: "truepeer.dev/udp-dialect: \"first\"",
+    })
 }
 
 /// An annotation of truepeer's under a wrong domain, such as `truepeer.io/ports` or `truepeer/allow`.
@@ -325,8 +322,9 @@ mod tests {
         );
         assert_eq!(
             wrong("udp-dialect", "v1"),
-            "truepeer.dev/udp-dialect: \"v1\": expected every (PROXY protocol v2 in each datagram) or spp (Simple Proxy \
-             Protocol); for example truepeer.dev/udp-dialect: \"spp\""
+            "truepeer.dev/udp-dialect: \"v1\": expected every, first, standalone (PROXY protocol v2 in each \
+             datagram, in a flow's first, or before it) or spp (Simple Proxy Protocol); for example \
+             truepeer.dev/udp-dialect: \"first\""
         );
     }
 
@@ -396,7 +394,7 @@ mod tests {
                         "--port" => value.trim_end_matches("/udp").split(':').all(|port| port.parse::<u16>().is_ok()),
                         "--allow" => is_prefix(value),
                         "--header" => value.split_once('=').map_or_else(|| is_rule(value), |(prefix, rule)| is_prefix(prefix) && is_rule(rule)),
-                        "--udp-dialect" => ["every", "spp"].contains(&value),
+                        "--udp-dialect" => value.parse::<Dialect>().is_ok(),
                         _ => false,
                     };
                     prop_assert!(is_known, "{argument}");

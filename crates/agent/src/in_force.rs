@@ -11,9 +11,8 @@ use truepeer_policy::{HeaderRule, HeaderTimes, PrefixSet, SenderAddr, Senders};
 use crate::rules::{Header, Port, Rules};
 use crate::truepeer::{PortStatus, RulesInForce, SenderInForce, Status};
 
-/// `--header-max` and `--close-after`, unless they are given.
+/// `--header-max`, unless it is given.
 const HEADER_MAX: u64 = 16 * 1024;
-const CLOSE_AFTER_S: u64 = 60;
 
 /// `None`: exactly these rules serve, by programs of this build, and on all devices. Otherwise the first
 /// difference.
@@ -80,7 +79,7 @@ fn difference_of_rules(found: &RulesInForce, wanted: &Rules) -> Option<&'static 
         && found.header_wait_ms == milliseconds(times.wait)
         && found.header_max == HEADER_MAX
         && found.unshowable == "show-sender"
-        && found.close_after_s == CLOSE_AFTER_S;
+        && found.close_after_s == wanted.silence().as_secs();
     if !is_usual {
         return Some("the kernel has other limits");
     }
@@ -188,7 +187,7 @@ mod tests {
             header_wait_ms: 1000,
             header_max: HEADER_MAX,
             unshowable: "show-sender".to_owned(),
-            close_after_s: CLOSE_AFTER_S,
+            close_after_s: 60,
             ..RulesInForce::default()
         }
     }
@@ -244,6 +243,11 @@ mod tests {
             change(&mut status);
             assert_eq!(difference(&status, &wanted).as_deref(), Some(expected));
         }
+        // Where a flow's header comes once, the flow is forgotten earlier.
+        let first = Rules { dialect: truepeer_policy::Dialect::First, ..wanted.clone() };
+        let mut found = status(RulesInForce { close_after_s: 28, ..usual(&senders) });
+        found.ports[1].dialect = Some("first".to_owned());
+        assert_eq!(difference(&found, &first), None);
         let mut slow = usual(&senders);
         slow.header_timeout_ms = 60_000;
         assert_eq!(difference(&status(slow), &wanted).as_deref(), Some("the kernel has other limits"));

@@ -29,7 +29,7 @@ Annotations of a pod (write them in the pod's template):
   truepeer.dev/ports        Ports of the server: \"80,443\", \"8000-8010\", \"53/udp\"
   truepeer.dev/allow        Who sends headers: addresses or prefixes: \"10.0.0.7,10.1.0.0/16\"
   truepeer.dev/header       \"optional\" for all of them, or \"10.0.0.1=optional\" for some [default: require]
-  truepeer.dev/udp-dialect  \"every\" or \"spp\" [default: every]
+  truepeer.dev/udp-dialect  \"every\", \"first\", \"standalone\" or \"spp\" [default: every]
 
 With truepeer.dev/attached in readinessGates, no service sends connections to the pod before truepeer is attached. The pod's condition of that
 name and its events say what was attached, or why not. The attachments stay when the agent ends; it adopts them when it starts again.";
@@ -45,7 +45,7 @@ Labels of a container:
   truepeer.dev/ports        Ports of the server in the container: \"80,443\", \"8000-8010\", \"53/udp\"
   truepeer.dev/allow        Who sends headers: addresses or prefixes: \"10.0.0.7,10.1.0.0/16\"
   truepeer.dev/header       \"optional\" for all of them, or \"10.0.0.1=optional\" for some [default: require]
-  truepeer.dev/udp-dialect  \"every\" or \"spp\" [default: every]
+  truepeer.dev/udp-dialect  \"every\", \"first\", \"standalone\" or \"spp\" [default: every]
 
 A container is attached when it starts, and at each restart. The attachments stay when the agent ends.";
 

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
 use ipnet::IpNet;
+use truepeer_policy::Dialect;
 
 /// A port that the server listens on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,14 +24,6 @@ pub(crate) enum Header {
     #[default]
     Require,
     Optional,
-}
-
-/// Where a datagram's header is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Dialect {
-    #[default]
-    Every,
-    Spp,
 }
 
 /// Rules are made by [`crate::annotation`] alone: they hold numbers, prefixes and words of ours, so that no
@@ -59,6 +53,12 @@ impl Rules {
 
     pub(crate) fn has_tcp(&self) -> bool {
         self.ports.iter().any(|port| matches!(port, Port::Tcp(_)))
+    }
+
+    /// `--close-after`, which depends on the dialect unless it is given.
+    pub(crate) fn silence(&self) -> Duration {
+        let dialect = if self.has_udp() { self.dialect } else { Dialect::default() };
+        dialect.default_silence()
     }
 
     fn has_udp(&self) -> bool {
@@ -97,15 +97,6 @@ impl fmt::Display for Header {
         f.write_str(match self {
             Self::Require => "require",
             Self::Optional => "optional",
-        })
-    }
-}
-
-impl fmt::Display for Dialect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Every => "every",
-            Self::Spp => "spp",
         })
     }
 }
