@@ -97,7 +97,7 @@ impl Side {
         let options = ["-p", "udp", "--udp-dialect", dialect, "--workers", "1", "--routes", "auto"];
         let truepeer = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer"))
             .args(&options)
-            .args(&["--allow", "private", "-l", &at[0], "-l", &at[1]])
+            .args(&["--allow", "private", "-l", &at[0], "-l", &at[1], "--drain-timeout", "0"])
             .ipv4("127.0.0.1:53")
             .ipv6("[::1]:53")
             .with(|program| program.in_netns(&pair.host().netns))
