@@ -140,7 +140,7 @@ impl Asked {
     }
 
     fn look(&mut self, splices: &Splices, ways: &Ways, now: Instant) {
-        let (changes, devices) = ways.changes();
+        let (changes, devices) = ways.changes(splices.are_any());
         if changes.are_encrypted {
             // Policies hold for all bytes from now on, and the programs don't know them.
             splices.lose_all_ways();

@@ -31,8 +31,8 @@ const LINKS: u32 = 1;
 const ADDRESSES: u32 = 1 << 4 | 1 << 8;
 const RULES: u32 = 1 << 7 | 1 << 18;
 
-/// How often the devices' largest packets are read: the kernel tells nobody of a change (do_setlink() in
-/// net/core/rtnetlink.c).
+/// How often the devices' largest packets are read while sessions leave or have left: the kernel tells nobody
+/// of a change (do_setlink() in net/core/rtnetlink.c).
 const SIZES_EVERY: Duration = Duration::from_secs(1);
 
 /// The ways of a network namespace's packets, as far as they decide about sessions.
@@ -111,6 +111,7 @@ impl Ways {
     /// Why it stays.
     pub(crate) fn may_offload_by(&self, ends: &[SocketAddr], devices: [u32; 2]) -> Result<(), StaysHere> {
         self.with(|known| {
+            known.read_sizes();
             known.may_offload(ends)?;
             let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
             if devices.iter().any(|device| known.are_big(*device)) {
@@ -132,9 +133,12 @@ impl Ways {
     }
 
     /// Returns the changes since the last call, and the present devices (`None`: they are unknown).
-    pub(crate) fn changes(&self) -> (Changes, Option<Devices>) {
+    /// `are_any`: whether any session has left.
+    pub(crate) fn changes(&self, are_any: bool) -> (Changes, Option<Devices>) {
         self.with(|known| {
-            known.read_sizes();
+            if are_any {
+                known.read_sizes();
+            }
             (std::mem::take(&mut known.changes), known.devices.clone())
         })
     }

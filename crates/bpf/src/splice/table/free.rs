@@ -48,6 +48,11 @@ impl FreePlaces {
         self.rested_before = Some(before);
     }
 
+    /// Some places are in use.
+    pub(super) fn are_in_use(&self) -> bool {
+        self.queue.len() < self.all
+    }
+
     /// A quarter of the places is in use.
     pub(super) fn is_filling(&self) -> bool {
         self.queue.len() < self.all / 4 * 3
@@ -85,10 +90,11 @@ mod tests {
         (0..8).for_each(|place| free.give_back(place, None));
         let mut seen = Vec::new();
         for _ in 0..5 {
-            seen.push((free.is_filling(), free.is_short()));
+            seen.push((free.are_in_use(), free.is_filling(), free.is_short()));
             assert!(free.take(Instant::now()).is_some());
         }
-        assert_eq!(seen, [(false, false), (false, false), (false, false), (true, false), (true, false)]);
+        let (idle, few, filling) = ((false, false, false), (true, false, false), (true, true, false));
+        assert_eq!(seen, [idle, few, few, filling, filling]);
         assert!(free.is_short());
     }
 }

@@ -45,6 +45,12 @@ impl Splices {
         lock(&self.free).is_filling() && !self.is_guest()
     }
 
+    /// Whether there is any flow that this process answers for.
+    pub fn are_any(&self) -> bool {
+        let is_owned = !self.is_guest() && lock(&self.free).are_in_use();
+        is_owned || !lock(&self.unwatched).is_empty()
+    }
+
     /// Looks at the flows that were let go. A flow that has ended and been quiet for `linger` makes room,
     /// sooner while places are short: then a reset may answer a peer that has lost the last acknowledgement.
     /// `can_ask`: whether peers can be asked. If not, no silent peer counts as gone.
