@@ -9,8 +9,13 @@ use truepeer_testbed::{Bed, Program};
 /// A session of 203.0.113.7 by a sender at 192.0.2.9.
 const ENDS: [&str; 4] = ["192.0.2.9:40000", "192.0.2.1:8443", "203.0.113.7:5000", "127.0.0.1:8000"];
 
-/// Rules of a chain at these hooks, each alone. No session leaves beside one.
-const ACT: [&str; 20] = [
+/// Rules of a chain at these hooks, each alone. No session leaves beside one. Somebody may read what a rule
+/// counts or logs.
+const ACT: [&str; 24] = [
+    "counter",
+    "ct state established,related counter accept",
+    "tcp dport 8443 counter",
+    "log prefix \"seen\"",
     "drop",
     "counter drop",
     "meta mark set 7",
@@ -34,10 +39,11 @@ const ACT: [&str; 20] = [
 ];
 
 /// Beside these they leave.
-const HARMLESS: [&str; 14] = [
+const HARMLESS: [&str; 15] = [
     "accept",
-    "counter",
-    "log prefix \"seen\"",
+    "ct state invalid counter drop",
+    "ct state established accept; counter drop",
+    "tcp dport 22 counter accept",
     "ct state invalid drop",
     "ct state new drop",
     "ct state { invalid, new } drop",

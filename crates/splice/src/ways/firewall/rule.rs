@@ -13,13 +13,13 @@ const VERDICT: u32 = 0;
 /// What a rule does to the packets that it matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Nothing but counting or logging.
+    /// Nothing.
     None,
     Accept,
     Return,
     Jump(String),
     Goto(String),
-    /// It drops, rejects, marks, or something that is unknown here.
+    /// It drops, rejects, marks, counts, logs, or something that is unknown here.
     Acts,
 }
 
@@ -164,7 +164,6 @@ impl Reader {
             return;
         }
         match name {
-            "counter" | "log" | "comment" | "last" => {}
             "ct" => self.load(
                 data,
                 1,
@@ -185,9 +184,8 @@ impl Reader {
             "cmp" => self.compare(data),
             "lookup" => self.look_up(data),
             "immediate" => self.conclude(data),
-            "limit" | "connlimit" | "range" | "quota" => self.rule.is_certain = false,
+            "limit" | "connlimit" | "range" => self.rule.is_certain = false,
             "match" => self.xt_match(data),
-            "target" if find(data, 1).map(text).as_deref() == Some("LOG") => {}
             _ => self.rule.effect = Effect::Acts,
         }
     }
