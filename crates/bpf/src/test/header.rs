@@ -17,7 +17,7 @@ use crate::load::load;
 use crate::place::Place;
 use crate::programs::of_tests::HEADER_CHECK;
 use crate::programs::{PEER_NAME, UDP_SEND};
-use crate::tables::number_of;
+use crate::tables::ports::number_of;
 
 /// The result; `enum verdict` in `c/proxy_header/header.h`, with the length checked as in `tcp_ingress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
