@@ -4,45 +4,32 @@
 //! It gets connections through a pipe and delivers them through the shared queue. It shares nothing else with
 //! the program's threads.
 
+mod thread;
+
 use core::fmt;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use core::time::Duration;
-use std::collections::HashSet;
 use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
-use std::thread;
-use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Resource, getrlimit};
-use truepeer_handover::{
-    Decided, Late, ListenerAddr, Look, Reminded, SILENT, SocketId, epolls_of, is_silent, remind,
-    ringing_socket,
-};
-use truepeer_policy::SenderAddr;
+use truepeer_handover::{Late, ListenerAddr};
 
-use crate::movable::{Movable, NOBODY, STARTING, is_inode};
-use crate::role::{Accepting, role};
-use crate::settling::settle;
-use crate::{bell, listeners, ours, say};
+use self::thread::Waiter;
+use crate::movable::{Movable, NOBODY, STARTING};
+use crate::{bell, ours, say};
 
 /// A line of text, padded with spaces. Pipes read and write it atomically (PIPE_BUF, pipe(7)).
 const MESSAGE_BYTES: usize = 160;
 /// Room for thousands of them, if the quota of pipes permits.
 const PIPE_BYTES: usize = 1 << 20;
 const STACK_BYTES: usize = 256 << 10;
-/// How soon to try again when a queue was full.
-const AGAIN: Duration = Duration::from_millis(20);
-/// How often a busy program is woken at most.
-const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
-
-/// The most unreachable listeners that are remembered.
-const MOST_UNREACHABLE: usize = 1024;
 
 /// The writing end of the pipe.
 static INBOX: Movable = Movable::nobody();
@@ -138,7 +125,7 @@ fn inbox() -> Result<RawFd, Errno> {
                 return started;
             }
             // Another thread is starting it.
-            Err(STARTING) => thread::yield_now(),
+            Err(STARTING) => std::thread::yield_now(),
             Err(inbox) => return Ok(inbox),
         }
     }
@@ -161,7 +148,7 @@ pub(crate) fn move_from(taken: RawFd) -> Result<bool, Errno> {
         match WANTED.load(Ordering::SeqCst) {
             DONE => return Ok(true),
             UNKNOWN => return Ok(false),
-            _ => thread::sleep(INTERVAL),
+            _ => std::thread::sleep(INTERVAL),
         }
     }
     Err(Errno::TIMEDOUT)
@@ -191,21 +178,10 @@ fn start() -> Result<RawFd, Errno> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
     let most = usize::try_from(limit).unwrap_or(usize::MAX).max(16);
     let inode = fstat(&reader)?.st_ino;
-    let waiter = Waiter {
-        late,
-        reader: Some(reader),
-        inode,
-        most,
-        received: 0,
-        again: Vec::new(),
-        announced: Vec::new(),
-        unreachable: HashSet::new(),
-        reminders: Vec::new(),
-        next_search: Instant::now(),
-    };
+    let waiter = Waiter::new(late, reader, inode, most);
     let (running, runs) = mpsc::sync_channel(1);
     let spawned = without_signals(|| {
-        thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+        std::thread::Builder::new().name("truepeer".to_owned()).stack_size(STACK_BYTES).spawn(move || {
             let _ = running.send(());
             waiter.run();
         })
@@ -255,354 +231,4 @@ pub(crate) fn on_fork() {
         drop(unsafe { OwnedFd::from_raw_fd(inbox) });
     }
     ours::close_waiting();
-}
-
-/// The data of a waiting connection.
-struct WatchedListener {
-    address: ListenerAddr,
-    /// The address as accept() returned it: its family is the socket's.
-    sender: SocketAddr,
-}
-
-struct Waiter {
-    late: Late<WatchedListener>,
-    /// The reading end of the pipe; `None` when nothing comes from there any more.
-    reader: Option<OwnedFd>,
-    /// The pipe's inode.
-    inode: u64,
-    /// At most this many connections may wait: half of the program's descriptors.
-    most: usize,
-    /// How many connections came through the pipe since the bell was told.
-    received: usize,
-    /// Entries for the shared queue, which was full: connection, listener, and the address that the program
-    /// sees.
-    again: Vec<(OwnedFd, ListenerAddr, SocketAddr)>,
-    /// Ready connections that the program has not accepted yet. They are announced again, less and less
-    /// often.
-    announced: Vec<Announced>,
-    /// The listeners to which the last connection failed.
-    unreachable: HashSet<ListenerAddr>,
-    /// By which the program's epolls report a listener (`remind`).
-    reminders: Vec<(ListenerAddr, OwnedFd)>,
-    /// Searching `/proc` takes a tenth of the time at most.
-    next_search: Instant,
-}
-
-/// A message in the pipe.
-enum WaiterMessage {
-    /// A connection, its listener, and who has opened it.
-    Wait(OwnedFd, ListenerAddr, SocketAddr),
-    /// The program wants this number.
-    Move(RawFd),
-    /// More connections of this listener are ready.
-    Again(ListenerAddr),
-}
-
-struct Announced {
-    listener: ListenerAddr,
-    again_at: Instant,
-    interval: Duration,
-}
-
-impl Waiter {
-    fn run(mut self) {
-        let Some(role) = role().and_then(|role| role.accepting.as_ref()) else { return };
-        let mut pause = AGAIN;
-        while self.reader.is_some() || !self.has_nothing_to_do() {
-            match self.turn(role) {
-                Ok(()) => pause = AGAIN,
-                Err(error) => {
-                    let text = format_args!(
-                        "the program has closed descriptors of truepeer: {error}; opening them again"
-                    );
-                    say::complaint("waiter", None, text);
-                    if self.rebuild().is_err() {
-                        thread::sleep(pause);
-                        pause = (pause * 2).min(LONGEST_INTERVAL);
-                    }
-                }
-            }
-        }
-        ours::close(self.late.into_epoll());
-    }
-
-    fn has_nothing_to_do(&self) -> bool {
-        self.late.is_empty() && self.again.is_empty() && self.announced.is_empty()
-    }
-
-    fn turn(&mut self, role: &Accepting) -> Result<(), Errno> {
-        if let Some(reader) = &self.reader
-            && !(is_inode(reader.as_fd(), self.inode) && self.late.is_whole(reader.as_fd()))
-        {
-            return Err(Errno::BADF);
-        }
-        let limit = self.next_attempt();
-        let decided = self.late.turn(&role.rules, &role.family.wake, limit)?;
-        decided.into_iter().for_each(|decided| self.hand_over(decided, role));
-        while let Some(message) = self.receive() {
-            match message {
-                WaiterMessage::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
-                WaiterMessage::Again(listener) => self.ring(listener, role),
-                WaiterMessage::Move(taken) => {
-                    if taken == WITHDRAW {
-                        self.retire(|_| true);
-                    }
-                    let moved = self.relocate(taken).unwrap_or(false);
-                    WANTED.store(if moved { DONE } else { UNKNOWN }, Ordering::SeqCst);
-                }
-            }
-        }
-        for (socket, listener, peer) in core::mem::take(&mut self.again) {
-            self.put(socket, listener, peer, role);
-        }
-        self.announce_again(role);
-        if self.has_nothing_to_do() {
-            self.retire(|_| true);
-            bell::on_done(core::mem::take(&mut self.received));
-        }
-        Ok(())
-    }
-
-    /// The program has closed the epoll, the pipe or both with its own system calls. The next late connection
-    /// creates a new pipe.
-    fn rebuild(&mut self) -> Result<(), Errno> {
-        if let Some(reader) = self.reader.take_if(|reader| !is_inode(reader.as_fd(), self.inode)) {
-            // The number belongs to the program now.
-            ours::release(reader.into_raw_fd());
-        }
-        let epoll = ours::keep(epoll::create(epoll::CreateFlags::CLOEXEC)?, false)?;
-        self.late.rebuild(epoll, self.reader.as_ref().map(AsFd::as_fd))
-    }
-
-    fn receive(&mut self) -> Option<WaiterMessage> {
-        let mut message = [0; MESSAGE_BYTES];
-        let count = rustix::io::read(self.reader.as_ref()?, &mut message).ok()?;
-        if count == 0 {
-            // The writing end is closed, so the reading end would stay readable forever.
-            let reader = self.reader.take()?;
-            let _ = self.late.without_inbox(reader.as_fd());
-            ours::close(reader);
-            return None;
-        }
-        let text = core::str::from_utf8(message.get(..count)?).ok()?;
-        let mut words = text.split(' ');
-        let first = words.next()?;
-        match first {
-            "move" => return Some(WaiterMessage::Move(words.next()?.parse().ok()?)),
-            "again" => return Some(WaiterMessage::Again(words.next()?.parse().ok()?)),
-            _ => self.received += 1,
-        }
-        let fd: RawFd = first.parse().ok()?;
-        // SAFETY: OwnedFd requires an open descriptor without another owner. `try_wait` gave up this
-        // descriptor when it wrote the message, and the program can't close it.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Some(WaiterMessage::Wait(socket, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-    }
-
-    /// If it has this number, moves it to another.
-    fn relocate(&mut self, taken: RawFd) -> Result<bool, Errno> {
-        let another = || ours::another_number(taken);
-        let is_taken = |fd: &OwnedFd| fd.as_raw_fd() == taken;
-        if let Some(reader) = self.reader.as_mut().filter(|reader| is_taken(reader)) {
-            let moved = another()?;
-            self.late.without_inbox(reader.as_fd())?;
-            self.late.with_inbox(moved.as_fd())?;
-            let _ = core::mem::replace(reader, moved).into_raw_fd();
-        } else if let Some((waiting, ..)) = self.again.iter_mut().find(|(socket, ..)| is_taken(socket)) {
-            let _ = core::mem::replace(waiting, another()?).into_raw_fd();
-        } else if let Some(at) = self.reminders.iter().position(|(_, event)| is_taken(event)) {
-            // The program replaces it, which withdraws the reminder. The next announcement makes another.
-            let _ = self.reminders.swap_remove(at).1.into_raw_fd();
-        } else if !self.late.relocate(taken, another)? {
-            return Ok(false);
-        }
-        ours::release(taken);
-        Ok(true)
-    }
-
-    fn add(&mut self, socket: OwnedFd, listener: ListenerAddr, sender: SocketAddr, role: &Accepting) {
-        while self.late.len() >= self.most
-            && let Some(oldest) = self.late.evict(&role.rules, &role.family.wake)
-        {
-            say::complaint(
-                "too_many_late",
-                None,
-                format_args!("{} connections are waiting for their header: closing the oldest", self.most),
-            );
-            self.hand_over(oldest, role);
-        }
-        let fd = socket.as_raw_fd();
-        let now = Instant::now();
-        // The address to show depends on the family that accept() returned, so the listener carries it.
-        let listener = WatchedListener { address: listener, sender };
-        if self.late.add(socket, SenderAddr::new(sender), listener, &role.rules, now).is_err() {
-            ours::release(fd);
-        }
-    }
-}
-
-impl Waiter {
-    fn hand_over(&mut self, decided: Decided<WatchedListener>, role: &Accepting) {
-        let Decided { socket, listener, look, .. } = decided;
-        if look == Look::WakeUp {
-            ours::close(socket);
-            // Its wake-up word was slow, so repeat the announcement.
-            return self.ring(listener.address, role);
-        }
-        let sender = SenderAddr::new(listener.sender);
-        if is_silent(socket.as_fd(), sender, &look, &role.rules) {
-            say::complaint("silent", Some(sender.ip()), format_args!("{sender} {SILENT}"));
-        }
-        match settle(socket.as_fd(), listener.sender, &look, role) {
-            Ok(peer) => self.put(socket, listener.address, peer, role),
-            Err(refused) => {
-                ours::close(socket);
-                say::refusal(&refused);
-            }
-        }
-    }
-
-    fn put(&mut self, socket: OwnedFd, listener: ListenerAddr, peer: SocketAddr, role: &Accepting) {
-        match role.family.ready.put(socket.as_fd(), listener, peer) {
-            Ok(()) => {
-                // Before the program gets it, and may fork.
-                ours::close(socket);
-                self.ring(listener, role);
-            }
-            Err(_) => self.again.push((socket, listener, peer)),
-        }
-    }
-
-    fn ring(&mut self, listener: ListenerAddr, role: &Accepting) {
-        self.announced.retain(|announced| announced.listener != listener);
-        self.announce(listener, AGAIN, role);
-    }
-
-    /// By a connection, where this host can connect to its own listeners: that reaches every process that has
-    /// the listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
-    fn announce(&mut self, listener: ListenerAddr, interval: Duration, role: &Accepting) {
-        let is_first = interval == AGAIN;
-        let rung = if is_first && self.unreachable.contains(&listener) {
-            Err(Errno::HOSTUNREACH)
-        } else {
-            ring(listener, role)
-        };
-        if rung.is_ok() {
-            self.unreachable.remove(&listener);
-        } else if self.unreachable.len() < MOST_UNREACHABLE {
-            self.unreachable.insert(listener);
-        }
-        if (rung.is_err() || !is_first) && !self.remind(listener, role) {
-            match rung {
-                Ok(()) => {}
-                Err(Errno::CONNREFUSED) => return forget_listener(listener, role),
-                Err(error) => say::complaint(
-                    "not_woken",
-                    None,
-                    format_args!(
-                        "a connection to {0} is ready, whose header came late, but the program can't be \
-                        woken for it: connecting to its listener failed ({error}), and this process has \
-                        closed it; permit connections of this host to {0}",
-                        listener.local
-                    ),
-                ),
-            }
-        }
-        if let Err(error) = rung
-            && interval >= LONGEST_INTERVAL
-        {
-            say::complaint(
-                "unanswered",
-                None,
-                format_args!(
-                    "a connection to {0} is ready, whose header came late, and nobody has accepted it for \
-                    seconds: this process is busy, or waits in a way that truepeer can't end (SIGIO, poll() \
-                    without the C library), and connecting to its listener failed ({error}); permit \
-                    connections of this host to {0}",
-                    listener.local
-                ),
-            );
-        }
-        self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval });
-    }
-
-    /// Wakes the threads of this process that wait for this listener. `false` if the process doesn't have it.
-    fn remind(&mut self, listener: ListenerAddr, role: &Accepting) -> bool {
-        role.family.names.announce();
-        let began = Instant::now();
-        let listeners: Vec<_> = ours::with_a_passing_descriptor(|| listeners::at(listener).collect());
-        // If the program has taken its number, it is opened again by the next start.
-        bell::ring(listeners.iter().map(|(number, _)| *number));
-        if began < self.next_search && self.reminders.iter().any(|(known, _)| *known == listener) {
-            return true; // announced again soon
-        }
-        self.retire(|known| known == listener);
-        let ids: Vec<SocketId> = listeners.iter().map(|(_, id)| *id).collect();
-        let programs = ours::with_a_passing_descriptor(|| epolls_of("self"));
-        let reminded: Vec<_> = programs
-            .into_iter()
-            .filter(|number| !ours::OURS.has(*number))
-            .filter_map(|number| {
-                ours::with_a_passing_descriptor(|| {
-                    ours::inspect(number, |epoll| Some(remind(epoll, &ids, ours::keep_waiting)))
-                })
-            })
-            .collect();
-        for Reminded { events, is_stale, .. } in reminded {
-            if is_stale {
-                events.into_iter().for_each(ours::close);
-            } else {
-                self.reminders.extend(events.into_iter().map(|event| (listener, event)));
-            }
-        }
-        REMINDS.store(!self.reminders.is_empty(), Ordering::Release);
-        self.next_search = Instant::now() + began.elapsed() * 9;
-        !listeners.is_empty()
-    }
-
-    /// Withdraws reminders.
-    fn retire(&mut self, whose: impl Fn(ListenerAddr) -> bool) {
-        let (retired, rest): (Vec<_>, Vec<_>) =
-            core::mem::take(&mut self.reminders).into_iter().partition(|(listener, _)| whose(*listener));
-        self.reminders = rest;
-        REMINDS.store(!self.reminders.is_empty(), Ordering::Release);
-        retired.into_iter().for_each(|(_, event)| ours::close(event));
-    }
-
-    fn announce_again(&mut self, role: &Accepting) {
-        if self.announced.is_empty() || role.family.ready.is_empty() {
-            return self.announced.clear();
-        }
-        let now = Instant::now();
-        let (due, rest) = core::mem::take(&mut self.announced).into_iter().partition(|a| a.again_at <= now);
-        self.announced = rest;
-        let due: Vec<Announced> = due;
-        for Announced { listener, interval, .. } in due {
-            self.announce(listener, (interval * 2).min(LONGEST_INTERVAL), role);
-        }
-    }
-
-    fn next_attempt(&self) -> Option<Duration> {
-        let now = Instant::now();
-        let again = self.announced.iter().map(|announced| announced.again_at.saturating_duration_since(now));
-        let full = (!self.again.is_empty()).then_some(AGAIN);
-        again.chain(full).min()
-    }
-}
-
-/// By a socket with a high number: at a low one the program could put a descriptor of its own meanwhile
-/// (dup2).
-fn ring(listener: ListenerAddr, role: &Accepting) -> Result<(), Errno> {
-    let open =
-        |family| ours::with_a_passing_descriptor(|| ringing_socket(family).and_then(ours::keep_waiting));
-    role.family.wake.ring_by(listener, open, ours::close)
-}
-
-/// Nothing listens on that address any more: its connections are closed.
-fn forget_listener(listener: ListenerAddr, role: &Accepting) {
-    let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
-    for entry in entries.into_iter().filter(|entry| entry.listener != listener) {
-        role.family.ready.put_back(&entry);
-        let _ = ring(entry.listener, role);
-    }
 }
