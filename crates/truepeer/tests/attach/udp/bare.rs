@@ -11,6 +11,10 @@ use truepeer_testbed::{Bed, Test, client, tests, wait_for};
 use super::{CLIENTS, DESTINATIONS, Pair, command, exchange, nth_client};
 
 const DIALECTS: [&str; 2] = ["first", "standalone"];
+/// In seconds: more than a busy machine takes between two datagrams.
+const CLOSE_AFTER: &str = "4";
+/// Longer than that.
+const SILENCE: Duration = Duration::from_millis(4100);
 
 pub(crate) fn tests() -> Vec<Test> {
     tests![
@@ -166,7 +170,7 @@ fn a_refused_header_begins_no_flow(bed: &Bed) -> Result<()> {
 fn a_sender_that_is_silent_begins_anew(bed: &Bed) -> Result<()> {
     for dialect in DIALECTS {
         let pair = Pair::new()?;
-        attach(&pair, bed, dialect, &["--port", "53/udp", "--close-after", "1"])?;
+        attach(&pair, bed, dialect, &["--port", "53/udp", "--close-after", CLOSE_AFTER])?;
         let backend = pair.host().run(|| socket("0.0.0.0:53"))??;
         let sender = pair.sender(false, 53)?;
         let mut buffer = [0; 100];
@@ -179,7 +183,7 @@ fn a_sender_that_is_silent_begins_anew(bed: &Bed) -> Result<()> {
         let header = v2(CLIENTS[0], DESTINATIONS[0])?;
         send(&sender, &[&header, b"first"])?;
         sees(CLIENTS[0], b"first")?;
-        std::thread::sleep(Duration::from_millis(1100));
+        std::thread::sleep(SILENCE);
         send(&sender, &[b"bare"])?;
         refused(&pair, bed, "refused_no_flow", dropped + 1)?;
         let other = "203.0.113.8:5000";
@@ -199,15 +203,15 @@ fn a_sender_that_is_silent_begins_anew(bed: &Bed) -> Result<()> {
 /// Only the sender's own datagrams prove that it still knows the flow.
 fn bare_datagrams_keep_a_flow_and_answers_do_not(bed: &Bed) -> Result<()> {
     let pair = Pair::new()?;
-    attach(&pair, bed, "first", &["--port", "53/udp", "--close-after", "1"])?;
+    attach(&pair, bed, "first", &["--port", "53/udp", "--close-after", CLOSE_AFTER])?;
     let _backend = pair.backend(&["0.0.0.0:53".to_owned()])?;
     let sender = pair.sender(false, 53)?;
     exchange(&sender, CLIENTS[0], &v2(CLIENTS[0], DESTINATIONS[0])?, b"first")?;
     for _ in 0..5 {
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(SILENCE / 4);
         exchange(&sender, CLIENTS[0], b"", b"bare")?;
     }
-    std::thread::sleep(Duration::from_millis(1100));
+    std::thread::sleep(SILENCE);
     send(&sender, &[b"bare"])?;
     refused(&pair, bed, "refused_no_flow", 1)
 }
