@@ -70,8 +70,8 @@ fn start() -> Result<(Child, ChildStdin)> {
     Ok((child, input))
 }
 
-/// Waits for its end. A step of its that goes on, such as a detach that waits for connections, would undo
-/// what the next agent does.
+/// Waits for the agent's end and kills its steps: one that continued, such as a detach that waits for
+/// connections, would undo what the next agent does.
 async fn ended_with_its_steps(child: &Child) {
     let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     let Some(pid) = pid else { return };

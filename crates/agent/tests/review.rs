@@ -64,7 +64,7 @@ fn profiles_of_the_security_review_are_those_of_the_manifest() {
         let file = row[2].split('`').nth(1).expect("a file");
         assert!(repository().join(file).is_file(), "{file}");
     }
-    // What the page says that the strict one forbids.
+    // The page says that the strict profile forbids these.
     let strict: Value = serde_json::from_str(&read("deploy/kubernetes/seccomp-agent.json")).expect("JSON");
     let allowed = words(&strict["syscalls"][0]["names"]);
     assert_eq!(strict["defaultAction"], "SCMP_ACT_ERRNO");

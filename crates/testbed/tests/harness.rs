@@ -79,7 +79,7 @@ fn long_tests_run_when_asked_for(_: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn a_variable_left_in_a_shell_furnishes_no_machine(_: &Bed) -> anyhow::Result<()> {
+fn a_variable_left_in_a_shell_changes_no_machine(_: &Bed) -> anyhow::Result<()> {
     let mut command = Command::new(env::current_exe()?);
     command.arg("passes").env(FIXTURES, "1").env("TRUEPEER_TESTBED_INSIDE", "all");
     let output = String::from_utf8(command.output()?.stdout)?;
@@ -96,6 +96,6 @@ fn main() -> ExitCode {
         each_outcome_is_counted_as_its_own_kind,
         names_choose_among_tests,
         long_tests_run_when_asked_for,
-        a_variable_left_in_a_shell_furnishes_no_machine
+        a_variable_left_in_a_shell_changes_no_machine
     ])
 }

@@ -38,7 +38,7 @@ pub(super) struct Core {
     sweep: Option<Instant>,
     has_heard_all: bool,
     has_looked_for_unasked: bool,
-    /// What was inherited is old by now.
+    /// Each pod has been compared with `inherited`, which is not used again.
     has_adopted: bool,
 }
 

@@ -99,7 +99,7 @@ impl Entry {
         self.other = description;
     }
 
-    /// Whatever the kernel has in its network namespace belongs to the one that was there first.
+    /// Another pod had its network namespace first: what is attached there is that pod's.
     pub(super) fn is_not_its_own(&mut self) {
         if self.actual == Actual::Unknown {
             self.actual = Actual::Nothing;
@@ -170,7 +170,7 @@ impl Entry {
         self.running.as_ref().map(|running| running.doing)
     }
 
-    /// Nobody has asked the kernel yet.
+    /// The kernel has not been asked yet.
     pub(super) fn is_unknown(&self) -> bool {
         self.actual == Actual::Unknown && self.running.is_none()
     }
@@ -248,7 +248,7 @@ impl Entry {
         })
     }
 
-    /// What the kernel has at this place.
+    /// Takes over what the kernel has at this place, or notes that it differs.
     fn seen(&mut self, seen: Seen, place: Place) -> (&'static str, &'static str) {
         let (name, netns) = (&self.desired.name, place.netns);
         match seen {

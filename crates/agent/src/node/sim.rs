@@ -71,7 +71,7 @@ fn want(dice: &mut Dice) -> Want {
     match dice.roll(16) {
         0..4 => Want::Nothing,
         4 => Want::Forbidden("the operator's limit".to_owned()),
-        // What is attached stays, and nothing more is attached.
+        // An attachment stays, and no other begins.
         5 => Want::Unclear("a typo".to_owned()),
         _ => Want::Attach(rules(dice)),
     }

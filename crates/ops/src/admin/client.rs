@@ -84,7 +84,7 @@ impl Client {
 /// socket of the service's user. It connects as that user.
 ///
 /// # Errors
-/// Those of connect(2).
+/// The error of connect(2).
 pub fn connect_to(socket: &Path) -> io::Result<UnixStream> {
     let connected = UnixStream::connect(socket);
     let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;

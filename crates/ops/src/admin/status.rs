@@ -18,8 +18,9 @@ pub struct StatusDoc {
     pub(crate) version: String,
     /// The process.
     pub pid: u32,
-    /// The program's file has been replaced or removed since the start. Programs of before say nothing of it.
-    #[serde(default = "is_older")]
+    /// The program's file has been replaced or removed since the start. A program that doesn't report it is
+    /// older than this one.
+    #[serde(default = "yes")]
     pub is_replaced: bool,
     /// See [`State::name`].
     pub(crate) state: String,
@@ -118,13 +119,13 @@ impl StatusDoc {
     }
 }
 
-/// Nobody else can tell: /proc/PID/exe of a process with privileges is closed to others.
+/// The process reports it itself: others may not read /proc/PID/exe of a process that has changed its user.
 fn is_replaced() -> bool {
     let file = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     file.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
 }
 
-fn is_older() -> bool {
+fn yes() -> bool {
     true
 }
 

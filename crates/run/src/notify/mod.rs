@@ -164,8 +164,8 @@ fn accepting_calls(destination: Destination, beside: bool) -> Filter {
     })
 }
 
-/// MSG_FASTOPEN fails with EOPNOTSUPP: the program then calls connect() first. `beside` the library: without
-/// its marked calls.
+/// MSG_FASTOPEN fails with EOPNOTSUPP: the program then calls connect() first. `beside`: the library is in
+/// the program, and its marked calls pass.
 fn connecting_calls(beside: bool) -> Filter {
     const MSG_FASTOPEN: u32 = 0x2000_0000;
     let refused = SeccompAction::Fail(Errno::OPNOTSUPP);

@@ -153,7 +153,8 @@ pub(crate) fn a_drained_engine_ends_with_its_last_session<E: Subject>() {
     drop(backend);
     check_that_it_works(&mut last);
     assert_eq!(case.engine.health(), Health::Serving);
-    wait_until(|| case.listed() == 1); // it can still be seen, and ended
+    // It can still be seen, and ended.
+    wait_until(|| case.listed() == 1);
     drop(last);
     case.ends.recv_timeout(LONG).expect("the owner is told");
     assert_eq!(case.engine.health(), Health::Ended);
