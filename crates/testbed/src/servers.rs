@@ -4,6 +4,7 @@ pub mod dns;
 mod haproxy;
 mod nginx;
 mod postgres;
+pub mod quic;
 mod redis;
 mod sshd;
 

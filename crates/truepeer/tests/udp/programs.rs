@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::matrix::ByAttach;
+use truepeer_testbed::servers;
 use truepeer_testbed::servers::dns::{self, Dnsdist, Unbound};
 use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, skip, wait_for, workspace_dir};
 
@@ -203,43 +204,10 @@ impl Drop for WanderingSender {
 fn quic(bed: &Bed) -> Result<()> {
     let hosts = Topology::line(&["client", "lb", "host"])?;
     let (client, lb, host) = (hosts.host("client"), hosts.host("lb"), hosts.host("host"));
-    let (key, certificate) = (bed.dir().join("key.pem"), bed.dir().join("cert.pem"));
-    Program::new("openssl")
-        .args(["req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=lb", "-days", "2", "-keyout"])
-        .arg(&key)
-        .arg("-out")
-        .arg(&certificate)
-        .run(bed)?;
-    let content = truepeer_testbed::pattern::Pattern::bytes(3_000_000);
-    bed.write("htdocs/file", &content)?;
-    let server = Program::new("gtlsserver")
-        .args(["--no-quic-dump", "--no-http-dump", "-d"])
-        .arg(bed.dir().join("htdocs"))
-        .args(["127.0.0.1", "4433"])
-        .args([&key, &certificate])
-        .in_netns(&host.netns)
-        .start(bed)?;
-    server.wait_bound_udp("127.0.0.1:4433")?;
+    let server = servers::quic::server(bed, host, "127.0.0.1")?;
     let truepeer = start_receiving(bed, host, [4433, 4433], "")?;
     let sender = lb.run(|| WanderingSender::start(lb.at(false, 4433), host.at(false, 5300), 20))??;
-    for (number, options) in [&[][..], &["--change-local-addr=20ms"]].into_iter().enumerate() {
-        let downloads = bed.dir().join(format!("downloads{number}"));
-        std::fs::create_dir_all(&downloads)?;
-        Program::new("gtlsclient")
-            .args([
-                "-q",
-                "--exit-on-all-streams-close",
-                "--max-data=300K",
-                "--max-stream-data-bidi-local=100K",
-            ])
-            .arg(format!("--download={}", downloads.display()))
-            .args(options)
-            .args([lb.v4.to_string(), "4433".to_owned(), "https://lb/file".to_owned()])
-            .in_netns(&client.netns)
-            .run(bed)?;
-        let got = std::fs::read(downloads.join("file")).context("nothing was downloaded")?;
-        ensure!(got == content, "{} bytes with {options:?}", got.len());
-    }
+    servers::quic::downloads_arrive(bed, client, lb)?;
     let ports = sender.ports.load(Ordering::Relaxed);
     eprintln!("quic: {ports} sender ports, {} flows", counted(&truepeer, "flows_opened")?);
     ensure!(ports > 10, "the sender has used {ports} ports only");
