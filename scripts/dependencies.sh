@@ -3,7 +3,7 @@
 # names itself, and each with unsafe code, needs a row there with its version, its count of `unsafe` and a reason.
 #
 #     scripts/dependencies.sh            # fails if a row is missing, differs or is too much
-#     scripts/dependencies.sh --write    # corrects versions, counts and sources, and adds rows whose reason is to be written
+#     scripts/dependencies.sh --write    # corrects versions and counts, and adds rows whose reason is to be written
 #
 # Counted is the keyword in a crate's sources of that version, without comments, strings, tests/, benches/ and examples/. Code for other
 # systems and features counts too.
@@ -20,7 +20,7 @@ tree() {
   done
 }
 
-# "name version direct|indirect count repository", sorted.
+# "name version direct|indirect count", sorted.
 linked() {
   # cargo prints an empty line between two trees. gawk adds a field to a line when it is assigned to.
   tree | awk 'NF { depth = $1; name[depth] = $2; sub(/^v/, "", $3)
@@ -37,13 +37,11 @@ linked() {
         s{//[^\n]*|/\*.*?\*/|\br(\#*)".*?"\1|"(?:[^"\\]|\\.)*"|\x27(?:[^\x27\\\n]|\\.[^\x27]*)\x27}{ }gs;
         $count++ while /\bunsafe\b/g;
         END { print $count + 0 }')
-    source=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$directory/Cargo.toml" | head -1)
-    source=${source%/} source=${source%.git} source=${source#https://github.com/}
-    echo "$name $version $kind $count ${source%%/tree/*}"
+    echo "$name $version $kind $count"
   done
 }
 
-# The crates of the page: rows of five cells, the first a crate's name.
+# The crates of the page: rows of four cells, the first a crate's name.
 write=
 [ "${1-}" != --write ] || write=$page.new
 cargo fetch -q --locked --target x86_64-unknown-linux-gnu
@@ -54,22 +52,22 @@ linked | perl -e '
   # 0.3.18 and 0.4.6 are two crates, 1.2.4 and 1.2.5 are one.
   sub key { my ($name, $version) = @_; $version =~ /^(0\.\d+|[1-9]\d*)/; "$name $1" }
   while (<STDIN>) {
-    my ($name, $version, $kind, $count, $source) = split;
+    my ($name, $version, $kind, $count) = split;
     $total++; $with++ if $count;
-    $linked{key($name, $version)} = { name => $name, version => $version, kind => $kind, count => $count, source => $source // "-" }
+    $linked{key($name, $version)} = { name => $name, version => $version, kind => $kind, count => $count }
       if $count || $kind eq "direct";
   }
   die "dependencies: only $total crates are linked: cargo tree is read wrongly\n" if $total < 50;
   open my $in, "<", $page or die "$page: $!\n";
   while (my $line = <$in>) {
-    if (my ($name, $version, $count, $source, $why) = $line =~ /^\| `([\w-]+)` \| (\S+) \| (\d+) \| (\S+) \| (.*) \|$/) {
+    if (my ($name, $version, $count, $why) = $line =~ /^\| `([\w-]+)` \| (\S+) \| (\d+) \| (.*) \|$/) {
       my $crate = $linked{key($name, $version)};
       if (!$crate) { complain("$name $version has a row, and is not linked (or has no unsafe code any more)"); next }
       $crate->{seen} = 1;
       complain("$name: the page says version $version, $count unsafe; linked is $crate->{version}, $crate->{count}")
         if $version ne $crate->{version} || $count != $crate->{count};
       complain("$name: the reason is missing") if $why !~ /\w{3}/;
-      $line = "| `$name` | $crate->{version} | $crate->{count} | $crate->{source} | $why |\n";
+      $line = "| `$name` | $crate->{version} | $crate->{count} | $why |\n";
     }
     push @out, $line;
   }
@@ -77,7 +75,7 @@ linked | perl -e '
     my $crate = $linked{$_};
     next if $crate->{seen};
     complain("$crate->{name} $crate->{version} ($crate->{kind}, $crate->{count} unsafe) is linked, and has no row in $page");
-    push @out, "| `$crate->{name}` | $crate->{version} | $crate->{count} | $crate->{source} | ? |\n";
+    push @out, "| `$crate->{name}` | $crate->{version} | $crate->{count} | ? |\n";
   }
   if ($write) { open my $out, ">", $write or die "$write: $!\n"; print $out @out; close $out; exit 0 }
   print "dependencies: $total crates are linked, $with of them with unsafe code, ", scalar(keys %linked), " rows\n" unless $failed;
