@@ -29,20 +29,23 @@ static __noinline struct gro_split *load_gro_split(struct __sk_buff *skb, const 
 }
 
 /* Reduces the packet to the part at `at`, and sends that part again: in (BPF_F_INGRESS) or out (0). */
-GLOBAL int send_part(struct __sk_buff *skb, const struct gro_split *split, __u32 at, __u32 way)
+GLOBAL int send_part(struct __sk_buff *skb, struct gro_split *split, __u32 at, __u32 len, __u32 way)
 {
 	if (!split)
 		return -1;
-	const struct datagram *to = &split->to;
-	__u32 last = to->payload_len - 1;
+	struct datagram *to = &split->to;
+	__u32 last = len - 1;
 	asm volatile("%0 &= 16383" : "+r"(last));
 	asm volatile("%0 &= 65535" : "+r"(at));
-	if (bpf_skb_change_tail(skb, to->payload_at + to->payload_len, 0))
+	to->payload_len = len;
+	to->ip.len = ip_len_of(to);
+	if (bpf_skb_change_tail(skb, to->payload_at + len, 0))
 		return -1;
 	if (bpf_skb_store_bytes(skb, to->payload_at, split->bytes + at, last + 1, 0))
 		return -1;
 	if (write_datagram(skb, &split->from, to, 0))
 		return -1;
+	split->from = *to;
 	return bpf_clone_redirect(skb, skb->ifindex, way);
 }
 
@@ -60,11 +63,8 @@ GLOBAL int take_apart(struct __sk_buff *skb, const struct datagram *all, __u32 w
 	split->from = *all;
 	split->to = *all;
 	for (__u32 i = 0; i < PARTS && at < len; i++) {
-		split->to.payload_len = len - at < part ? len - at : part;
-		split->to.ip.len = ip_len_of(&split->to);
-		if (send_part(skb, split, at, way))
+		if (send_part(skb, split, at, len - at < part ? len - at : part, way))
 			return -1;
-		split->from = split->to;
 		at += part;
 	}
 	return 0;

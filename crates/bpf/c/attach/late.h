@@ -12,14 +12,31 @@
 #define LATE_BYTES 0x0f
 #define LATE_V2 0x10
 
-/* Compares fresh bytes with a signature, of which `passed` bytes have come before. Returns how many have
- * come then; 0: they differ. */
-static __always_inline __u32 go_on_with(const struct header_scratch *scratch, __u32 passed, __u32 have,
-					const char *signature, __u32 len)
+/* As numbers, whose lowest byte comes first. PROXY 2.1: "exactly one space". */
+#define V1_SIGNATURE 0x2059584f5250ULL     /* "PROXY " */
+#define V2_SIGNATURE 0x510a0d000a0d0a0dULL /* "\r\n\r\n\0\r\nQ" */
+#define V2_SIGNATURE_END 0x0a544955ULL     /* "UIT\n" */
+
+/* The byte of a signature at `at`. */
+GLOBAL int signature_byte(__u32 is_v2, __u32 at)
 {
-	for (__u32 i = 0; i < len; i++)
-		if (i >= passed && i - passed < have && scratch->fresh[(i - passed) & 15] != (__u8)signature[i])
+	__u64 bytes = !is_v2 ? V1_SIGNATURE : at < 8 ? V2_SIGNATURE : V2_SIGNATURE_END;
+
+	return bytes >> (at & 7) * 8 & 0xff;
+}
+
+/* Compares `have` fresh bytes with a signature of `len` bytes, of which `passed` have come before. Returns
+ * how many have come then; 0: they differ. */
+GLOBAL int go_on_with(const struct header_scratch *scratch, __u32 passed, __u32 have, __u32 len)
+{
+	if (!scratch)
+		return 0;
+	for (__u32 i = 0; i < 12; i++) {
+		if (i >= have || passed + i >= len)
+			break;
+		if (scratch->fresh[i] != signature_byte(len == 12, passed + i))
 			return 0;
+	}
 	return passed + have < len ? passed + have : len;
 }
 
@@ -75,10 +92,8 @@ GLOBAL enum counter validate_late(struct __sk_buff *skb, const struct segment *s
 		return FAILED;
 	if (passed == 0)
 		is_v2 = scratch->fresh[0] == '\r' ? LATE_V2 : 0;
-	/* PROXY 2.1: "exactly one space" */
 	__u32 len = is_v2 ? 12 : 6;
-	__u32 begun = is_v2 ? go_on_with(scratch, passed, last + 1, "\r\n\r\n\0\r\nQUIT\n", 12)
-			    : go_on_with(scratch, passed, last + 1, "PROXY ", 6);
+	__u32 begun = go_on_with(scratch, passed, last + 1, len);
 	if (begun == len)
 		return REFUSED_AFTER_WAIT;
 	flow->client.word[1] = begun | is_v2;

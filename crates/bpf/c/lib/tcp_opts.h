@@ -44,9 +44,11 @@ static __always_inline __u32 option_len(struct options *options, __u32 at)
 	return *option_byte(options, at + 1);
 }
 
-static __always_inline void note_option(struct options *options, __u8 kind, __u32 at)
+GLOBAL int note_option(struct options *options, __u32 at)
 {
-	switch (kind) {
+	if (!options)
+		return 0;
+	switch (*option_byte(options, at)) {
 	case OPTION_MSS:
 		options->mss = at;
 		break;
@@ -78,6 +80,7 @@ static __always_inline void note_option(struct options *options, __u8 kind, __u3
 		options->signature = at;
 		break;
 	}
+	return 0;
 }
 
 /* The offset is kept in memory: the verifier doesn't track values there, so it need not follow each path
@@ -102,7 +105,7 @@ GLOBAL int find_options(struct options *options)
 		__u32 len = option_len(options, at);
 		if (len < 2 || at + len > OPTIONS_AT + options->len)
 			break;
-		note_option(options, kind, at);
+		note_option(options, at);
 		options->at = at + len;
 	}
 	return 0;

@@ -63,11 +63,13 @@ struct chunk {
 SCRATCH(chunks, struct chunk);
 
 /* Moves the `len` bytes at `from`, 1 to CHUNK. Nonzero: it failed. */
-static __always_inline long move_chunk(struct __sk_buff *skb, struct chunk *chunk, __u32 from, __u32 to,
-				       __u32 len)
+GLOBAL int move_chunk(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 {
+	struct chunk *chunk = ONLY_ENTRY(chunks);
 	__u32 last = len - 1;
 
+	if (!chunk || last >= CHUNK)
+		return -1;
 	asm volatile("%0 &= 2047" : "+r"(last));
 	if (bpf_skb_load_bytes(skb, from, chunk->bytes, last + 1))
 		return -1;
@@ -75,36 +77,29 @@ static __always_inline long move_chunk(struct __sk_buff *skb, struct chunk *chun
 	return bpf_skb_store_bytes(skb, to, chunk->bytes, last + 1, BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Moves `len` bytes towards the packet's start. Nonzero: it failed. */
+/* Moves `len` bytes towards the packet's start. Nonzero: it failed. The last part stands behind the loop, as
+ * in sum_bytes(). */
 GLOBAL int move_down(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 {
-	struct chunk *chunk = ONLY_ENTRY(chunks);
-	if (!chunk)
-		return -1;
-	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
-		__u32 part = len < CHUNK ? len : CHUNK;
-		if (move_chunk(skb, chunk, from, to, part))
+	for (__u32 i = 0; i < CHUNKS && len > CHUNK; i++) {
+		if (move_chunk(skb, from, to, CHUNK))
 			return -1;
-		from += part;
-		to += part;
-		len -= part;
+		from += CHUNK;
+		to += CHUNK;
+		len -= CHUNK;
 	}
-	return len ? -1 : 0;
+	return len ? move_chunk(skb, from, to, len) : 0;
 }
 
 /* Moves `len` bytes towards the packet's end, the last ones first. Nonzero: it failed. */
 GLOBAL int move_up(struct __sk_buff *skb, __u32 from, __u32 to, __u32 len)
 {
-	struct chunk *chunk = ONLY_ENTRY(chunks);
-	if (!chunk)
-		return -1;
-	for (__u32 i = 0; i < CHUNKS && len > 0; i++) {
-		__u32 part = len < CHUNK ? len : CHUNK;
-		len -= part;
-		if (move_chunk(skb, chunk, from + len, to + len, part))
+	for (__u32 i = 0; i < CHUNKS && len > CHUNK; i++) {
+		len -= CHUNK;
+		if (move_chunk(skb, from + len, to + len, CHUNK))
 			return -1;
 	}
-	return len ? -1 : 0;
+	return len ? move_chunk(skb, from, to, len) : 0;
 }
 
 /* Removes `len` bytes behind the UDP header. `change` becomes the difference in the payload's sum. Nonzero:

@@ -10,8 +10,10 @@
 #define LOCK_TRIES 64
 
 /* Not the kernel's spin lock: under that, a program may not read packets. */
-static __always_inline int take_lock(struct dial *dial)
+GLOBAL int take_lock(struct dial *dial)
 {
+	if (!dial)
+		return 0;
 	for (__u32 i = 0; i < LOCK_TRIES; i++)
 		if (__sync_val_compare_and_swap((__u32 *)&dial->is_busy, 0, 1) == 0)
 			return 1;

@@ -38,36 +38,43 @@ static __always_inline int v1_allows(__u8 byte)
 	return byte == ':' || (lower >= 'a' && lower <= 'f');
 }
 
+enum v1_line { V1_INVALID = -1, V1_GOES_ON, V1_ENDS };
+
+/* The byte at `at`, behind the kind: whether the CRLF ends there. It looks at the byte before it, too, in
+ * memory: the verifier would follow each value of a variable through the rest of the line. */
+GLOBAL int v1_line_byte(struct header_scratch *scratch, __u32 at, __u32 kind)
+{
+	__u32 body = kind == V1_UNKNOWN ? 13 : 10;
+
+	if (!scratch || at < body || at >= V1_LONGEST)
+		return V1_INVALID;
+	__u8 byte = scratch->start[at], before = scratch->start[at - 1];
+	if (at == body)
+		return byte == ' ' || (kind == V1_UNKNOWN && byte == '\r') ? V1_GOES_ON : V1_INVALID;
+	if (byte == '\n' && before == '\r')
+		return V1_ENDS;
+	if (kind == V1_UNKNOWN) /* free text, but for a CR directly behind UNKNOWN */
+		return before == '\r' && at == body + 1 ? V1_INVALID : V1_GOES_ON;
+	return before != '\r' && (byte == '\r' || v1_allows(byte)) ? V1_GOES_ON : V1_INVALID;
+}
+
 /* The offset of the CRLF; 0: not there yet; negative: it can't come any more. */
 GLOBAL int v1_line_end(struct header_scratch *scratch, __u32 have, __u32 kind)
 {
 	if (!scratch)
 		return -1;
-	__u32 body = kind == V1_UNKNOWN ? 13 : 10;
-	__u8 before = 0;
-
-	for (__u32 i = 0; i < V1_LONGEST; i++) {
+	for (__u32 i = kind == V1_UNKNOWN ? 13 : 10; i < V1_LONGEST; i++) {
 		if (i >= have)
 			break;
-		if (i < body)
-			continue;
-		__u8 byte = scratch->start[i];
-		if (i == body && byte != ' ' && !(kind == V1_UNKNOWN && byte == '\r'))
-			return -1;
-		if (byte == '\n' && before == '\r')
-			return i - 1;
-		/* A CR alone, outside of the free text of UNKNOWN. */
-		if (before == '\r' && (kind != V1_UNKNOWN || i == body + 1))
-			return -1;
-		if (kind != V1_UNKNOWN && byte != '\r' && !v1_allows(byte))
-			return -1;
-		before = byte;
+		enum v1_line line = v1_line_byte(scratch, i, kind);
+		if (line != V1_GOES_ON)
+			return line == V1_ENDS ? (int)i - 1 : -1;
 	}
 	/* "If the CRLF sequence is not found in the first 107 characters, the receiver should declare the line
 	 * invalid": known as soon as the last possible place of the CR has another byte. */
 	if (have >= V1_LONGEST)
 		return -1;
-	if (have == V1_LONGEST - 1 && before != '\r')
+	if (have == V1_LONGEST - 1 && scratch->start[V1_LONGEST - 2] != '\r')
 		return -1;
 	return 0;
 }
