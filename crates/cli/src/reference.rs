@@ -36,7 +36,7 @@ const COMMANDS: &[(&str, Commands)] = &[
 const HEAD: &str = "\
 # Options
 
-This page is generated from the table that `--help` is made of (`TRUEPEER_WRITE=1 cargo test -p truepeer --lib cli`).
+Each option with its default in parentheses. This page is generated from the table that `--help` is made of (`TRUEPEER_WRITE=1 cargo test --workspace --lib reference`).
 
 TIME is seconds (`5`), or has a unit (`500ms`, `5s`, `2m`, `1h`). SIZE is bytes (`4096`), or has a unit (`16KiB`, `100MiB`).
 PREFIX is an address, a prefix (`10.0.0.0/8`, `2001:db8::/32`), or the word `loopback`, `private` or `any`.
@@ -62,20 +62,19 @@ fn page() -> String {
             let (_, row) =
                 table::find(which(name), &key(arg)).unwrap_or_else(|| panic!("{name} {arg}: no row"));
             let default = row.default_text().map_or_else(String::new, |default| match row.default {
-                Default::Value(_) => format!("`{default}`"),
-                _ => default,
+                Default::Value(_) => format!(" (`{default}`)"),
+                _ => format!(" ({default})"),
             });
             let cells = [spelling(arg, row.value), default, row.help.to_owned()];
-            let cells = cells.map(|cell| cell.replace('|', "\\|"));
             if let Some(earlier) = explained.get(&cells) {
                 same.entry(earlier).or_default().push(cells[0].clone());
                 continue;
             }
             if row.heading() != heading {
                 heading = row.heading();
-                let _ = write!(page, "\n### {heading}\n\n| option | default | meaning |\n|---|---|---|\n");
+                let _ = write!(page, "\n### {heading}\n\n");
             }
-            let _ = writeln!(page, "| {} | {} | {} |", cells[0], cells[1], cells[2]);
+            let _ = writeln!(page, "- {}{}: {}", cells[0], cells[1], cells[2]);
             explained.insert(cells, name);
         }
         for (earlier, options) in same {
