@@ -85,9 +85,13 @@ pub(super) const fn tables_name(suite: Suite) -> &'static str {
     }
 }
 
-/// For each load its table and the notes below it.
+/// The ratios to NGINX, and for each load its table and the notes below it.
 pub(super) fn tables(plan: &Plan, results: &Results, suite: Suite) -> String {
     let mut all = String::new();
+    if let Some(table) = text::against_reference(plan, results, suite) {
+        let (heading, explained) = (text::AGAINST_REFERENCE, text::AGAINST_REFERENCE_EXPLAINED);
+        let _ = writeln!(all, "{heading}. {explained}.\n\n{table}");
+    }
     for load in plan.loads_of(suite) {
         let table = text::of_load(plan, results, load);
         let _ = writeln!(all, "{}: {}.\n\n{table}", heading(load), load.describe(&plan.scale));
@@ -118,15 +122,6 @@ pub(super) fn measured(
             depth(part),
             text::SUMMARY,
             text::SUMMARY_EXPLAINED
-        );
-    }
-    if let Some(table) = text::against_reference(plan, results, suite) {
-        let _ = write!(
-            page,
-            "\n{} {}\n\n{}.\n\n{table}",
-            depth(part),
-            text::AGAINST_REFERENCE,
-            text::AGAINST_REFERENCE_EXPLAINED
         );
     }
     for load in plan.loads_of(suite) {
