@@ -246,7 +246,7 @@ impl Tables {
     /// answered would be reset.
     fn leave_ports(&mut self, number: u16, kept: &[RawPort], unspoken: Unspoken) -> Result<(), AttachError> {
         for (port, mut raw) in self.entries()? {
-            if raw.number == number.into() && raw.left_s == 0 && !kept.contains(&port) {
+            if raw.number == u32::from(number) && raw.left_s == 0 && !kept.contains(&port) {
                 raw.left_s = now_s();
                 raw.is_draining = (unspoken == Unspoken::ByKernel).into();
                 self.listeners.insert(port, raw, 0).map_err(AttachError::map("writing", "tf_listeners"))?;
