@@ -181,7 +181,14 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
     };
     let name = argv.get(1).cloned().unwrap_or_default();
     let examples = command.find_subcommand(&name).map(dress::example_lines).unwrap_or_default();
-    let matches = command.try_get_matches_from(argv).map_err(|error| with_example(error, &examples))?;
+    let below = |command: &Command, word: &OsString| command.find_subcommand(word).map(guess::usual);
+    let usual = command.find_subcommand(&name).map(|command| {
+        argv.get(2).and_then(|action| below(command, action)).unwrap_or_else(|| guess::usual(command))
+    });
+    let matches = command.try_get_matches_from(argv).map_err(|error| {
+        guess::unknown(&name.to_string_lossy(), &usual.unwrap_or_default(), &error)
+            .unwrap_or_else(|| with_example(error, &examples).into())
+    })?;
     match matches.subcommand() {
         Some((name @ ("proxy" | "https" | "attach"), matches)) if wants_file(matches) => print(name, matches),
         Some(("proxy", matches)) => {

@@ -272,7 +272,7 @@ fn errors_name_the_option_and_what_was_expected() {
         ("--deny-clients", "--deny-clients", "a value is required"),
         ("--deny-clients 192.0.2.300", "--deny-clients", "expected loopback, private, any"),
         ("-m 1 -m 2", "--mark", "cannot be used multiple times"),
-        ("--no-such-option", "--no-such-option", "unexpected argument"),
+        ("--no-such-option", "--no-such-option", "expected --listen, --ipv4"),
         ("backend:80", "backend:80", "type: truepeer proxy -l backend:80"),
     ] {
         let said = error(&format!("truepeer proxy {options}"));

@@ -70,7 +70,20 @@ impl Reader<'_> {
 
     fn top(&mut self, pairs: &[Pair<'_, '_>]) -> ArgMatches {
         let grammar = keys::of_table::<ProcessTable>();
-        let matches = table::parse(&grammar, 0..0, pairs, self.dir, self.findings).1;
+        let entry_of = |key: &str| ENTRIES.into_iter().find(|entry| self::grammar(entry).key(key).is_some());
+        let mut own = Vec::new();
+        for &(key, value) in pairs {
+            let name: &str = key.get_ref();
+            match entry_of(name).filter(|_| grammar.key(name).is_none()) {
+                Some(entry) => {
+                    let text = format!("`{name}`: there is no such key here");
+                    let help = format!("it belongs to an entry: write [[{entry}]] in a line before it");
+                    self.findings.add(Finding::error(key.span(), text).help(help));
+                }
+                None => own.push((key, value)),
+            }
+        }
+        let matches = table::parse(&grammar, 0..0, &own, self.dir, self.findings).1;
         matches.unwrap_or_else(|| grammar.nothing())
     }
 

@@ -120,6 +120,13 @@ impl Findings {
         self.text[self.within(span)].to_owned()
     }
 
+    /// The line in which a span starts.
+    pub(super) fn line(&self, span: &Span) -> &str {
+        let at = self.within(span).start;
+        let start = self.text[..at].rfind('\n').map_or(0, |end| end + 1);
+        self.text[start..].lines().next().unwrap_or_default()
+    }
+
     /// Line and column, from 1, in characters.
     fn place(&self, span: &Span) -> (usize, usize) {
         let before = &self.text[..self.within(span).start];

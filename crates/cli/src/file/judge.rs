@@ -88,14 +88,39 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
     let mut findings = Findings::new(path, text.clone());
     let dir = path.parent().unwrap_or(Path::new(""));
     let (root, errors) = DeTable::parse_recoverable(&text);
+    let mut helped = None;
     for error in &errors {
         let span = error.span().unwrap_or_default();
-        findings.add(Finding::error(span, error.message().replace('\n', "; ")));
+        let finding = Finding::error(span.clone(), error.message().replace('\n', "; "));
+        let is_open = error.message().contains("between array elements");
+        let unclosed = is_open.then(|| "is a ] missing in the line before?".to_owned());
+        let help = instead(findings.line(&span)).or(unclosed).filter(|help| helped.as_ref() != Some(help));
+        findings.add(match &help {
+            Some(help) => finding.help(help),
+            None => finding,
+        });
+        helped = help.or(helped);
     }
     let written = Written::of(root.get_ref(), dir, &mut findings);
     findings.is_json =
         LogTable::from_arg_matches(&written.log).is_ok_and(|log| log.format == Some(LogFormat::Json));
     (written, findings, errors.is_empty())
+}
+
+const IS_TOML: &str = "the file is TOML: [[proxy]] in a line of its own, and below it KEY = VALUE";
+
+/// What to type instead of a line that is not TOML.
+fn instead(line: &str) -> Option<String> {
+    let line = line.split(" #").next().unwrap_or_default().trim();
+    match line.split_once('=') {
+        None if line.starts_with('{') => Some(IS_TOML.to_owned()),
+        Some((key, value)) => {
+            let (key, value) = (key.trim(), value.trim());
+            let is_bare = !value.contains(['"', '\'', '[', ']', '{', ' ']) && value.contains([':', '/', '.']);
+            is_bare.then(|| format!("type {key} = \"{value}\""))
+        }
+        None => (line.ends_with(':') || line.contains(": ")).then(|| IS_TOML.to_owned()),
+    }
 }
 
 impl Written {

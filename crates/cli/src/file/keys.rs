@@ -19,10 +19,19 @@ pub(super) struct Grammar {
 type Elsewhere = (fn(&str) -> bool, &'static str);
 
 /// What to do with an option that is not a key of this table.
-const ELSEWHERE: [Elsewhere; 5] = [
+const ELSEWHERE: [Elsewhere; 8] = [
     (
         has::<ProcessTable>,
         "it is for the whole process: write it at the top of the file, before the first table",
+    ),
+    (
+        |key| ["file", "logfile", "log-file", "output"].contains(&key),
+        "the log goes to standard error: under systemd `journalctl -u truepeer` shows it",
+    ),
+    (|key| key == "port", "write it behind the address, as in \"127.0.0.1:443\""),
+    (
+        |key| key == "timeout",
+        "expected header-timeout, connect-timeout or idle-timeout; https has more: truepeer.toml(5)",
     ),
     (|key| key == "log-format", "write it as `format` in the table [log]"),
     (has::<AdminSpec>, "write it as `listen` in the table [admin]"),

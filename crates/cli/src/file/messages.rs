@@ -73,6 +73,15 @@ const WRONG: &[&str] = &[
     "[[attach]]\nport = 443\nheader = \"forbid\"",
     "[[attach]]\nport = 443\nheader = \"10.0.0.0/8=forbid\"",
     "[[attach]]\nport = \"53/udp\"\nsender = \"frp\"\nallow = \"./no-such-list\"\ndeny-clients = \"/nonexistent/list\"",
+    // As a new user types them.
+    "listen = [\":8443\"]\nipv4 = \"127.0.0.1:443\"\nallow = [\"10.0.0.7\"]",
+    "[[proxy]]\nlisten = \":8443\"\nipv4 = 127.0.0.1:443",
+    "proxy:\n  - listen: \":8443\"\n    ipv4: 127.0.0.1:443",
+    "[log]\nlevel = \"verbose\"\nfile = \"/var/log/truepeer.log\"\n\n[[proxy]]\nlisten = \":8443\"",
+    "[[proxy]]\nlisten = \":8443\"\nipv4 = \"127.0.0.1\"\nport = 443\ntimeout = \"30s\"",
+    "[[https]]\nlisten = \":443\"\n[[https.origin]]\nurl = \"http://127.0.0.1:8080\"",
+    "[[proxy]]\nallow = [\"10.0.0.7\"\ndeny-clients = [\"./banned\"]",
+    "{\n  \"proxy\": [{ \"listen\": \":8443\" }]\n}",
     // Values that are wrong on this machine.
     "[[proxy]]\nlisten = \"127.0.0.1:443\"\nipv4 = \"127.0.0.1:443\"",
     "[[proxy]]\nlisten = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n\n[[proxy]]\nlisten = \"127.0.0.1:1\"",

@@ -46,6 +46,9 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
             decimal(number).ok_or_else(|| wrong("expected a smaller number"))?
         }
         DeValue::Integer(_) => return Err(wrong("expected a string, in quotes; got a number")),
+        DeValue::Float(number) if number.as_str().is_empty() => {
+            return Err(wrong("expected a string, in quotes"));
+        }
         DeValue::Float(number) => {
             return Err(wrong(&format!(
                 "expected a string or a whole number; type: \"{}\"",
@@ -55,7 +58,11 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
         DeValue::Boolean(_) => return Err(wrong("expected a string or a number; got true or false")),
         DeValue::Datetime(_) => return Err(wrong("expected a string, in quotes; got a date")),
         DeValue::Array(_) => return Err(wrong("expected a list of strings; got a list in a list")),
-        DeValue::Table(_) => return Err(wrong("expected a value; got a table")),
+        DeValue::Table(_) => {
+            let names = arg.get_value_names().unwrap_or_default();
+            let value = names.first().map_or("VALUE", |name| name.as_str());
+            return Err(wrong(&format!("expected a value; got a table; type {} = \"{value}\"", key(arg))));
+        }
     };
     if text.contains('\0') {
         return Err(wrong("expected no NUL character"));

@@ -32,6 +32,10 @@ pub enum Problem {
     PrefixFile { place: OptionName, path: PathBuf, source: PrefixFileError },
     #[error("{place} {name}: can't resolve the host name")]
     Resolve { place: OptionName, name: String, source: io::Error },
+    #[error(
+        "{place} {name}: {device} is a network device; expected an address of it, as `ip address show {device}` prints them, or :PORT for every address"
+    )]
+    Device { place: OptionName, name: String, device: String },
     #[error("{place} {name}: the host name has no address")]
     NoAddress { place: OptionName, name: String },
     #[error(
@@ -180,9 +184,9 @@ impl Problem {
             Self::File { place, path, .. } | Self::PrefixFile { place, path, .. } => {
                 (*place, Some(path.display().to_string()))
             }
-            Self::Resolve { place, name, .. } | Self::NoAddress { place, name } => {
-                (*place, Some(name.clone()))
-            }
+            Self::Resolve { place, name, .. }
+            | Self::Device { place, name, .. }
+            | Self::NoAddress { place, name } => (*place, Some(name.clone())),
             Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
             Self::ListenTwice(listener)
             | Self::SitesListenTwice(listener)

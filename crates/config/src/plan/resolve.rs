@@ -1,5 +1,6 @@
 //! Names and wildcards as addresses. Names are resolved once for each plan.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
@@ -52,8 +53,17 @@ fn listen_at(written: &ListenAddr, place: OptionName) -> Result<SocketAddr, Prob
 
 fn resolve(written: &HostPort, place: OptionName) -> Result<Vec<SocketAddr>, Problem> {
     let addrs = (written.host(), written.port()).to_socket_addrs();
-    let addrs = addrs.map_err(|source| Problem::Resolve { place, name: written.to_string(), source })?;
-    Ok(addrs.collect())
+    Ok(addrs.map_err(|source| unresolved(written, place, source))?.collect())
+}
+
+fn unresolved(written: &HostPort, place: OptionName, source: io::Error) -> Problem {
+    let name = written.to_string();
+    let device = written.host();
+    let is_name = device.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if place.0 == "listen" && is_name && Path::new("/sys/class/net").join(device).exists() {
+        return Problem::Device { place, name, device: device.to_owned() };
+    }
+    Problem::Resolve { place, name, source }
 }
 
 /// `::` accepts IPv4 connections, too; a kernel without IPv6 can't bind it.
@@ -116,6 +126,15 @@ mod tests {
         let nobody = HostPort::new("nobody.invalid", 80);
         let error = backend(&nobody, OptionName("ipv4"), Family::Ipv4).unwrap_err().to_string();
         assert!(error.starts_with("-4 nobody.invalid:80: can't resolve"), "{error}");
+    }
+
+    #[test]
+    fn a_device_in_the_place_of_an_address_is_named() {
+        let loopback = HostPort::new("lo", 80);
+        let error =
+            |place| unresolved(&loopback, OptionName(place), io::ErrorKind::NotFound.into()).to_string();
+        assert!(error("listen").starts_with("--listen lo:80: lo is a network device"), "{}", error("listen"));
+        assert!(error("ipv4").contains("can't resolve the host name"), "{}", error("ipv4"));
     }
 
     #[test]

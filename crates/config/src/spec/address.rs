@@ -49,11 +49,22 @@ impl FromStr for HostPort {
     fn from_str(text: &str) -> Result<Self, String> {
         match split(text) {
             Some((host, port)) if !host.is_empty() => Ok(Self::new(host, port)),
-            _ => {
-                Err("expected HOST:PORT, such as 127.0.0.1:443, [::1]:443 or backend.example:443".to_owned())
-            }
+            _ => Err(format!(
+                "expected HOST:PORT, such as 127.0.0.1:443, [::1]:443 or backend.example:443{}",
+                about(text)
+            )),
         }
     }
+}
+
+/// What is wrong with a list, or with a number in the place of a port.
+fn about(text: &str) -> String {
+    if text.contains(',') {
+        return "; one for each option".to_owned();
+    }
+    let port = text.rsplit(':').next().unwrap_or_default();
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number && port.parse::<u16>().is_err() { format!("; {port} is above 65535") } else { String::new() }
 }
 
 impl fmt::Display for HostPort {
@@ -89,10 +100,10 @@ impl FromStr for ListenAddr {
         match (split(text), text.strip_prefix("fd:")) {
             (Some((host, port)), _) => Ok(Self::new(host, port)),
             (None, Some(name)) if is_name(name) => Ok(Self::Passed(name.to_owned())),
-            _ => Err(
-                "expected [ADDR]:PORT, such as 0.0.0.0:8443, [::]:8443 or :8443 (every address), or fd:NAME"
-                    .to_owned(),
-            ),
+            _ => Err(format!(
+                "expected [ADDR]:PORT, such as 0.0.0.0:8443, [::]:8443 or :8443 (every address), or fd:NAME{}",
+                about(text)
+            )),
         }
     }
 }

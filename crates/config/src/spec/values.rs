@@ -158,7 +158,13 @@ impl FromStr for PrefixesOrFile {
         for part in text.split(',').map(str::trim) {
             let prefixes: PrefixSet = part.parse().map_err(|_| {
                 let of = if part == text { String::new() } else { format!("{part:?}: ") };
-                let hint = if Path::new(part).is_file() { format!("; did you mean ./{part}?") } else { String::new() };
+                let hint = match part {
+                    file if Path::new(file).is_file() => format!("; did you mean ./{file}?"),
+                    name if is_host_name(name) => {
+                        format!("; names are not looked up: type the addresses of `getent ahosts {name}`")
+                    }
+                    _ => String::new(),
+                };
                 format!(
                     "{of}expected loopback, private, any, an address, a prefix such as 10.0.0.0/8, or the path of a file (beginning \
                      with / or .){hint}"
@@ -168,6 +174,14 @@ impl FromStr for PrefixesOrFile {
         }
         Ok(Self::Prefixes(Box::new(all)))
     }
+}
+
+/// `lb.example.com`.
+fn is_host_name(word: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let last = word.rsplit_once('.').map(|(_, last)| last);
+    last.is_some_and(|last| last.starts_with(|c: char| c.is_ascii_alphabetic()))
+        && word.split('.').all(|part| !part.is_empty() && part.chars().all(is_part))
 }
 
 /// `--deny-clients`: the same, but any other word is a file name, too, because it once accepted nothing else.
