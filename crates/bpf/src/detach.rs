@@ -96,7 +96,7 @@ fn end(place: &Place, new: NewConnections, only_drained: bool) -> Result<bool, A
 /// Removes the programs and tables.
 pub(crate) fn remove_all(place: &Place) -> Result<(), AttachError> {
     if !links::has_tcx() {
-        links::detach_clsact();
+        links::detach_clsact(&links::STAGES);
     }
     place.remove()
 }

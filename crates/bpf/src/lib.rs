@@ -57,6 +57,7 @@ pub use error::AttachError;
 pub use full::{Begun, FULL_COUNTERS, Full, Served, Unspoken};
 pub use leftovers::{gone, left_behind, sweep};
 pub use links::covered_devices;
+pub use links::has_tcx;
 pub use memory::Memory;
 pub use pins::{DEFAULT_PINS, can_look, find_pins, make_pins};
 pub use place::Place;
@@ -68,6 +69,6 @@ pub use rules::{NewConnections, Others, Rules, RulesInForce, UdpPort};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
     ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, InUse, Question, Removed, SPLICE_COUNTERS, Side,
-    Splices, Stage, Swept, Unattended, Watched, Way,
+    Splices, Stage, Swept, Unattended, Watched, Way, remove_unused,
 };
 pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status, status_among};

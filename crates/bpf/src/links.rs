@@ -49,9 +49,11 @@ pub(crate) const FULL_IN: Stage = stage("full_in", TcAttachType::Ingress, 53);
 pub(crate) const FULL_OUT: Stage = stage("full_out", TcAttachType::Egress, 53);
 /// Those of `attach`.
 pub(crate) const STAGES: [Stage; 4] = [TCP_INGRESS, TCP_EGRESS, UDP_INGRESS, UDP_EGRESS];
+/// Those of sessions that leave user space.
+pub(crate) const OF_SPLICE: [Stage; 4] = [SPLICE_IN, SPLICE_OUT, FULL_IN, FULL_OUT];
 
-/// Whether devices support links here.
-pub(crate) fn has_tcx() -> bool {
+/// Whether devices support links here (Linux 6.6). Without, filters stay until somebody removes them.
+pub fn has_tcx() -> bool {
     KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(6, 6, 0))
 }
 
@@ -62,8 +64,7 @@ fn pin_of(place: &Place, program: &str, device: u32) -> PathBuf {
 /// The index of the device that a pinned link is attached to; `None` if the link is not on a device.
 pub(crate) fn device_of_pin(pin: &Path) -> Option<u32> {
     let (program, device) = pin.file_name()?.to_str()?.rsplit_once('-')?;
-    let of_splice = [SPLICE_IN, SPLICE_OUT, FULL_IN, FULL_OUT];
-    let mut stages = STAGES.iter().chain(&of_splice);
+    let mut stages = STAGES.iter().chain(&OF_SPLICE);
     stages.any(|stage| stage.name == program).then(|| device.parse().ok())?
 }
 
@@ -155,11 +156,11 @@ pub(crate) fn is_empty(pin: &Path) -> bool {
     holds(pin).is_ok_and(|state| state == Holds::Nothing)
 }
 
-/// Removes the filters from all devices, where devices have no links.
-pub(crate) fn detach_clsact() {
+/// Removes the filters of these programs from all devices, where devices have no links.
+pub(crate) fn detach_clsact(stages: &[Stage]) {
     let devices = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
     for device in devices.lines().skip(2).filter_map(|line| line.split(':').next()) {
-        for stage in STAGES {
+        for stage in stages {
             // Most devices never had a filter.
             let _ = qdisc_detach_program(device.trim(), stage.direction, stage.name);
         }

@@ -135,6 +135,27 @@ impl Place {
         rmdir([self.links(), self.maps(), self.path(), self.root.clone()])
     }
 
+    /// Removes all pins of a place that nobody uses. Whoever makes it anew meanwhile makes other directories,
+    /// so first it gets another name.
+    pub(crate) fn remove_aside(&self) -> Result<(), AttachError> {
+        self.remove_rest()?;
+        let aside = self.aside();
+        fs::rename(&self.root, &aside.root).map_err(AttachError::file("rename", &self.root))?;
+        aside.remove()
+    }
+
+    /// Removes what an interrupted [`Self::remove_aside`] has left.
+    pub(crate) fn remove_rest(&self) -> Result<(), AttachError> {
+        let aside = self.aside();
+        if aside.root.exists() { aside.remove() } else { Ok(()) }
+    }
+
+    /// A BPF file system permits no name with a dot.
+    fn aside(&self) -> Self {
+        let root = self.pins.join(format!("{}-gone", self.netns_cookie));
+        Self { root, ..self.clone() }
+    }
+
     /// The pin of a hook's link.
     pub(crate) fn hook(&self, name: &str) -> PathBuf {
         self.links().join(name)

@@ -33,7 +33,8 @@ pub struct Kernel {
     pool: Vec<Pipe>,
     /// How many requests get no pipe since the last refusal.
     without_pipe: u32,
-    splicing: Option<Splicing>,
+    /// Err: why no session leaves user space.
+    splicing: Result<Splicing, Reason>,
 }
 
 /// A session's socket. A panic that drops it resets the connection: FIN would mean that everything was sent.
@@ -77,9 +78,9 @@ const EDGES: EventFlags = EventFlags::IN
 
 impl Kernel {
     /// A worker's kernel: `epoll` watches its sockets, `pipes` limits its pipes. Without `splicing` no
-    /// session leaves user space.
+    /// session leaves user space, for the reason that it has instead.
     #[must_use]
-    pub fn new(epoll: OwnedFd, pipes: Budget, splicing: Option<Splicing>) -> Self {
+    pub fn new(epoll: OwnedFd, pipes: Budget, splicing: Result<Splicing, Reason>) -> Self {
         Self { epoll, pipes, pool: Vec::new(), without_pipe: 0, splicing }
     }
 
@@ -179,8 +180,8 @@ impl Io for Kernel {
 
     fn connect(&mut self, upstream: &Upstream) -> Result<KernelSocket, ConnectError> {
         let connected = match &self.splicing {
-            Some(splicing) => splicing.connect(upstream),
-            None => connect_as(upstream),
+            Ok(splicing) => splicing.connect(upstream),
+            Err(_) => connect_as(upstream),
         };
         connected.map(KernelSocket)
     }
@@ -198,13 +199,13 @@ impl Io for Kernel {
     }
 
     fn path_mtu(&mut self, socket: &KernelSocket) -> Option<u32> {
-        self.splicing.as_ref()?;
+        self.splicing.as_ref().ok()?;
         // Without it, a session whose segments are too long stays in user space.
         repair::connection(socket.as_fd()).ok().map(|connection| connection.path_mtu)
     }
 
     fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], age: Duration) -> Result<Leaving, Reason> {
-        let splicing = self.splicing.as_ref().ok_or(Reason::NotLoaded)?;
+        let splicing = self.splicing.as_ref().map_err(|reason| *reason)?;
         splicing.begin(sockets.map(AsFd::as_fd), age)
     }
 
@@ -227,13 +228,13 @@ impl Io for Kernel {
     }
 
     fn ask_unattended(&mut self, question: Question) {
-        if let Some(splicing) = &self.splicing {
+        if let Ok(splicing) = &self.splicing {
             splicing.ask(question);
         }
     }
 
     fn reset_unattended(&mut self, watched: Watched) {
-        if let Some(splicing) = &self.splicing {
+        if let Ok(splicing) = &self.splicing {
             splicing.reset(watched);
         }
     }

@@ -41,6 +41,8 @@ pub struct Splicing {
     splices: Arc<Splices>,
     grace: Grace,
     ways: Arc<Ways>,
+    /// Why sessions stay while another process has the tables.
+    while_guest: Reason,
     /// Set if the kernel makes sessions by itself.
     pub(crate) full: Option<Arc<Full>>,
     /// Set when the relay starts.
@@ -54,12 +56,18 @@ impl std::fmt::Debug for Splicing {
 }
 
 impl Splicing {
-    /// With a thread that waits for grace periods.
+    /// With a thread that waits for grace periods. `while_guest`: why sessions stay while another process has
+    /// the tables.
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(splices: Arc<Splices>, ways: Arc<Ways>, full: Option<Arc<Full>>) -> std::io::Result<Self> {
-        Ok(Self { splices, ways, full, grace: Grace::start()?, sweeper: Arc::default() })
+    pub fn start(
+        splices: Arc<Splices>,
+        ways: Arc<Ways>,
+        full: Option<Arc<Full>>,
+        while_guest: Reason,
+    ) -> std::io::Result<Self> {
+        Ok(Self { splices, ways, full, while_guest, grace: Grace::start()?, sweeper: Arc::default() })
     }
 
     /// Starts the thread that cleans up after flows. It passes flows of another process to `hand_out`.
@@ -118,7 +126,7 @@ impl Splicing {
     /// Begins a hand-over. Err: the session stays in user space, for this reason.
     pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2], age: Duration) -> Result<Leaving, Reason> {
         if self.splices.is_guest() {
-            return Err(Reason::NotLoaded);
+            return Err(self.while_guest);
         }
         if !repair::is_possible() {
             return Err(Reason::KeeperGone);

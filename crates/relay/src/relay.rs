@@ -13,7 +13,7 @@ use truepeer_session::workers::Workers;
 use truepeer_session::{
     Engine, EngineError, Health, Journal, ListenerId, ListenerRules, SessionList, Snapshot,
 };
-use truepeer_splice::Watched;
+use truepeer_splice::{Reason, Watched};
 use truepeer_sys::{CallError, Named as _};
 
 use crate::leaving::Splicing;
@@ -51,10 +51,10 @@ impl Relay {
         journal: &Arc<Journal>,
         on_end: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
-        Self::start_splicing(workers, budgets, journal, None, on_end)
+        Self::start_splicing(workers, budgets, journal, Err(Reason::NotLoaded), on_end)
     }
 
-    /// Likewise; sessions whose settings say so leave user space.
+    /// Likewise; sessions whose settings say so leave user space. `splicing`: Err: why none does.
     ///
     /// # Errors
     /// Those of [`Self::start`].
@@ -62,7 +62,7 @@ impl Relay {
         workers: usize,
         budgets: &Budgets,
         journal: &Arc<Journal>,
-        splicing: Option<Splicing>,
+        splicing: Result<Splicing, Reason>,
         on_end: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
         let boxes = (0..workers.max(1)).map(|_| mailbox()).collect::<Result<Vec<_>, _>>()?;
@@ -73,7 +73,7 @@ impl Relay {
             listeners: Listeners::default(),
             tuples: Tuples::default(),
             lookout: None,
-            splicing: splicing.clone(),
+            splicing: splicing.clone().ok(),
         };
         for (number, (postbox, mailbox)) in boxes.into_iter().enumerate() {
             let (team, journal) = (Arc::clone(&team), Arc::clone(journal));
@@ -81,7 +81,7 @@ impl Relay {
             let thread = relay.workers.spawn(format!("worker-{number}"), move || Worker::new(seat).run())?;
             relay.workers.add(postbox, thread);
         }
-        if let Some(splicing) = &splicing {
+        if let Ok(splicing) = &splicing {
             let team = Arc::clone(&team);
             let hand_out = move |adopted: Vec<Watched>| {
                 for (watched, postbox) in adopted.into_iter().zip(team.postboxes.iter().cycle()) {
@@ -91,7 +91,7 @@ impl Relay {
             };
             splicing.sweep(hand_out).map_err(EngineError::Thread)?;
         }
-        if let Some(full) = splicing.and_then(|splicing| splicing.full) {
+        if let Some(full) = splicing.ok().and_then(|splicing| splicing.full) {
             relay.lookout = Some(Lookout::start(full, team).map_err(EngineError::Thread)?);
         }
         Ok(relay)

@@ -75,6 +75,9 @@ pub struct ListenerSettings {
 /// When a session is worth handing over to the kernel's programs: whichever comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpliceAfter {
+    /// The sessions' packets have a mark of the operator's, which translated ones would not have. So they
+    /// stay, and are counted.
+    pub is_marked: bool,
     /// Bytes in both directions together.
     pub bytes: u64,
     /// The age at which bytes still move.

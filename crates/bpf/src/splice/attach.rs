@@ -1,9 +1,12 @@
 //! Loading the splice programs, and attaching them to devices.
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aya::programs::{ProgramError, SchedClassifier};
 use rustix::fs::{FlockOperation, flock};
@@ -14,6 +17,10 @@ use crate::links::{self, SPLICE_IN as IN, SPLICE_OUT as OUT, Stage};
 use crate::load::{Global, load_sized};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
 use crate::{AttachError, Device, Place, leftovers};
+
+/// How long somebody may take to find that nobody needs the tables ([`super::remove_unused`]).
+const REMOVING: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Returns the place of the tables, their locks, and whether this process owns them: an heir may not. No flow
 /// is armed before the caller has the tables, so the programs see both directions of each flow from its
@@ -29,9 +36,8 @@ pub(super) fn attach(
     // Tables of network namespaces that are gone take 22 MiB each. If it fails, they stay until the next
     // start.
     let _ = leftovers::sweep(&place);
-    place.make()?;
-    let locks = Locks::open(&place)?;
-    let is_owner = locks.own();
+    let _ = place.remove_rest();
+    let (locks, is_owner) = take(&place, as_heir)?;
     if !is_owner && !as_heir {
         return Err(AttachError::TablesTaken);
     }
@@ -44,19 +50,57 @@ pub(super) fn attach(
     Ok((place, locks, is_owner))
 }
 
+/// Makes the place, and tries to own its tables. A process that has ended may be removing them.
+fn take(place: &Place, as_heir: bool) -> Result<(Locks, bool), AttachError> {
+    let begun = Instant::now();
+    loop {
+        place.make()?;
+        let is_late = begun.elapsed() > REMOVING;
+        match Locks::open(place) {
+            Ok(locks) => {
+                let is_owner = locks.own() && locks.are_of(place);
+                let is_heir = as_heir && locks.are_of(place);
+                if is_owner || is_heir || is_late {
+                    return Ok((locks, is_owner));
+                }
+            }
+            Err(failed) if is_late => return Err(failed),
+            Err(_) => {}
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
 /// The locks of the tables, opened before the process confines itself and can't open them any more.
 pub(super) struct Locks {
     tables: File,
     elders: File,
+    /// Shared by all that have the tables open.
+    users: File,
 }
 
 impl Locks {
-    /// Opens them.
+    /// Opens them. Err: also while somebody removes the tables.
     pub(super) fn open(place: &Place) -> Result<Self, AttachError> {
         let open = |directory: std::path::PathBuf| {
             File::open(&directory).map_err(AttachError::file("open", directory))
         };
-        Ok(Self { tables: open(place.path())?, elders: open(place.links())? })
+        let users = open(place.maps())?;
+        flock(&users, FlockOperation::NonBlockingLockShared)
+            .map_err(|error| AttachError::file("flock", place.maps())(error.into()))?;
+        Ok(Self { tables: open(place.path())?, elders: open(place.links())?, users })
+    }
+
+    /// Whether no other process has the tables open: then none can open them from now on.
+    pub(super) fn are_alone(&self) -> bool {
+        flock(&self.users, FlockOperation::NonBlockingLockExclusive).is_ok()
+    }
+
+    /// Whether these are the tables at this place: others may have been removed meanwhile.
+    fn are_of(&self, place: &Place) -> bool {
+        let id = |found: Metadata| (found.dev(), found.ino());
+        let own = self.tables.metadata().map(id).ok();
+        own.is_some() && own == fs::metadata(place.path()).map(id).ok()
     }
 
     /// Tries to take the tables. True: this process has them.

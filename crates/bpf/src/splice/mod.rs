@@ -9,6 +9,7 @@ pub(crate) mod keys;
 pub(crate) mod layout;
 pub(crate) mod mapped;
 mod peers;
+mod remove;
 mod table;
 mod watched;
 
@@ -18,6 +19,7 @@ pub use flow::{Ended, Flow};
 pub use layout::{FLOW_BYTES, Stage};
 pub(crate) use layout::{SPLICE_LAYOUT, Spliced, addresses_of, key_of};
 pub use peers::{Question, Unattended};
+pub use remove::remove_unused;
 pub(crate) use table::boot_ns;
 pub use table::{ArmError, InUse, Side, Splices, Swept, Way};
 pub use watched::{Removed, Watched};

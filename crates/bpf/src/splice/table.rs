@@ -68,6 +68,7 @@ pub enum ArmError {
 
 /// The spliced flows of a network namespace.
 pub struct Splices {
+    place: Place,
     flows: Mapped<Spliced>,
     keys: Keys,
     sockets: Mutex<SkStorage<MapData, u32>>,
@@ -227,6 +228,7 @@ impl Splices {
             .try_into()
             .map_err(AttachError::map("opening", "ts_counters"))?;
         Ok(Self {
+            place: place.clone(),
             free: Mutex::new(FreePlaces::new(flows.count())),
             flows,
             keys,
@@ -327,6 +329,14 @@ impl Splices {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(super) fn flows(&self) -> &Mapped<Spliced> {
+        &self.flows
     }
 
     /// The key of a connection, by the bits in its slot.

@@ -215,18 +215,18 @@ impl ListenerConfig {
         })
     }
 
-    /// When sessions leave user space; `None`: never. truepeer itself must do TLS, datagrams have no
-    /// sessions, and translated segments don't get the mark.
+    /// When sessions leave user space; `None`: never. truepeer itself must do TLS, and datagrams have no
+    /// sessions.
     pub fn splice_after(&self) -> Option<settings::SpliceAfter> {
-        let may =
-            self.wants_splice() && self.protocol == Protocol::Tcp && !self.needs_https() && self.mark == 0;
+        let is_off = self.splice.mode == SpliceMode::Off;
+        let may = !is_off && self.protocol == Protocol::Tcp && !self.needs_https();
         let SpliceAfter { bytes, age } = self.splice.after;
-        may.then_some(settings::SpliceAfter { bytes, age })
+        may.then_some(settings::SpliceAfter { is_marked: self.mark != 0, bytes, age })
     }
 
-    /// Whether `--splice auto` or `full` was given.
-    pub fn wants_splice(&self) -> bool {
-        self.splice.mode != SpliceMode::Off
+    /// Whether any session may leave user space.
+    pub fn may_splice(&self) -> bool {
+        self.splice_after().is_some_and(|after| !after.is_marked)
     }
 
     /// Whether the kernel may make sessions by itself. Err: the option that prevents it; `None`: `--splice

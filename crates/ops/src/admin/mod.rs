@@ -39,7 +39,7 @@ use truepeer_session::{ListenerId, SessionList};
 
 pub use self::client::{Client, connect_to, switch_protocol};
 use self::listen::Entrance;
-pub use self::status::{AttachmentDoc, StatusDoc};
+pub use self::status::{AttachmentDoc, SpliceDoc, StatusDoc};
 use self::stop::Stopper;
 use truepeer_config::spec::{AdminAddr, Protocol};
 
@@ -62,6 +62,11 @@ pub trait Running: Send + Sync {
 
     /// The sessions of each engine.
     fn sessions(&self) -> Vec<Arc<dyn SessionList>>;
+
+    /// Whether sessions may leave user space, if a listener's are to.
+    fn splice(&self) -> Option<SpliceDoc> {
+        None
+    }
 
     /// What the kernel's programs of `--splice full` have counted ([`truepeer_bpf::FULL_COUNTERS`]), if they
     /// are loaded.

@@ -136,6 +136,7 @@ mod tests {
             reason: Some("<script>&\"".into()),
             listeners: Vec::new(),
             missing: Vec::new(),
+            splice: None,
             made_by_kernel: std::collections::BTreeMap::new(),
             attachments: Vec::new(),
             complaints: Vec::new(),

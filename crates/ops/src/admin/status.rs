@@ -34,6 +34,9 @@ pub struct StatusDoc {
     /// Listeners that should be open and are not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) missing: Vec<String>,
+    /// Whether sessions may leave user space; `None`: no listener's are to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) splice: Option<SpliceDoc>,
     /// What the kernel's programs of `--splice full` have counted, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) made_by_kernel: BTreeMap<String, u64>,
@@ -41,6 +44,17 @@ pub struct StatusDoc {
     /// Who was refused in the last minutes, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) complaints: Vec<ComplaintDoc>,
+}
+
+/// Whether sessions may leave user space (`--splice`).
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct SpliceDoc {
+    /// Why none does, as `sessions_not_spliced` counts it; `None`: they may.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The same for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
 }
 
 /// Complaints about one address for one reason, as the log has them.
@@ -108,6 +122,7 @@ impl StatusDoc {
             passed: passed::names().clone(),
             listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
             missing: running.missing(),
+            splice: running.splice(),
             made_by_kernel: running
                 .made_by_kernel()
                 .into_iter()
@@ -127,6 +142,14 @@ fn is_replaced() -> bool {
 
 fn yes() -> bool {
     true
+}
+
+impl SpliceDoc {
+    /// `no_privileges (missing: CAP_BPF)`; `None`: sessions may leave.
+    pub(crate) fn obstacle(&self) -> Option<String> {
+        let reason = self.reason.as_deref()?;
+        Some(self.found.as_deref().map_or_else(|| reason.to_owned(), |found| format!("{reason} ({found})")))
+    }
 }
 
 impl ComplaintDoc {

@@ -10,7 +10,7 @@ use truepeer_relay::StaysReason as Reason;
 
 use super::report::{Check, Report};
 use crate::admin::client::Client;
-use crate::admin::status::{ListenerDoc, StatusDoc};
+use crate::admin::status::{ListenerDoc, SpliceDoc, StatusDoc};
 use truepeer_config::spec::AdminAddr;
 use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
 use truepeer_privilege::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED};
@@ -93,7 +93,12 @@ fn ask(running: &AdminAddr) -> anyhow::Result<StatusDoc> {
 
 /// For each listener of whose sessions some may leave.
 fn stays(status: &StatusDoc) -> Vec<Check> {
-    let mut checks: Vec<Check> = status.listeners.iter().filter_map(stays_of).collect();
+    let all_stay = status.splice.as_ref().and_then(SpliceDoc::obstacle).map(|obstacle| {
+        let tried = format!("the truepeer of process {}", status.pid);
+        Check::note("splice_running", tried, format!("sessions are relayed: {obstacle}"))
+    });
+    let mut checks: Vec<Check> = all_stay.into_iter().collect();
+    checks.extend(status.listeners.iter().filter_map(stays_of));
     if !status.made_by_kernel.is_empty() {
         let why: BTreeMap<String, u64> = status
             .made_by_kernel

@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::Context as _;
 
 use crate::admin::client::Client;
-use crate::admin::status::{ListenerDoc, StatusDoc};
+use crate::admin::status::{ListenerDoc, SpliceDoc, StatusDoc};
 use crate::units::{Bytes, Count};
 use truepeer_config::spec::StatusArgs;
 
@@ -31,6 +31,9 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     for listener in &status.missing {
         writeln!(out, "not open, although it should be: {listener}")?;
+    }
+    if let Some(obstacle) = status.splice.as_ref().and_then(SpliceDoc::obstacle) {
+        writeln!(out, "all sessions stay in user space: {obstacle}")?;
     }
     if !status.made_by_kernel.is_empty() {
         writeln!(out, "the kernel's programs (--splice full):")?;
@@ -112,6 +115,25 @@ proxy tcp 127.0.0.1:8443: 2 open of 1,234 accepted, 2.0 KiB up, 0 B down
 attach 443/tcp: 3 open
 ";
         assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_reason_why_all_sessions_stay_is_told() {
+        let written = |splice: &str| {
+            let json = format!(
+                r#"{{"version":"0.1.0","pid":7,"state":"serving","attachments":[],"listeners":[]{splice}}}"#
+            );
+            let mut text = Vec::new();
+            write(&serde_json::from_str(&json).unwrap(), &mut text).unwrap();
+            String::from_utf8(text).unwrap().lines().nth(1).map(str::to_owned)
+        };
+        assert_eq!(written(""), None);
+        assert_eq!(written(r#","splice":{}"#), None);
+        let said = written(r#","splice":{"reason":"no_privileges","found":"missing: CAP_BPF"}"#);
+        assert_eq!(
+            said.as_deref(),
+            Some("all sessions stay in user space: no_privileges (missing: CAP_BPF)")
+        );
     }
 
     #[test]

@@ -126,6 +126,23 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 /// Names of threads and of memory.
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
+/// The system calls of the pins keeper. `socket` has a condition.
+const PINS_KEEPER: &[i64] = numbers! {
+    SYS_sendmsg SYS_recvmsg SYS_recvfrom SYS_sendto SYS_read SYS_write SYS_writev SYS_close SYS_lseek
+    SYS_fcntl SYS_ppoll SYS_openat SYS_newfstatat SYS_fstat SYS_statx SYS_getdents64 SYS_flock SYS_unlinkat
+    SYS_renameat SYS_renameat2 SYS_bind SYS_getsockname SYS_getsockopt SYS_setsockopt
+    SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_futex SYS_getrandom
+    SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
+    SYS_clock_gettime SYS_clock_nanosleep SYS_nanosleep
+    SYS_getpid SYS_gettid SYS_getppid SYS_exit SYS_exit_group
+};
+/// The older names of some of these.
+#[cfg(target_arch = "x86_64")]
+const PINS_KEEPER_OLDER: &[i64] =
+    numbers! { SYS_open SYS_stat SYS_lstat SYS_poll SYS_unlink SYS_rmdir SYS_rename };
+#[cfg(not(target_arch = "x86_64"))]
+const PINS_KEEPER_OLDER: &[i64] = &[];
+
 /// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR,
 /// because it has no repair keeper. `listens`: whether it listens itself, because it has no keeper.
 pub(super) fn restrict(splices: bool, repairs: bool, listens: bool) -> Result<usize> {
@@ -154,6 +171,11 @@ pub(super) fn restrict_keeper() -> Result<()> {
 /// Installs the repair keeper's filter.
 pub(super) fn restrict_repair_keeper() -> Result<()> {
     install(repair_keeper_rules()?)
+}
+
+/// Installs the pins keeper's filter.
+pub(super) fn restrict_pins_keeper() -> Result<()> {
+    install(pins_keeper_rules()?)
 }
 
 fn install(rules: Rules) -> Result<()> {
@@ -206,6 +228,14 @@ fn repair_keeper_rules() -> Result<Rules> {
     rules.insert(libc::SYS_setsockopt, options(&[&repair[..], &REPAIR_KEEPER_OPTIONS].concat())?);
     rules.insert(libc::SYS_ioctl, vec![rule(&[(1, SeccompCmpOp::Eq, SIOCOUTQNSD)])?]);
     rules.extend(REPAIR_KEEPER.iter().map(|call| (*call, Vec::new())));
+    Ok(rules)
+}
+
+fn pins_keeper_rules() -> Result<Rules> {
+    let route = (2, SeccompCmpOp::Eq, unsigned(libc::NETLINK_ROUTE));
+    let mut rules = Rules::new();
+    rules.insert(libc::SYS_socket, vec![rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_NETLINK)), route])?]);
+    rules.extend(PINS_KEEPER.iter().chain(PINS_KEEPER_OLDER).map(|call| (*call, Vec::new())));
     Ok(rules)
 }
 
@@ -281,7 +311,8 @@ mod tests {
 
     #[test]
     fn what_starts_programs_or_reaches_others_is_on_no_list() {
-        for rules in [rules().unwrap(), keeper_rules().unwrap(), repair_keeper_rules().unwrap()] {
+        let pins = pins_keeper_rules().unwrap();
+        for rules in [rules().unwrap(), keeper_rules().unwrap(), repair_keeper_rules().unwrap(), pins] {
             for call in numbers! {
                 SYS_execve SYS_execveat SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_kill SYS_mount SYS_umount2
                 SYS_setuid SYS_setresuid SYS_capset SYS_init_module SYS_finit_module SYS_keyctl SYS_io_uring_setup SYS_bpf
@@ -295,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_keeper_starts_nothing_and_only_the_one_that_repairs_no_connection_listens() {
-        for rules in [rules().unwrap(), repair_keeper_rules().unwrap()] {
+        for rules in [rules().unwrap(), repair_keeper_rules().unwrap(), pins_keeper_rules().unwrap()] {
             assert!(!rules.contains_key(&libc::SYS_listen));
         }
         for rules in [keeper_rules().unwrap(), repair_keeper_rules().unwrap()] {

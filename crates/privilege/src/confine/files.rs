@@ -1,6 +1,6 @@
 //! Landlock: which files a process may open after its start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
@@ -66,6 +66,24 @@ pub(super) fn restrict_keeper() -> Result<String, String> {
             .create()?
             .add_rules(path_beneath_rules(["/proc"], AccessFs::ReadFile | AccessFs::ReadDir))?
             .add_rules(path_beneath_rules([SWITCHES], AccessFs::WriteFile | AccessFs::Truncate))?;
+        Ok(rules.restrict_self()?.ruleset)
+    };
+    said(restrict())
+}
+
+/// Permits the pins keeper to remove what is in this directory, and the kernel's list of devices.
+///
+/// # Errors
+/// A description of what this kernel lacks.
+pub(super) fn restrict_pins_keeper(pins: &Path) -> Result<String, String> {
+    let restrict = || -> Result<RulesetStatus, RulesetError> {
+        let removes = AccessFs::ReadDir | AccessFs::RemoveFile | AccessFs::RemoveDir | AccessFs::MakeDir;
+        let rules = Ruleset::default()
+            .handle_access(AccessFs::from_all(TRIED))?
+            .scope(Scope::Signal)?
+            .create()?
+            .add_rules(path_beneath_rules([pins], removes))?
+            .add_rules(path_beneath_rules(["/proc"], AccessFs::ReadFile | AccessFs::ReadDir))?;
         Ok(rules.restrict_self()?.ruleset)
     };
     said(restrict())

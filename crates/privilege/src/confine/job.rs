@@ -146,8 +146,7 @@ fn of_listener(listener: &ListenerConfig, manages: bool) -> Vec<&'static Need> {
     needs.extend(replies.then_some(&ROUTES));
     needs.extend((replies || listener.mark != 0).then_some(&MARK));
     needs.extend(is_low(listener.bind).then_some(&LOW_PORT));
-    let splices = listener.splice_after().is_some();
-    needs.extend(splices.then_some(SPLICE).into_iter().flatten());
+    needs.extend(listener.may_splice().then_some(SPLICE).into_iter().flatten());
     match listener.protocol {
         Protocol::Udp => needs.push(&BUFFERS),
         Protocol::Tcp if listener.http.is_none() => needs.push(&PIPES),

@@ -4,6 +4,7 @@
 //! start, one thread ─▶ user, capabilities ─▶ no_new_privs ─▶ Landlock: files ─▶ seccomp: system calls ─▶ listeners, workers
 //!             ├─fork─▶ the same, for the keeper ─▶ rules, routes and buffers, by CAP_NET_ADMIN
 //!             ├─fork─▶ the same, with --splice, for another one ─▶ sockets under repair, by CAP_NET_ADMIN
+//!             ├─fork─▶ with --splice, one that keeps its user ─▶ at the end, removes what is pinned
 //!             └─fork─▶ with [[attach]], another one, which gives up nothing ─▶ kernel programs
 //! ```
 //! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of
@@ -18,12 +19,12 @@ pub mod needs;
 mod privileges;
 mod user;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use rustix::thread::CapabilitySet;
 
-use crate::keeper::{Keeper, Permitted, RepairKeeper};
+use crate::keeper::{Keeper, Permitted, PinsKeeper, RepairKeeper};
 use truepeer_config::plan::{ConfineConfig, ProcessConfig};
 use truepeer_config::spec::{AdminAddr, ConfineMode};
 
@@ -97,15 +98,20 @@ impl<'a> Plan<'a> {
     }
 
     /// Starts the process that changes rules and grows buffers for this one, which then keeps no capability
-    /// for that. Without it, this process keeps the capability.
-    pub fn start_keeper(&mut self, permitted: Permitted) -> Option<Keeper> {
+    /// for that. Without it, this process keeps the capability. `sessions_go_on`: asked when this process has
+    /// ended without a word. Sessions that go on in the kernel need the rules.
+    pub fn start_keeper(
+        &mut self,
+        permitted: Permitted,
+        sessions_go_on: impl Fn() -> bool + 'static,
+    ) -> Option<Keeper> {
         if !self.is_on || !self.job.can_use_keeper() || !ROUTES.is_in(held(), kernel()) {
             return None;
         }
         let user = self.user;
-        // Sessions that have left user space need the rules after a crash, too. With --routes manual, rules
-        // are none of its business.
-        let rules_stay = self.job.splices || !self.job.routes;
+        // With --routes manual, rules are none of its business.
+        let are_others = !self.job.routes;
+        let rules_stay = Box::new(move || are_others || sessions_go_on());
         match Keeper::start(permitted, rules_stay, || confine_keeper(user)) {
             Ok((keeper, missing)) => {
                 let missing = missing.into_iter().map(|missing| format!("the keeper: {missing}"));
@@ -159,6 +165,32 @@ impl<'a> Plan<'a> {
             }
             Err(error) => {
                 self.confined.missing.push(format!("a process of its own for --splice: {error:#}"));
+                None
+            }
+        }
+    }
+
+    /// Starts the process that removes what is pinned in the directory `pins`, if this one has the tables of
+    /// spliced sessions. `detaches`: for that it needs CAP_NET_ADMIN. `remove` does it.
+    ///
+    /// `None`: this process does it, as far as it can by then.
+    pub fn start_pins_keeper(
+        &mut self,
+        pins: &Path,
+        detaches: bool,
+        remove: impl FnOnce(),
+    ) -> Option<PinsKeeper> {
+        if !self.is_on || !self.job.splices {
+            return None;
+        }
+        match PinsKeeper::start(|| confine_pins_keeper(pins, detaches), remove) {
+            Ok((keeper, missing)) => {
+                let missing = missing.into_iter().map(|missing| format!("the pins keeper: {missing}"));
+                self.confined.missing.extend(missing);
+                Some(keeper)
+            }
+            Err(error) => {
+                self.confined.missing.push(format!("a process of its own for pins: {error:#}"));
                 None
             }
         }
@@ -235,6 +267,19 @@ fn confine_repair_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
     }
     missing.extend(files::restrict_to_none().err());
     missing.extend(calls::restrict_repair_keeper().err().map(|error| format!("seccomp: {error:#}")));
+    Ok(missing)
+}
+
+/// The same for the pins keeper, which keeps its user.
+fn confine_pins_keeper(pins: &Path, detaches: bool) -> anyhow::Result<Vec<String>> {
+    let keeps = if detaches { held() & CapabilitySet::NET_ADMIN } else { CapabilitySet::empty() };
+    let mut missing = privileges::reduce_to(keeps, None)?;
+    if let Err(error) = rustix::thread::set_no_new_privs(true) {
+        missing.push(format!("no_new_privs, and with it seccomp and Landlock: {error}"));
+        return Ok(missing);
+    }
+    missing.extend(files::restrict_pins_keeper(pins).err());
+    missing.extend(calls::restrict_pins_keeper().err().map(|error| format!("seccomp: {error:#}")));
     Ok(missing)
 }
 

@@ -49,14 +49,14 @@ struct Line {
 
 impl Keeper {
     /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
-    /// `rules_stay`: what it does not remove if this process ends without a word. Call it with one
-    /// thread, before this process gives up its own capabilities.
+    /// `rules_stay`: asked when this process has ended without a word. Call it with one thread, before this
+    /// process gives up its own capabilities.
     ///
     /// # Errors
     /// It could not be forked or confined.
     pub(crate) fn start(
         permitted: Permitted,
-        rules_stay: bool,
+        rules_stay: Box<dyn Fn() -> bool>,
         confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
     ) -> anyhow::Result<(Self, Vec<String>)> {
         let (socket, there) =
@@ -201,6 +201,16 @@ fn is_done(answer: Answer) -> Result<(), CallError> {
             Err(CallError { call, errno: Errno::from_raw_os_error(errno) })
         }
         _ => Err(NO_ANSWER),
+    }
+}
+
+/// What a helper process says first: [`Answer::Ready`], or an error.
+pub(super) fn greeting(line: BorrowedFd<'_>) -> anyhow::Result<Answer> {
+    anyhow::ensure!(wait_readable(line, PATIENCE), "it does not answer");
+    match wire::receive(line, RecvFlags::DONTWAIT)? {
+        Received::Message { body, .. } => into_failure(body),
+        Received::Bad(reason) => Err(anyhow!("it says {reason}")),
+        Received::End => Err(anyhow!("it has ended")),
     }
 }
 

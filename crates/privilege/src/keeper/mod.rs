@@ -13,13 +13,14 @@
 //! - **The relay counts itself.** Its tokens (`routes::owners`) name it as the user of its rules, so they
 //!   stay counted if the keeper ends.
 //! - **The relay ends without a word** (kill -9): the keeper removes what no other truepeer uses, unless
-//!   sessions may go on in the kernel (`--splice`).
+//!   sessions go on in the kernel (`--splice`).
 //! - **The keeper ends without a word:** the relay says so and serves on. Rules stay as they are until
 //!   somebody removes them.
 
 mod client;
 pub mod guard;
 mod permitted;
+mod pins;
 mod records;
 mod repairs;
 mod service;
@@ -27,5 +28,6 @@ mod wire;
 
 pub use client::{Keeper, reap};
 pub use permitted::Permitted;
+pub use pins::PinsKeeper;
 pub use repairs::RepairKeeper;
 pub use service::hold_no_output;

@@ -33,8 +33,8 @@ pub(super) struct Service {
     pub(super) permitted: Permitted,
     /// The process that asks, this one's parent.
     pub(super) relay: Pid,
-    /// Rules stay if the relay ends without a word.
-    pub(super) rules_stay: bool,
+    /// Asked when the relay has ended without a word: whether its rules stay.
+    pub(super) rules_stay: Box<dyn Fn() -> bool>,
 }
 
 /// Serves until the relay says so, or ends. Returns the exit status.
@@ -133,7 +133,7 @@ impl Service {
         while getppid() == Some(self.relay) && Instant::now() < deadline {
             thread::sleep(PAUSE);
         }
-        if self.rules_stay {
+        if (self.rules_stay)() {
             return;
         }
         let _lock = RulesLock::acquire();
@@ -220,7 +220,7 @@ mod tests {
     use crate::keeper::records::{Family, Transport};
 
     fn service() -> Service {
-        Service { permitted: Permitted::default(), relay: getpid(), rules_stay: false }
+        Service { permitted: Permitted::default(), relay: getpid(), rules_stay: Box::new(|| false) }
     }
 
     fn is_refused(answer: &Answer) -> bool {

@@ -78,7 +78,7 @@ impl<S> Connecting<S> {
     /// Tries (again) to connect from the client's tuple.
     pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
         let Attempt::Failed(failures) = self.attempt else { return Dialling::Waiting(self) };
-        let may_leave = cx.settings.splice_after.is_some();
+        let may_leave = cx.settings.splice_after.is_some_and(|after| !after.is_marked);
         let path_mtu = may_leave.then(|| cx.io.path_mtu(&self.downstream.socket)).flatten();
         let upstream = Upstream::of(&self.route, cx.settings.mark).through(path_mtu);
         match cx.io.connect(&upstream) {

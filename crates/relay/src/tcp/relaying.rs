@@ -219,6 +219,10 @@ impl<S, P> Relaying<S, P> {
             if !self.is_worth_leaving(after, age) {
                 return Ok(None);
             }
+            if after.is_some_and(|after| after.is_marked) {
+                self.stays = Some(Reason::Mark);
+                return Ok(None);
+            }
             let ends = [self.downstream.ready, self.upstream.ready];
             if ends.iter().any(|ready| ready.urgent) {
                 // A broken connection counts as urgent, too.

@@ -35,7 +35,7 @@ use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::mailbox::Mailbox;
 use truepeer_session::table::{Key, Table};
 use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
-use truepeer_splice::Watched;
+use truepeer_splice::{Reason, Watched};
 use truepeer_sys::{CallError, Named};
 
 use self::event::EventSource;
@@ -69,7 +69,7 @@ pub(crate) struct Seat {
     pub(crate) mailbox: Mailbox<Order>,
     pub(crate) budgets: Budgets,
     pub(crate) journal: Arc<Journal>,
-    pub(crate) splicing: Option<Splicing>,
+    pub(crate) splicing: Result<Splicing, Reason>,
     epoll: OwnedFd,
 }
 
@@ -81,7 +81,7 @@ impl Seat {
         mailbox: Mailbox<Order>,
         budgets: Budgets,
         journal: Arc<Journal>,
-        splicing: Option<Splicing>,
+        splicing: Result<Splicing, Reason>,
     ) -> Result<Self, CallError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
         let bell = EventData::new_u64(EventSource::Bell.to_bits());
@@ -315,7 +315,7 @@ impl Worker {
                 #[cfg(test)]
                 Order::Break => {
                     let no_epoll = std::fs::File::open("/dev/null").expect("it is there").into();
-                    self.kernel = Kernel::new(no_epoll, self.budgets.pipes.clone(), None);
+                    self.kernel = Kernel::new(no_epoll, self.budgets.pipes.clone(), Err(Reason::NotLoaded));
                 }
             }
         }

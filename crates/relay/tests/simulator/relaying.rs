@@ -110,7 +110,7 @@ fn bulk_is_spliced_even_when_the_backlog_budget_is_used_up() {
 fn a_session_with_an_urgent_byte_does_not_try_to_leave() {
     for (urgent, reason) in [(true, "urgent"), (false, "not_loaded")] {
         let mut case = Case::new();
-        case.settings.splice_after = Some(SpliceAfter { bytes: 1, age: Duration::ZERO });
+        case.settings.splice_after = Some(SpliceAfter { is_marked: false, bytes: 1, age: Duration::ZERO });
         case.client = script(header(1), 10, Ending::FinAfterTheirs);
         case.client.urgent = urgent;
         case.backend.ending = Ending::Fin;

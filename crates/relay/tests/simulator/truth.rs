@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 use truepeer_session::budget::Budget;
 use truepeer_session::connect_as::Upstream;
+use truepeer_splice::Reason;
 
 use super::case::{ROOMS, script};
 use super::io::{Hardships, SimIo};
@@ -54,7 +55,7 @@ struct RealLab {
 impl RealLab {
     fn new() -> Self {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
-        Self { kernel: Kernel::new(epoll, Budget::new(1), None), them: None }
+        Self { kernel: Kernel::new(epoll, Budget::new(1), Err(Reason::NotLoaded)), them: None }
     }
 
     fn dial(&mut self, backend: SocketAddr) -> KernelSocket {

@@ -13,16 +13,17 @@ use tracing::{error, info};
 use truepeer_https::Https;
 use truepeer_https::origin::HealthTable;
 use truepeer_relay::udp::moving::MovingFlow;
-use truepeer_relay::{Relay, Splicing};
+use truepeer_relay::{Relay, Splicing, StaysReason};
 use truepeer_session::budget::Budgets;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionList};
 
 use super::full::FullListeners;
 use super::signals::Bell;
-use super::splice::Programs;
+use super::splice::{Obstacle, Programs};
 use super::{notify, rules, sockets};
 use truepeer_config::plan::{Change, CheckedListener, ListenerKey, diff};
 use truepeer_config::spec::{Protocol, SpliceLinger};
+use truepeer_ops::admin::SpliceDoc;
 
 /// How long an address may stay taken after the service manager was told to close its socket: it may do so in
 /// a process of its own.
@@ -269,6 +270,12 @@ impl Engines {
         *self.ids.entry(key).or_insert_with(|| ListenerId::new(next))
     }
 
+    /// Whether sessions may leave user space; `None`: no listener's are to.
+    pub(super) fn splice(&self) -> Option<SpliceDoc> {
+        let is_wanted = self.running.iter().any(|listener| listener.config.may_splice());
+        is_wanted.then(|| self.programs.obstacle.as_ref().map(Obstacle::shown).unwrap_or_default())
+    }
+
     /// The programs of `--splice full`.
     pub(super) fn full(&self) -> Option<Arc<truepeer_bpf::Full>> {
         self.programs.full.as_ref().map(FullListeners::programs)
@@ -280,9 +287,12 @@ impl Engines {
             let on_end = move || bell.ring();
             let full = self.full();
             let programs = self.programs.splices.as_ref().zip(self.programs.ways.as_ref());
-            let splicing =
-                programs.map(|(splices, ways)| Splicing::start(Arc::clone(splices), Arc::clone(ways), full));
-            let splicing = splicing.transpose().map_err(EngineError::Thread)?;
+            let obstacle = self.programs.obstacle.as_ref();
+            let stays = obstacle.map_or(StaysReason::NotLoaded, |obstacle| obstacle.reason);
+            let start = |(splices, ways): (&Arc<_>, &Arc<_>)| {
+                Splicing::start(Arc::clone(splices), Arc::clone(ways), full, stays)
+            };
+            let splicing = programs.map(start).transpose().map_err(EngineError::Thread)?.ok_or(stays);
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
             self.relay = Some(Relay::start_splicing(workers, budgets, journal, splicing, on_end)?);
         }

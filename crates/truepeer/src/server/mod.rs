@@ -37,6 +37,7 @@ use self::notify::Manager;
 use self::process::Process;
 use self::requests::{HandedOver, Offered, Request, Requests};
 use self::signals::{Event, Events};
+use self::splice::Pins;
 use self::upgrade::Taking;
 use self::view::View;
 use truepeer_cli::file::{ConfigSource, LoadedConfig};
@@ -96,12 +97,14 @@ struct Server<'a> {
     /// The drain's time is over, and the last replies may still come.
     is_ending: bool,
     confined: Confined,
-    /// Whether the kernel's programs for spliced sessions are loaded.
-    splices: bool,
+    /// Whether a listener wanted the kernel's programs for spliced sessions at the start.
+    wants_splice: bool,
     /// Whether those that make sessions are loaded.
     makes_sessions: bool,
-    /// Dropped last: at the end, sessions that have left user space are reset.
+    /// Dropped after the process: at the end, sessions that have left user space are reset.
     repairs: Option<RepairKeeper>,
+    /// Dropped last: nobody has the tables any more.
+    _pins: Option<Pins>,
 }
 
 /// Whether this process hands over to a new one.
@@ -137,14 +140,17 @@ impl<'a> Server<'a> {
             .or_else(|failure| without_admin(&loaded.process.admin, failure))?;
         let programs = splice::load(&loaded.process, is_upgrade);
         plan.has_splice_tables(programs.splices.is_some());
-        let hands = plan.start_keeper(Permitted::of(&loaded.checked)).map_or(Hands::Own, Hands::Keeper);
+        let tables = programs.splices.clone();
+        let sessions_go_on = move || tables.as_ref().is_some_and(|tables| tables.go_on());
+        let keeper = plan.start_keeper(Permitted::of(&loaded.checked), sessions_go_on);
+        let hands = keeper.map_or(Hands::Own, Hands::Keeper);
         let repairs = plan.start_repair_keeper();
+        let pins = programs.pins(&mut plan);
         let attach_keeper = plan.start_attach_keeper(|| ForkedKeeper::start(source, loaded))?;
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the
         // keeper.
         let confined = plan.enter()?;
         let can_make_sessions = programs.full.is_some();
-        let can_splice = programs.splices.is_some() && splice::is_wanted(&loaded.process);
         let bell = events.bell();
         let attachments = match attach_keeper {
             Some(keeper) => Attachments::Keeper(keeper.hear(bell.clone())?),
@@ -168,9 +174,10 @@ impl<'a> Server<'a> {
             upgrade: Upgrade::No,
             is_ending: false,
             confined,
-            splices: can_splice,
+            wants_splice: splice::is_wanted(&loaded.process),
             makes_sessions: can_make_sessions,
             repairs,
+            _pins: pins,
         };
         match taking {
             Some(taking) => server.take_over(loaded, inherited, taking)?,
@@ -339,7 +346,7 @@ impl<'a> Server<'a> {
         for warning in loaded.warnings(self.source) {
             warn!("{warning}");
         }
-        splice::warn_of_reload(&loaded.process, self.splices, self.makes_sessions);
+        splice::warn_of_reload(&loaded.process, self.wants_splice, self.makes_sessions);
         Ok(changes)
     }
 

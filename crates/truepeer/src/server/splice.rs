@@ -1,67 +1,111 @@
 //! Loads the programs that translate the packets of sessions, before the process gives up its capabilities.
 
+use std::error::Error;
+use std::io;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Chain;
+use rustix::io::Errno;
 use tracing::{debug, info, warn};
 use truepeer_bpf::{AttachError, Device, Splices};
-use truepeer_relay::Ways;
+use truepeer_relay::{StaysReason as Reason, Ways};
 
 use super::full::FullListeners;
 use truepeer_attach::devices_in_use;
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
+use truepeer_ops::admin::SpliceDoc;
+use truepeer_privilege::confine::Plan;
+use truepeer_privilege::confine::needs::{SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON};
+use truepeer_privilege::keeper::PinsKeeper;
 
 /// docs/internals/splice.md says how much memory they take.
 const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");
+/// The longest text of an obstacle: the verifier's output may be long.
+const LONGEST: usize = 300;
 
 /// The kernel's programs that listeners may use.
 #[derive(Default)]
 pub(super) struct Programs {
-    /// If no listener wants to splice: the tables of an earlier process, if there are any.
+    /// With an obstacle: the tables of an earlier or another process, if there are any. Their clients'
+    /// addresses are not free.
     pub(super) splices: Option<Arc<Splices>>,
     pub(super) full: Option<FullListeners>,
     /// Opened with the programs: a confined process can't list IPsec policies.
     pub(super) ways: Option<Arc<Ways>>,
+    pub(super) obstacle: Option<Obstacle>,
 }
 
-/// Loads the programs that the listeners want. If that fails, it logs the reason, and sessions are relayed.
+/// What is pinned is removed when this is dropped, if nobody uses it. Drop it after the tables.
+pub(super) struct Pins {
+    /// The process that may do that; `None`: this one.
+    keeper: Option<PinsKeeper>,
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        if self.keeper.take().is_none() {
+            remove_unused();
+        }
+    }
+}
+
+impl Programs {
+    /// `plan`: of a process that has not given up its user yet.
+    pub(super) fn pins(&self, plan: &mut Plan<'_>) -> Option<Pins> {
+        let splices = self.splices.as_ref()?;
+        let remove = || _ = splices.remove_unused();
+        let keeper = plan.start_pins_keeper(Path::new(PINS), !truepeer_bpf::has_tcx(), remove);
+        Some(Pins { keeper })
+    }
+}
+
+fn remove_unused() {
+    if !truepeer_bpf::are_built_in() {
+        return;
+    }
+    if let Err(failure) = truepeer_bpf::remove_unused(Path::new(PINS)) {
+        debug!("--splice: what is pinned stays: {failure}");
+    }
+}
+
+/// Why no session leaves user space. That is no word in the log: sessions are relayed, each is counted by the
+/// reason, and `truepeer status` tells it.
+#[derive(Debug, Clone)]
+pub(super) struct Obstacle {
+    pub(super) reason: Reason,
+    found: String,
+}
+
+/// Loads the programs that the listeners want. If that fails, sessions are relayed.
 pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
-    warn_of_marks(process);
     if !is_wanted(process) {
-        let splices = left_behind();
-        let ways = splices.as_ref().map(|_| Arc::new(Ways::open()));
-        return Programs { splices, full: None, ways };
+        let found = "no listener wanted it when truepeer started: restart it";
+        return relaying(Obstacle::new(Reason::NotLoaded, found));
     }
-    match attach(is_upgrade) {
-        Ok((splices, devices)) => {
-            let full =
-                wants_full(process).then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
-            let full = full.transpose().unwrap_or_else(|failure| {
-                warn!("--splice full: {failure:#}; until the next start it is as auto");
-                None
-            });
-            if full.is_some() {
-                warn!(
-                    "--splice full is experimental and not for production: docs/splice.md, \"Sessions that the kernel makes\", says what is open"
-                );
+    let (splices, devices) = match attach(is_upgrade) {
+        Ok(attached) => attached,
+        Err(obstacle) => {
+            debug!("--splice: {}; sessions are relayed", obstacle.found);
+            if wants_full(process) {
+                warn!("--splice full: {}; sessions are relayed", obstacle.found);
             }
-            Programs { splices: Some(splices), full, ways: Some(Arc::new(Ways::open())) }
+            return relaying(obstacle);
         }
-        Err(failure) if matches!(failure.downcast_ref(), Some(AttachError::OtherLayout { .. })) => {
-            warn!(
-                "--splice: {PINS} is of another version of truepeer. Its sessions go on in the kernel, but this version can't list or end them. \
-                 Until then sessions are relayed. To end them: rm -r {PINS}, then restart truepeer"
-            );
-            Programs::default()
-        }
-        Err(failure) => {
-            warn!("--splice: {failure:#}; sessions are relayed");
-            Programs::default()
-        }
+    };
+    let full = wants_full(process).then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
+    let full = full.transpose().unwrap_or_else(|failure| {
+        warn!("--splice full: {failure:#}; until the next start it is as auto");
+        None
+    });
+    if full.is_some() {
+        warn!(
+            "--splice full is experimental and not for production: docs/splice.md, \"Sessions that the kernel makes\", says what is open"
+        );
     }
+    Programs { splices: Some(splices), full, ways: Some(Arc::new(Ways::open())), obstacle: None }
 }
 
 fn listeners(process: &ProcessConfig) -> impl Iterator<Item = &ListenerConfig> {
@@ -72,38 +116,38 @@ fn listeners(process: &ProcessConfig) -> impl Iterator<Item = &ListenerConfig> {
 }
 
 pub(super) fn is_wanted(process: &ProcessConfig) -> bool {
-    listeners(process).any(|one| one.splice_after().is_some())
+    listeners(process).any(ListenerConfig::may_splice)
 }
 
 fn wants_full(process: &ProcessConfig) -> bool {
     listeners(process).any(|listener| listener.splice_full() == Some(Ok(())))
 }
 
-fn warn_of_marks(process: &ProcessConfig) {
-    for listener in listeners(process).filter(|one| one.wants_splice() && one.mark != 0) {
-        warn!(
-            "--splice: sessions of {} are relayed, because translated packets don't have its --mark",
-            listener.bind
-        );
-    }
-}
-
-/// A reload loads no programs, because the process has given up the privileges for that.
-pub(super) fn warn_of_reload(process: &ProcessConfig, is_loaded: bool, is_full_loaded: bool) {
-    warn_of_marks(process);
-    if is_loaded && !is_full_loaded && wants_full(process) {
+/// A reload loads no programs, because the process has given up the privileges for that. `was_wanted`: it has
+/// tried at the start.
+pub(super) fn warn_of_reload(process: &ProcessConfig, was_wanted: bool, is_full_loaded: bool) {
+    if was_wanted && !is_full_loaded && wants_full(process) {
         warn!(
             "--splice full: the kernel's programs for it are loaded at the next start; until then it is as auto"
         );
     }
-    if is_wanted(process) && !is_loaded {
+    if is_wanted(process) && !was_wanted {
         warn!(
             "--splice: the kernel's programs are loaded at the next start; until then sessions are relayed"
         );
     }
 }
 
-/// The tables of an earlier process: its sessions may go on, and their clients' addresses are not free.
+fn relaying(obstacle: Obstacle) -> Programs {
+    // What an earlier process has left without sessions, or this one before a step failed.
+    remove_unused();
+    let splices = left_behind();
+    let ways = splices.as_ref().map(|_| Arc::new(Ways::open()));
+    Programs { splices, full: None, ways, obstacle: Some(obstacle) }
+}
+
+/// The tables of an earlier or another process: its sessions may go on, and their clients' addresses are not
+/// free.
 fn left_behind() -> Option<Arc<Splices>> {
     if !truepeer_bpf::are_built_in() {
         return None;
@@ -119,14 +163,61 @@ fn left_behind() -> Option<Arc<Splices>> {
     })
 }
 
-fn attach(is_upgrade: bool) -> anyhow::Result<(Arc<Splices>, Vec<Device>)> {
-    ensure!(truepeer_bpf::are_built_in(), "this truepeer was built without the kernel's programs");
-    let mut devices = devices_in_use()?;
+fn attach(is_upgrade: bool) -> Result<(Arc<Splices>, Vec<Device>), Obstacle> {
+    if !truepeer_bpf::are_built_in() {
+        return Err(Obstacle::new(Reason::NotBuilt, "this truepeer was built without clang"));
+    }
+    let needs = [SPLICE_BPF, SPLICE_PERFMON, SPLICE_NET];
+    let missing: Vec<_> =
+        needs.iter().filter(|need| !need.is_held()).map(|need| need.first().to_string()).collect();
+    if !missing.is_empty() {
+        return Err(Obstacle::new(Reason::NoPrivileges, format!("missing: {}", missing.join(", "))));
+    }
+    let unknown = |failure: anyhow::Error| Obstacle::new(Reason::NotLoaded, format!("{failure:#}"));
+    let mut devices = devices_in_use().map_err(unknown)?;
     devices.retain(|device| device.has_ethernet);
-    ensure!(!devices.is_empty(), "no Ethernet or loopback device here is up and has an address");
+    if devices.is_empty() {
+        let found = "no Ethernet or loopback device here was up and had an address";
+        return Err(Obstacle::new(Reason::NoDevice, found));
+    }
     let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
     let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
-    let splices = attach(Path::new(PINS), &devices, FLOWS).context("can't load the programs")?;
+    let splices = attach(Path::new(PINS), &devices, FLOWS).map_err(|failure| Obstacle::of(&failure))?;
     info!("sessions may leave user space, on {}", names.join(", "));
     Ok((splices, devices))
+}
+
+impl Obstacle {
+    fn new(reason: Reason, found: impl Into<String>) -> Self {
+        Self { reason, found: found.into() }
+    }
+
+    fn of(failure: &(dyn Error + 'static)) -> Self {
+        let refused = |errno: Errno| {
+            let mut found = Chain::new(failure).filter_map(|error| error.downcast_ref::<io::Error>());
+            found.any(|error| error.raw_os_error() == Some(errno.raw_os_error()))
+        };
+        let reason = match failure.downcast_ref() {
+            Some(AttachError::TablesTaken) => Reason::OtherTruepeer,
+            Some(AttachError::OtherLayout { .. }) => Reason::OtherVersion,
+            Some(AttachError::NoBpfFilesystem { .. }) => Reason::NoBpfFilesystem,
+            // The verifier says EACCES, too.
+            Some(AttachError::File { .. }) if refused(Errno::ACCESS) => Reason::NoPrivileges,
+            _ if refused(Errno::PERM) => Reason::NoPrivileges,
+            _ => Reason::NotLoaded,
+        };
+        let found = match failure.downcast_ref() {
+            Some(AttachError::OtherLayout { .. }) => format!(
+                "{PINS} is of another version of truepeer; its sessions go on in the kernel, and this version can't list or end them; \
+                 to end them: rm -r {PINS}, then restart truepeer"
+            ),
+            _ => Chain::new(failure).map(ToString::to_string).collect::<Vec<_>>().join(": "),
+        };
+        let found = found.lines().next().unwrap_or_default().chars().take(LONGEST).collect();
+        Self { reason, found }
+    }
+
+    pub(super) fn shown(&self) -> SpliceDoc {
+        SpliceDoc { reason: Some(self.reason.label().to_owned()), found: Some(self.found.clone()) }
+    }
 }

@@ -13,7 +13,7 @@ use super::attachments;
 use super::process::Process;
 use super::requests::Requests;
 use super::upgrade;
-use truepeer_ops::admin::{AttachmentDoc, ListenerView, Running, State};
+use truepeer_ops::admin::{AttachmentDoc, ListenerView, Running, SpliceDoc, State};
 
 /// Complaints are shown for this long.
 const LATELY: Duration = Duration::from_secs(600);
@@ -30,6 +30,7 @@ struct Shown {
     state: State,
     listeners: Vec<ListenerView>,
     missing: Vec<String>,
+    splice: Option<SpliceDoc>,
     sessions: Vec<Arc<dyn SessionList>>,
     attachments: attachments::Shown,
 }
@@ -40,6 +41,7 @@ impl View {
             state: State::Starting,
             listeners: Vec::new(),
             missing: Vec::new(),
+            splice: None,
             sessions: Vec::new(),
             attachments: process.attachments.shown(),
         };
@@ -66,6 +68,7 @@ impl View {
         shown.listeners.retain(|known| open.iter().all(|listener| listener.id != known.id));
         shown.listeners.extend(open);
         shown.missing = process.missing();
+        shown.splice = process.engines.splice();
         shown.sessions = process.engines.sessions();
         shown.attachments = process.attachments.shown();
     }
@@ -90,6 +93,10 @@ impl Running for View {
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
         self.shown().sessions.clone()
+    }
+
+    fn splice(&self) -> Option<SpliceDoc> {
+        self.shown().splice.clone()
     }
 
     fn made_by_kernel(&self) -> Vec<(&'static str, u64)> {

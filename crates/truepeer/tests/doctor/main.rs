@@ -280,7 +280,7 @@ fn a_running_truepeer_tells_how_many_sessions_stay_and_why(bed: &Bed) -> Result<
         streams.push(stream);
     }
     let wanted = format!(
-        "note  sessions of {DOOR} (0 have left user space): stayed: 3 not_loaded (the programs are not loaded: see the log)"
+        "note  sessions of {DOOR} (0 have left user space): stayed: 3 no_bpf_filesystem (no BPF file system was mounted when truepeer started)"
     );
     wait_for("three sessions that stay", || ask().is_ok_and(|report| report.text.contains(&wanted)))
         .with_context(|| ask().map(|report| report.text).unwrap_or_default())?;

@@ -83,7 +83,8 @@ fn left_behind(bed: &Bed, next: &[&str]) -> Result<Stand> {
     stand.truepeer.wait_end()?;
     end_orderly(stream)?;
     let _ = std::fs::remove_file(&stand.admin);
-    let truepeer = if next.is_empty() { proxy(bed, &[]) } else { spliced(bed, &[]) }.start(bed)?;
+    let next = if next.is_empty() { proxy(bed, &["--splice", "off"]) } else { spliced(bed, &[]) };
+    let truepeer = next.start(bed)?;
     Ok(Stand { truepeer, ..stand })
 }
 

@@ -2,9 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, client, tests};
@@ -26,6 +28,9 @@ pub(crate) fn tests() -> Vec<Test> {
         without_a_capability_sessions_are_relayed,
         full_without_what_it_needs_is_as_auto,
         a_second_truepeer_relays_and_says_why,
+        where_no_session_can_leave_only_the_operator_is_told,
+        a_stop_leaves_nothing_in_the_kernel,
+        kill_9_leaves_nothing_but_open_sessions,
         a_directory_that_another_user_made_holds_no_tables,
         another_user_can_hold_no_lock_of_the_tables,
     ]
@@ -149,7 +154,7 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
         }
         let log = truepeer.log();
         let is_loaded = log.contains("sessions may leave user space");
-        let is_said = log.contains("--splice: ");
+        let is_said = log.contains("DEBUG --splice: missing: CAP_");
         ensure!(is_loaded == missing.is_none() && is_said == missing.is_some(), "without {missing:?}: {log}");
         // If the kernel refuses the programs, there is no keeper for sessions that leave.
         let has_keeper = log.contains("TCP_REPAIR by the repair keeper");
@@ -177,13 +182,119 @@ fn a_second_truepeer_relays_and_says_why(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, &[])?;
     let listener = "127.0.0.1:8444";
     let second = Truepeer::proxy(TRUEPEER).listen(listener).ipv4(BACKEND);
-    let second = second.args(&["--routes", "auto", "--splice", "auto", "--splice-after", "0"]).start(bed)?;
-    second.wait_for_log("another truepeer has the tables of this network namespace; sessions are relayed")?;
+    let admin = bed.dir().join("second");
+    let path = admin.display().to_string();
+    let options = ["--splice", "auto", "--splice-after", "0", "--admin", &path];
+    let second = second.args(&["--routes", "auto"]).args(&options).start(bed)?;
     let mut relayed = open_at(listener, 1)?;
     let mut stream = open(0)?;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     echo(&mut relayed, &[7; 3000])?;
-    ensure!(!second.log().contains("has left user space"), "{}", second.log());
+    is_told(bed, &admin, "other_truepeer (another truepeer has")?;
+    // It knows the other one's sessions: their clients' addresses are in use.
+    let mut same = open_at(listener, 0)?;
+    echo(&mut same, b"by another port")?;
+    echo(&mut stream, b"undisturbed")?;
+    second.stop()?;
+    echo(&mut stream, b"the tables stay")
+}
+
+/// `status` says that all sessions stay, and has counted one by this reason.
+fn is_told(bed: &Bed, admin: &Path, reason: &str) -> Result<()> {
+    let status = || Program::new(TRUEPEER).args(["status", "--admin", &admin.display().to_string()]).run(bed);
+    let label = reason.split(' ').next().unwrap_or_default();
+    let lines = [format!("all sessions stay in user space: {reason}"), format!("1  {label}\n")];
+    let is_there = || status().is_ok_and(|said| lines.iter().all(|line| said.contains(line)));
+    bed.wait_for(&lines.join(", "), is_there).with_context(|| status().unwrap_or_default())
+}
+
+/// Without capabilities, and without a BPF file system.
+fn where_no_session_can_leave_only_the_operator_is_told(bed: &Bed) -> Result<()> {
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let admin = bed.dir().join("admin");
+    Program::new(TRUEPEER).args(["routes", "apply", "-4", BACKEND]).run(bed)?;
+    if Path::new(FILE_SYSTEM).exists() {
+        mount("none", FILE_SYSTEM, "tmpfs", MountFlags::empty(), None)?;
+    }
+    for (number, capabilities, reason) in [
+        (0, &["net_raw"][..], "no_privileges (missing: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN)"),
+        (
+            1,
+            &["net_raw", "bpf", "perfmon", "net_admin"],
+            "no_bpf_filesystem (/sys/fs/bpf/truepeer-splice is not",
+        ),
+    ] {
+        let options = ["--splice", "auto", "--splice-after", "0", "--routes", "manual"];
+        let truepeer = Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&options);
+        let truepeer = truepeer.args(&["--admin", &admin.display().to_string()]);
+        let with_these = |program: Program| program.as_user(User::ROOT).with_capabilities(capabilities);
+        let truepeer = truepeer.with(with_these).start(bed)?;
+        let mut stream = open(number)?;
+        echo(&mut stream, &[3; 3000])?;
+        is_told(bed, &admin, reason)?;
+        let log = truepeer.log();
+        ensure!(!log.contains("splice") && !log.contains("user space"), "{log}");
+        truepeer.stop()?;
+    }
+    Ok(())
+}
+
+const FILE_SYSTEM: &str = "/sys/fs/bpf";
+
+/// What truepeer has pinned.
+fn pinned() -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(Path::new(FILE_SYSTEM).join("truepeer-splice"))?;
+    Ok(entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?)
+}
+
+/// A link ends with its pin.
+fn is_attached() -> Result<bool> {
+    Ok(!pinned()?.is_empty())
+}
+
+/// Confined or not. A session that is open then is reset.
+fn a_stop_leaves_nothing_in_the_kernel(bed: &Bed) -> Result<()> {
+    for options in [&[][..], &["--confine", "off"]] {
+        let stand = Stand::make(bed, &[&["--drain-timeout", "0s"][..], options].concat())?;
+        ensure!(is_attached()?, "nothing is pinned: {}", stand.truepeer.log());
+        let mut stream = open(0)?;
+        stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+        stand.truepeer.stop()?;
+        is_reset(&mut stream)?;
+        ensure!(!is_attached()?, "{:?} stay", pinned()?);
+        let _ = std::fs::remove_file(&stand.admin);
+    }
+    Ok(())
+}
+
+/// The rules go along.
+fn kill_9_leaves_nothing_but_open_sessions(bed: &Bed) -> Result<()> {
+    let rules = || Program::new("ip").args(["rule"]).run(bed);
+    let before = rules()?;
+    let Stand { truepeer, backend, admin } = Stand::make(bed, &[])?;
+    truepeer.signal(Signal::KILL)?;
+    truepeer.wait_end()?;
+    bed.wait_for("the programs to go", || is_attached().is_ok_and(|is| !is))?;
+    bed.wait_for("the rules to go", || rules().is_ok_and(|now| now == before))?;
+    let _ = std::fs::remove_file(&admin);
+    let stand = Stand { truepeer: spliced(bed, &[]).start(bed)?, backend, admin };
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    stand.truepeer.signal(Signal::KILL)?;
+    stand.truepeer.wait_end()?;
+    for _ in 0..10 {
+        echo(&mut stream, b"nobody is there")?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    ensure!(is_attached()?, "nothing is pinned");
+    // The next one ends it, and nothing stays.
+    let _ = std::fs::remove_file(&stand.admin);
+    let next = spliced(bed, &["--drain-timeout", "0s"]).start(bed)?;
+    let stand = Stand { truepeer: next, ..stand };
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    stand.truepeer.stop()?;
+    is_reset(&mut stream)?;
+    ensure!(!is_attached()?, "{:?} stay", pinned()?);
     Ok(())
 }
 
@@ -237,7 +348,7 @@ fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {
     for _ in 0..100 {
         echo(&mut stream, &[1; 2000])?;
     }
-    ensure!(!std::path::Path::new("/sys/fs/bpf/truepeer-splice").exists(), "programs are loaded");
+    ensure!(!Path::new("/sys/fs/bpf/truepeer-splice").exists(), "programs are loaded");
     drop(stream);
     truepeer.wait_for_log("close=\"finished\"")
 }
@@ -251,7 +362,9 @@ fn sessions_with_a_mark_stay(bed: &Bed) -> Result<()> {
     }
     let list = stand.ask(bed, &["sessions"])?;
     ensure!(list.contains(" relaying "), "{list}");
-    stand.truepeer.wait_for_log("don't have its --mark")
+    let status = stand.ask(bed, &["status"])?;
+    ensure!(status.contains("1  mark\n"), "{status}");
+    Ok(())
 }
 
 /// truepeer has written the backend's header before the session leaves. The backend echoes that as well.

@@ -258,6 +258,6 @@ fn repair_keeper(bed: &Bed) -> Result<()> {
         Stand::with_options(bed, Behaviour::Who, &["--splice", "auto"])?;
     Kind::RepairKeeper.is_confined(bed, child(&truepeer, "truepeer-splice")?)?;
     serves(&truepeer)?;
-    ensure!(truepeer.children()?.len() == 2, "a keeper has ended: {}", truepeer.log());
+    ensure!(truepeer.children()?.len() == 3, "a keeper has ended: {}", truepeer.log());
     truepeer.stop().map(drop)
 }

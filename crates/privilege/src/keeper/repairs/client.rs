@@ -8,14 +8,14 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use truepeer_sys::process::fork_apart;
 use truepeer_sys::repair::{Order, Repairer, Stands, repair_by};
 use truepeer_sys::{CallError, Named as _};
 
-use super::super::client::{LAST, into_failure, reap, wait_readable};
-use super::super::wire::{self as hello, Answer};
+use super::super::client::{LAST, greeting, reap, wait_readable};
+use super::super::wire::Answer;
 use super::service::serve;
 use super::wire::{self, Outcome, Received};
 
@@ -23,8 +23,6 @@ use super::wire::{self, Outcome, Received};
 /// longer ends one of these waits, not all.
 const WAITS: u32 = 4;
 const WAIT: Duration = Duration::from_millis(250);
-/// How long the start may take. It takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// This process's repair keeper. Dropped, it ends.
 #[derive(Debug)]
@@ -69,7 +67,7 @@ impl RepairKeeper {
         let line = Line::new([socket, theirs], process, end);
         // Dropped on an error, which ends the process.
         let keeper = Self(Arc::new(line));
-        match keeper.0.greeting().and_then(into_failure)? {
+        match greeting(keeper.0.socket.as_fd())? {
             Answer::Ready { missing } => Ok((keeper, missing)),
             other => Err(anyhow!("it says {other:?}")),
         }
@@ -121,16 +119,6 @@ impl Line {
     fn new([socket, theirs]: [OwnedFd; 2], process: Pid, end: OwnedFd) -> Self {
         let (is_gone, is_reaped) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { socket, theirs, process, end, number: Mutex::new(0), is_gone, is_reaped }
-    }
-
-    /// What it says first.
-    fn greeting(&self) -> anyhow::Result<Answer> {
-        anyhow::ensure!(wait_readable(self.socket.as_fd(), PATIENCE), "it does not answer");
-        match hello::receive(self.socket.as_fd(), RecvFlags::DONTWAIT)? {
-            hello::Received::Message { body, .. } => Ok(body),
-            hello::Received::Bad(reason) => Err(anyhow!("it says {reason}")),
-            hello::Received::End => Err(anyhow!("it has ended")),
-        }
     }
 
     fn give(&self, order: &Order, sockets: &[BorrowedFd<'_>]) -> Outcome {

@@ -1,0 +1,111 @@
+//! A process that removes what truepeer has pinned in the kernel, once that has ended: only the user that has
+//! pinned it may do so, and truepeer has become another one (`truepeer-pins` in `ps`).
+//!
+//! It reads nothing but the word that truepeer is about to end. So it keeps its user, and no other power.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use rustix::io::retry_on_intr;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::process::{Pid, getpid, getppid};
+use truepeer_sys::process::fork_apart;
+
+use super::client::{greeting, reap};
+use super::records::limited;
+use super::service::hold_no_output;
+use super::wire::{self as hello, Answer};
+
+/// How long the removal may take: detaching from a device waits for a grace period.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The kernel closes the descriptors of a killed process one after another: what it has locked may be so for
+/// longer than its end of the line.
+const CLOSING: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// The process. Dropped, it removes what nobody uses, and ends.
+#[derive(Debug)]
+pub struct PinsKeeper {
+    line: OwnedFd,
+    process: Pid,
+}
+
+impl PinsKeeper {
+    /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
+    /// Call it with one thread, before this process gives up its own user.
+    ///
+    /// # Errors
+    /// It could not be forked or confined.
+    pub(crate) fn start(
+        confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
+        remove: impl FnOnce(),
+    ) -> anyhow::Result<(Self, Vec<String>)> {
+        let (line, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .context("socketpair")?;
+        let owner = getpid();
+        let process = fork_apart(theirs.as_fd(), |line| serve(&line, owner, confine, remove))?;
+        drop(theirs);
+        let keeper = Self { line, process };
+        match greeting(keeper.line.as_fd())? {
+            Answer::Ready { missing } => Ok((keeper, missing)),
+            other => Err(anyhow!("it says {other:?}")),
+        }
+    }
+}
+
+impl Drop for PinsKeeper {
+    fn drop(&mut self) {
+        // If it has ended, what is pinned stays for the next start.
+        let _ = send(&self.line, &[0], SendFlags::NOSIGNAL);
+        reap(self.process, PATIENCE);
+    }
+}
+
+fn serve(
+    line: &OwnedFd,
+    owner: Pid,
+    confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
+    remove: impl FnOnce(),
+) -> i32 {
+    let _ = rustix::thread::set_name(c"truepeer-pins");
+    let ready = hold_no_output().map_err(anyhow::Error::from).and_then(|()| confine());
+    let (first, is_ready) = match ready {
+        Ok(missing) => (Answer::Ready { missing }, true),
+        Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
+    };
+    if hello::send(line.as_fd(), 0, &first, &[]).is_err() || !is_ready {
+        return 1;
+    }
+    wait_for_the_end(line.as_fd(), owner);
+    remove();
+    0
+}
+
+fn wait_for_the_end(line: BorrowedFd<'_>, owner: Pid) {
+    let mut word = [0];
+    let is_said = matches!(retry_on_intr(|| recv(line, &mut word[..], RecvFlags::empty())), Ok((1, _)));
+    let deadline = Instant::now() + CLOSING;
+    while !is_said && getppid() == Some(owner) && Instant::now() < deadline {
+        thread::sleep(PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_removes_at_the_end_and_not_before() {
+        let pin = std::env::temp_dir().join(format!("truepeer-pin-{}", std::process::id()));
+        std::fs::write(&pin, "pinned").unwrap();
+        let confine = || Ok(vec!["something".to_owned()]);
+        let (keeper, missing) = PinsKeeper::start(confine, || _ = std::fs::remove_file(&pin)).unwrap();
+        assert_eq!(missing, ["something"]);
+        assert!(pin.exists());
+        drop(keeper);
+        assert!(!pin.exists());
+    }
+}
