@@ -20,6 +20,7 @@ pub(crate) fn tests() -> Vec<Test> {
         test("a_process_with_a_file_can_not_do_what_its_job_does_not_need", with_a_file),
         test("a_keeper_can_not_do_what_its_job_does_not_need", keeper),
         test("a_repair_keeper_can_not_do_what_its_job_does_not_need", repair_keeper),
+        test("a_pins_keeper_can_not_do_what_its_job_does_not_need", pins_keeper),
     ]
 }
 
@@ -51,6 +52,8 @@ enum Kind {
     Keeper,
     /// It puts sockets under repair.
     RepairKeeper,
+    /// It removes what is pinned, as the user that pinned it.
+    PinsKeeper,
 }
 
 /// How a try must end.
@@ -80,11 +83,14 @@ impl Kind {
             }
             Kind::Keeper => &["getpid", "socket_netlink_route", "socket_stream", "listen"],
             Kind::RepairKeeper => &["getpid", "socket_stream"],
+            Kind::PinsKeeper => &["getpid", "socket_netlink_route", "unlinkat"],
         };
         let is_keeper = matches!(self, Kind::Keeper | Kind::RepairKeeper);
         match name {
             _ if needs.contains(&name) => Wanted::Passes,
             "tcp_repair" if self == Kind::Splicing => Wanted::Error(Errno::NOSYS),
+            // It gets no socket to set these options on.
+            "tcp_repair" | "buffer_force" if self == Kind::PinsKeeper => Wanted::Error(Errno::BADF),
             "write_switch" if self == Kind::Keeper => Wanted::LeftOut,
             _ if RULES.contains(&name) && is_keeper => Wanted::LeftOut,
             _ if RULES.contains(&name) => Wanted::Error(Errno::PERM),
@@ -260,4 +266,18 @@ fn repair_keeper(bed: &Bed) -> Result<()> {
     serves(&truepeer)?;
     ensure!(truepeer.children()?.len() == 3, "a keeper has ended: {}", truepeer.log());
     truepeer.stop().map(drop)
+}
+
+/// It stays root where truepeer was started as root, with no other power of it.
+fn pins_keeper(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let Stand { truepeer, backend: _backend } =
+        Stand::with_options(bed, Behaviour::Who, &["--splice", "auto"])?;
+    Kind::PinsKeeper.is_confined(bed, child(&truepeer, "truepeer-pins")?)?;
+    serves(&truepeer)?;
+    ensure!(truepeer.children()?.len() == 3, "a keeper has ended: {}", truepeer.log());
+    truepeer.stop()?;
+    let pinned = fs::read_dir("/sys/fs/bpf/truepeer-splice")?.count();
+    ensure!(pinned == 0, "it has not removed what was pinned");
+    Ok(())
 }
