@@ -43,8 +43,8 @@ pub(crate) fn unknown(command: &str, usual: &str, error: &clap::Error) -> Option
         ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
             let typed = text(ContextKind::InvalidSubcommand)?;
             format!(
-                "{typed}: no command of truepeer; expected attach, run, proxy, https, connect, serve, check, reload, upgrade, \
-                 doctor, status, sessions, top or routes"
+                "{typed}: no command of truepeer; expected attach, run, proxy, https, connect, serve, check, \
+                 reload, upgrade, doctor, status, sessions, top or routes"
             )
         }
         _ => return None,

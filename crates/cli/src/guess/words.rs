@@ -58,7 +58,7 @@ pub(super) const OTHERS: &[Other] = &[
     other(
         &["attach"],
         &["--pod"],
-        "kubectl annotate pod {NAME} truepeer.dev/ports=443 truepeer.dev/allow=10.0.0.7, with truepeer's agent",
+        "kubectl annotate pod {NAME} truepeer.dev/ports=443 truepeer.dev/allow=10.0.0.7, with the agent",
     ),
     other(ALL, &["--optional"], "--header optional"),
     other(ALL, &["--required", "--require"], "--header require"),

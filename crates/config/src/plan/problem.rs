@@ -33,7 +33,8 @@ pub enum Problem {
     #[error("{place} {name}: can't resolve the host name")]
     Resolve { place: OptionName, name: String, source: io::Error },
     #[error(
-        "{place} {name}: {device} is a network device; expected an address of it, as `ip address show {device}` prints them, or :PORT for every address"
+        "{place} {name}: {device} is a network device; expected an address of it, \
+         as `ip address show {device}` prints them, or :PORT for every address"
     )]
     Device { place: OptionName, name: String, device: String },
     #[error("{place} {name}: the host name has no address")]
