@@ -25,9 +25,12 @@ pub enum AttachError {
     /// Each listener has lists of its own.
     #[error("more than 15 listeners")]
     TooManyListeners,
-    /// One process of a network namespace has the tables of sessions.
-    #[error("another truepeer has the tables of this network namespace")]
+    /// Other processes have all shares of a network namespace's tables of sessions.
+    #[error("other truepeers of this network namespace have the tables")]
     TablesTaken,
+    /// The kernel makes sessions for one process of a network namespace.
+    #[error("another truepeer began first, and the kernel makes sessions for one process only")]
+    OtherMakes,
     /// There is no BPF file system for the pins.
     #[error("{} is not on a BPF file system", path.display())]
     NoBpfFilesystem {

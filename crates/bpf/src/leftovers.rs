@@ -56,7 +56,8 @@ fn remove(root: &Path) -> Result<(), AttachError> {
         let (witnesses, others): (Vec<_>, Vec<_>) =
             entries(&links)?.into_iter().partition(|pin| witness::is_witness(pin));
         unlink(others.into_iter().chain(entries(&maps)?).chain(witnesses))?;
-        rmdir([links, maps, layout])?;
+        let shares = layout.join("shares");
+        rmdir(entries(&shares)?.into_iter().chain([shares, links, maps, layout]))?;
     }
     rmdir([root.to_owned()])
 }

@@ -97,6 +97,11 @@ impl Place {
         self.path().join("links")
     }
 
+    /// Of directories that are nothing but locks: for each part of the tables, whose it is.
+    pub(crate) fn shares(&self) -> PathBuf {
+        self.path().join("shares")
+    }
+
     /// Refuses directories in which another user could change what is pinned.
     fn check(&self) -> Result<(), AttachError> {
         [self.maps(), self.links()].iter().try_for_each(|directory| trust::check(directory))
@@ -132,6 +137,7 @@ impl Place {
         let (first, others): (Vec<_>, Vec<_>) =
             entries(&self.links())?.into_iter().partition(|pin| *pin == self.hook(LAST_RITES));
         unlink(first.into_iter().chain(others).chain(entries(&self.maps())?))?;
+        rmdir(entries(&self.shares())?.into_iter().chain([self.shares()]))?;
         rmdir([self.links(), self.maps(), self.path(), self.root.clone()])
     }
 

@@ -60,7 +60,7 @@ reasons! {
     NoPrivileges "no_privileges": "truepeer started without the privileges to load the programs"
     NoBpfFilesystem "no_bpf_filesystem": "no BPF file system was mounted when truepeer started"
     NoDevice "no_device": "no Ethernet or loopback device was up with an address when truepeer started"
-    OtherTruepeer "other_truepeer": "another truepeer has the tables of this network namespace"
+    OtherTruepeer "other_truepeer": "other truepeers of this network namespace have the tables"
     OtherVersion "other_version": "the tables of another version of truepeer are in the kernel"
     NotLoaded "not_loaded": "the programs are not loaded: truepeer status says why"
     KeeperGone "keeper_gone": "the repair keeper has ended, or did not answer: see the log"

@@ -108,8 +108,13 @@ impl Full {
         if self.lent().state != Lending::NotYet {
             return Ok(true);
         }
-        if self.splices.is_guest() {
-            return Ok(false);
+        if !self.splices.may_make_sessions() {
+            if self.splices.awaits() {
+                return Ok(false);
+            }
+            // Its predecessor did not make them: programs and tables are another process's.
+            self.lent().state = Lending::IsOver;
+            return Ok(true);
         }
         self.lent().state = Lending::Goes;
         tables.leave_all()?;

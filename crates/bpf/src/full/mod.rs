@@ -84,7 +84,11 @@ impl Full {
         devices: &[Device],
         own_addresses: &BTreeSet<IpAddr>,
     ) -> Result<Self, AttachError> {
-        let is_heir = splices.is_guest();
+        let may = splices.may_make_sessions();
+        let is_heir = !may && splices.awaits();
+        if !may && !is_heir {
+            return Err(AttachError::OtherMakes);
+        }
         let (place, maps) = programs::attach(pins, devices, is_heir)?;
         let programs::Maps { listeners, backends, senders, claims, denied, places, looked, counters } = maps;
         let groups = vec![None; listeners::OWN_ADDRESSES.into()];

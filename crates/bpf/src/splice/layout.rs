@@ -8,7 +8,7 @@ use super::mapped::Shared;
 use crate::layout::{Address, FlowKey};
 
 /// Raised whenever a struct or a map of the splice programs changes its shape.
-pub(crate) const SPLICE_LAYOUT: u32 = 6;
+pub(crate) const SPLICE_LAYOUT: u32 = 7;
 
 /// `enum splice_stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +103,13 @@ pub(crate) struct Spliced {
 // SAFETY: every field is an atomic, so any bytes are valid; the size, 320 (asserted below), is a multiple of
 // 8, and its alignment is 64.
 unsafe impl Shared for Spliced {}
+
+impl Spliced {
+    /// Whether any flow has had this place.
+    pub(super) fn was_used(&self) -> bool {
+        self.faces[0].key.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+}
 
 /// Also said in the documentation: what a flow takes beside its two keys.
 pub const FLOW_BYTES: usize = 320;

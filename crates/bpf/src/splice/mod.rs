@@ -7,6 +7,7 @@ mod counters;
 mod flow;
 pub(crate) mod keys;
 pub(crate) mod layout;
+mod locks;
 pub(crate) mod mapped;
 mod peers;
 mod remove;

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use super::attach::Locks;
 use super::layout::{SPLICE_LAYOUT, Spliced, Stage};
+use super::locks::Locks;
 use super::mapped::Mapped;
 use super::table::Splices;
 use crate::{AttachError, Place, links};
@@ -47,7 +47,7 @@ fn goes_on(flows: &Mapped<Spliced>) -> bool {
 
 fn remove(place: &Place, goes_on: impl Fn() -> bool) -> Result<bool, AttachError> {
     let locks = Locks::open(place)?;
-    if !locks.own() || !locks.are_alone() || goes_on() {
+    if !locks.start_alone() || !locks.are_alone() || goes_on() {
         return Ok(false);
     }
     if !links::has_tcx() {

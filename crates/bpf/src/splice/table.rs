@@ -1,6 +1,7 @@
 //! The tables of spliced flows, and which of their places are free.
 
 mod free;
+mod shares;
 mod sweep;
 mod ways;
 
@@ -16,16 +17,18 @@ use aya::maps::{Map, MapData, MapError, PerCpuArray, SkStorage};
 use rustix::time::{ClockId, clock_gettime};
 
 use self::free::FreePlaces;
+use self::shares::Shares;
 pub use self::sweep::Swept;
 use self::sweep::Unwatched;
 pub use self::ways::Way;
-use super::attach::{Locks, attach};
+use super::attach::attach;
 use super::keys::{Keys, NotEntered};
 use super::layout::{SPLICE_LAYOUT, Spliced, Stage, key_of};
+use super::locks::Locks;
 use super::mapped::Mapped;
 use super::peers::{Question, Unattended};
 use crate::layout::FlowKey;
-use crate::{AttachError, Device, Place, SPLICE_COUNTERS, links};
+use crate::{AttachError, Device, Place, SPLICE_COUNTERS};
 
 /// One connection of a session.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +76,7 @@ pub struct Splices {
     keys: Keys,
     sockets: Mutex<SkStorage<MapData, u32>>,
     counters: PerCpuArray<MapData, u64>,
+    shares: Mutex<Shares>,
     free: Mutex<FreePlaces>,
     unwatched: Mutex<Vec<Unwatched>>,
     /// Flows that were forgotten though their peers may live: see [`Splices::unattended`].
@@ -95,32 +99,28 @@ pub struct InUse {
     pub keys: usize,
 }
 
-/// The role of this process, which decides what it may do with the tables.
+/// The role of this process, which decides what it may do with the tables. Several processes may be owners,
+/// each of [a share](super::locks::Share) at least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// It begins flows, gives their places back, and keeps others from that.
+    /// It begins flows and gives their places back.
     Owner,
-    /// It [visits](Splices::visit) them, or has [released](Splices::release) them.
+    /// It [visits](Splices::visit) them, has no share yet, or has [released](Splices::release) its shares.
     Guest,
-    /// It will own them once its predecessor has released them.
-    Heir,
 }
 
 impl Splices {
-    /// Attaches the programs to these devices, with tables for so many flows at `pins`. Flows of an earlier
-    /// process go on.
+    /// Attaches the programs to these devices, with tables for so many flows at `pins`. Flows of processes
+    /// that have ended go on: this one answers for them. Those of processes that run are left alone.
     ///
     /// # Errors
-    /// If the kernel refuses a step; if another process uses the tables.
+    /// If the kernel refuses a step; if other processes have all shares of the tables.
     pub fn attach(pins: &Path, devices: &[Device], flows: NonZeroU32) -> Result<Arc<Self>, AttachError> {
-        let (place, locks, _) = attach(pins, devices, flows, false)?;
-        let splices = Self::open(&place, locks, Role::Owner)?;
-        splices.adopt();
-        Ok(Arc::new(splices))
+        Self::start(pins, devices, flows, false)
     }
 
-    /// Likewise, for a process that takes over from another one. It owns the tables once that one has
-    /// [released](Splices::release) them ([`Splices::inherit`]).
+    /// Likewise, for a process that takes over from another one. It owns that one's shares once they are
+    /// [released](Splices::release) ([`Splices::inherit`]).
     ///
     /// # Errors
     /// If the kernel refuses a step.
@@ -129,42 +129,26 @@ impl Splices {
         devices: &[Device],
         flows: NonZeroU32,
     ) -> Result<Arc<Self>, AttachError> {
-        let (place, locks, is_owner) = attach(pins, devices, flows, true)?;
-        // If the other process doesn't splice, the tables are this one's at once.
-        let splices = Self::open(&place, locks, if is_owner { Role::Owner } else { Role::Heir })?;
-        if is_owner {
-            splices.adopt();
-        }
+        Self::start(pins, devices, flows, true)
+    }
+
+    fn start(
+        pins: &Path,
+        devices: &[Device],
+        flows: NonZeroU32,
+        as_heir: bool,
+    ) -> Result<Arc<Self>, AttachError> {
+        let (place, locks) = attach(pins, devices, flows)?;
+        let splices = Self::open(&place, locks)?;
+        splices.take_part(as_heir)?;
+        splices.locks.let_others_start();
         Ok(Arc::new(splices))
     }
 
-    /// An heir becomes the owner if it can by now.
-    pub fn inherit(&self) {
-        let mut role = lock(&self.role);
-        if *role == Role::Heir && self.locks.own() {
-            // The last owner may have been killed before it wrote a secret. If this fails, no key can be
-            // entered, and sessions stay in user space.
-            let _ = self.keys.begin();
-            if let Some(before_adopting) = self.before_adopting.get() {
-                before_adopting();
-            }
-            *role = Role::Owner;
-            drop(role);
-            self.adopt();
-        }
-    }
-
-    /// Sets the work that an heir does once it owns the tables, before it adopts flows.
+    /// Sets the work that an heir does once the kernel may make sessions for it, before it adopts flows.
     pub(crate) fn before_adopting(&self, work: impl Fn() + Send + Sync + 'static) {
         // Err: the programs that make sessions are attached once.
         let _ = self.before_adopting.set(Box::new(work));
-    }
-
-    /// Lets another process own the tables. Flows that are not let go yet stay with this one.
-    pub fn release(&self) {
-        lock(&self.free).clear();
-        *lock(&self.role) = Role::Guest;
-        self.locks.hand_over();
     }
 
     /// Opens the tables of an earlier or another process at `pins`, if there are any. A guest begins no flow:
@@ -178,14 +162,10 @@ impl Splices {
         if !directory.exists() {
             return Ok(None);
         }
-        let splices = Self::open(&place, Locks::open(&place)?, Role::Guest)?;
-        if splices.locks.own() {
-            // An earlier process's programs would accept connections for this one's listeners.
-            links::detach_full(&place)?;
-            splices.adopt();
-            // Let another process have the tables and their free places.
-            lock(&splices.free).clear();
-            splices.locks.disown();
+        let splices = Self::open(&place, Locks::open(&place)?)?;
+        if splices.locks.start_alone() {
+            splices.look_after_orphans()?;
+            splices.locks.let_others_start();
         }
         Ok(Some(Arc::new(splices)))
     }
@@ -206,21 +186,17 @@ impl Splices {
         Ok(Some(InUse { places, keys: Keys::open(&place)?.count() }))
     }
 
-    /// Whether this process may not begin flows: it only [visits](Splices::visit), or another process has the
-    /// tables.
+    /// Whether this process may not begin flows: it only [visits](Splices::visit), or has no share.
     pub fn is_guest(&self) -> bool {
         *lock(&self.role) != Role::Owner
     }
 
-    fn open(place: &Place, locks: Locks, role: Role) -> Result<Self, AttachError> {
+    fn open(place: &Place, locks: Locks) -> Result<Self, AttachError> {
         let open = |name: &'static str| {
             MapData::from_pin(place.maps().join(name)).map_err(AttachError::map("opening", name))
         };
         let flows: Mapped<Spliced> = Mapped::open(place, "ts_flows")?;
         let keys = Keys::open(place)?;
-        if role == Role::Owner {
-            keys.begin()?;
-        }
         let sockets = Map::SkStorage(open("ts_sockets")?)
             .try_into()
             .map_err(AttachError::map("opening", "ts_sockets"))?;
@@ -229,7 +205,8 @@ impl Splices {
             .map_err(AttachError::map("opening", "ts_counters"))?;
         Ok(Self {
             place: place.clone(),
-            free: Mutex::new(FreePlaces::new(flows.count())),
+            shares: Mutex::new(Shares::default()),
+            free: Mutex::new(FreePlaces::default()),
             flows,
             keys,
             sockets: Mutex::new(sockets),
@@ -239,35 +216,9 @@ impl Splices {
             adopted: Mutex::default(),
             questions: Mutex::default(),
             locks,
-            role: Mutex::new(role),
+            role: Mutex::new(Role::Guest),
             before_adopting: OnceLock::new(),
         })
-    }
-
-    /// Takes over the flows of another process. Spliced ones go on. Unless that process still lives, the
-    /// sockets of earlier stages are gone: these flows are forgotten, and their peers reset if they may wait.
-    fn adopt(&self) {
-        let has_elder = self.locks.have_elder();
-        // Whatever was about to begin has begun by then: by that process, or by programs that make sessions.
-        let since = (has_elder || self.before_adopting.get().is_some()).then(Instant::now);
-        let mut unfinished = Vec::new();
-        for place in 0..self.flows.count() {
-            match self.stage(place) {
-                Stage::Free => lock(&self.free).give_back(place, since),
-                Stage::Armed | Stage::Tail if has_elder => self.sweep_later(place),
-                stage @ (Stage::Armed | Stage::Tail) => unfinished.push((place, stage)),
-                Stage::Spliced => lock(&self.adopted).push(place),
-                Stage::Closing | Stage::Dead | Stage::Gone => self.sweep_later(place),
-            }
-        }
-        // Behind the free ones: these places rest for a second, and until then none that was given back later
-        // can be taken.
-        for (place, stage) in unfinished {
-            match stage {
-                Stage::Tail => self.remove_unattended(place),
-                _ => _ = self.remove(place),
-            }
-        }
     }
 
     pub(super) fn take_adopted(&self) -> Vec<u32> {
@@ -377,7 +328,16 @@ impl Splices {
 
     pub(crate) fn take_place(&self) -> Option<u32> {
         loop {
-            let place = lock(&self.free).take(Instant::now())?;
+            if lock(&self.free).is_filling() {
+                self.grow();
+            }
+            let taken = lock(&self.free).take(Instant::now());
+            let Some(place) = taken else {
+                if self.grow() {
+                    continue;
+                }
+                return None;
+            };
             if self.stage(place) == Stage::Free {
                 return Some(place);
             }

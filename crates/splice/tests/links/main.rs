@@ -82,6 +82,14 @@ fn main() -> ExitCode {
         places::tables_of_a_namespace_that_is_gone_are_removed,
     ));
     tests.push(Test::new("after_a_kill_flows_begin_at_once", places::after_a_kill_flows_begin_at_once));
+    tests.push(Test::new(
+        "each_process_answers_for_its_own_flows",
+        places::each_process_answers_for_its_own_flows,
+    ));
+    tests.push(Test::new(
+        "an_heir_inherits_from_its_predecessor_alone",
+        places::an_heir_inherits_from_its_predecessor_alone,
+    ));
     tests.push(Test::new("what_made_room_keeps_its_keys", places::what_made_room_keeps_its_keys));
     tests.push(Test::new(
         "the_keys_of_a_flow_that_is_gone_are_removed",

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use truepeer_bpf::{Device, Flow, Side, Splices, Stage};
+use truepeer_bpf::{AttachError, Device, Flow, Side, Splices, Stage, Watched};
 use truepeer_testbed::{Bed, NetNs, ip_here, wait_for};
 
 const FLOWS: NonZeroU32 = NonZeroU32::new(4).expect("not zero");
@@ -64,11 +64,18 @@ pub(crate) fn an_heir_of_empty_tables_begins_flows(bed: &Bed) -> Result<()> {
         for map in fs::read_dir(place.join("maps"))? {
             fs::remove_file(map?.path())?;
         }
-        let lock = File::open(place)?;
-        lock.lock()?;
+        let locks = fs::read_dir(place.join("shares"))?
+            .map(|share| {
+                let share = File::open(share?.path())?;
+                share.lock()?;
+                Ok(share)
+            })
+            .collect::<Result<Vec<_>>>()?;
         let heir = Splices::attach_as_heir(&pins, &[], FLOWS)?;
-        ensure!(heir.is_guest(), "it has the tables already");
-        drop(lock);
+        ensure!(heir.is_guest(), "it has a share already");
+        let other = Splices::attach(&pins, &[], FLOWS);
+        ensure!(matches!(other, Err(AttachError::TablesTaken)), "another process has one");
+        drop(locks);
         heir.inherit();
         Ok(heir)
     })?;
@@ -89,6 +96,90 @@ pub(crate) fn after_a_kill_flows_begin_at_once(bed: &Bed) -> Result<()> {
     })?;
     let _flows = (2..5).map(|client| table.arm(client)).collect::<Result<Vec<_>>>()?;
     ensure!(!table.is_in_use(1) && table.is_in_use(2));
+    Ok(())
+}
+
+/// Tables of a network namespace, two places for each of 32 processes.
+struct Shared {
+    pins: PathBuf,
+    namespace: NetNs,
+}
+
+impl Shared {
+    fn make(bed: &Bed) -> Result<Shared> {
+        Ok(Shared { pins: crate::stand::pins(bed)?, namespace: NetNs::create()? })
+    }
+
+    /// One more process.
+    fn process(&self, as_heir: bool) -> Result<Table> {
+        let flows = const { NonZeroU32::new(64).expect("not zero") };
+        let attach = if as_heir { Splices::attach_as_heir } else { Splices::attach };
+        self.namespace.run(|| {
+            let splices = attach(&self.pins, &[], flows)?;
+            Ok(Table { splices, socket: TcpListener::bind("0.0.0.0:0")? })
+        })?
+    }
+}
+
+impl Table {
+    /// A flow that has left.
+    fn spliced(&self, client: u16) -> Result<Watched> {
+        let flow = self.arm(client)?;
+        flow.cut([0, 0], [0, 0]);
+        flow.all_is_delivered([false, false]);
+        ensure!(flow.stage() == Stage::Spliced, "{:?}", flow.stage());
+        Ok(flow.offload())
+    }
+
+    /// The clients of flows that it has adopted.
+    fn adopted(&self) -> Vec<u16> {
+        self.splices.adopted().iter().map(|flow| flow.connections()[0].peer.port()).collect()
+    }
+}
+
+pub(crate) fn each_process_answers_for_its_own_flows(bed: &Bed) -> Result<()> {
+    let shared = Shared::make(bed)?;
+    let (one, other) = (shared.process(false)?, shared.process(false)?);
+    let (of_one, of_other) = (one.spliced(1)?, other.spliced(2)?);
+    ensure!(other.is_in_use(1) && one.is_in_use(2), "addresses of the other process are free");
+    ensure!(other.arm(1).is_err(), "two flows have one address");
+    other.splices.lose_all_ways();
+    ensure!(of_other.has_lost_its_way() && !of_one.has_lost_its_way());
+    for process in [&one, &other] {
+        let flows = (10..30).map(|client| process.arm(client)).collect::<Result<Vec<_>>>();
+        flows.context("it has no more than its first share")?;
+    }
+    // The first one is killed. Its flow waits for its next start.
+    drop(of_one);
+    drop(one);
+    ensure!(other.adopted().is_empty() && other.is_in_use(1));
+    let next = shared.process(false)?;
+    ensure!(next.adopted() == [1] && next.is_in_use(2));
+    let swept = next.splices.sweep(Instant::now(), Duration::ZERO, true);
+    ensure!(of_other.stage() == Stage::Spliced, "{swept:?}: {of_other:?}");
+    Ok(())
+}
+
+pub(crate) fn an_heir_inherits_from_its_predecessor_alone(bed: &Bed) -> Result<()> {
+    let shared = Shared::make(bed)?;
+    let (third, old) = (shared.process(false)?, shared.process(false)?);
+    let (of_third, of_old) = (third.spliced(1)?, old.spliced(2)?);
+    let heir = shared.process(true)?;
+    heir.splices.inherit();
+    ensure!(heir.adopted().is_empty() && !heir.splices.is_guest());
+    let _own = heir.arm(3)?;
+    drop(of_old);
+    old.splices.release();
+    ensure!(old.splices.is_guest());
+    heir.splices.inherit();
+    ensure!(heir.adopted() == [2]);
+    heir.splices.inherit();
+    drop(of_third);
+    drop(third);
+    heir.splices.inherit();
+    ensure!(heir.adopted().is_empty(), "it has the flows of another process");
+    let next = shared.process(false)?;
+    ensure!(next.adopted() == [1]);
     Ok(())
 }
 

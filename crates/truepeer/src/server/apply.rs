@@ -391,10 +391,12 @@ impl Engines {
         udp.filter_map(|key| Some((key, *self.ids.get(&key)?))).collect()
     }
 
-    /// Whether sessions that have left user space go on when this process ends.
+    /// Whether sessions that have left user space go on when this process ends: its own, or those of one that
+    /// was killed.
     pub(super) fn leave_sessions(&self) -> bool {
         let leaves = self.running.iter().any(|one| one.config.splice.linger == SpliceLinger::Leave);
-        leaves && self.programs.splices.as_ref().is_some_and(|splices| splices.has_unwatched())
+        let splices = self.programs.splices.as_ref();
+        splices.is_some_and(|splices| leaves && splices.has_unwatched() || splices.orphans_go_on())
     }
 
     /// Lets another process have the sessions that have left user space.

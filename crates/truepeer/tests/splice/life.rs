@@ -1,7 +1,8 @@
 //! A session's life after it has left user space.
 
+use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, tests};
 
 use crate::stand::{BACKEND, DOOR, SITE, Stand, TRUEPEER, echo, is_reset, open, open_at, proxy, spliced};
 
@@ -27,7 +28,9 @@ pub(crate) fn tests() -> Vec<Test> {
         a_reload_that_wants_splice_says_when_it_takes_effect,
         without_a_capability_sessions_are_relayed,
         full_without_what_it_needs_is_as_auto,
-        a_second_truepeer_relays_and_says_why,
+        each_of_two_truepeers_answers_for_its_own_sessions,
+        truepeers_behind_each_other_deliver,
+        where_others_have_all_shares_sessions_are_relayed,
         where_no_session_can_leave_only_the_operator_is_told,
         a_stop_leaves_nothing_in_the_kernel,
         kill_9_leaves_nothing_but_open_sessions,
@@ -178,25 +181,108 @@ fn full_without_what_it_needs_is_as_auto(bed: &Bed) -> Result<()> {
     echo(&mut stream, &[7; 3000])
 }
 
-fn a_second_truepeer_relays_and_says_why(bed: &Bed) -> Result<()> {
-    let stand = Stand::make(bed, &[])?;
-    let listener = "127.0.0.1:8444";
-    let second = Truepeer::proxy(TRUEPEER).listen(listener).ipv4(BACKEND);
-    let admin = bed.dir().join("second");
-    let path = admin.display().to_string();
-    let options = ["--splice", "auto", "--splice-after", "0", "--admin", &path];
-    let second = second.args(&["--routes", "auto"]).args(&options).start(bed)?;
-    let mut relayed = open_at(listener, 1)?;
-    let mut stream = open(0)?;
-    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    echo(&mut relayed, &[7; 3000])?;
-    is_told(bed, &admin, "other_truepeer (another truepeer has")?;
-    // It knows the other one's sessions: their clients' addresses are in use.
-    let mut same = open_at(listener, 0)?;
-    echo(&mut same, b"by another port")?;
-    echo(&mut stream, b"undisturbed")?;
-    second.stop()?;
-    echo(&mut stream, b"the tables stay")
+const SECOND: &str = "127.0.0.1:8444";
+
+/// Another truepeer, of the same backend.
+struct Second {
+    truepeer: Running,
+    admin: PathBuf,
+}
+
+impl Second {
+    fn start(bed: &Bed, backend: &str, options: &[&str]) -> Result<Second> {
+        let admin = bed.dir().join("second");
+        let _ = std::fs::remove_file(&admin);
+        let always = ["--routes", "auto", "--splice", "auto", "--splice-after", "0", "--drain-timeout", "0s"];
+        let truepeer = Truepeer::proxy(TRUEPEER).listen(SECOND).ipv4(backend).args(&always).args(options);
+        let truepeer = truepeer.args(&["--admin", &admin.display().to_string()]).start(bed)?;
+        Ok(Second { truepeer, admin })
+    }
+
+    fn ask(&self, bed: &Bed, what: &str) -> Result<String> {
+        Program::new(TRUEPEER).args([what, "--admin", &self.admin.display().to_string()]).run(bed)
+    }
+
+    /// Its only session has left.
+    fn wait_spliced(&self, bed: &Bed, stream: &mut TcpStream) -> Result<()> {
+        bed.wait_for("a session that has left", || {
+            let is_served = echo(stream, b"bytes move").is_ok();
+            is_served && self.ask(bed, "sessions").is_ok_and(|list| list.matches(" spliced ").count() == 1)
+        })
+        .with_context(|| self.ask(bed, "status").unwrap_or_default())
+    }
+}
+
+fn each_of_two_truepeers_answers_for_its_own_sessions(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &["--drain-timeout", "0s"])?;
+    let mut first = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut first))?;
+    let second = Second::start(bed, BACKEND, &[])?;
+    let mut stream = open_at(SECOND, 1)?;
+    second.wait_spliced(bed, &mut stream)?;
+    // Each knows the other's clients: their addresses are in use.
+    let mut same = [open_at(SECOND, 0)?, open(1)?];
+    same.iter_mut().try_for_each(|stream| echo(stream, b"by another port"))?;
+    drop(same);
+    stand.wait_spliced(bed, std::slice::from_mut(&mut first))?;
+    second.truepeer.stop()?;
+    is_reset(&mut stream)?;
+    echo(&mut first, b"it has not stopped")?;
+    // Killed, its next start has its sessions, and nobody else.
+    let second = Second::start(bed, BACKEND, &[])?;
+    let mut stream = open_at(SECOND, 2)?;
+    second.wait_spliced(bed, &mut stream)?;
+    second.truepeer.signal(Signal::KILL)?;
+    second.truepeer.wait_end()?;
+    std::thread::sleep(Duration::from_secs(2));
+    let listed = stand.ask(bed, &["sessions"])?;
+    ensure!(listed.matches(" spliced ").count() == 1, "{listed}");
+    stand.truepeer.stop()?;
+    is_reset(&mut first)?;
+    echo(&mut stream, b"it was not the other's")?;
+    ensure!(is_attached()?, "nothing is pinned");
+    let second = Second::start(bed, BACKEND, &[])?;
+    second.wait_spliced(bed, &mut stream)?;
+    second.truepeer.stop()?;
+    is_reset(&mut stream)?;
+    ensure!(!is_attached()?, "{:?} stay", pinned()?);
+    Ok(())
+}
+
+/// A connection between two of them is in the tables once at most: its packets are translated once.
+fn truepeers_behind_each_other_deliver(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &["--allow", "loopback", "--allow", "203.0.113.7"])?;
+    let second = Second::start(bed, DOOR, &["--send-proxy", "v2"])?;
+    let mut streams = (0..4).map(|client| open_at(SECOND, client)).collect::<Result<Vec<_>>>()?;
+    for _ in 0..60 {
+        streams.iter_mut().try_for_each(|stream| echo(stream, &[5; 3000]))?;
+        std::thread::sleep(Duration::from_millis(25));
+    }
+    let told = [stand.ask(bed, &["status"])?, second.ask(bed, "status")?];
+    ensure!(told.iter().any(|status| status.contains("  chained\n")), "{told:?}");
+    Ok(())
+}
+
+fn where_others_have_all_shares_sessions_are_relayed(bed: &Bed) -> Result<()> {
+    let _stand = Stand::make(bed, &[])?;
+    let place = only_entry(&only_entry(&Path::new(FILE_SYSTEM).join("truepeer-splice"))?)?;
+    let mut locks = Vec::new();
+    for share in std::fs::read_dir(place.join("shares"))? {
+        let share = File::open(share?.path())?;
+        // Err: the other truepeer has it.
+        locks.extend(share.try_lock().is_ok().then_some(share));
+    }
+    ensure!(locks.len() == 31, "{} are free", locks.len());
+    let second = Second::start(bed, BACKEND, &[])?;
+    let mut stream = open_at(SECOND, 0)?;
+    echo(&mut stream, &[7; 3000])?;
+    is_told(bed, &second.admin, "other_truepeer (other truepeers of this network namespace have")
+}
+
+fn only_entry(directory: &Path) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;
+    ensure!(entries.len() == 1, "{entries:?}");
+    Ok(entries[0].path())
 }
 
 /// `status` says that all sessions stay, and has counted one by this reason.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 /// So long a place rests if nobody has waited for a [grace period](FreePlaces::have_rested).
 const REST: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct FreePlaces {
-    /// How many places there are.
+    /// How many places this process has.
     all: usize,
     /// In the order in which they were given back, and when. `None`: no program has known it.
     queue: VecDeque<(u32, Option<Instant>)>,
@@ -17,8 +17,14 @@ pub(super) struct FreePlaces {
 }
 
 impl FreePlaces {
-    pub(super) fn new(all: u32) -> Self {
-        Self { all: all as usize, queue: VecDeque::new(), rested_before: None }
+    /// So many more places are this process's. Those that are free are given to it next.
+    pub(super) fn grow(&mut self, places: usize) {
+        self.all += places;
+    }
+
+    /// No program has known this place: it is used first.
+    pub(super) fn give_unused(&mut self, place: u32) {
+        self.queue.push_front((place, None));
     }
 
     pub(super) fn give_back(&mut self, place: u32, since: Option<Instant>) {
@@ -28,6 +34,7 @@ impl FreePlaces {
     /// All are another process's from now on.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
+        self.all = 0;
     }
 
     pub(super) fn take(&mut self, now: Instant) -> Option<u32> {
@@ -72,7 +79,8 @@ mod tests {
     fn a_place_rests_until_a_grace_period_has_passed_or_a_second() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut free = FreePlaces::new(4);
+        let mut free = FreePlaces::default();
+        free.grow(4);
         free.give_back(1, None);
         free.give_back(2, Some(at(0)));
         free.give_back(3, Some(at(10)));
@@ -80,13 +88,16 @@ mod tests {
         // One that began before the place was given back says nothing.
         free.have_rested(at(10));
         assert_eq!((free.take(at(40)), free.take(at(40))), (Some(2), None));
+        free.give_unused(4);
+        assert_eq!(free.take(at(40)), Some(4));
         assert_eq!(free.take(at(1010)), Some(3));
         assert_eq!(free.take(at(1010)), None);
     }
 
     #[test]
     fn places_in_use_are_those_that_are_not_here() {
-        let mut free = FreePlaces::new(8);
+        let mut free = FreePlaces::default();
+        free.grow(8);
         (0..8).for_each(|place| free.give_back(place, None));
         let mut seen = Vec::new();
         for _ in 0..5 {

@@ -55,6 +55,7 @@ impl Splices {
     /// sooner while places are short: then a reset may answer a peer that has lost the last acknowledgement.
     /// `can_ask`: whether peers can be asked. If not, no silent peer counts as gone.
     pub fn sweep(&self, now: Instant, linger: Duration, can_ask: bool) -> Swept {
+        self.may_grow_again();
         let is_short = lock(&self.free).is_short() && !self.is_guest();
         let linger = if is_short { linger / SOONER } else { linger };
         let mut unwatched = lock(&self.unwatched);

@@ -24,11 +24,11 @@ pub enum Way {
 }
 
 impl Splices {
-    /// Questions for the peers whose way may have changed: `is_concerned` gets our address and the device of
-    /// a connection. [`Splices::way`] tells the result of each.
+    /// Questions for the peers of this process's flows whose way may have changed: `is_concerned` gets our
+    /// address and the device of a connection. [`Splices::way`] tells the result of each.
     pub fn ways_to_ask(&self, is_concerned: impl Fn(IpAddr, u32) -> bool) -> Vec<Question> {
         let mut questions = Vec::new();
-        for place in 0..self.flows.count() {
+        for place in self.own_places() {
             if !matches!(self.stage(place), Stage::Tail | Stage::Spliced) {
                 continue;
             }
@@ -68,9 +68,9 @@ impl Splices {
         }
     }
 
-    /// Flows between such ends have to end.
+    /// This process's flows between such ends have to end.
     pub fn lose_ways(&self, have_to_end: impl Fn([SocketAddr; 4]) -> bool) {
-        for place in 0..self.flows.count() {
+        for place in self.own_places() {
             if !matches!(self.stage(place), Stage::Tail | Stage::Spliced) {
                 continue;
             }
@@ -82,7 +82,7 @@ impl Splices {
         }
     }
 
-    /// All flows have to end.
+    /// All of this process's flows have to end.
     pub fn lose_all_ways(&self) {
         self.ways_to_ask(|_, _| true).iter().for_each(|question| self.lose_way(question));
     }
