@@ -240,6 +240,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(RUN, SENDERS, "versions", "LIST", "Versions of the PROXY protocol accepted: 1, 2 or 1,2").is(|| "1,2".to_owned()).rare(),
     row(RECEIVERS, CLIENTS, "allow-claims", "PREFIX", "This host's own, loopback, unspecified, multicast, broadcast and reserved addresses that a header may name nevertheless; repeatable").means("none"),
     row(RECEIVERS, CLIENTS, "deny-clients", "PREFIX|FILE", "Clients to refuse: a prefix, or a file with one prefix a line and # for comments; repeatable").means("none"),
+    row(PROXY, CLIENTS, "max-per-client", "N", "The most TCP connections of one client (an IPv4 address or an IPv6 /64); 0: unlimited. Counted are clients that a PROXY header names, and senders that must not send one, except this machine").means("unlimited; with --tls-cert an eighth of all, 64 to 4096").rare(),
     row(HTTPS, CLIENTS, "client-address", "MODE", "How the origin learns the client: forwarded, transparent or proxy").is(|| "forwarded".to_owned()).common(),
     row(HTTPS, CLIENTS, "trusted", "PREFIX", "Senders, such as another proxy of yours, whose own Forwarded and X-Forwarded-… are kept and added to; repeatable").means("none"),
 
@@ -276,7 +277,6 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(HTTPS, TLS, "client-ca", "FILE", "Request client certificates issued by the authorities in this file (PEM); the origin gets the subject in X-SSL-Client-S-DN"),
     row(SERVERS, TLS, "client-cert", "required|optional", "Whether a client must present a certificate").is(|| "required".to_owned()),
 
-    row(PROXY, TLS, "max-per-client", "N", "The most connections of one client (an IPv4 address or an IPv6 /64); 0: unlimited. Connections from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096").rare(),
     row(HTTPS, TLS, "max-per-client", "N", "The most connections of one client (an IPv4 address or an IPv6 /64); 0: unlimited. Connections of --trusted senders and from this machine are not counted, unless a PROXY header names the client").means("an eighth of all, 64 to 4096").rare(),
     row(PROXY, ORIGIN_TLS, "origin-tls", "", "Use TLS with backends; their certificates are verified"),
     row(SERVERS, ORIGIN_TLS, "origin-ca", "FILE", "Authorities with which to verify backends (PEM)").means("those that this system trusts"),

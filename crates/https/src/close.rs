@@ -1,7 +1,5 @@
 //! Why a session with TLS ended.
 
-use std::net::IpAddr;
-
 use truepeer_policy::Route;
 use truepeer_session::counters::Counter;
 use truepeer_session::{Ending, Hint};
@@ -15,14 +13,6 @@ pub enum TlsCloseReason {
     /// The session ended as one without TLS does.
     #[error(transparent)]
     Tcp(#[from] truepeer_session::CloseReason),
-    /// The client has reached its limit of connections.
-    #[error("{client} has {most} connections open, as many as one client may have")]
-    TooManyOfClient {
-        /// The client.
-        client: IpAddr,
-        /// The limit.
-        most: usize,
-    },
     /// TLS with the sender failed.
     #[error("TLS with the sender failed: {0}")]
     Downstream(HandshakeError),
@@ -55,7 +45,7 @@ impl TlsCloseReason {
     pub fn resets_downstream(&self) -> bool {
         match self {
             Self::Tcp(reason) => reason.resets_downstream(),
-            Self::TooManyOfClient { .. } | Self::Downstream(_) => false,
+            Self::Downstream(_) => false,
             Self::Upstream { .. } | Self::TruncatedByClient | Self::TruncatedByBackend => true,
         }
     }
@@ -65,7 +55,7 @@ impl Ending for TlsCloseReason {
     fn counter(&self) -> Counter {
         match self {
             Self::Tcp(reason) => reason.counter(),
-            Self::TooManyOfClient { .. } | Self::Downstream(_) => Counter::Refused,
+            Self::Downstream(_) => Counter::Refused,
             Self::Upstream { .. } => Counter::ConnectFailed,
             Self::TruncatedByClient | Self::TruncatedByBackend => Counter::Reset,
         }
@@ -74,7 +64,6 @@ impl Ending for TlsCloseReason {
     fn complaint(&self) -> Option<&'static str> {
         match self {
             Self::Tcp(reason) => reason.complaint(),
-            Self::TooManyOfClient { .. } => Some("too_many_of_client"),
             Self::Downstream(error) => Some(error.reason()),
             Self::Upstream { .. } => Some("origin_tls"),
             Self::TruncatedByClient | Self::TruncatedByBackend => None,
@@ -84,7 +73,6 @@ impl Ending for TlsCloseReason {
     fn hint(&self) -> Option<Hint> {
         match self {
             Self::Tcp(reason) => reason.hint(),
-            Self::TooManyOfClient { .. } => Some(Hint::MaxPerClient),
             Self::Downstream(error) => error.hint(Hint::ClientAuthority),
             Self::Upstream { error, .. } => error.hint(Hint::OriginAuthority),
             Self::TruncatedByClient | Self::TruncatedByBackend => None,
@@ -94,7 +82,6 @@ impl Ending for TlsCloseReason {
     fn name(&self) -> &'static str {
         match self {
             Self::Tcp(reason) => reason.name(),
-            Self::TooManyOfClient { .. } => "too_many_of_client",
             Self::Downstream(error) => error.reason(),
             Self::Upstream { .. } => "origin_tls",
             Self::TruncatedByClient => "truncated_by_client",

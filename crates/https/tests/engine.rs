@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use truepeer_https::downstream::{PerClient, TlsListener};
+use truepeer_https::downstream::TlsListener;
 use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
 use truepeer_https::origin::{OriginHealth, OriginProtocol};
@@ -42,7 +42,6 @@ impl Subject for Https {
             policy: Arc::new(policy),
             tls: None,
             handshake_timeout: Duration::from_secs(5),
-            per_client: PerClient::default(),
         };
         HttpsRules { listening, origin: None, http: None }
     }

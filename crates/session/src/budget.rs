@@ -7,6 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use truepeer_policy::{HeaderRule, Route};
+
+use crate::clients::{ClientConnections, Counted, PerClient, TooMany};
+
 /// A number of units shared by all workers.
 #[derive(Debug, Clone)]
 pub struct Budget(Arc<Allowance>);
@@ -108,6 +112,8 @@ pub struct Budgets {
     pub backlog_bytes: Budget,
     /// Bytes of incomplete headers.
     pub header_bytes: Budget,
+    /// Each client's connections.
+    pub clients: Arc<ClientConnections>,
 }
 
 /// Descriptors reserved for other purposes: standard streams, epoll and event descriptors, listeners,
@@ -138,7 +144,21 @@ impl Budgets {
             pipes: Budget::new(pipes),
             backlog_bytes: Budget::new(BACKLOG_BYTES),
             header_bytes: Budget::new(HEADER_BYTES),
+            clients: Arc::default(),
         }
+    }
+
+    /// Counts one more connection of the client of `route`. `None`: it is not limited.
+    ///
+    /// # Errors
+    /// The client has as many as it may have.
+    pub fn count_client(
+        &self,
+        limit: &PerClient,
+        route: &Route,
+        rule: HeaderRule,
+    ) -> Result<Option<Counted>, TooMany> {
+        limit.count(&self.clients, self.sessions.limit(), route, rule)
     }
 
     /// Gives all budgets the limits of `others`: the listeners have changed.

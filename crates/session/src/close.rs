@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use truepeer_policy::{HeaderError, Refusal, Route};
 use truepeer_proto::EncodeError;
 
+use crate::clients::TooMany;
 use crate::connect_as::ConnectError;
 use crate::counters::Counter;
 use crate::hint::Hint;
@@ -36,6 +37,9 @@ pub enum CloseReason {
     /// The policy refused it.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// The client has reached its limit of connections.
+    #[error(transparent)]
+    TooManyOfClient(#[from] TooMany),
     /// No backend connection could be made.
     #[error(
         "can't connect to the backend {} as {}: {error}{}",
@@ -101,7 +105,9 @@ impl Ending for CloseReason {
             Self::EndedByOperator => Counter::EndedByOperator,
             Self::Panicked => Counter::Panicked,
             Self::Header(HeaderError::Absent) => Counter::ClosedBeforeHeader,
-            Self::Header(_) | Self::Refused(_) | Self::OverHeaderBudget => Counter::Refused,
+            Self::Header(_) | Self::Refused(_) | Self::OverHeaderBudget | Self::TooManyOfClient(_) => {
+                Counter::Refused
+            }
             Self::ConnectFailed { .. } | Self::ConnectTimeout { .. } => Counter::ConnectFailed,
             Self::Unwatchable(_) | Self::Unencodable(_) => Counter::Refused,
         }
@@ -114,6 +120,7 @@ impl Ending for CloseReason {
             Self::ConnectFailed { error, .. } => error.label(),
             Self::ConnectTimeout { .. } => "connect_timeout",
             Self::OverHeaderBudget => "header_budget",
+            Self::TooManyOfClient(_) => "too_many_of_client",
             Self::Unwatchable(_) => "unwatchable",
             Self::Unencodable(_) => "unencodable",
             Self::Panicked => "panicked",
@@ -130,6 +137,7 @@ impl Ending for CloseReason {
     fn hint(&self) -> Option<Hint> {
         match self {
             Self::Refused(refusal) => Some(Hint::Refusal(*refusal)),
+            Self::TooManyOfClient(_) => Some(Hint::MaxPerClient),
             Self::Header(error) => error.is_too_long().then_some(Hint::HeaderTooLong),
             Self::ConnectFailed { error: ConnectError::TupleInUse, .. } => Some(Hint::TupleInUse),
             Self::ConnectFailed { error: ConnectError::PortHeld, .. } => Some(Hint::PortHeld),
@@ -187,6 +195,7 @@ mod tests {
 
     #[test]
     fn each_end_has_its_name_and_its_counter() {
+        let too_many = CloseReason::from(TooMany { client: [192, 0, 2, 1].into(), most: 3 });
         let late = HeaderError::Late { waited: Duration::from_secs(3), received: 5 };
         let rows = [
             (CloseReason::Finished, "finished", Counter::Finished),
@@ -201,6 +210,7 @@ mod tests {
             (late.into(), "header_timeout", Counter::Refused),
             (refusal().into(), "sender_not_allowed", Counter::Refused),
             (CloseReason::OverHeaderBudget, "header_budget", Counter::Refused),
+            (too_many, "too_many_of_client", Counter::Refused),
             (CloseReason::Unwatchable(Errno::NOSPC), "unwatchable", Counter::Refused),
             (CloseReason::Unencodable(EncodeError::TooLong), "unencodable", Counter::Refused),
             (not_connected(ConnectError::TupleInUse), "connect_failed", Counter::ConnectFailed),

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod clients;
 pub mod close;
 pub mod complaints;
 pub mod connect_as;

@@ -8,6 +8,8 @@ use std::time::Duration;
 use truepeer_policy::{Dialect, HeaderReader, HeaderRule, HeaderTimes, Policy};
 use truepeer_proto::Limits;
 
+use crate::clients::PerClient;
+
 /// A listener's id. Its owner chooses it; it is stable for the life of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(u16);
@@ -64,6 +66,8 @@ pub struct ListenerSettings {
     pub connect_timeout: Duration,
     /// The idle time-out, if neither direction moves bytes; `None`: none.
     pub idle_timeout: Option<Duration>,
+    /// The limit of connections for one client.
+    pub per_client: PerClient,
     /// When sessions leave user space; `None`: never.
     pub splice_after: Option<SpliceAfter>,
     /// Sessions that have left user space go on when truepeer stops.
@@ -132,6 +136,7 @@ impl ListenerSettings {
             header_limits: Limits::default(),
             connect_timeout: Duration::from_secs(5),
             idle_timeout: None,
+            per_client: PerClient::unlimited(),
             splice_after: None,
             leaves_spliced: false,
             udp: None,

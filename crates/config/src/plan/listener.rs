@@ -51,7 +51,7 @@ pub struct ListenerConfig {
     pub pseudo_ipv4: bool,
     pub send_proxy: Option<SendProxy>,
     pub timeouts: Timeouts,
-    /// The limit of connections for one client, with TLS; 0: none, `None`: a share of all sessions.
+    /// The limit of connections for one client; 0: none, `None`: none, or with TLS a share of all sessions.
     pub max_per_client: Option<usize>,
     pub splice: SpliceConfig,
     pub udp: UdpConfig,

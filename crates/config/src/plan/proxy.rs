@@ -157,6 +157,12 @@ fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Vec<Problem> {
     if !spec.tls_alpn.is_empty() && spec.tls.tls_cert.is_empty() {
         problems.push(Problem::needs("tls-alpn", "tls-cert", "FILE"));
     }
+    if spec.tls.max_per_client.is_some() && spec.protocol == Some(Carried::Udp) {
+        problems.push(Problem::at(
+            "max-per-client",
+            "it limits connections; expected --protocol tcp or both with it",
+        ));
+    }
     let may_map = spec.nat64_prefix.is_some() || spec.send_proxy.is_some();
     if defaults.backends == UsualBackends::Together && !may_map {
         let ways = ", or a way to show these clients there: --nat64-prefix 64:ff9b::/96 or --send-proxy v2";

@@ -7,7 +7,6 @@
 //! only after all of this has succeeded.
 
 mod accepting;
-mod clients;
 mod header;
 mod idle;
 mod rules;
@@ -20,13 +19,13 @@ use std::time::Duration;
 use truepeer_policy::{Route, SenderAddr};
 use truepeer_proto::Tlvs;
 use truepeer_session::CloseReason;
+use truepeer_session::clients::Counted;
 use truepeer_session::registry::SessionStage;
 
 pub use self::accepting::{Closing, accept};
-pub use self::clients::{ClientConnections, Counted};
 pub(crate) use self::idle::LEAST_IDLE;
 pub use self::idle::{Idle, IdleConnections, IdleList};
-pub use self::rules::{PerClient, TlsListener};
+pub use self::rules::TlsListener;
 pub use self::worker_state::WorkerState;
 use crate::close::TlsCloseReason;
 use crate::open::OpenConnection;
@@ -85,7 +84,10 @@ impl Downstream {
         if let Some(range) = route.special {
             worker.journal.on_special_claim(&route, sender, range, reactor.now());
         }
-        let counted = count(listening, worker, &route, sender)?;
+        // Before the cost of a handshake.
+        let rule = listening.policy.senders.rule(sender);
+        let counted = worker.budgets.count_client(&listening.settings.per_client, &route, rule);
+        let counted = counted.map_err(CloseReason::from)?;
         let mut downstream = Self {
             sender,
             route,
@@ -153,21 +155,4 @@ impl Downstream {
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.stream.tcp().local_address().ok()
     }
-}
-
-/// Counts the connection for its client before the cost of a handshake.
-fn count(
-    listening: &TlsListener,
-    worker: &WorkerState,
-    route: &Route,
-    sender: SenderAddr,
-) -> Result<Option<Counted>, TlsCloseReason> {
-    let most = listening.per_client.most.unwrap_or_else(|| worker.usual_most_per_client());
-    let rule = listening.policy.senders.rule(sender);
-    if most == 0 || !listening.per_client.counts(route, rule) {
-        return Ok(None);
-    }
-    let client = route.client.ip();
-    let counted = worker.clients.count(client, most);
-    counted.map(Some).ok_or(TlsCloseReason::TooManyOfClient { client, most })
 }

@@ -18,7 +18,7 @@ use truepeer_sys::Named as _;
 
 pub use self::listener::HttpsRules;
 use self::worker::{Common, HttpsOrder, ListenerSource, OrderSender, start_worker};
-use crate::downstream::{ClientConnections, IdleConnections};
+use crate::downstream::IdleConnections;
 
 /// Running tunnels and exchanges. Dropping it stops them: connections that are open are reset.
 #[derive(Debug)]
@@ -47,14 +47,10 @@ impl Https {
             listeners: Listeners::default(),
         };
         let workers = workers.max(1);
-        let (clients, idle) = (Arc::new(ClientConnections::default()), IdleConnections::new(workers));
+        let idle = IdleConnections::new(workers);
         for number in 0..workers {
-            let common = Common {
-                journal: Arc::clone(journal),
-                budgets: budgets.clone(),
-                clients: Arc::clone(&clients),
-                idle: idle.of(number),
-            };
+            let common =
+                Common { journal: Arc::clone(journal), budgets: budgets.clone(), idle: idle.of(number) };
             let (orders, thread) = start_worker(&https.workers, common)?;
             https.workers.add(orders, thread);
         }

@@ -18,7 +18,7 @@ use truepeer_session::{EngineError, Journal, ListenerId};
 use truepeer_sys::Named as _;
 
 use super::listener::{HttpsListener, HttpsRules};
-use crate::downstream::{ClientConnections, Closing, IdleList, WorkerState, accept};
+use crate::downstream::{Closing, IdleList, WorkerState, accept};
 use crate::open::OpenConnections;
 use crate::reactor::{self, Reactor, Remote};
 
@@ -123,8 +123,6 @@ pub(super) fn start_worker(
 pub(super) struct Common {
     pub(super) journal: Arc<Journal>,
     pub(super) budgets: Budgets,
-    /// Shared by all workers.
-    pub(super) clients: Arc<ClientConnections>,
     pub(super) idle: IdleList,
 }
 
@@ -208,7 +206,6 @@ impl HttpsWorker {
             journal: Arc::clone(&common.journal),
             shard: common.journal.counters.shard(id),
             budgets: common.budgets.clone(),
-            clients: Arc::clone(&common.clients),
             idle: common.idle.clone(),
         };
         let listener = HttpsListener::new(&self.reactor, id, rules, worker, &self.connections);

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use truepeer_policy::{ClientAddr, Route, SenderAddr};
 use truepeer_session::budget::Permit;
+use truepeer_session::clients::Counted;
 use truepeer_session::deadlines::{Link, Linked};
 use truepeer_session::registry::SessionStage;
 use truepeer_session::{CloseReason, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
@@ -80,6 +81,8 @@ pub(crate) struct Session<S, P> {
     was_silent: bool,
     /// The permit for its descriptors. A session that has left user space has none.
     permit: Option<Permit>,
+    /// Counts it for its client. Boxed: most listeners have no such limit.
+    counted: Option<Box<Counted>>,
 }
 
 #[derive(Debug)]
@@ -113,7 +116,8 @@ impl<S, P> Session<S, P> {
     fn at(stage: Stage<S, P>, sender: SenderAddr, began: Instant, permit: Option<Permit>) -> Self {
         let link = Link::default();
         let (turn_due, was_silent) = (false, false);
-        Self { stage, sender, route: None, began, tags: None, link, turn_due, was_silent, permit }
+        let (route, tags, counted) = (None, None, None);
+        Self { stage, sender, route, began, tags, link, turn_due, was_silent, permit, counted }
     }
 
     /// Whether it has left user space.

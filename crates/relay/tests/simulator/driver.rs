@@ -78,6 +78,7 @@ pub(super) fn budgets(pipes: usize, backlog_bytes: usize, header_bytes: usize) -
         pipes: Budget::new(pipes),
         backlog_bytes: Budget::new(backlog_bytes),
         header_bytes: Budget::new(header_bytes),
+        clients: Arc::default(),
     }
 }
 

@@ -9,9 +9,10 @@ use truepeer_policy::HeaderTimes;
 use truepeer_proto::Limits;
 use truepeer_session::ListenerRules;
 use truepeer_session::budget::{Budget, Budgets};
+use truepeer_session::clients::PerClient;
 use truepeer_session::settings::ListenerSettings;
 
-use truepeer_config::plan::CheckedListener;
+use truepeer_config::plan::{CheckedListener, ListenerConfig};
 use truepeer_config::spec::{Protocol, SpliceLinger};
 
 /// `mark` is the one that the routes match; a listener's own takes precedence.
@@ -27,6 +28,7 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
         header_limits: Limits { max_len: config.header.max_bytes, versions: config.senders.versions() },
         connect_timeout: config.timeouts.connect,
         idle_timeout: config.timeouts.idle,
+        per_client: per_client(config),
         splice_after: config.splice_after(),
         leaves_spliced: config.splice.linger == SpliceLinger::Leave,
         udp: (config.protocol == Protocol::Udp).then(|| config.udp.settings(config.send_proxy)),
@@ -34,20 +36,23 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
     ListenerRules { settings, policy: Arc::clone(&listener.policy) }
 }
 
+/// If clients don't use TLS, they are not limited by default: many of them may share an address.
+fn per_client(config: &ListenerConfig) -> PerClient {
+    let is_limited = config.tls.is_some() || config.http.is_some();
+    PerClient {
+        most: config.max_per_client.or((!is_limited).then_some(0)),
+        shared: config.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
+    }
+}
+
 /// A listener that speaks TLS with clients, backends or both.
 pub(super) fn https(listener: &CheckedListener, mark: Option<u32>, table: &HealthTable) -> HttpsRules {
     let ListenerRules { settings, policy } = relay(listener, mark);
     let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
-    let config = &listener.config;
-    let per_client = downstream::PerClient {
-        // If TLS is only originated, clients are the operator's own programs, which are not limited.
-        most: config.max_per_client.or((config.tls.is_none() && config.http.is_none()).then_some(0)),
-        shared: config.http.as_ref().map(|http| http.trusted.clone()).unwrap_or_default(),
-    };
     let mark = settings.mark;
-    let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout, per_client };
+    let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout };
     let (origin, others) = (&listener.origin, &listener.origins);
-    let http = config.http.as_ref().map(|http| http.options(origin, others, mark, table));
+    let http = listener.config.http.as_ref().map(|http| http.options(origin, others, mark, table));
     HttpsRules { listening, origin: origin.tls.clone(), http }
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn tests() -> Vec<Test> {
         .needs_several_users()
         .time_limit(Duration::from_secs(120))
         .alone(),
+        Test::new("a_client_at_its_limit_keeps_out_no_other", a_client_at_its_limit_keeps_out_no_other),
         Test::new("an_idle_session_holds_less_than_a_kibibyte", an_idle_session_holds_less_than_a_kibibyte)
             .needs_open_files(12_000)
             .alone(),
@@ -68,6 +69,40 @@ fn ping(stream: &mut TcpStream) -> anyhow::Result<()> {
     let mut echoed = [0; 4];
     stream.read_exact(&mut echoed)?;
     ensure!(&echoed == b"ping");
+    Ok(())
+}
+
+/// A client is an IPv4 address, or a /64 network of IPv6.
+fn a_client_at_its_limit_keeps_out_no_other(bed: &Bed) -> anyhow::Result<()> {
+    let stand = Stand::behind(bed, Behaviour::Echo, &proxy().option("--max-per-client", 2))?;
+    let serve = |client: &str| {
+        let mut stream = open_as(client.parse()?)?;
+        ping(&mut stream).map(|()| stream)
+    };
+    for ([first, second, third], other) in [
+        (["203.0.113.7:1001", "203.0.113.7:1002", "203.0.113.7:1003"], "203.0.113.8:1001"),
+        (
+            ["[2001:db8:0:1::1]:1001", "[2001:db8:0:1:ffff::2]:1002", "[2001:db8:0:1::3]:1003"],
+            "[2001:db8:0:2::1]:1001",
+        ),
+    ] {
+        let (open, _second) = (serve(first)?, serve(second)?);
+        ensure!(serve(third).is_err(), "{third} is served");
+        let _other = serve(other)?;
+        drop(open);
+        stand.truepeer.wait_state("a place for the client", || serve(third).is_ok())?;
+    }
+    stand.truepeer.wait_for_log(
+        "203.0.113.7 has 2 connections open, as many as one client may have; --max-per-client sets how many",
+    )?;
+    // A sender that names no client stands for many.
+    let mut unnamed = Vec::new();
+    for _ in 0..3 {
+        let mut unknown = client::connect(DOOR_V4)?;
+        unknown.write_all(&client::v1_unknown())?;
+        ping(&mut unknown)?;
+        unnamed.push(unknown);
+    }
     Ok(())
 }
 

@@ -48,6 +48,11 @@ impl<S, P> Session<S, P> {
             Ok(route) => route,
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
+        let rule = cx.policy.senders.rule(self.sender);
+        match cx.budgets.count_client(&cx.settings.per_client, &route, rule) {
+            Ok(counted) => self.counted = counted.map(Box::new),
+            Err(reason) => return Verdict::Close(reason.into()),
+        }
         cx.journal.on_route(cx.shard, &route, Some(header.version), Duration::ZERO);
         if let Some(range) = route.special {
             cx.journal.on_special_claim(&route, self.sender, range, cx.now);

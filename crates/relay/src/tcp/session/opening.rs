@@ -96,6 +96,11 @@ impl<S, P> Session<S, P> {
             Ok(route) => route,
             Err(refusal) => return Verdict::Close(refusal.into()),
         };
+        let rule = cx.policy.senders.rule(self.sender);
+        match cx.budgets.count_client(&cx.settings.per_client, &route, rule) {
+            Ok(counted) => self.counted = counted.map(Box::new),
+            Err(reason) => return Verdict::Close(CloseReason::from(reason)),
+        }
         let version = header.map(|header| header.version);
         self.tags = header.and_then(|header| Tags::of(header.tlvs));
         let waited = cx.now.saturating_duration_since(self.began);
