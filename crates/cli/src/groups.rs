@@ -7,7 +7,7 @@ use super::dress::{width, wrapped};
 const GROUPS: [(&str, &[&str]); 4] = [
     ("Ways to your server", &["attach", "run", "proxy", "https", "connect"]),
     ("The service", &["serve", "check", "reload", "upgrade"]),
-    ("Looking", &["doctor", "status", "sessions", "top"]),
+    ("Looking", &["doctor", "status", "sessions", "top", "probe"]),
     ("More", &["routes", "vpp", "oci-hook", "completion"]),
 ];
 

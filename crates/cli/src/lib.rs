@@ -39,7 +39,7 @@ use texts::CompletionArgs;
 use texts::ManArgs;
 use truepeer_config::plan::{Config, Defaults, Problems};
 use truepeer_config::spec::{
-    AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProxySpec, ReloadArgs,
+    AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProbeArgs, ProxySpec, ReloadArgs,
     RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs, UpgradeArgs, VppArgs,
 };
 use truepeer_sys::tell;
@@ -83,6 +83,8 @@ pub enum Invocation {
     Sessions(SessionsArgs),
     /// Watch it on a terminal.
     Top(TopArgs),
+    /// Judge a receiver or a sender.
+    Probe(Box<ProbeArgs>),
     /// Start VPP, or put a program onto it.
     Vpp(Box<VppArgs>),
 }
@@ -217,9 +219,10 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),
         Some(("sessions", matches)) => Ok(Invocation::Sessions(SessionsArgs::from_arg_matches(matches)?)),
         Some(("top", matches)) => Ok(Invocation::Top(TopArgs::from_arg_matches(matches)?)),
+        Some(("probe", matches)) => Ok(Invocation::Probe(Box::new(ProbeArgs::from_arg_matches(matches)?))),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, top or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, top, probe or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -286,6 +289,7 @@ fn with_commands() -> Command {
         .subcommand(pages::status())
         .subcommand(pages::sessions())
         .subcommand(pages::top())
+        .subcommand(pages::probe())
         .subcommand(pages::vpp())
         .subcommand(completion::command())
         .subcommand(manual::command())

@@ -176,6 +176,13 @@ const LINES: &[&str] = &[
     "truepeer frobnicate",
     "truepeer --verbose proxy -l :8443",
     "truepeer routes flush",
+    "truepeer probe",
+    "truepeer probe 8443",
+    "truepeer probe 127.0.0.1:80 --listen 7000",
+    "truepeer probe --listen localhost",
+    "truepeer probe --listen 7000 --as http",
+    "truepeer probe 127.0.0.1:80 --count 2",
+    "truepeer probe 127.0.0.1:80 --patience soon",
 ];
 
 fn said(line: &str) -> String {
@@ -213,6 +220,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Status(_)
         | Invocation::Sessions(_)
         | Invocation::Top(_)
+        | Invocation::Probe(_)
         | Invocation::Print(_)
         | Invocation::Completion(_)
         | Invocation::Man(_)

@@ -5,8 +5,8 @@ use clap::{Args as _, Command};
 use super::dress::{Page, dress, example};
 use crate::table;
 use truepeer_config::spec::{
-    CheckArgs, ConnectArgs, DoctorArgs, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StatusArgs,
-    TopArgs, UpgradeArgs, VppArgs,
+    CheckArgs, ConnectArgs, DoctorArgs, ProbeArgs, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs,
+    StatusArgs, TopArgs, UpgradeArgs, VppArgs,
 };
 
 pub(super) fn serve() -> Command {
@@ -188,6 +188,30 @@ const DOCTOR: Page = Page {
         ),
     ],
     notes: "Without a port or a backend it looks at the configuration file, the truepeer that runs by it, what is attached, its devices, and servers. With a port it tells who listens, who takes headers off, by which devices, who came and who was refused in the last ten minutes, and makes a connection. With -4, -6 or --listen-transparent it checks whether proxy would work for them, and lists what each way needs. Refusals of attach are taken from attach status --follow. The commands that it prints refuse nobody who is served now.\n\nNothing is changed without --try. The exit status is 0 if all required checks pass, otherwise 1.",
+};
+
+pub(super) fn probe() -> Command {
+    dress(ProbeArgs::augment_args(Command::new("probe")), &PROBE)
+}
+
+const PROBE: Page = Page {
+    which: table::PROBE,
+    examples: &[
+        example("What does a web server make of each header", "truepeer probe 127.0.0.1:8080 --as http"),
+        example(
+            "Whom does it believe in? By its log, from an address that its log can tell apart",
+            "truepeer probe 127.0.0.1:8080 --as http --from 127.0.0.9 --client-log /var/log/nginx/access.log",
+        ),
+        example(
+            "From where no sender is: headers should be refused",
+            "truepeer probe 10.0.0.2:25 --as smtp --stranger",
+        ),
+        example("Does a sender write right headers", "truepeer probe --listen 7000 --count 3"),
+    ],
+    notes: "\
+Sends the published vectors (vectors/ of the repository), headers cut at every byte and long ones, some hundred connections one after the other. A header counts as taken if the application answers a request that follows it, as the protocol of --as does. What does not show is reported as such, never as a fault. Each fault is printed with its bytes, and with the sentence of the specification that it breaks.
+
+The exit status is 0 if no MUST is broken, 1 if one is, 2 if the command line is wrong or the target may not be probed, and 3 if nothing could be told: no connection, or no request was answered, with a header or without one.",
 };
 
 pub(super) fn vpp() -> Command {

@@ -29,6 +29,7 @@ const COMMANDS: &[(&str, Commands)] = &[
     ("status", table::STATUS),
     ("sessions", table::SESSIONS),
     ("top", table::TOP),
+    ("probe", table::PROBE),
     ("completion", table::COMPLETION),
     ("vpp", table::VPP),
 ];

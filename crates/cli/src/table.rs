@@ -34,6 +34,7 @@ pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
 pub(crate) const RELOAD: Commands = Commands(1 << 16);
 pub(crate) const UPGRADE: Commands = Commands(1 << 17);
 pub(crate) const OCI_HOOK: Commands = Commands(1 << 18);
+pub(crate) const PROBE: Commands = Commands(1 << 25);
 pub(crate) const VPP: Commands = Commands(1 << 31);
 
 impl Commands {
@@ -321,7 +322,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, ACTION, "replace", "", "Ports that are attached in this network namespace and not named leave: they are no longer served. With add: these ports may be attached already, and change to these rules"),
     row(ATTACH, ACTION, "watch", "", "Stay, and follow: interfaces that appear or are made anew, this host's addresses, and a container that is started again. What is attached stays when the watch ends"),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
-    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)), ACTION, "json", "", "Print for machines"),
+    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)).or(PROBE), ACTION, "json", "", "Print for machines"),
     row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),
     row(SESSIONS, ACTION, "client", "PREFIX", "Only those of these clients: an address, a prefix, loopback, private or any").common(),
     row(SESSIONS, ACTION, "kill", "", "End them: both ends see a reset").common(),
@@ -336,6 +337,16 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ROUTERS, ROUTING, "listen-transparent", "[ADDR]:PORT", "TPROXY redirects connections to this listening address; repeatable"),
     row(ROUTERS, ROUTING, "tproxy-ports", "FIRST-LAST", "The ports that TPROXY redirects, for --print"),
     row(ROUTERS, ROUTING, "tproxy-mark", "N", "The mark that the firewall sets on redirected packets").is(|| d::TPROXY_MARK.to_string()).rare(),
+    row(PROBE, ACTION, "target", "HOST:PORT", "The receiver: where it listens").common(),
+    row(PROBE, ACTION, "listen", "[ADDR:]PORT", "Play the receiver: wait here for a sender, and judge it").common(),
+    row(PROBE, ACTION, "as", "PROTOCOL", "The application's protocol, by whose answer a header that was taken shows: echo, http, smtp, ftp, imap, pop3, ssh, redis, mqtt, dns or postgresql; none: only connections that end show something").is(|| "none".to_owned()).common(),
+    row(PROBE, ACTION, "udp", "", "Datagrams instead of connections: which dialect is understood. HOST:PORT needs --as dns or echo").common(),
+    row(PROBE, ACTION, "from", "ADDR", "This host's address that connections come from").means("the kernel's choice"),
+    row(PROBE, ACTION, "client-log", "FILE", "A file in which the server names its clients: whom did it believe in").means("not looked at"),
+    row(PROBE, ACTION, "stranger", "", "This host is no sender: a header that is taken is a fault, and nothing else is looked at").common(),
+    row(PROBE, ACTION, "patience", "TIME", "How long an answer is waited for").is(|| time(d::PROBE_PATIENCE)),
+    row(PROBE, ACTION, "count", "N", "With --listen: how many connections or datagrams are judged").is(|| "1".to_owned()),
+    row(PROBE, ACTION, "yes-i-may", "ADDR", "This target is neither loopback nor private, and its owner agrees; repeatable").means("such targets are not probed"),
     row(COMPLETION, ACTION, "shell", "bash|zsh|fish", "The shell").common(),
     row(ROUTES, ACTION, "action", "ACTION", "What to do").common(),
     row(ROUTES, ACTION, "print", "", "Only print the equivalent ip commands").common(),

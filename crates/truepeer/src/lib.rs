@@ -6,6 +6,7 @@
 //! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
 //! found and 126 if it can't be executed.
 
+mod probe;
 mod server;
 
 use std::io::Write as _;
@@ -103,6 +104,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
             return truepeer_run::connect(&args, |config| log::init(config, false));
         }
         Task::Other(Invocation::Vpp(args)) => return vpp(&args.action),
+        Task::Other(Invocation::Probe(args)) => return Ok(probe::probe(&args)),
         Task::Other(Invocation::Reload(args)) => reload(&args),
         Task::Other(Invocation::Upgrade(args)) => upgrade(&args),
         Task::Other(Invocation::Attach(args)) => truepeer_attach::run(&args, &mut output::stdout()),

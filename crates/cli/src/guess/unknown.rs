@@ -44,7 +44,7 @@ pub(crate) fn unknown(command: &str, usual: &str, error: &clap::Error) -> Option
             let typed = text(ContextKind::InvalidSubcommand)?;
             format!(
                 "{typed}: no command of truepeer; expected attach, run, proxy, https, connect, serve, check, \
-                 reload, upgrade, doctor, status, sessions, top or routes"
+                 reload, upgrade, doctor, status, sessions, top, probe or routes"
             )
         }
         _ => return None,

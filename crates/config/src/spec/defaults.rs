@@ -49,6 +49,9 @@ pub const ETHERNET_ADDRESSES: [Ipv4Net; 2] = [
 /// `doctor --timeout`.
 pub const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// `probe --patience`.
+pub const PROBE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// `top --interval`.
 pub const TOP_INTERVAL: Duration = Duration::from_secs(1);
 
