@@ -23,6 +23,7 @@ mod metrics;
 mod needs;
 mod operation;
 mod peers;
+mod probes;
 mod refusals;
 mod seeds;
 mod senders;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         handover::tests(),
         limits::tests(),
         spliced::tests(),
+        probes::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }
