@@ -107,6 +107,7 @@ fn of_engine(hint: &Hint) -> &'static [&'static str] {
         Hint::OriginAuthority => &["--origin-ca names the authorities of backends"],
         Hint::Suites => &["--tls-suite chooses them"],
         Hint::MinVersion => &["--tls-min names the oldest"],
+        Hint::UnknownHost => &["--unknown-host first gives such clients to the first site"],
         Hint::OriginProtocols => {
             &["--origin-alpn names them", "--origin-protocol auto offers HTTP/2 and HTTP/1.1"]
         }
@@ -159,6 +160,7 @@ mod tests {
             Hint::OriginAuthority,
             Hint::Suites,
             Hint::MinVersion,
+            Hint::UnknownHost,
             Hint::OriginProtocols,
             Hint::OriginHttp2,
             Hint::OriginHttp1,

@@ -89,6 +89,7 @@ const LINES: &[&str] = &[
     "truepeer proxy -4 10.255.255.9 --listen-transparent",
     "truepeer https --domain site.example --origin http://127.0.0.1:8080",
     "truepeer https --acme",
+    "truepeer https --tls-cert self --host 192.0.2.1 --origin http://127.0.0.1:8080",
     "truepeer proxy -p udp --max-per-client 3",
     "truepeer https --redirect",
     "truepeer https --tls-cert self --tls-key site.key --origin http://127.0.0.1:8080",

@@ -272,6 +272,8 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVERS, TLS, "tls-min", "1.2|1.3", "The oldest version of TLS accepted").is(|| "1.2".to_owned()).rare(),
     row(SERVERS, TLS, "tls-suite", "NAME", "Cipher suite, such as TLS_AES_128_GCM_SHA256; repeatable, in order of preference, which overrides the client's").means("all that are safe, in the client's order").rare(),
     row(PROXY, TLS, "tls-alpn", "NAME", "Application protocol to offer (ALPN), such as h2; repeatable, in order of preference").means("none").rare(),
+    row(HTTPS, TLS, "host", "NAME", "Name of this site, where several [[https]] of a file share an address: the client's SNI selects the site. *.NAME stands for the names one label below; repeatable").means("the names of its certificates"),
+    row(HTTPS, TLS, "unknown-host", "first|refuse", "Clients that ask for a name that no site has, or for none: the first site on the address serves them, or they are refused (alert unrecognized_name; a request for such a host gets 421)").means("first").rare(),
     row(HTTPS, TLS, "no-http2", "", "Offer HTTP/1.1 alone (by ALPN), not HTTP/2"),
     row(SERVERS, TLS, "tls-timeout", "TIME", "How long a TLS handshake may take").is(|| time(d::TLS_TIMEOUT)).rare(),
     row(PROXY, TLS, "client-ca", "FILE", "Request client certificates issued by the authorities in this file (PEM)"),

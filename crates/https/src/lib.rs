@@ -20,6 +20,7 @@ pub mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod gateway;
+mod host;
 pub mod http2;
 mod http2_wire;
 pub mod open;
@@ -29,9 +30,10 @@ mod pump;
 pub mod reactor;
 mod read_buffer;
 mod shared_stream;
+pub mod sites;
 pub mod stream;
 pub mod tls;
 pub mod tunnel;
 
 pub use client_info::ClientInfo;
-pub use engine::{Https, HttpsRules};
+pub use engine::{Https, HttpsRules, SessionRules, SiteRules, SitesRules};

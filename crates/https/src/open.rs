@@ -2,10 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use truepeer_policy::{BackendAddr, ClientAddr, Route, SenderAddr};
 use truepeer_proto::Tlvs;
+use truepeer_session::counters::Shard;
 use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionStage};
 use truepeer_session::table::{Key, Table};
 use truepeer_session::{ListenerId, OpenSession, SessionFilter, SessionId, Tags};
@@ -19,7 +21,7 @@ pub struct OpenConnections(Rc<RefCell<Table<Rc<OpenConnection>>>>);
 /// One connection, as an operator sees it. Its task keeps it up to date.
 #[derive(Debug)]
 pub struct OpenConnection {
-    listener: ListenerId,
+    listener: Cell<ListenerId>,
     sender: SenderAddr,
     began: Instant,
     stage: Cell<SessionStage>,
@@ -44,7 +46,7 @@ impl OpenConnections {
     #[must_use]
     pub fn list(&self, listener: ListenerId, sender: SenderAddr, tcp: &TcpStream) -> Listed {
         let connection = Rc::new(OpenConnection {
-            listener,
+            listener: Cell::new(listener),
             sender,
             began: tcp.reactor().now(),
             stage: Cell::new(SessionStage::Header),
@@ -83,6 +85,28 @@ impl OpenConnections {
     }
 }
 
+/// Counts a connection as open, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenGuard(Arc<Shard>);
+
+impl OpenGuard {
+    pub(crate) fn new(shard: &Arc<Shard>) -> Self {
+        shard.on_open();
+        Self(Arc::clone(shard))
+    }
+
+    /// Counts it there from now on.
+    pub(crate) fn move_to(&mut self, shard: &Arc<Shard>) {
+        *self = Self::new(shard);
+    }
+}
+
+impl Drop for OpenGuard {
+    fn drop(&mut self) {
+        self.0.on_end();
+    }
+}
+
 impl Listed {
     /// The connection's entry.
     #[must_use]
@@ -101,6 +125,11 @@ impl OpenConnection {
     /// Notes what it does now.
     pub fn set_stage(&self, stage: SessionStage) {
         self.stage.set(stage);
+    }
+
+    /// Notes the site that it has reached, which is counted by itself.
+    pub fn set_listener(&self, site: ListenerId) {
+        self.listener.set(site);
     }
 
     /// Notes who is at its ends, and what the header says besides.
@@ -136,7 +165,7 @@ impl OpenConnection {
         let (bytes_up, bytes_down) = self.bytes.get();
         OpenSession {
             id,
-            listener: self.listener,
+            listener: self.listener.get(),
             stage: self.stage.get(),
             sender: self.sender,
             client: parties.map(|(client, _)| client),

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use truepeer_https::downstream::TlsListener;
 use truepeer_https::exchange::HttpSettings;
-use truepeer_https::gateway::{ClientAddress, HttpOptions};
+use truepeer_https::gateway::{ClientAddress, HttpOptions, RequestRules};
 use truepeer_https::origin::{OriginHealth, OriginProtocol};
-use truepeer_https::{Https, HttpsRules};
+use truepeer_https::{Https, HttpsRules, SessionRules};
 use truepeer_policy::Policy;
 use truepeer_session::budget::Budgets;
 use truepeer_session::settings::ListenerSettings;
@@ -43,7 +43,7 @@ impl Subject for Https {
             tls: None,
             handshake_timeout: Duration::from_secs(5),
         };
-        HttpsRules { listening, origin: None, http: None }
+        HttpsRules { listening, sessions: SessionRules::Tunnels(None) }
     }
 }
 
@@ -62,7 +62,8 @@ fn exchanges(address: SocketAddr, origin: SocketAddr) -> HttpsRules {
         origin_idle: LONG,
         origin_retry_timeout: Duration::ZERO,
     };
-    HttpsRules { http: Some(options), ..tunnels(address, origin) }
+    let requests = RequestRules { origin: None, http: options };
+    HttpsRules { sessions: SessionRules::Requests(Box::new(requests)), ..tunnels(address, origin) }
 }
 
 /// An origin that answers each request with its name.

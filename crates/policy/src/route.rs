@@ -109,6 +109,15 @@ pub struct Route {
     pub special: Option<SpecialRange>,
 }
 
+impl Route {
+    /// The client, without where its session goes.
+    #[must_use]
+    pub fn to_client(&self) -> Client {
+        let &Self { client: addr, origin, destination, special, .. } = self;
+        Client { addr, origin, destination, special }
+    }
+}
+
 /// The backends of one listener, by the client's family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backends {
@@ -187,11 +196,11 @@ impl Delivery {
         }
     }
 
-    pub(crate) fn route(
-        &self,
-        client: Client,
-        came_to: impl FnOnce() -> Option<u16>,
-    ) -> Result<Route, Refusal> {
+    /// Where a client's session goes.
+    ///
+    /// # Errors
+    /// No backend can serve it.
+    pub fn route(&self, client: Client, came_to: impl FnOnce() -> Option<u16>) -> Result<Route, Refusal> {
         let backend = self.at_port(client.addr, self.backend(client)?, came_to)?;
         let source = match self.source {
             Source::Any => None,

@@ -48,6 +48,8 @@ pub enum Hint {
     OriginAuthority,
     /// No cipher suite in common.
     Suites,
+    /// A client asks for a host that no site has.
+    UnknownHost,
     /// No TLS version in common.
     MinVersion,
     /// A backend wants none of the application protocols that it was offered.

@@ -71,6 +71,7 @@ const LINES: &[&str] = &[
     "https --tls-cert /a --origin http://a:1 --on-conflict refuse --routes auto --table 5 --connect-timeout 1 --workers 2",
     "https --tls-cert /a --origin http://a:1 --client-ca /ca --client-cert optional --max-per-client 0 --drain-timeout 0",
     "https --tls-cert /a --origin http://a:1 --tls-suite TLS_AES_128_GCM_SHA256 -v 1 --admin ./t.sock",
+    "https --tls-cert /a --origin http://a:1 --host a.test,b.test --host *.c.test --unknown-host refuse",
     "proxy --max-per-client 3",
     "attach --port 443",
     "attach --port 80,443 --port 53:5353/udp --udp-dialect spp --allow 10.0.0.7 --header optional --header-wait 3",

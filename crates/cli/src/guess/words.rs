@@ -111,7 +111,7 @@ pub(super) const OTHERS: &[Other] = &[
     other(&["proxy"], &["--tcp"], "-p tcp"),
     other(
         &["https"],
-        &["--domain", "--host", "--server-name", "--vhost"],
+        &["--domain", "--server-name", "--vhost"],
         "--origin {www.example}=http://127.0.0.1:8080",
     ),
     other(

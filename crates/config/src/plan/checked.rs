@@ -13,8 +13,9 @@ use super::listener::ListenerConfig;
 use super::origins::CheckedOrigin;
 use super::problem::{OptionName, Problem, Problems};
 use super::read::Read;
+use super::sites::{self, Site};
 use super::tls::TlsConfig;
-use crate::spec::{Family, Protocol, SendProxy};
+use crate::spec::{Family, Protocol, SendProxy, UnknownHost};
 
 /// A checked [`Config`].
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub struct Checked {
 }
 
 /// A listener, its rules and its certificates.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct CheckedListener {
     pub key: ListenerKey,
     /// IPV6_V6ONLY: another listener of the process has its port for IPv4.
@@ -36,6 +37,10 @@ pub struct CheckedListener {
     pub origin: CheckedOrigin,
     /// The origins for some hosts and paths.
     pub origins: Vec<CheckedOrigin>,
+    /// The names that clients ask for in a handshake (SNI).
+    pub names: Vec<String>,
+    /// Further sites on the same address, once they are [joined](super::join).
+    pub further: Vec<Arc<CheckedListener>>,
 }
 
 /// The listeners of one process.
@@ -44,12 +49,25 @@ pub struct Beside {
     /// All of them.
     binds: Vec<(Protocol, SocketAddr)>,
     /// Those that are checked already.
-    checked: Vec<(ListenerKey, bool)>,
+    checked: Vec<Seen>,
+    /// Those of them in which nothing is wrong.
+    whole: Vec<Arc<CheckedListener>>,
+    /// The number of the entry that is checked.
+    entry: usize,
+}
+
+/// A listener that is checked already.
+#[derive(Debug)]
+struct Seen {
+    key: ListenerKey,
+    shares_port: bool,
+    entry: usize,
+    has_sites: bool,
 }
 
 impl Beside {
     pub fn of(binds: Vec<(Protocol, SocketAddr)>) -> Self {
-        Self { binds, checked: Vec::new() }
+        Self { binds, ..Self::default() }
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
@@ -82,6 +100,7 @@ impl Config {
         for listener in &self.listeners {
             problems.note(listener.refuse_contradictions());
         }
+        beside.entry += 1;
         // Files of a contradictory entry would only add to it.
         problems.none(())?;
         let mut problems = Problems::default();
@@ -95,28 +114,27 @@ impl ListenerConfig {
     /// `None`: something is wrong, which is noted.
     fn check(&self, beside: &mut Beside, problems: &mut Problems) -> Option<Arc<CheckedListener>> {
         let (protocol, address) = (self.protocol, self.bind);
-        let is_there =
-            |(other, _): &&(ListenerKey, bool)| (other.protocol, other.address) == (protocol, address);
-        let copy = beside.checked.iter().filter(is_there).count();
-        let key = ListenerKey { protocol, address, copy };
-        let shares_port = self.shares_port();
-        if copy > 0 && address.port() != 0 {
-            problems.add(if self.http.is_some() {
-                Problem::SitesListenTwice(address)
-            } else {
-                Problem::ListenTwice(address)
-            });
-        } else if let Some((other, _)) =
-            beside.checked.iter().find(|(other, shares)| key.is_within(other) && !(shares_port && *shares))
+        let is_there = |other: &&Seen| (other.key.protocol, other.key.address) == (protocol, address);
+        let same = || beside.checked.iter().filter(is_there);
+        let key = ListenerKey { protocol, address, copy: same().count() };
+        let (shares_port, has_sites) = (self.shares_port(), self.http.is_some());
+        let is_site = |other: &Seen| other.has_sites && other.entry != beside.entry;
+        let is_shared = key.copy > 0 && address.port() != 0;
+        let is_site = has_sites && same().all(is_site);
+        if is_shared && !is_site {
+            problems.add(Problem::ListenTwice(address));
+        } else if is_shared {
+            // What sites can't share is found below.
+        } else if let Some(other) = beside
+            .checked
+            .iter()
+            .find(|other| key.is_within(&other.key) && !(shares_port && other.shares_port))
         {
-            let (one, all) = if address.ip().is_unspecified() {
-                (other.address, address)
-            } else {
-                (address, other.address)
-            };
+            let other = other.key.address;
+            let (one, all) = if address.ip().is_unspecified() { (other, address) } else { (address, other) };
             problems.add(Problem::ListenWithin(one, all));
         }
-        beside.checked.push((key, shares_port));
+        beside.checked.push(Seen { key, shares_port, entry: beside.entry, has_sites });
         let v6_only = beside.has_ipv4(&key);
         // Read for comparison first: a file that changes meanwhile then differs at the next reload.
         let read = self.read(problems);
@@ -141,7 +159,17 @@ impl ListenerConfig {
             }
         }
         let config = self.clone();
-        Some(Arc::new(CheckedListener { key, v6_only, config, read, policy, tls, origin, origins }))
+        let names = sites::names(&config, tls.as_deref());
+        let further = Vec::new();
+        let checked =
+            CheckedListener { key, v6_only, config, read, policy, tls, origin, origins, names, further };
+        if is_site {
+            let earlier = beside.whole.iter().map(|one| one.as_site());
+            problems.note(sites::refuse_beside(checked.as_site(), earlier))?;
+        }
+        let checked = Arc::new(checked);
+        beside.whole.push(Arc::clone(&checked));
+        Some(checked)
     }
 
     /// A backend that keeps every port is on this host. From another one, the rules for replies would also take
@@ -192,9 +220,61 @@ impl Checked {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<_> =
             self.listeners.iter().flat_map(|listener| listener.config.warnings(&listener.read)).collect();
+        warnings.extend(
+            self.listeners.iter().filter_map(|one| sites::warning_of_names(&one.names, one.tls.as_deref()?)),
+        );
         warnings.sort();
         warnings.dedup();
         warnings
+    }
+}
+
+/// Sites that share an address become one listener, which the first one's sockets serve.
+pub fn join(listeners: Vec<Arc<CheckedListener>>) -> Vec<Arc<CheckedListener>> {
+    let mut joined: Vec<Arc<CheckedListener>> = Vec::new();
+    for listener in listeners {
+        let is_first = listener.key.copy == 0 || listener.key.address.port() == 0;
+        let first = joined.iter_mut().find(|first| {
+            !is_first
+                && (first.key.protocol, first.key.address) == (listener.key.protocol, listener.key.address)
+        });
+        match first {
+            // Each redirects to the same port.
+            Some(_) if listener.tls.is_none() => {}
+            Some(first) => Arc::make_mut(first).further.push(listener),
+            None => joined.push(listener),
+        }
+    }
+    joined
+}
+
+impl CheckedListener {
+    fn as_site(&self) -> Site<'_> {
+        Site { key: self.key, config: &self.config, names: &self.names }
+    }
+
+    /// The name that an operator knows the site by.
+    pub fn name(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
+    /// It, and the sites that share its address.
+    pub(super) fn and_further(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.further.iter().map(|site| &**site))
+    }
+
+    /// Its sites, if clients choose among them by name.
+    pub fn sites(&self) -> Option<Vec<&Self>> {
+        let is_chosen = !self.further.is_empty() || self.refuses_unknown_hosts();
+        (is_chosen && self.tls.is_some()).then(|| self.and_further().collect())
+    }
+
+    /// Whether a client that asks for no site's name is refused.
+    pub fn refuses_unknown_hosts(&self) -> bool {
+        let refuses = |site: &Self| {
+            site.config.http.as_ref().is_some_and(|http| http.unknown_host == Some(UnknownHost::Refuse))
+        };
+        self.and_further().any(refuses)
     }
 }
 

@@ -17,12 +17,18 @@ pub enum Change {
 }
 
 /// A part of a listener's rules, as an operator knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     Options,
     Lists,
     Backends,
     Certificates,
+    /// Of several sites, the one that serves clients of no other.
+    First(String),
+    /// A site that is new, or has other rules.
+    Site(String),
+    /// A site that is there no more.
+    Gone(String),
 }
 
 impl fmt::Display for Part {
@@ -32,6 +38,8 @@ impl fmt::Display for Part {
             Self::Lists => "lists",
             Self::Backends => "backends' addresses",
             Self::Certificates => "certificates",
+            Self::First(name) => return write!(f, "first site {name}"),
+            Self::Site(name) | Self::Gone(name) => return write!(f, "site {name}"),
         })
     }
 }
@@ -92,7 +100,27 @@ impl CheckedListener {
         shape(self) == shape(other)
     }
 
+    /// From `other` to this one.
     fn differences(&self, other: &Self) -> Vec<Part> {
+        if self.further.is_empty() && other.further.is_empty() {
+            return self.own_differences(other);
+        }
+        let same = |site: &Self, among: &'_ Self| {
+            among.and_further().find(|one| one.name() == site.name()).map(|one| site.own_differences(one))
+        };
+        let name = |site: &Self| site.name().to_owned();
+        let first = (self.name() != other.name()).then(|| Part::First(name(self)));
+        let changed =
+            self.and_further().filter(|site| same(site, other).is_none_or(|parts| !parts.is_empty()));
+        let gone = other.and_further().filter(|site| same(site, self).is_none());
+        first
+            .into_iter()
+            .chain(changed.map(name).map(Part::Site))
+            .chain(gone.map(name).map(Part::Gone))
+            .collect()
+    }
+
+    fn own_differences(&self, other: &Self) -> Vec<Part> {
         let (read, others) = (&self.read, &other.read);
         [
             (Part::Options, self.config != other.config),
@@ -109,7 +137,8 @@ impl CheckedListener {
 /// The policy and the TLS configurations follow from what is compared.
 impl PartialEq for CheckedListener {
     fn eq(&self, other: &Self) -> bool {
-        (self.key, &self.config, &self.read) == (other.key, &other.config, &other.read)
+        (self.key, &self.config, &self.read, &self.names, &self.further)
+            == (other.key, &other.config, &other.read, &other.names, &other.further)
     }
 }
 

@@ -11,7 +11,7 @@ use truepeer_https::origin::{HealthTable, OriginHealth, OriginProtocol};
 use truepeer_policy::PrefixSet;
 
 use super::origins::{CheckedOrigin, HealthConfig, OriginConfig};
-use crate::spec::{ClientAddressConfig, HttpsSpec, OriginProtocolConfig, defaults, text};
+use crate::spec::{ClientAddressConfig, HttpsSpec, OriginProtocolConfig, UnknownHost, defaults, text};
 
 /// How requests are passed on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +31,10 @@ pub struct HttpConfig {
     /// In bytes a second; 0: no limit.
     pub(crate) min_rate: u64,
     pub(crate) access_log: bool,
+    /// The site's names; none: those of its certificates.
+    pub(crate) hosts: Vec<String>,
+    /// `None`: the first site serves them.
+    pub(crate) unknown_host: Option<UnknownHost>,
     /// How the default origin is checked.
     pub(crate) health: Option<HealthConfig>,
     /// The origins for some hosts and paths.
@@ -72,6 +76,8 @@ impl Default for HttpConfig {
             max_fields: HttpLimits::default().fields,
             min_rate: HttpSettings::default().min_rate,
             access_log: false,
+            hosts: Vec::new(),
+            unknown_host: None,
             health: None,
             origins: Vec::new(),
             redirect: None,
@@ -103,6 +109,8 @@ impl HttpConfig {
             max_fields: spec.max_fields.unwrap_or(usual.max_fields),
             min_rate: spec.min_rate.unwrap_or(usual.min_rate),
             access_log: spec.access_log,
+            hosts: spec.host.clone(),
+            unknown_host: spec.unknown_host,
             health: None,
             origins: Vec::new(),
             redirect: None,

@@ -164,7 +164,7 @@ fn tls(spec: &HttpsSpec, listen: &[ListenAddr]) -> Result<TlsConfig, Problem> {
     let offered: &[&str] =
         if spec.no_http2 { &["http/1.1", "http/1.0"] } else { &["h2", "http/1.1", "http/1.0"] };
     let alpn: Vec<_> = offered.iter().map(|&protocol| protocol.to_owned()).collect();
-    TlsConfig::of(&spec.tls, &alpn, listen)?.ok_or_else(|| {
+    TlsConfig::of(&spec.tls, &alpn, &spec.host, listen)?.ok_or_else(|| {
         Problem::at(
             "tls-cert FILE",
             "expected: clients of truepeer https speak TLS; for a first try: --tls-cert self",

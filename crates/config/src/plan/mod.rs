@@ -24,6 +24,7 @@ mod resolve;
 mod routing;
 mod run;
 mod senders;
+mod sites;
 mod speaks_first;
 mod tls;
 
@@ -36,9 +37,9 @@ use serde::{Deserialize, Serialize};
 use crate::spec::{LogFormat, LogSpec, Protocol, RoutesMode, RoutesSpec, Verbosity, defaults, text};
 
 pub use attach::{attach_rules, note_of_sender};
-pub use checked::{Beside, Checked, CheckedListener};
+pub use checked::{Beside, Checked, CheckedListener, join};
 pub use confine::ConfineConfig;
-pub use diff::{Change, diff};
+pub use diff::{Change, Part, diff};
 pub use key::ListenerKey;
 pub use listener::ListenerConfig;
 pub use problem::{Problem, Problems};

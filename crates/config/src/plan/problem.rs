@@ -46,10 +46,6 @@ pub enum Problem {
     Loop { place: OptionName, backend: BackendAddr, listener: SocketAddr },
     #[error("--listen {0} is given twice; for several sockets on one address use --listeners")]
     ListenTwice(SocketAddr),
-    #[error(
-        "--listen {0} is given twice; sites that share an address stand together: --tls-cert for each, and --origin NAME=URL for each"
-    )]
-    SitesListenTwice(SocketAddr),
     #[error("--listen {0}: --listen {1} has this port of all addresses; leave one of the two out")]
     ListenWithin(SocketAddr, SocketAddr),
     #[error("no listener: expected at least one --listen ADDR")]
@@ -189,9 +185,9 @@ impl Problem {
             | Self::Device { place, name, .. }
             | Self::NoAddress { place, name } => (*place, Some(name.clone())),
             Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
-            Self::ListenTwice(listener)
-            | Self::SitesListenTwice(listener)
-            | Self::ListenWithin(listener, _) => (OptionName("listen"), Some(listener.to_string())),
+            Self::ListenTwice(listener) | Self::ListenWithin(listener, _) => {
+                (OptionName("listen"), Some(listener.to_string()))
+            }
             Self::NoListener => (OptionName("listen"), None),
             Self::Version1OverUdp | Self::SppOverTcp => (OptionName("send-proxy"), None),
             Self::OptionalForMost(_) | Self::TwoRules => (OptionName("header"), None),

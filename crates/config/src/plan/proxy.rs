@@ -98,7 +98,8 @@ fn listening<'a>(spec: &'a ProxySpec, defaults: &'a Defaults) -> &'a [ListenAddr
 fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
     refuse_idle_options(spec, defaults).into_iter().for_each(|problem| problems.add(problem));
-    let tls = problems.note(TlsConfig::of(&spec.tls, &spec.tls_alpn, listening(spec, defaults))).flatten();
+    let tls =
+        problems.note(TlsConfig::of(&spec.tls, &spec.tls_alpn, &[], listening(spec, defaults))).flatten();
     // Clients use TLS and connect directly: a header that any of them could write is not read.
     let rule = if tls.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
     let senders = &spec.senders;

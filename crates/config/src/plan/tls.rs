@@ -103,8 +103,8 @@ pub(super) fn certificate(cert: Option<&PathBuf>, key: Option<&PathBuf>) -> Opti
 }
 
 /// The names by which clients may call these listeners.
-fn names_of(listen: &[ListenAddr]) -> Vec<String> {
-    let mut names = Vec::new();
+fn names_of(hosts: &[String], listen: &[ListenAddr]) -> Vec<String> {
+    let mut names = hosts.to_vec();
     for address in listen {
         let host = match address {
             ListenAddr::Address(address) => address.host(),
@@ -162,6 +162,7 @@ impl TlsConfig {
     pub(super) fn of(
         spec: &TlsSpec,
         alpn: &[String],
+        hosts: &[String],
         listen: &[ListenAddr],
     ) -> Result<Option<Self>, Problem> {
         if spec.tls_cert.is_empty() {
@@ -195,7 +196,7 @@ impl TlsConfig {
         Ok(Some(Self {
             certs: certificates(&spec.tls_cert, &spec.tls_key),
             own_names: if spec.tls_cert.iter().any(|cert| cert == Path::new(OWN)) {
-                names_of(listen)
+                names_of(hosts, listen)
             } else {
                 Vec::new()
             },

@@ -11,7 +11,7 @@ use super::groups::{
     WaitSpec,
 };
 use super::origin::{HealthOption, OriginRule};
-use super::values::{self, ClientAddressConfig, OnHttp, OriginProtocolConfig};
+use super::values::{self, ClientAddressConfig, OnHttp, OriginProtocolConfig, UnknownHost};
 use super::vpp::StackArgs;
 
 /// Terminate HTTPS (HTTP/2 and HTTP/1.1) and pass each request on to an origin that learns the
@@ -24,6 +24,10 @@ pub struct HttpsSpec {
     pub(crate) listen_http: Vec<ListenAddr>,
     #[arg(long, value_parser = values::on_http)]
     pub(crate) on_http: Option<OnHttp>,
+    #[arg(long, value_delimiter = ',', value_parser = super::origin::site_name)]
+    pub(crate) host: Vec<String>,
+    #[arg(long, value_parser = values::unknown_host)]
+    pub(crate) unknown_host: Option<UnknownHost>,
     #[command(flatten)]
     pub process: ProcessSpec,
 

@@ -55,6 +55,6 @@ pub use splice::{SpliceAfter, SpliceLinger, SpliceMode};
 pub use truepeer_routes::options::RoutesMode;
 pub use values::{
     Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OnHttp, OriginProtocolConfig,
-    PrefixesOrFile, Protocol, SendProxy, SenderRule, Verbosity,
+    PrefixesOrFile, Protocol, SendProxy, SenderRule, UnknownHost, Verbosity,
 };
 pub use vpp::{Stack, StackArgs, UpArgs, VppAction, VppArgs, VppDemoArgs, VppPlaceArgs, VppRunArgs};

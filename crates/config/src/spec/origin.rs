@@ -1,7 +1,7 @@
 //! Origins by host and path, and their health.
 
 use std::fmt;
-use std::net::Ipv6Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -93,6 +93,14 @@ fn host_of(text: &str) -> Option<String> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let labels = name.strip_prefix("*.").unwrap_or(name);
     is_name(labels).then(|| name.to_ascii_lowercase())
+}
+
+/// A name that clients may call a site by, or `*.NAME`.
+pub(super) fn site_name(text: &str) -> Result<String, String> {
+    let name = host_of(text).filter(|name| !name.starts_with('[') && name.parse::<Ipv4Addr>().is_err());
+    name.ok_or_else(|| {
+        "expected a host name without a port, such as site.example or *.site.example".to_owned()
+    })
 }
 
 fn is_name(text: &str) -> bool {
@@ -190,6 +198,16 @@ mod tests {
         }
         for text in ["a=b", "/api=app:80", "a"] {
             assert!(text.parse::<OriginRule>().unwrap_err().contains("https://HOST"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_site_has_names_and_no_addresses() {
+        for (text, name) in [("Site.Example.", "site.example"), ("*.site.test", "*.site.test"), ("a", "a")] {
+            assert_eq!(site_name(text).as_deref(), Ok(name));
+        }
+        for text in ["", "a:443", "https://a", "192.0.2.1", "[::1]", "*", "a.*.b", "a b"] {
+            assert!(site_name(text).unwrap_err().starts_with("expected a host name"), "{text}");
         }
     }
 

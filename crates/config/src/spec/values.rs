@@ -140,6 +140,14 @@ impl Default for OnHttp {
     }
 }
 
+/// What happens to clients that ask for no site's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UnknownHost {
+    First,
+    Refuse,
+}
+
 /// Prefixes, several with commas, or a file that lists them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PrefixesOrFile {
@@ -470,6 +478,14 @@ pub(super) fn on_http(text: &str) -> Result<OnHttp, String> {
             port.map(|port| OnHttp::Redirect(Some(port.get())))
                 .ok_or_else(|| "expected redirect, redirect:PORT or serve".to_owned())
         }
+    }
+}
+
+pub(super) fn unknown_host(text: &str) -> Result<UnknownHost, String> {
+    match text {
+        "first" => Ok(UnknownHost::First),
+        "refuse" => Ok(UnknownHost::Refuse),
+        _ => Err("expected first or refuse".to_owned()),
     }
 }
 

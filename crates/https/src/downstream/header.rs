@@ -89,7 +89,7 @@ pub(super) async fn read(
 }
 
 /// Reads once. It holds no buffer while waiting, because many connections may be silent.
-async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
+pub(super) async fn receive(tcp: &TcpStream, seen: &mut Vec<u8>) -> io::Result<usize> {
     std::future::poll_fn(|cx| {
         let mut piece = buffers::take(RECORD_BYTES);
         let received = tcp.poll_read_into(cx, &mut piece[..PIECE_BYTES]);

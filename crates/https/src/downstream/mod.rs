@@ -13,9 +13,13 @@ mod rules;
 mod worker_state;
 
 use std::future::poll_fn;
+use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ServerConfig;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use truepeer_policy::{Route, SenderAddr};
 use truepeer_proto::Tlvs;
 use truepeer_session::CloseReason;
@@ -25,16 +29,19 @@ use truepeer_session::registry::SessionStage;
 pub use self::accepting::{Closing, accept};
 pub(crate) use self::idle::LEAST_IDLE;
 pub use self::idle::{Idle, IdleConnections, IdleList};
-pub use self::rules::TlsListener;
+pub use self::rules::{ListenerTls, TlsListener};
 pub use self::worker_state::WorkerState;
 use crate::close::TlsCloseReason;
 use crate::open::OpenConnection;
 use crate::reactor::{TcpStream, refused_late};
 use crate::stream::Stream;
-use crate::tls::{HandshakeError, ServerTls, TlsFacts, TlsStream};
+use crate::tls::{HandshakeError, Hello, HelloReader, Look, TlsFacts, TlsStream};
 
 /// How long a client may take to read the alert that ends its handshake, and to end the connection.
 const AFTER_ALERT: Duration = Duration::from_secs(2);
+
+/// The fatal alert unrecognized_name (RFC 6066, 3), as a record before any key is there.
+const UNRECOGNIZED_NAME: [u8; 7] = [21, 3, 3, 0, 2, 2, 112];
 
 /// A connection whose client is known.
 #[derive(Debug)]
@@ -103,12 +110,17 @@ impl Downstream {
         Ok(downstream)
     }
 
-    async fn encrypt(self, tls: &ServerTls, limit: Duration) -> Result<Self, TlsCloseReason> {
-        let Stream::Plain(tcp) = self.stream else { return Ok(self) };
+    async fn encrypt(mut self, tls: &ListenerTls, limit: Duration) -> Result<Self, TlsCloseReason> {
+        let Stream::Plain(mut tcp) = self.stream else { return Ok(self) };
         let reactor = tcp.reactor().clone();
-        let stream = TlsStream::begin(tcp, tls.config(), &self.first);
+        let began = reactor.now();
+        let chosen = reactor.timeout(limit, tls.choose(&mut tcp, &mut self.first)).await;
+        let chosen = chosen.unwrap_or(Err(HandshakeError::TimedOut { waited: limit }));
+        let config = chosen.map_err(TlsCloseReason::of_handshake)?;
+        let stream = TlsStream::begin(tcp, config, &self.first);
         let mut stream = stream.map_err(TlsCloseReason::Downstream)?;
-        let shaken = reactor.timeout(limit, stream.handshake()).await;
+        let left = limit.saturating_sub(reactor.now().saturating_duration_since(began));
+        let shaken = reactor.timeout(left, stream.handshake()).await;
         let shaken = shaken.unwrap_or(Err(HandshakeError::TimedOut { waited: limit }));
         if let Err(error) = shaken {
             if matches!(error, HandshakeError::Tls { .. }) {
@@ -155,4 +167,52 @@ impl Downstream {
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.stream.tcp().local_address().ok()
     }
+}
+
+impl ListenerTls {
+    /// The configuration for a client. What is read for that stays in `first`.
+    async fn choose(
+        &self,
+        tcp: &mut TcpStream,
+        first: &mut Vec<u8>,
+    ) -> Result<Arc<ServerConfig>, HandshakeError> {
+        let sites = match self {
+            Self::One(tls) => return Ok(tls.config()),
+            Self::Sites(sites) => sites,
+        };
+        let Some(hello) = read_hello(tcp, first).await? else { return Ok(sites.any()) };
+        if let Some(config) = sites.choose(&hello) {
+            return Ok(config);
+        }
+        refuse_name(tcp).await;
+        Err(HandshakeError::UnknownName { name: hello.name })
+    }
+}
+
+/// `None`: it can't be read, or the connection has ended.
+async fn read_hello(tcp: &TcpStream, first: &mut Vec<u8>) -> io::Result<Option<Hello>> {
+    let (mut reader, mut seen) = (HelloReader::default(), 0);
+    loop {
+        match reader.look(&first[seen..]) {
+            Look::Whole(hello) => return Ok(Some(hello)),
+            Look::Unreadable => return Ok(None),
+            Look::NeedMore => seen = first.len(),
+        }
+        if header::receive(tcp, first).await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// Tells a client that no site has its name, and ends the connection so that the client can read it.
+async fn refuse_name(tcp: &mut TcpStream) {
+    let reactor = tcp.reactor().clone();
+    let told = async {
+        tcp.write_all(&UNRECOGNIZED_NAME).await?;
+        tcp.shutdown().await?;
+        let mut nothing = [0; 1024];
+        while tcp.read(&mut nothing).await? > 0 {}
+        io::Result::Ok(())
+    };
+    let _ = reactor.timeout(AFTER_ALERT, told).await;
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use truepeer_policy::Policy;
 use truepeer_session::settings::ListenerSettings;
 
+use crate::sites::SitesTls;
 use crate::tls::ServerTls;
 
 /// The rules of one listener.
@@ -16,7 +17,16 @@ pub struct TlsListener {
     /// Decides who may connect, who the client is, and which origin is dialled.
     pub policy: Arc<Policy>,
     /// The TLS configuration, if clients use TLS.
-    pub tls: Option<Arc<ServerTls>>,
+    pub tls: Option<ListenerTls>,
     /// How long a TLS handshake may take, with clients and with backends.
     pub handshake_timeout: Duration,
+}
+
+/// The TLS configuration for the clients of a listener.
+#[derive(Debug, Clone)]
+pub enum ListenerTls {
+    /// One for all.
+    One(Arc<ServerTls>),
+    /// One for each site, by the name that a client asks for.
+    Sites(Arc<SitesTls>),
 }

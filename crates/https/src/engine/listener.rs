@@ -1,6 +1,7 @@
 //! A listener in one worker: its connections and how it closes.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,9 +11,10 @@ use truepeer_session::ListenerId;
 use truepeer_session::counters::{Counter, Shard};
 
 use crate::downstream::{TlsListener, WorkerState};
-use crate::gateway::{Gateway, HttpOptions};
-use crate::open::OpenConnections;
+use crate::gateway::{Gateway, RequestRules, Site};
+use crate::open::{OpenConnections, OpenGuard};
 use crate::reactor::{Reactor, TcpStream};
+use crate::sites::{OwnSite, SiteNames};
 use crate::tunnel::{self, OriginTls};
 
 /// The rules for a listener's sessions, and for TLS and HTTP towards its backends.
@@ -20,10 +22,41 @@ use crate::tunnel::{self, OriginTls};
 pub struct HttpsRules {
     /// The downstream side.
     pub listening: TlsListener,
-    /// The TLS configuration towards backends, if any.
-    pub origin: Option<OriginTls>,
-    /// The HTTP configuration, if requests are passed on one by one.
-    pub http: Option<HttpOptions>,
+    /// What becomes of its connections.
+    pub sessions: SessionRules,
+}
+
+/// What becomes of connections.
+#[derive(Debug, Clone)]
+pub enum SessionRules {
+    /// Bytes are passed on, by TLS if there is a configuration for it.
+    Tunnels(Option<OriginTls>),
+    /// Requests are passed on one by one.
+    Requests(Box<RequestRules>),
+    /// As requests, by one of several sites.
+    Sites(Box<SitesRules>),
+}
+
+/// Several sites, by the names that clients ask for.
+#[derive(Debug, Clone)]
+pub struct SitesRules {
+    /// The names, in the order of the sites.
+    pub names: Arc<SiteNames>,
+    /// The first one.
+    pub first: SiteRules,
+    /// All others.
+    pub others: Vec<SiteRules>,
+}
+
+/// One of several sites.
+#[derive(Debug, Clone)]
+pub struct SiteRules {
+    /// Its counters.
+    pub id: ListenerId,
+    /// Where its clients' connections lead, and with which limits.
+    pub listening: TlsListener,
+    /// How its requests are passed on.
+    pub requests: RequestRules,
 }
 
 /// A listener, with the rules that hold for its next connection.
@@ -32,8 +65,12 @@ pub(super) struct HttpsListener {
     pub(super) worker: Rc<WorkerState>,
     reactor: Reactor,
     sessions: RefCell<Sessions>,
+    shards: SiteShards,
     open: OpenConnections,
 }
+
+/// The counters of sites, which outlive their rules.
+type SiteShards = RefCell<HashMap<ListenerId, Arc<Shard>>>;
 
 /// How connections are served. A connection keeps the rules that it started with.
 #[derive(Clone)]
@@ -43,12 +80,30 @@ enum Sessions {
 }
 
 impl Sessions {
-    fn new(reactor: &Reactor, rules: HttpsRules, worker: &Rc<WorkerState>) -> Self {
-        let HttpsRules { listening, origin, http } = rules;
+    /// `shards`: the counters of all sites so far.
+    fn new(reactor: &Reactor, rules: HttpsRules, worker: &Rc<WorkerState>, shards: &SiteShards) -> Self {
+        let HttpsRules { listening, sessions } = rules;
         let listening = Rc::new(listening);
-        match http {
-            Some(options) => Self::Exchanges(Gateway::new(reactor, options, origin, &listening, worker)),
-            None => Self::Tunnels(Rc::new(tunnel::SessionContext {
+        match sessions {
+            SessionRules::Requests(rules) => {
+                let site = Site::new(reactor, *rules, &listening, worker, None);
+                Self::Exchanges(Gateway::of_one(reactor, site, &listening, worker))
+            }
+            SessionRules::Sites(rules) => {
+                let SitesRules { names, first, others } = *rules;
+                let make = |(number, site): (usize, SiteRules)| {
+                    let SiteRules { id, listening, requests } = site;
+                    let mut shards = shards.borrow_mut();
+                    let shard = shards.entry(id).or_insert_with(|| worker.journal.counters.shard(id));
+                    let worker = Rc::new(WorkerState { shard: Arc::clone(shard), ..(**worker).clone() });
+                    let own = OwnSite { names: Arc::clone(&names), number };
+                    Site::new(reactor, requests, &Rc::new(listening), &worker, Some((id, own)))
+                };
+                let others = (1..).zip(others).map(make).collect();
+                let sites = (make((0, first)), others);
+                Self::Exchanges(Gateway::of_sites(reactor, sites, &names, &listening, worker))
+            }
+            SessionRules::Tunnels(origin) => Self::Tunnels(Rc::new(tunnel::SessionContext {
                 listening,
                 origin,
                 worker: Rc::clone(worker),
@@ -73,13 +128,14 @@ impl HttpsListener {
         open: &OpenConnections,
     ) -> Rc<Self> {
         let worker = Rc::new(worker);
-        let sessions = RefCell::new(Sessions::new(reactor, rules, &worker));
-        Rc::new(Self { id, worker, reactor: reactor.clone(), sessions, open: open.clone() })
+        let shards = SiteShards::default();
+        let sessions = RefCell::new(Sessions::new(reactor, rules, &worker, &shards));
+        Rc::new(Self { id, worker, reactor: reactor.clone(), sessions, shards, open: open.clone() })
     }
 
     /// New connections follow these rules.
     pub(super) fn set_rules(&self, rules: HttpsRules) {
-        self.sessions.replace(Sessions::new(&self.reactor, rules, &self.worker));
+        self.sessions.replace(Sessions::new(&self.reactor, rules, &self.worker, &self.shards));
     }
 
     /// Starts a task for an accepted connection if the policy admits its sender.
@@ -98,24 +154,8 @@ impl HttpsListener {
                 tunnel::serve(shared, stream, sender, permit, listed).await;
             }),
             Sessions::Exchanges(gateway) => {
-                self.reactor.spawn(gateway.serve(stream, sender, listed, (permit, counted)));
+                self.reactor.spawn(gateway.serve(stream, sender, listed, counted, permit));
             }
         }
-    }
-}
-
-/// Counts a connection as open, until its task has ended or is dropped.
-struct OpenGuard(Arc<Shard>);
-
-impl OpenGuard {
-    fn new(shard: &Arc<Shard>) -> Self {
-        shard.on_open();
-        Self(Arc::clone(shard))
-    }
-}
-
-impl Drop for OpenGuard {
-    fn drop(&mut self) {
-        self.0.on_end();
     }
 }

@@ -16,7 +16,7 @@ use truepeer_session::workers::Workers;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionList, Snapshot};
 use truepeer_sys::Named as _;
 
-pub use self::listener::HttpsRules;
+pub use self::listener::{HttpsRules, SessionRules, SiteRules, SitesRules};
 use self::worker::{Common, HttpsOrder, ListenerSource, OrderSender, start_worker};
 use crate::downstream::IdleConnections;
 

@@ -56,6 +56,9 @@ pub enum Failure {
     /// The method is not allowed.
     #[error("the method is not allowed")]
     MethodNotAllowed,
+    /// The request is for another site than its connection (HTTP/2 clients share connections between hosts).
+    #[error("the request is for another site than the one that the connection's handshake has asked for")]
+    Misdirected,
     /// An unknown `Expect`.
     #[error("the request has an unknown Expect field")]
     Expectation,
@@ -129,6 +132,7 @@ impl Failure {
             Self::BadRequestBody(error) => error.reason(),
             Self::BodyTooLarge => "body_too_large",
             Self::MethodNotAllowed => "method_not_allowed",
+            Self::Misdirected => "misdirected",
             Self::Expectation => "unknown_expectation",
             Self::Dial(error) => error.reason(),
             Self::OriginStalled(_) => "origin_stalled",
@@ -163,6 +167,8 @@ impl Failure {
             Self::BadRequestBody(_) => 400,
             Self::BodyTooLarge => 413,
             Self::MethodNotAllowed => 403,
+            // RFC 9110 15.5.20: the client may repeat any request on another connection.
+            Self::Misdirected => 421,
             Self::Expectation => 417,
             Self::Dial(error) => error.status(),
             Self::OriginDown => 503,

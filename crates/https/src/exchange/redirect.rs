@@ -5,7 +5,7 @@ use truepeer_http::{BodyLength, HeadError, RequestHead, ResponseHead};
 
 use super::failure::Failure;
 use super::parties::Outgoing;
-use crate::origin::without_port;
+use crate::host::without_port;
 
 /// Answers with 308 and the same host and path by https on `port`. 308 keeps the method and the body (RFC
 /// 9110 section 15.4.9).

@@ -33,6 +33,7 @@ use crate::origin_h2::{self, Exchange, Joined, Lease};
 use crate::reactor::Reactor;
 use crate::read_buffer::Buffer;
 use crate::shared_stream::SharedStream;
+use crate::sites::OwnSite;
 use crate::stream::Connection;
 
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
@@ -70,6 +71,8 @@ pub struct Service<O: Dial> {
     pub backlog: Budget,
     /// Who may reuse a connection to the origin.
     pub sharing: Sharing,
+    /// The site that it is, if several share the listener.
+    pub site: Option<OwnSite>,
     /// How long a request waits for a descriptor, or for an origin that refuses connections, as it does
     /// while it restarts.
     pub retry_timeout: Duration,
@@ -137,6 +140,9 @@ impl<O: Dial> Service<O> {
 
     /// Refuses a request that the settings don't allow.
     pub(crate) fn check(&self, request: &RequestHead) -> Result<(), Failure> {
+        if self.site.as_ref().is_some_and(|site| site.names.misdirects(site.number, request.host())) {
+            return Err(Failure::Misdirected);
+        }
         if !self.settings.allows(request.method()) {
             return Err(Failure::MethodNotAllowed);
         }

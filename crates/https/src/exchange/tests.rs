@@ -290,6 +290,7 @@ fn bed_with(settings: HttpSettings, retry_timeout: Duration, origin_protocol: Or
         sessions,
         backlog: Budget::new(1 << 20),
         sharing: Sharing::All,
+        site: None,
         retry_timeout,
         idle: crate::downstream::IdleConnections::new(1).of(0),
         journal: RequestJournal::new(journal, shard, false),

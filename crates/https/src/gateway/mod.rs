@@ -5,21 +5,26 @@ mod dialler;
 mod health;
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use truepeer_policy::{Backends, SenderAddr};
-use truepeer_session::Ended;
+use truepeer_session::clients::Counted;
+use truepeer_session::counters::Shard;
 use truepeer_session::registry::SessionStage;
+use truepeer_session::{CloseReason, Ended, ListenerId};
 
 use self::dialler::Dialler;
 use crate::client_info::ClientInfo;
-use crate::downstream::{Counted, Downstream, TlsListener, WorkerState};
+use crate::close::TlsCloseReason;
+use crate::downstream::{Downstream, TlsListener, WorkerState};
 use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
-use crate::open::{Listed, OpenConnection};
+use crate::open::{Listed, OpenConnection, OpenGuard};
 use crate::origin::{Dial, Origin, OriginHealth, OriginProtocol, Origins, Pool, Serves};
 use crate::origin_h2::Http2Pool;
 use crate::reactor::{Reactor, TcpStream};
+use crate::sites::{OwnSite, SiteNames};
 use crate::stream::Stream;
 use crate::tunnel::{OriginTls, tlvs};
 
@@ -56,6 +61,15 @@ pub struct HttpOptions {
     pub others: Vec<OtherOrigin>,
 }
 
+/// The upstream side of requests.
+#[derive(Debug, Clone)]
+pub struct RequestRules {
+    /// The TLS configuration towards the default origin, if used.
+    pub origin: Option<OriginTls>,
+    /// The HTTP configuration.
+    pub http: HttpOptions,
+}
+
 /// An origin for some hosts and paths.
 #[derive(Debug, Clone)]
 pub struct OtherOrigin {
@@ -69,25 +83,45 @@ pub struct OtherOrigin {
     pub health: OriginHealth,
 }
 
-/// A listener's exchanges in one worker.
+/// A listener's exchanges in one worker, of one site or several.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     reactor: Reactor,
     listening: Rc<TlsListener>,
     worker: Rc<WorkerState>,
+    first: Rc<Site>,
+    /// Further sites, by the name that clients ask for.
+    others: Option<(Arc<SiteNames>, Vec<Rc<Site>>)>,
+}
+
+/// What serves the requests of one site.
+#[derive(Debug)]
+pub(crate) struct Site {
+    /// Its own counters, and its rules, if it shares the listener.
+    shared: Option<Shared>,
     client_address: ClientAddress,
     service: Rc<Service<Dialler>>,
 }
 
-impl Gateway {
-    /// Creates it and starts the task that closes idle connections to the origin.
+/// The part of a site that differs from its listener's.
+#[derive(Debug)]
+struct Shared {
+    id: ListenerId,
+    listening: Rc<TlsListener>,
+    shard: Arc<Shard>,
+}
+
+impl Site {
+    /// Creates it and starts the task that closes idle connections to the origin. `own`: its counters and
+    /// place, if several share the listener.
     pub(crate) fn new(
         reactor: &Reactor,
-        options: HttpOptions,
-        origin: Option<OriginTls>,
+        rules: RequestRules,
         listening: &Rc<TlsListener>,
         worker: &Rc<WorkerState>,
+        own: Option<(ListenerId, OwnSite)>,
     ) -> Rc<Self> {
+        let RequestRules { origin, http: options } = rules;
         let sessions = worker.budgets.sessions.clone();
         let (most, keep) = (options.origin_keepalive, options.origin_idle);
         let make = |tls, backends, health| {
@@ -109,6 +143,8 @@ impl Gateway {
         });
         let origins = Origins::new(default, others.collect());
         let access_log = options.settings.access_log;
+        let (id, place) = own.unzip();
+        let shared = |id| Shared { id, listening: Rc::clone(listening), shard: Arc::clone(&worker.shard) };
         let mut settings = options.settings;
         settings.tells_the_client = options.client_address == ClientAddress::Forwarded;
         let service = Service {
@@ -122,19 +158,40 @@ impl Gateway {
                 ClientAddress::Transparent => Sharing::ByClient,
                 ClientAddress::Proxy => Sharing::ByConnection,
             },
+            site: place,
             retry_timeout: options.origin_retry_timeout,
             idle: worker.idle.clone(),
             journal: RequestJournal::new(worker.journal.clone(), worker.shard.clone(), access_log),
         };
         let service = Rc::new(service);
         health::watch_all(&service, listening);
-        Rc::new(Self {
-            reactor: reactor.clone(),
-            listening: Rc::clone(listening),
-            worker: Rc::clone(worker),
-            client_address: options.client_address,
-            service,
-        })
+        Rc::new(Self { shared: id.map(shared), client_address: options.client_address, service })
+    }
+}
+
+impl Gateway {
+    /// All connections are of one site.
+    pub(crate) fn of_one(
+        reactor: &Reactor,
+        first: Rc<Site>,
+        listening: &Rc<TlsListener>,
+        worker: &Rc<WorkerState>,
+    ) -> Rc<Self> {
+        let (listening, worker) = (Rc::clone(listening), Rc::clone(worker));
+        Rc::new(Self { reactor: reactor.clone(), listening, worker, first, others: None })
+    }
+
+    /// `names`: of the sites, `first` before the others.
+    pub(crate) fn of_sites(
+        reactor: &Reactor,
+        (first, others): (Rc<Site>, Vec<Rc<Site>>),
+        names: &Arc<SiteNames>,
+        listening: &Rc<TlsListener>,
+        worker: &Rc<WorkerState>,
+    ) -> Rc<Self> {
+        let (listening, worker) = (Rc::clone(listening), Rc::clone(worker));
+        let others = Some((Arc::clone(names), others));
+        Rc::new(Self { reactor: reactor.clone(), listening, worker, first, others })
     }
 
     /// The settings of its connections.
@@ -142,7 +199,7 @@ impl Gateway {
         &self.listening
     }
 
-    /// Serves one connection. `held` is dropped at its end.
+    /// Serves one connection. `counted` and `held` are dropped at its end.
     #[expect(
         clippy::manual_async_fn,
         reason = "an async fn keeps each argument twice, and each idle connection would be larger by that"
@@ -152,13 +209,13 @@ impl Gateway {
         tcp: TcpStream,
         sender: SenderAddr,
         listed: Listed,
+        mut open: OpenGuard,
         held: impl Sized + 'static,
     ) -> impl Future<Output = ()> {
         async move {
             // Boxed: a handshake needs memory that the connection must not keep.
-            if let Some(opened) = Box::pin(self.open(tcp, sender, listed.connection())).await {
-                let Opened { stream, first, client_info, counted, speaks_http2 } = opened;
-                let service = Rc::clone(&self.service);
+            if let Some(opened) = Box::pin(self.open(tcp, sender, listed.connection(), &mut open)).await {
+                let Opened { service, stream, first, client_info, counted, speaks_http2 } = opened;
                 if speaks_http2 {
                     // Boxed: the future is three times as large as HTTP/1's, and would make every connection
                     // as large.
@@ -168,25 +225,33 @@ impl Gateway {
                 }
                 drop(counted);
             }
-            drop((held, listed));
+            drop((held, listed, open));
         }
     }
 
     /// `None`: the connection was refused, and that is logged.
-    async fn open(&self, tcp: TcpStream, sender: SenderAddr, open: &Rc<OpenConnection>) -> Option<Opened> {
+    async fn open(
+        &self,
+        tcp: TcpStream,
+        sender: SenderAddr,
+        open: &Rc<OpenConnection>,
+        guard: &mut OpenGuard,
+    ) -> Option<Opened> {
         let began = self.reactor.now();
         let opened = async {
             let downstream = Downstream::open(&self.listening, &self.worker, tcp, sender, open).await?;
-            downstream.await_late_bytes(self.listening.handshake_timeout).await.map(|()| downstream)
+            downstream.await_late_bytes(self.listening.handshake_timeout).await?;
+            self.assign(downstream, open, guard)
         };
         match opened.await {
-            Ok(mut downstream) => {
+            Ok((mut downstream, site)) => {
                 let speaks_http2 = speaks_http2(&downstream);
                 open.set_stage(SessionStage::Idle);
-                let client_info = self.client_info(&downstream, open);
+                let client_info = site.client_info(&downstream, open);
                 let counted = downstream.counted.take();
                 let (stream, first) = downstream.into_stream();
-                Some(Opened { stream, first, client_info, counted, speaks_http2 })
+                let service = Rc::clone(&site.service);
+                Some(Opened { service, stream, first, client_info, counted, speaks_http2 })
             }
             Err(reason) => {
                 let ended = Ended {
@@ -206,6 +271,32 @@ impl Gateway {
         }
     }
 
+    /// Finds the site that the client has asked for, which then counts the connection, and where its requests
+    /// go from there.
+    fn assign(
+        &self,
+        mut downstream: Downstream,
+        open: &OpenConnection,
+        guard: &mut OpenGuard,
+    ) -> Result<(Downstream, &Rc<Site>), TlsCloseReason> {
+        let Some((names, others)) = &self.others else { return Ok((downstream, &self.first)) };
+        let name = downstream.tls.as_ref().and_then(|facts| facts.sni.as_deref());
+        // The handshake has found the same one.
+        let number = names.site(name).unwrap_or_default();
+        let site = number.checked_sub(1).and_then(|other| others.get(other)).unwrap_or(&self.first);
+        if let Some(Shared { id, listening, shard }) = &site.shared {
+            let delivery = &listening.policy.delivery;
+            downstream.route =
+                delivery.route(downstream.route.to_client(), || None).map_err(CloseReason::from)?;
+            open.set_route(&downstream.route, &downstream.tlvs);
+            open.set_listener(*id);
+            guard.move_to(shard);
+        }
+        Ok((downstream, site))
+    }
+}
+
+impl Site {
     fn client_info(&self, downstream: &Downstream, open: &Rc<OpenConnection>) -> ClientInfo {
         let mut route = downstream.route;
         // The client's address without its port: requests of one client share connections to the origin.
@@ -232,6 +323,7 @@ impl Gateway {
 
 /// A connection that can be served.
 struct Opened {
+    service: Rc<Service<Dialler>>,
     stream: Stream,
     /// Bytes of the stream that were read with the PROXY header. Always empty with TLS.
     first: Vec<u8>,

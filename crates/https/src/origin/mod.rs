@@ -10,7 +10,6 @@ pub(crate) use access::{Access, Accesses};
 pub use dial::{Dial, DialError, Dialled, Offer, OriginProtocol};
 pub(crate) use health::{CHECK_LIMIT, HealthChange};
 pub use health::{Check, Health, HealthRule, HealthTable, OriginHealth};
-pub(crate) use origins::without_port;
 pub use origins::{Origin, Origins, Serves};
 pub(crate) use pool::OriginConnection;
 pub use pool::{KeptBy, Pool};

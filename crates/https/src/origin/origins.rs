@@ -1,13 +1,12 @@
 //! Several origins, and the choice between them for each request.
 
-use std::borrow::Cow;
 use std::fmt;
-use std::net::Ipv6Addr;
 use std::rc::Rc;
 
 use super::dial::{Dial, OriginProtocol};
 use super::health::OriginHealth;
 use super::pool::Pool;
+use crate::host::host_of;
 use crate::origin_h2::Http2Pool;
 
 /// An origin and its connections.
@@ -66,29 +65,10 @@ fn has_host(wanted: &str, host: &[u8]) -> bool {
     }
 }
 
-/// The host without a dot at its end; an IPv6 address in its shortest form.
-fn canonical(host: &[u8]) -> Cow<'_, [u8]> {
-    let inner = host.strip_prefix(b"[").and_then(|rest| rest.strip_suffix(b"]"));
-    let address = inner.and_then(|inner| std::str::from_utf8(inner).ok()?.parse::<Ipv6Addr>().ok());
-    match address {
-        Some(address) => Cow::Owned(format!("[{address}]").into_bytes()),
-        None => Cow::Borrowed(host.strip_suffix(b".").unwrap_or(host)),
-    }
-}
-
 /// `/api` has `/api`, `/api/x` and `/api?x`, not `/apis`.
 fn begins_with(target: &[u8], prefix: &[u8]) -> bool {
     let Some(rest) = target.strip_prefix(prefix) else { return false };
     prefix.ends_with(b"/") || matches!(rest.first(), None | Some(b'/' | b'?'))
-}
-
-/// The host of a `Host` field; IPv6 addresses keep their brackets.
-pub(crate) fn without_port(host: &[u8]) -> &[u8] {
-    let end = match host.iter().position(|&byte| byte == b']') {
-        Some(bracket) => bracket + 1,
-        None => host.iter().position(|&byte| byte == b':').unwrap_or(host.len()),
-    };
-    &host[..end]
 }
 
 /// The origins of a listener.
@@ -112,7 +92,7 @@ impl<O: Dial> Origins<O> {
         if self.others.is_empty() {
             return 0;
         }
-        let host = canonical(without_port(host));
+        let host = host_of(host);
         let found = self.others.iter().position(|(serves, _)| serves.matches(&host, target));
         found.map_or(0, |at| at + 1)
     }
@@ -168,7 +148,7 @@ mod tests {
         ];
         let mut all: Vec<_> = all.into_iter().map(|(host, prefix)| serves(host, prefix)).collect();
         all.sort_by_key(|serves| std::cmp::Reverse(serves.precision()));
-        let host = canonical(without_port(host.as_bytes()));
+        let host = host_of(host.as_bytes());
         let found = all.iter().find(|one| one.matches(&host, target.as_bytes()));
         let text = found.map(|one| {
             format!("{}{}", one.host.as_deref().unwrap_or(""), one.prefix.as_deref().unwrap_or(""))

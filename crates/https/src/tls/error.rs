@@ -78,6 +78,12 @@ pub enum HandshakeError {
     /// The connection broke.
     #[error("the connection failed during the TLS handshake: {0}")]
     Io(#[from] io::Error),
+    /// The client asks for a name that no site has, or for none.
+    #[error("no site here has the name that the client asks for{}", asked(name.as_deref()))]
+    UnknownName {
+        /// The name.
+        name: Option<String>,
+    },
     /// It was not finished in time.
     #[error("no TLS handshake within {} s", waited.as_secs_f32())]
     TimedOut {
@@ -94,6 +100,7 @@ impl HandshakeError {
             Self::Closed { .. } => "tls_closed",
             Self::Io(_) => "tls_broken",
             Self::TimedOut { .. } => "tls_timeout",
+            Self::UnknownName { .. } => "tls_unknown_name",
             Self::Tls { error, .. } => match error {
                 Error::InvalidMessage(_) => "tls_not_tls",
                 Error::PeerIncompatible(_) => "tls_incompatible",
@@ -128,7 +135,11 @@ impl HandshakeError {
     /// The setting that has to do with it. `authority` is the setting for the other end's authorities.
     #[must_use]
     pub fn hint(&self, authority: Hint) -> Option<Hint> {
-        let Self::Tls { error, first } = self else { return None };
+        let (error, first) = match self {
+            Self::Tls { error, first } => (error, first),
+            Self::UnknownName { .. } => return Some(Hint::UnknownHost),
+            _ => return None,
+        };
         match error {
             Error::InvalidMessage(_) if is_proxy_header(first) => Some(Hint::HeaderBeforeTls),
             Error::InvalidCertificate(CertificateError::UnknownIssuer) => Some(authority),
@@ -158,6 +169,10 @@ fn is_proxy_header(first: &[u8]) -> bool {
 
 fn after(first: &[u8]) -> &'static str {
     if first.is_empty() { ": nothing was sent" } else { "" }
+}
+
+fn asked(name: Option<&str>) -> String {
+    name.map_or_else(|| ": it asks for none (SNI)".to_owned(), |name| format!(" (SNI): {name}"))
 }
 
 fn explain(error: &Error, first: &[u8]) -> String {

@@ -91,6 +91,8 @@ pub(super) struct Identities {
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// `*.example.org` as `example.org`.
     by_parent: HashMap<String, Vec<Arc<CertifiedKey>>>,
+    /// All host names, those of the first certificate first.
+    names: Vec<String>,
 }
 
 impl Identities {
@@ -104,13 +106,20 @@ impl Identities {
         let first =
             loaded.next().ok_or_else(|| Subject::Certificate.error("expected at least one certificate"))?;
         let first_names = first.1.clone();
-        let mut identities =
-            Self { default: vec![Arc::clone(&first.0)], by_name: HashMap::new(), by_parent: HashMap::new() };
+        let mut identities = Self {
+            default: vec![Arc::clone(&first.0)],
+            by_name: HashMap::new(),
+            by_parent: HashMap::new(),
+            names: Vec::new(),
+        };
         for (number, (identity, names)) in std::iter::once(first).chain(loaded).enumerate() {
             if number > 0 && (names.is_empty() || names.iter().any(|name| first_names.contains(name))) {
                 identities.default.push(Arc::clone(&identity));
             }
             for name in names {
+                if !identities.names.contains(&name) {
+                    identities.names.push(name.clone());
+                }
                 let (map, name) = match name.strip_prefix("*.") {
                     Some(parent) => (&mut identities.by_parent, parent.to_owned()),
                     None => (&mut identities.by_name, name),
@@ -119,6 +128,11 @@ impl Identities {
             }
         }
         Ok(identities)
+    }
+
+    /// The host names of all certificates.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// The certificates for `name`: exact matches first, then those of a wildcard, which matches one label

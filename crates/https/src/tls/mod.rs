@@ -10,6 +10,7 @@
 mod client;
 mod error;
 mod facts;
+mod hello;
 mod identity;
 mod own;
 mod server;
@@ -23,6 +24,8 @@ pub use self::error::{ConfigError, HandshakeError, Subject};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::facts::any_certificate;
 pub use self::facts::{ClientCertificate, TlsFacts};
+pub use self::hello::Hello;
+pub(crate) use self::hello::{HelloReader, Look};
 pub use self::identity::{IdentityFiles, ServerIdentity};
 pub use self::own::{own_fingerprint, own_host_name};
 pub use self::server::{ClientCertificates, ServerOptions, ServerTls};

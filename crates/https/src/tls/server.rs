@@ -55,9 +55,10 @@ impl ServerOptions {
     ///
     /// # Errors
     /// The part at fault and the reason.
-    pub fn build(&self) -> Result<Arc<ServerConfig>, ConfigError> {
+    pub fn build(&self) -> Result<ServerTls, ConfigError> {
         let provider = provider(&self.suites);
         let identities = Identities::load(&self.identities, &provider)?;
+        let names = identities.names().to_vec();
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.min_version.versions())
             .map_err(|error| Subject::Suites.error(words::error(&error)))?;
@@ -83,7 +84,7 @@ impl ServerOptions {
         config.session_storage = ServerSessionMemoryCache::new(REMEMBERED_SESSIONS);
         config.max_early_data_size = SKIPPED_EARLY_BYTES;
         config.ticketer = Ticketer::new().map_err(|error| Subject::Suites.error(words::error(&error)))?;
-        Ok(Arc::new(config))
+        Ok(ServerTls { config: Arc::new(config), names })
     }
 }
 
@@ -99,7 +100,10 @@ pub(super) fn roots(subject: Subject, path: &Path) -> Result<RootCertStore, Conf
 /// The configuration for new handshakes. A reload makes another one, so sessions from before are not resumed:
 /// they were started under other certificates, and perhaps with another authority for clients.
 #[derive(Debug)]
-pub struct ServerTls(Arc<ServerConfig>);
+pub struct ServerTls {
+    config: Arc<ServerConfig>,
+    names: Vec<String>,
+}
 
 impl ServerTls {
     /// Reads the files.
@@ -107,12 +111,18 @@ impl ServerTls {
     /// # Errors
     /// Those of [`ServerOptions::build`].
     pub fn new(options: &ServerOptions) -> Result<Self, ConfigError> {
-        options.build().map(Self)
+        options.build()
+    }
+
+    /// The host names of its certificates, in lower case; `*.NAME`: the names one label below.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// The configuration for the next handshake.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.config)
     }
 }

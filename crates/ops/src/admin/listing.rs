@@ -60,10 +60,7 @@ enum Written {
 impl Listing {
     pub(super) fn new(running: &dyn Running, filter: SessionFilter, limit: usize) -> Self {
         let engines = running.sessions();
-        let name = |view: super::ListenerView| {
-            let addresses: Vec<String> = view.addresses.iter().map(ToString::to_string).collect();
-            (view.id, addresses.join(" "))
-        };
+        let name = |view: super::ListenerView| (view.id, view.name());
         Self {
             next: (!engines.is_empty()).then_some((0, None)),
             engines,

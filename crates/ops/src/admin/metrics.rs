@@ -12,7 +12,7 @@ use truepeer_session::counters::Counter;
 use truepeer_session::histogram::{Times, Timing};
 
 use super::AttachmentDoc;
-use super::{ListenerView, Running, State};
+use super::{ListenerView, Running, State, name_of};
 
 /// Before each name.
 const PREFIX: &str = "truepeer";
@@ -157,13 +157,14 @@ impl Snapshot {
 impl ListenerValues {
     fn of(running: &dyn Running, view: &ListenerView) -> Self {
         let counters = running.counters();
-        let addresses: Vec<String> = view.addresses.iter().map(ToString::to_string).collect();
+        let mut labels = vec![
+            ("listener", name_of(&view.addresses, None)),
+            ("protocol", view.protocol.name().to_owned()),
+            ("entry", view.entry.to_owned()),
+        ];
+        labels.extend(view.site.clone().map(|site| ("site", site)));
         Self {
-            labels: vec![
-                ("listener", addresses.join(" ")),
-                ("protocol", view.protocol.name().to_owned()),
-                ("entry", view.entry.to_owned()),
-            ],
+            labels,
             counts: Counter::ALL.map(|counter| counters.of(view.id, counter)),
             open: counters.open(view.id),
             refusals: counters.refusals_of(view.id).into_iter().collect(),

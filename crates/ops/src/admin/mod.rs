@@ -130,8 +130,23 @@ pub struct ListenerView {
     pub protocol: Protocol,
     /// With the port that the kernel chose for port 0.
     pub addresses: Vec<SocketAddr>,
+    /// The site's name, if several share the listener.
+    pub site: Option<String>,
     /// Whether it takes new connections.
     pub is_open: bool,
+}
+
+impl ListenerView {
+    /// The addresses, and the site's name.
+    pub(crate) fn name(&self) -> String {
+        name_of(&self.addresses, self.site.as_deref())
+    }
+}
+
+/// The name of a listener, or of one of its sites, for operators.
+pub(crate) fn name_of(addresses: &[SocketAddr], site: Option<&str>) -> String {
+    let addresses = addresses.iter().map(ToString::to_string);
+    addresses.chain(site.map(str::to_owned)).collect::<Vec<_>>().join(" ")
 }
 
 /// The admin thread and its sockets.

@@ -8,7 +8,7 @@ use truepeer_bpf::Status;
 use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counter;
 
-use super::{ListenerView, Running, State};
+use super::{ListenerView, Running, State, name_of};
 use truepeer_config::plan::passed::{self, PassedNames};
 use truepeer_config::spec::Protocol;
 
@@ -74,6 +74,10 @@ pub(crate) struct ListenerDoc {
     pub(crate) entry: String,
     pub(crate) protocol: Protocol,
     pub(crate) addresses: Vec<SocketAddr>,
+    /// The site's name, if several share the listener. Connections are counted by the listener, requests by
+    /// the site.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) site: Option<String>,
     /// Whether it takes new connections.
     pub(crate) listening: bool,
     /// Sessions or flows that are open.
@@ -164,10 +168,9 @@ impl ComplaintDoc {
 }
 
 impl ListenerDoc {
-    /// Its addresses.
+    /// Its addresses, and the site's name.
     pub(crate) fn name(&self) -> String {
-        let addresses: Vec<String> = self.addresses.iter().map(ToString::to_string).collect();
-        addresses.join(" ")
+        name_of(&self.addresses, self.site.as_deref())
     }
 
     /// The value of a counter.
@@ -190,6 +193,7 @@ impl ListenerDoc {
             entry: view.entry.to_owned(),
             protocol: view.protocol,
             addresses: view.addresses.clone(),
+            site: view.site.clone(),
             listening: view.is_open,
             open: counters.open(view.id),
             counters: Counter::ALL.iter().map(named).collect(),

@@ -44,7 +44,7 @@ impl Running for Small {
 
     fn listeners(&self) -> Vec<ListenerView> {
         let (entry, protocol, addresses) = ("proxy", Protocol::Tcp, vec![self.address]);
-        vec![ListenerView { id: ID, entry, protocol, addresses, is_open: true }]
+        vec![ListenerView { id: ID, entry, protocol, addresses, site: None, is_open: true }]
     }
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {

@@ -62,15 +62,18 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn write_listener(listener: &ListenerDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     let closed = if listener.listening { "" } else { ", closed" };
-
+    let taken = match listener.site {
+        Some(_) => format!("{} requests", Count(listener.count("requests"))),
+        None => format!("{} accepted", Count(listener.taken())),
+    };
     writeln!(
         out,
-        "{} {} {}: {} open of {} accepted, {} up, {} down{closed}",
+        "{} {} {}: {} open{}{taken}, {} up, {} down{closed}",
         listener.entry,
         listener.protocol.name(),
         listener.name(),
         Count(listener.open as u64),
-        Count(listener.taken()),
+        if listener.site.is_some() { ", " } else { " of " },
         Bytes(listener.count("bytes_up")),
         Bytes(listener.count("bytes_down")),
     )?;

@@ -15,9 +15,10 @@ use truepeer_https::origin::HealthTable;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_relay::{Relay, Splicing, StaysReason};
 use truepeer_session::budget::Budgets;
-use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, SessionList};
+use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, SessionList};
 
 use super::full::FullListeners;
+use super::rules::Marks;
 use super::signals::Bell;
 use super::splice::{Obstacle, Programs};
 use super::{notify, rules, sockets};
@@ -31,24 +32,19 @@ const LETTING_GO: Duration = Duration::from_secs(1);
 /// How often such an address is tried.
 const TRY: Duration = Duration::from_millis(2);
 
-/// The marks of upstream connections that the rules and routes match, by listener.
-#[derive(Debug, Default)]
-pub(super) struct Marks(BTreeMap<ListenerKey, u32>);
-
-impl Marks {
-    pub(super) fn set(&mut self, listener: &CheckedListener, mark: Option<u32>) {
-        self.0.extend(mark.map(|mark| (listener.key, mark)));
-    }
-
-    fn of(&self, listener: &CheckedListener) -> Option<u32> {
-        self.0.get(&listener.key).copied()
-    }
-}
-
 /// The listeners before a change.
 pub(super) struct Before {
     pub(super) running: Vec<Arc<CheckedListener>>,
     expected: Vec<ListenerKey>,
+}
+
+/// A listener that is open.
+pub(super) struct OpenListener<'a> {
+    pub(super) listener: &'a CheckedListener,
+    pub(super) id: ListenerId,
+    pub(super) addresses: Vec<SocketAddr>,
+    /// By name, each with its own counters.
+    pub(super) sites: Vec<(String, ListenerId)>,
 }
 
 /// The running engines: the relay for listeners without TLS, https for those with it. An engine starts with
@@ -65,6 +61,8 @@ pub(super) struct Engines {
     health: HealthTable,
     /// A listener keeps its id, and so its counters, even if it is closed and opened again.
     ids: BTreeMap<ListenerKey, ListenerId>,
+    /// The same for sites that share one, by name.
+    site_ids: BTreeMap<(ListenerKey, String), ListenerId>,
     workers: usize,
     pub(super) budgets: Budgets,
     pub(super) journal: Arc<Journal>,
@@ -92,6 +90,7 @@ impl Engines {
             lets_go_until: None,
             health: HealthTable::default(),
             ids: BTreeMap::new(),
+            site_ids: BTreeMap::new(),
             workers,
             budgets,
             journal: Arc::new(journal),
@@ -232,7 +231,8 @@ impl Engines {
     ) -> Result<Vec<SocketAddr>, EngineError> {
         let id = self.id(listener.key);
         if listener.config.needs_https() {
-            let rules = rules::https(listener, marks.of(listener), &self.health);
+            let ids = self.site_ids(listener);
+            let rules = rules::https(listener, marks, &self.health, &ids);
             self.https()?.open(id, rules, inherited)
         } else {
             let addresses = self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)?;
@@ -254,7 +254,8 @@ impl Engines {
     fn set_rules(&mut self, listener: &CheckedListener, marks: &Marks) -> Result<(), EngineError> {
         let id = self.id(listener.key);
         if listener.config.needs_https() {
-            let rules = rules::https(listener, marks.of(listener), &self.health);
+            let ids = self.site_ids(listener);
+            let rules = rules::https(listener, marks, &self.health, &ids);
             self.https()?.set_rules(id, rules)
         } else {
             self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))?;
@@ -266,8 +267,21 @@ impl Engines {
     }
 
     fn id(&mut self, key: ListenerKey) -> ListenerId {
-        let next = u16::try_from(self.ids.len()).unwrap_or(u16::MAX);
-        *self.ids.entry(key).or_insert_with(|| ListenerId::new(next))
+        let next = self.next_id();
+        *self.ids.entry(key).or_insert(next)
+    }
+
+    fn site_ids(&mut self, listener: &CheckedListener) -> Vec<ListenerId> {
+        let sites = listener.sites().into_iter().flatten();
+        let id = |site: &CheckedListener| {
+            let next = self.next_id();
+            *self.site_ids.entry((listener.key, site.name().to_owned())).or_insert(next)
+        };
+        sites.map(id).collect()
+    }
+
+    fn next_id(&self) -> ListenerId {
+        ListenerId::new(u16::try_from(self.ids.len() + self.site_ids.len()).unwrap_or(u16::MAX))
     }
 
     /// Whether sessions may leave user space; `None`: no listener's are to.
@@ -314,18 +328,28 @@ impl Engines {
         sessions.into_iter().flatten().collect()
     }
 
-    /// The open listeners, with their addresses.
-    pub(super) fn listeners(&self) -> Vec<(&CheckedListener, ListenerId, Vec<SocketAddr>)> {
+    /// The open listeners, with their addresses and the counters of their sites, by name.
+    pub(super) fn listeners(&self) -> Vec<OpenListener<'_>> {
         let snapshots =
             [self.relay.as_ref().map(Engine::snapshot), self.https.as_ref().map(Engine::snapshot)];
         let open: Vec<_> = snapshots.into_iter().flatten().flat_map(|snapshot| snapshot.listeners).collect();
-        let find = |listener: &CheckedListener| {
-            let id = *self.ids.get(&listener.key)?;
-            let addresses = open.iter().find(|one| one.id == id).map(|one| one.addresses.clone());
-            Some((id, addresses.unwrap_or_default()))
-        };
-        let running = self.running.iter();
-        running.filter_map(|one| find(one).map(|(id, addresses)| (&**one, id, addresses))).collect()
+        self.running.iter().filter_map(|listener| self.describe(listener, &open)).collect()
+    }
+
+    fn describe<'a>(
+        &self,
+        listener: &'a CheckedListener,
+        open: &[ListenerSnapshot],
+    ) -> Option<OpenListener<'a>> {
+        let id = *self.ids.get(&listener.key)?;
+        let addresses = open.iter().find(|one| one.id == id).map(|one| one.addresses.clone());
+        let sites = listener.sites().into_iter().flatten().filter_map(|site| {
+            let name = site.name().to_owned();
+            let id = *self.site_ids.get(&(listener.key, name.clone()))?;
+            Some((name, id))
+        });
+        let sites = sites.collect();
+        Some(OpenListener { listener, id, addresses: addresses.unwrap_or_default(), sites })
     }
 
     /// Duplicates of all listening sockets, by listener. Those on a port that the kernel chose are left out:

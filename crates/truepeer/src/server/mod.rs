@@ -376,7 +376,7 @@ impl<'a> Server<'a> {
                 Err(error) => warn!("the service manager gets no sockets: {error}"),
             }
         }
-        let listeners = self.process.listeners().len();
+        let listeners = self.process.engines.listeners().len();
         self.manager.ready(&format!("serving {listeners} listeners"));
     }
 

@@ -9,10 +9,11 @@ use tracing::warn;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::{Advise, Journal};
 
-use super::apply::{Engines, Marks};
+use super::apply::{Engines, OpenListener};
 use super::attachments::Attachments;
 use super::requests::HandedOver;
 use super::routes::Routes;
+use super::rules::Marks;
 use super::signals::Bell;
 use super::splice::Programs;
 use super::upgrade::Taking;
@@ -20,7 +21,8 @@ use super::{rules, sockets};
 use truepeer_cli::file::LoadedConfig;
 use truepeer_config::plan::passed;
 use truepeer_config::plan::{
-    Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, ProcessConfig,
+    Change, CheckedAttach, CheckedEntry, CheckedListener, Config, EntryConfig, ListenerKey, Part,
+    ProcessConfig, join,
 };
 use truepeer_ops::admin::ListenerView;
 use truepeer_ops::log;
@@ -148,6 +150,7 @@ impl Process {
                 CheckedEntry::Attach(attach) => wanted.attachments.push(attach),
             }
         }
+        wanted.listeners = join(wanted.listeners);
         Ok(wanted)
     }
 
@@ -184,16 +187,22 @@ impl Process {
         said
     }
 
-    /// The open listeners.
+    /// The open listeners, and the sites that share one.
     pub(super) fn listeners(&self) -> Vec<ListenerView> {
-        let view = |(listener, id, addresses): (&CheckedListener, _, _)| ListenerView {
-            id,
-            entry: if listener.config.http.is_some() { "https" } else { "proxy" },
-            protocol: listener.config.protocol,
-            addresses,
-            is_open: true,
+        let views = |open: OpenListener<'_>| {
+            let config = &open.listener.config;
+            let view = move |(site, id)| ListenerView {
+                id,
+                entry: if config.http.is_some() { "https" } else { "proxy" },
+                protocol: config.protocol,
+                addresses: open.addresses.clone(),
+                site,
+                is_open: true,
+            };
+            let sites = open.sites.into_iter().map(|(name, id)| (Some(name), id));
+            std::iter::once((None, open.id)).chain(sites).map(view).collect::<Vec<_>>()
         };
-        self.engines.listeners().into_iter().map(view).collect()
+        self.engines.listeners().into_iter().flat_map(views).collect()
     }
 
     /// The listeners that should be open and are not.
@@ -302,8 +311,14 @@ fn describe(change: &Change) -> String {
         Change::Open(listener) => format!("listener {} was opened", listener.key),
         Change::Close(listener) => format!("listener {} was closed; its open sessions go on", listener.key),
         Change::SetRules(listener, parts) => {
-            let parts: Vec<_> = parts.iter().map(ToString::to_string).collect();
-            format!("new sessions of listener {} have new {}", listener.key, parts.join(", "))
+            let (gone, new): (Vec<_>, Vec<_>) = parts.iter().partition(|part| matches!(part, Part::Gone(_)));
+            let list =
+                |parts: Vec<&Part>| parts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let with = |word: &str, parts: Vec<&Part>| {
+                (!parts.is_empty()).then(|| format!("{word} {}", list(parts)))
+            };
+            let have = [with("new", new), with("no", gone)].into_iter().flatten().collect::<Vec<_>>();
+            format!("new sessions of listener {} have {}", listener.key, have.join(", "))
         }
     }
 }

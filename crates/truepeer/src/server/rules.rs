@@ -1,19 +1,37 @@
 //! Converts a checked listener to its engine's rules.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use truepeer_https::downstream::{ListenerTls, TlsListener};
+use truepeer_https::gateway::RequestRules;
 use truepeer_https::origin::HealthTable;
-use truepeer_https::{HttpsRules, downstream};
-use truepeer_policy::HeaderTimes;
+use truepeer_https::sites::{SiteNames, SitesTls, UnknownHost};
+use truepeer_https::{HttpsRules, SessionRules, SiteRules, SitesRules};
+use truepeer_policy::{HeaderTimes, Source};
 use truepeer_proto::Limits;
-use truepeer_session::ListenerRules;
 use truepeer_session::budget::{Budget, Budgets};
 use truepeer_session::clients::PerClient;
 use truepeer_session::settings::ListenerSettings;
+use truepeer_session::{ListenerId, ListenerRules};
 
-use truepeer_config::plan::{CheckedListener, ListenerConfig};
+use truepeer_config::plan::{CheckedListener, ListenerConfig, ListenerKey};
 use truepeer_config::spec::{Protocol, SpliceLinger};
+
+/// The marks of upstream connections that the rules and routes match, by listener.
+#[derive(Debug, Default)]
+pub(super) struct Marks(BTreeMap<ListenerKey, u32>);
+
+impl Marks {
+    pub(super) fn set(&mut self, listener: &CheckedListener, mark: Option<u32>) {
+        self.0.extend(mark.map(|mark| (listener.key, mark)));
+    }
+
+    pub(super) fn of(&self, listener: &CheckedListener) -> Option<u32> {
+        self.0.get(&listener.key).copied()
+    }
+}
 
 /// `mark` is the one that the routes match; a listener's own takes precedence.
 pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRules {
@@ -45,15 +63,64 @@ fn per_client(config: &ListenerConfig) -> PerClient {
     }
 }
 
-/// A listener that speaks TLS with clients, backends or both.
-pub(super) fn https(listener: &CheckedListener, mark: Option<u32>, table: &HealthTable) -> HttpsRules {
-    let ListenerRules { settings, policy } = relay(listener, mark);
-    let (tls, handshake_timeout) = (listener.tls.clone(), listener.config.handshake_timeout());
-    let mark = settings.mark;
-    let listening = downstream::TlsListener { settings, policy, tls, handshake_timeout };
-    let (origin, others) = (&listener.origin, &listener.origins);
-    let http = listener.config.http.as_ref().map(|http| http.options(origin, others, mark, table));
-    HttpsRules { listening, origin: origin.tls.clone(), http }
+/// A listener that speaks TLS with clients, backends or both. `ids`: the counters of each of its sites.
+pub(super) fn https(
+    listener: &CheckedListener,
+    marks: &Marks,
+    table: &HealthTable,
+    ids: &[ListenerId],
+) -> HttpsRules {
+    let mut listening = downstream(listener, marks);
+    if let Some((sites, tls)) = sites(listener, marks, table, ids) {
+        // Until a client has named its site: no site's destination can refuse it.
+        let mut policy = (*listening.policy).clone();
+        policy.delivery.source = Source::Any;
+        let trusted = listener.further.iter().filter_map(|site| site.config.http.as_ref());
+        trusted.for_each(|http| listening.settings.per_client.shared.extend(&http.trusted));
+        let tls = Some(ListenerTls::Sites(Arc::new(tls)));
+        let listening = TlsListener { policy: Arc::new(policy), tls, ..listening };
+        return HttpsRules { listening, sessions: SessionRules::Sites(Box::new(sites)) };
+    }
+    let tunnels = || SessionRules::Tunnels(listener.origin.tls.clone());
+    let requests = requests(listener, &listening, table);
+    let sessions = requests.map_or_else(tunnels, |requests| SessionRules::Requests(Box::new(requests)));
+    HttpsRules { listening, sessions }
+}
+
+/// The sites of a listener, if clients choose among them by name.
+fn sites(
+    listener: &CheckedListener,
+    marks: &Marks,
+    table: &HealthTable,
+    ids: &[ListenerId],
+) -> Option<(SitesRules, SitesTls)> {
+    let sites = listener.sites()?;
+    let unknown = if listener.refuses_unknown_hosts() { UnknownHost::Refuse } else { UnknownHost::First };
+    let names = Arc::new(SiteNames::new(sites.iter().map(|site| site.names.as_slice()), unknown));
+    let mut rules = sites.into_iter().zip(ids).map(|(site, &id)| {
+        let listening = downstream(site, marks);
+        let requests = requests(site, &listening, table)?;
+        Some((SiteRules { id, listening, requests }, site.tls.clone()?))
+    });
+    let (first, first_tls) = rules.next()??;
+    let (others, tls) = rules.flatten().unzip();
+    Some((SitesRules { names: Arc::clone(&names), first, others }, SitesTls::new(names, first_tls, tls)))
+}
+
+fn downstream(listener: &CheckedListener, marks: &Marks) -> TlsListener {
+    let ListenerRules { settings, policy } = relay(listener, marks.of(listener));
+    let tls = listener.tls.clone().map(ListenerTls::One);
+    TlsListener { settings, policy, tls, handshake_timeout: listener.config.handshake_timeout() }
+}
+
+fn requests(
+    listener: &CheckedListener,
+    listening: &TlsListener,
+    table: &HealthTable,
+) -> Option<RequestRules> {
+    let (origin, others, mark) = (&listener.origin, &listener.origins, listening.settings.mark);
+    let http = listener.config.http.as_ref()?.options(origin, others, mark, table);
+    Some(RequestRules { origin: origin.tls.clone(), http })
 }
 
 /// The limits of all sessions, flows and pipes of these listeners together.

@@ -21,6 +21,7 @@ mod origins;
 mod restarts;
 mod scarcity;
 mod several_origins;
+mod sites;
 mod slow;
 mod smuggling;
 mod traffic;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         restarts::tests(),
         scarcity::tests(),
         several_origins::tests(),
+        sites::tests(),
         health::tests(),
         slow::tests(),
         upgrades::tests(),

@@ -199,6 +199,7 @@ impl Bed {
             backlog: Budget::new(BACKLOG_BYTES),
             sharing: [Sharing::All, Sharing::All, Sharing::ByClient, Sharing::ByConnection]
                 [usize::from(how >> 4 & 3)],
+            site: None,
             retry_timeout: if how & 0x40 == 0 { Duration::from_secs(1) } else { Duration::ZERO },
             idle: crate::downstream::IdleConnections::new(1).of(0),
             journal: RequestJournal::new(journal, shard, false),
