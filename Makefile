@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check conformance book setup servers engines kube frp h2spec fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check book setup servers engines kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -31,7 +31,7 @@ test: setup servers
 	scripts/test.sh
 
 # Runs the long tests and the whole matrix as well.
-test-all: setup servers engines kube frp h2spec
+test-all: setup servers engines kube frp h2spec pebble
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
 # Compares truepeer with its peers in a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their
@@ -69,14 +69,13 @@ frp:
 h2spec:
 	@scripts/h2spec.sh
 
+# Pebble, the ACME authority for tests, built in the same way.
+pebble:
+	@scripts/pebble.sh
+
 # Tests attach on Debian's Linux 6.1 under qemu; some ten minutes.
 old-kernel:
 	@scripts/old-kernel.sh
-
-# Probes programs of others that read or write headers, and writes docs/conformance.md. Needs root; many minutes.
-conformance: setup
-	cargo build -p truepeer
-	@scripts/conformance.sh
 
 # A .deb, a tarball with a static binary, an .rpm and an SBOM, under target/packages. Many minutes.
 package: setup

@@ -53,10 +53,7 @@ install_packages() {
 }
 # An authority for certbot, as Let's Encrypt's.
 export PATH=$PATH:/usr/local/go/bin
-if [ -z "$if_ready" ] && command -v go >/dev/null && [ ! -x target/tools/pebble/pebble ]; then
-  GOBIN=$PWD/target/tools/pebble go install github.com/letsencrypt/pebble/v2/cmd/pebble@v2.7.0 \
-    >"$target/logs/pebble.log" 2>&1 || true
-fi
+[ -n "$if_ready" ] || scripts/pebble.sh
 install_packages || skip "debootstrap or apt failed (target/logs/debootstrap.log, situations-apt.log)"
 export TRUEPEER_SITUATIONS_ROOT=$root TRUEPEER_SITUATIONS_LOGS=$target/logs
 exec unshare --mount --net --propagation private python3 scripts/situations/run.py "$@"

@@ -88,7 +88,12 @@ const LINES: &[&str] = &[
     "truepeer proxy --config truepeer.toml",
     "truepeer proxy -4 10.255.255.9 --listen-transparent",
     "truepeer https --domain site.example --origin http://127.0.0.1:8080",
-    "truepeer https --acme",
+    "truepeer https --letsencrypt",
+    "truepeer https --email",
+    "truepeer https --acme *.a.example --origin http://127.0.0.1:8080",
+    "truepeer https --acme a.example --acme-directory pebble --origin http://127.0.0.1:8080",
+    "truepeer https --acme a.example --acme-eab-id 7 --origin http://127.0.0.1:8080",
+    "truepeer https --tls-cert self --acme-email a@b.example --origin http://127.0.0.1:8080",
     "truepeer https --tls-cert self --host 192.0.2.1 --origin http://127.0.0.1:8080",
     "truepeer proxy -p udp --max-per-client 3",
     "truepeer https --redirect",
@@ -245,8 +250,9 @@ fn messages_are_as_they_were_read_last() {
 }
 
 /// Options that no command has, or that are typed before one.
-const UNKNOWN: [&str; 42] = [
-    "--acme",
+const UNKNOWN: [&str; 43] = [
+    "--letsencrypt",
+    "--email",
     "--redirect",
     "--compat",
     "--alow",

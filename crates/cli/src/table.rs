@@ -31,6 +31,7 @@ pub(crate) const COMPLETION: Commands = Commands(1 << 11);
 /// Tables of the file that are not commands.
 pub(crate) const ADMIN_TABLE: Commands = Commands(1 << 9);
 pub(crate) const LOG_TABLE: Commands = Commands(1 << 10);
+pub(crate) const ACME_TABLE: Commands = Commands(1 << 15);
 pub(crate) const RELOAD: Commands = Commands(1 << 16);
 pub(crate) const UPGRADE: Commands = Commands(1 << 17);
 pub(crate) const OCI_HOOK: Commands = Commands(1 << 18);
@@ -145,6 +146,7 @@ const SENDERS: &str = "Senders: who may connect, with or without a header";
 const CLIENTS: &str = "Clients: which clients a header may name";
 const DELIVERY: &str = "Delivery";
 const TLS: &str = "TLS with clients";
+const ACME: &str = "Certificates by ACME";
 const ORIGIN_TLS: &str = "TLS with backends";
 const REQUESTS: &str = "Requests";
 const UDP: &str = "UDP";
@@ -272,6 +274,19 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVERS, TLS, "tls-min", "1.2|1.3", "The oldest version of TLS accepted").is(|| "1.2".to_owned()).rare(),
     row(SERVERS, TLS, "tls-suite", "NAME", "Cipher suite, such as TLS_AES_128_GCM_SHA256; repeatable, in order of preference, which overrides the client's").means("all that are safe, in the client's order").rare(),
     row(PROXY, TLS, "tls-alpn", "NAME", "Application protocol to offer (ALPN), such as h2; repeatable, in order of preference").means("none").rare(),
+    row(HTTPS, ACME, "acme", "NAME", "Get and renew a certificate for this name from an ACME authority, to whose terms you agree; repeatable: one certificate for all. The authority asks by --listen-http on port 80 (http-01) or --listen on port 443 (tls-alpn-01)").common(),
+    row(HTTPS, ACME, "acme-directory", "URL|WORD", "The authority: letsencrypt, staging (Let's Encrypt's, for trying), zerossl, or the URL of a directory").is(|| "letsencrypt".to_owned()),
+    row(HTTPS, ACME, "acme-email", "ADDRESS", "Whom the authority may write to").means("nobody"),
+    row(HTTPS, ACME, "acme-state", "DIR", "Where the account, certificates and keys are kept, for truepeer's user alone").means("$STATE_DIRECTORY/acme (systemd), otherwise /var/lib/truepeer/acme"),
+    row(HTTPS, ACME, "acme-eab-id", "ID", "External account binding: the id of the key that the authority has given you").means("none").rare(),
+    row(HTTPS, ACME, "acme-eab-key", "FILE", "External account binding: the key, in base64url").means("none").rare(),
+    row(HTTPS, ACME, "acme-ca", "FILE", "Authorities with which to verify the ACME authority's own server (PEM)").means("those that this system trusts").rare(),
+    row(ACME_TABLE, ACME, "directory", "URL|WORD", "The authority: letsencrypt, staging (Let's Encrypt's, for trying), zerossl, or the URL of a directory").is(|| "letsencrypt".to_owned()),
+    row(ACME_TABLE, ACME, "email", "ADDRESS", "Whom the authority may write to").means("nobody"),
+    row(ACME_TABLE, ACME, "state", "DIR", "Where the account, certificates and keys are kept, for truepeer's user alone").means("$STATE_DIRECTORY/acme (systemd), otherwise /var/lib/truepeer/acme"),
+    row(ACME_TABLE, ACME, "eab-id", "ID", "External account binding: the id of the key that the authority has given you").means("none"),
+    row(ACME_TABLE, ACME, "eab-key", "FILE", "External account binding: the key, in base64url").means("none"),
+    row(ACME_TABLE, ACME, "ca", "FILE", "Authorities with which to verify the ACME authority's own server (PEM)").means("those that this system trusts"),
     row(HTTPS, TLS, "host", "NAME", "Name of this site, where several [[https]] of a file share an address: the client's SNI selects the site. *.NAME stands for the names one label below; repeatable").means("the names of its certificates"),
     row(HTTPS, TLS, "unknown-host", "first|refuse", "Clients that ask for a name that no site has, or for none: the first site on the address serves them, or they are refused (alert unrecognized_name; a request for such a host gets 421)").means("first").rare(),
     row(HTTPS, TLS, "no-http2", "", "Offer HTTP/1.1 alone (by ALPN), not HTTP/2"),

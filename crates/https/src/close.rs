@@ -16,6 +16,9 @@ pub enum TlsCloseReason {
     /// TLS with the sender failed.
     #[error("TLS with the sender failed: {0}")]
     Downstream(HandshakeError),
+    /// It was an ACME authority's question (tls-alpn-01), which is answered by the handshake.
+    #[error("an ACME authority has checked this name")]
+    Validated,
     /// TLS with the backend failed.
     #[error("TLS with the backend {} for {} failed: {error}", .route.backend, .route.client)]
     Upstream {
@@ -45,7 +48,7 @@ impl TlsCloseReason {
     pub fn resets_downstream(&self) -> bool {
         match self {
             Self::Tcp(reason) => reason.resets_downstream(),
-            Self::Downstream(_) => false,
+            Self::Downstream(_) | Self::Validated => false,
             Self::Upstream { .. } | Self::TruncatedByClient | Self::TruncatedByBackend => true,
         }
     }
@@ -55,6 +58,7 @@ impl Ending for TlsCloseReason {
     fn counter(&self) -> Counter {
         match self {
             Self::Tcp(reason) => reason.counter(),
+            Self::Validated => Counter::Finished,
             Self::Downstream(_) => Counter::Refused,
             Self::Upstream { .. } => Counter::ConnectFailed,
             Self::TruncatedByClient | Self::TruncatedByBackend => Counter::Reset,
@@ -66,7 +70,7 @@ impl Ending for TlsCloseReason {
             Self::Tcp(reason) => reason.complaint(),
             Self::Downstream(error) => Some(error.reason()),
             Self::Upstream { .. } => Some("origin_tls"),
-            Self::TruncatedByClient | Self::TruncatedByBackend => None,
+            Self::Validated | Self::TruncatedByClient | Self::TruncatedByBackend => None,
         }
     }
 
@@ -75,7 +79,7 @@ impl Ending for TlsCloseReason {
             Self::Tcp(reason) => reason.hint(),
             Self::Downstream(error) => error.hint(Hint::ClientAuthority),
             Self::Upstream { error, .. } => error.hint(Hint::OriginAuthority),
-            Self::TruncatedByClient | Self::TruncatedByBackend => None,
+            Self::Validated | Self::TruncatedByClient | Self::TruncatedByBackend => None,
         }
     }
 
@@ -84,6 +88,7 @@ impl Ending for TlsCloseReason {
             Self::Tcp(reason) => reason.name(),
             Self::Downstream(error) => error.reason(),
             Self::Upstream { .. } => "origin_tls",
+            Self::Validated => "acme_validated",
             Self::TruncatedByClient => "truncated_by_client",
             Self::TruncatedByBackend => "truncated_by_backend",
         }

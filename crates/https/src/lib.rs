@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod buffers;
+pub mod challenges;
 mod client_info;
 pub mod close;
 pub mod dial;

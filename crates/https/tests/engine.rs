@@ -41,6 +41,7 @@ impl Subject for Https {
             settings,
             policy: Arc::new(policy),
             tls: None,
+            challenges: Arc::default(),
             handshake_timeout: Duration::from_secs(5),
         };
         HttpsRules { listening, sessions: SessionRules::Tunnels(None) }

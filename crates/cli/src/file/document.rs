@@ -11,9 +11,9 @@ use super::finding::{Finding, Findings, Span};
 use super::keys::{self, nearest};
 use super::table::{self, Pair, pairs};
 use super::written::{Written, WrittenEntry};
-use truepeer_config::spec::{AdminTable, LogTable, ProcessTable};
+use truepeer_config::spec::{AcmeTable, AdminTable, LogTable, ProcessTable};
 
-const TABLES: [&str; 2] = ["admin", "log"];
+const TABLES: [&str; 3] = ["admin", "log", "acme"];
 
 /// Reads the tables of one file.
 struct Reader<'a> {
@@ -34,11 +34,15 @@ impl Written {
                 (DeValue::Table(table), None) if TABLES.contains(&name) => {
                     let (of_table, matches) = match name {
                         "admin" => (keys::of_table::<AdminTable>(), &mut written.admin),
+                        "acme" => (keys::of_table::<AcmeTable>(), &mut written.acme),
                         _ => (keys::of_table::<LogTable>(), &mut written.log),
                     };
-                    let read =
-                        table::parse(&of_table, key.span(), &pairs(table), reader.dir, reader.findings).1;
+                    let (words, read) =
+                        table::parse(&of_table, key.span(), &pairs(table), reader.dir, reader.findings);
                     *matches = read.unwrap_or_else(|| of_table.nothing());
+                    if name == "acme" {
+                        written.acme_words = words;
+                    }
                 }
                 (_, None) if TABLES.contains(&name) => {
                     reader.complain(value.span(), format!("`{name}`: expected a table: [{name}]"));
@@ -105,6 +109,6 @@ fn unknown_table(name: &str, span: Span, is_list: bool) -> Finding {
         |name: &str| if ENTRIES.contains(&name) { format!("[[{name}]]") } else { format!("[{name}]") };
     match nearest(name, ENTRIES.into_iter().chain(TABLES)) {
         Some(meant) => finding.help(format!("did you mean {}?", shown(meant))),
-        None => finding.help("expected [[proxy]], [[https]], [[attach]], [admin] or [log]"),
+        None => finding.help("expected [[proxy]], [[https]], [[attach]], [admin], [log] or [acme]"),
     }
 }

@@ -6,11 +6,12 @@ use super::keys::{self, Grammar};
 use super::written::Written;
 use crate::table::{self, Commands};
 use truepeer_config::plan::{
-    AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problems, attach_rules,
+    AcmeConfig, AdminConfig, AttachKey, Config, Defaults, EntryConfig, LogConfig, Problem, Problems,
+    attach_rules,
 };
 use truepeer_config::spec::{
-    AdminSpec, AdminTable, AttachSpec, HttpsSpec, LogSpec, LogTable, ProcessSpec, ProcessTable, ProxySpec,
-    StackArgs,
+    AcmeSpec, AcmeTable, AdminSpec, AdminTable, AttachSpec, HttpsSpec, LogSpec, LogTable, ProcessSpec,
+    ProcessTable, ProxySpec, StackArgs,
 };
 
 /// The tables that are commands.
@@ -29,19 +30,22 @@ pub(super) struct Shared {
     pub(super) process: ProcessTable,
     pub(super) admin: AdminConfig,
     pub(super) log: LogConfig,
+    pub(super) acme: AcmeConfig,
 }
 
 impl Shared {
     /// `None` can't happen: the tables were parsed with these types' own options.
-    pub(super) fn of(written: &Written) -> Option<Self> {
+    pub(super) fn of(written: &Written) -> Option<Result<Self, Problem>> {
         let process = ProcessTable::from_arg_matches(&written.top).ok()?;
         let admin = AdminTable::from_arg_matches(&written.admin).ok()?;
         let log = LogTable::from_arg_matches(&written.log).ok()?;
-        Some(Self {
+        let acme = AcmeTable::from_arg_matches(&written.acme).ok()?;
+        Some(AcmeConfig::of(&acme.into()).map(|acme| Self {
             process,
             admin: AdminConfig { listen: admin.listen, is_usual: false },
             log: LogConfig { verbosity: log.level.unwrap_or_default(), format: log.format },
-        })
+            acme,
+        }))
     }
 }
 
@@ -58,6 +62,7 @@ pub(super) fn grammar(entry: &str) -> Grammar {
                 keys::group::<ProcessSpec>,
                 keys::group::<AdminSpec>,
                 keys::group::<LogSpec>,
+                keys::group::<AcmeSpec>,
                 keys::group::<StackArgs>,
             ],
         ),
@@ -86,8 +91,9 @@ impl Entry {
 
     /// The entry's plan, with the settings of the whole process.
     pub(super) fn plan(self, shared: &Shared) -> Result<EntryConfig, Problems> {
-        let Shared { process, admin, log } = shared;
-        let shared = |config| Box::new(Config { admin: admin.clone(), log: *log, ..config });
+        let Shared { process, admin, log, acme } = shared;
+        let shared =
+            |config| Box::new(Config { admin: admin.clone(), log: *log, acme: acme.clone(), ..config });
         Ok(match self {
             Self::Proxy(mut spec) => {
                 (spec.process, spec.flows) = (process.process.clone(), process.flows.clone());

@@ -135,7 +135,13 @@ impl Written {
             }
             return None;
         }
-        let shared = Shared::of(self)?;
+        let shared = match Shared::of(self)? {
+            Ok(shared) => shared,
+            Err(problem) => {
+                self.acme_words.add(problem.into(), findings);
+                return None;
+            }
+        };
         let (mut places, mut entries) = (Vec::new(), Vec::new());
         for entry in &self.entries {
             let spec = entry.matches.as_ref().and_then(|matches| Entry::of(entry.name, matches));
@@ -148,8 +154,9 @@ impl Written {
                 None => {}
             }
         }
-        let Shared { process, admin, log } = shared;
+        let Shared { process, admin, log, acme } = shared;
         let config = ProcessConfig {
+            acme,
             entries,
             workers: process.process.workers,
             max_flows: process.flows.max_flows,

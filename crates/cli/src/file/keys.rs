@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Args, Command};
 
 use super::finding::{Finding, Span};
 use crate::table::{self, Commands};
-use truepeer_config::spec::{AdminSpec, LogSpec, ProcessTable, StackArgs};
+use truepeer_config::spec::{AcmeSpec, AdminSpec, LogSpec, ProcessTable, StackArgs};
 
 /// The keys of one kind of table: the options of a command.
 pub(super) struct Grammar {
@@ -19,7 +19,7 @@ pub(super) struct Grammar {
 type Elsewhere = (fn(&str) -> bool, &'static str);
 
 /// What to do with an option that is not a key of this table.
-const ELSEWHERE: [Elsewhere; 8] = [
+const ELSEWHERE: [Elsewhere; 9] = [
     (
         has::<ProcessTable>,
         "it is for the whole process: write it at the top of the file, before the first table",
@@ -35,6 +35,7 @@ const ELSEWHERE: [Elsewhere; 8] = [
     ),
     (|key| key == "log-format", "write it as `format` in the table [log]"),
     (has::<AdminSpec>, "write it as `listen` in the table [admin]"),
+    (has::<AcmeSpec>, "write it without `acme-` in the table [acme]"),
     (has::<LogSpec>, "write `level` in the table [log]"),
     (has::<StackArgs>, "VPP's stack takes a process of its own: truepeer https --stack vpp"),
 ];

@@ -6,7 +6,7 @@ use super::entry::{ENTRIES, grammar, rows};
 use super::keys::{self, Grammar, in_keys};
 use crate::table::{self, Commands};
 use truepeer_config::date;
-use truepeer_config::spec::{AdminTable, LogTable, ProcessTable, defaults};
+use truepeer_config::spec::{AcmeTable, AdminTable, LogTable, ProcessTable, defaults};
 
 const ABOUT: &str = "\
 truepeer serve does what this file says, in one process. It is TOML: tables of keys and values. [[proxy]], [[https]] and \
@@ -24,6 +24,7 @@ pub(crate) fn manual() -> String {
     section(&mut roff, "BEFORE THE FIRST TABLE", &keys::of_table::<ProcessTable>(), table::PROXY);
     section(&mut roff, "[admin]", &keys::of_table::<AdminTable>(), table::ADMIN_TABLE);
     section(&mut roff, "[log]", &keys::of_table::<LogTable>(), table::LOG_TABLE);
+    section(&mut roff, "[acme]", &keys::of_table::<AcmeTable>(), table::ACME_TABLE);
     for entry in ENTRIES {
         section(&mut roff, &format!("[[{entry}]]"), &grammar(entry), rows(entry));
     }

@@ -57,6 +57,8 @@ const WRONG: &[&str] = &[
     "[[attach]]\nport = [\"nosuch\", \"90-80\", \"80:8080\", 0]\nudp-dialect = \"guess\"",
     // Missing keys, and contradictions.
     "[[https]]\nlisten = \"127.0.0.1:1\"\ntls-cert = \"Cargo.toml\"\norigin = \"http://127.0.0.1:2\"\n\n[[https]]\nlisten = \"127.0.0.1:1\"\ntls-cert = \"Cargo.toml\"\norigin = \"http://127.0.0.1:3\"",
+    "[acme]\neab-id = \"7\"\n\n[[https]]\nacme = \"a.example\"\norigin = \"http://127.0.0.1:2\"",
+    "[acme]\ndirectory = \"pebble\"\n\n[[https]]\nacme = \"*.a.example\"\nacme-email = \"a@b.example\"\norigin = \"http://127.0.0.1:2\"",
     "[[https]]",
     "[[https]]\norigin = \"http://127.0.0.1:1\"",
     "[[attach]]\nallow = \"10.0.0.7\"",

@@ -12,7 +12,9 @@ use super::written::Written;
 use crate::table::{self, Commands, Default};
 use truepeer_config::plan::{LogConfig, Problem, Problems};
 use truepeer_config::spec::values::LEVELS;
-use truepeer_config::spec::{AdminSpec, AdminTable, LogFormat, LogSpec, LogTable, ProcessTable, StackArgs};
+use truepeer_config::spec::{
+    AcmeSpec, AcmeTable, AdminSpec, AdminTable, LogFormat, LogSpec, LogTable, ProcessTable, StackArgs,
+};
 
 /// A key's words. None at all: a switch that is on.
 type Words = Vec<String>;
@@ -39,6 +41,16 @@ pub(crate) fn of_command(name: &str, matches: &ArgMatches, dir: &Path) -> Result
         let addresses: Vec<_> = words(arg, matches, dir).iter().map(|address| quoted(address)).collect();
         let _ = write!(text, "\n[admin]\nlisten = [{}]\n", addresses.join(", "));
     }
+    let of_acme: Vec<_> = keys::group::<AcmeSpec>()
+        .get_arguments()
+        .filter(|arg| is_given(arg, matches))
+        .map(|arg| line(arg, &words(arg, matches, dir)))
+        .collect();
+    if !of_acme.is_empty() {
+        text.push_str("\n[acme]\n");
+        // The keys of the table are the options without the table's name.
+        of_acme.iter().for_each(|line| _ = writeln!(text, "{}", line.trim_start_matches("acme-")));
+    }
     if log != LogConfig::default() {
         text.push_str("\n[log]\n");
         let level = LEVELS.iter().find(|(_, level)| *level == log.verbosity).map_or("info", |(name, _)| name);
@@ -64,6 +76,7 @@ pub(super) fn whole(written: &Written, dir: &Path) -> String {
     };
     simple("", &keys::of_table::<ProcessTable>(), &written.top, table::PROXY);
     simple("\n[admin]\n", &keys::of_table::<AdminTable>(), &written.admin, table::ADMIN_TABLE);
+    simple("\n[acme]\n", &keys::of_table::<AcmeTable>(), &written.acme, table::ACME_TABLE);
     simple("\n[log]\n", &keys::of_table::<LogTable>(), &written.log, table::LOG_TABLE);
     for entry in &written.entries {
         let Some(matches) = &entry.matches else { continue };

@@ -12,7 +12,7 @@ use super::keys::{self, Grammar};
 use super::value;
 
 /// The words of a table.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Words {
     /// The table's header; of the first keys, the file's start.
     pub(super) header: Span,

@@ -23,7 +23,7 @@ fn written(text: &str) -> Written {
 /// What the entries of a file do; files that they name aren't read.
 fn meanings(text: &str) -> Vec<String> {
     let written = written(text);
-    let shared = Shared::of(&written).unwrap();
+    let shared = Shared::of(&written).unwrap().unwrap();
     let entries = written.entries.iter().map(|entry| {
         let matches = entry.matches.as_ref().unwrap();
         let planned = Entry::of(entry.name, matches).unwrap().plan(&shared);
@@ -72,6 +72,8 @@ const LINES: &[&str] = &[
     "https --tls-cert /a --origin http://a:1 --client-ca /ca --client-cert optional --max-per-client 0 --drain-timeout 0",
     "https --tls-cert /a --origin http://a:1 --tls-suite TLS_AES_128_GCM_SHA256 -v 1 --admin ./t.sock",
     "https --tls-cert /a --origin http://a:1 --host a.test,b.test --host *.c.test --unknown-host refuse",
+    "https --acme a.test,b.test --origin http://a:1 --acme-directory staging --acme-email a@b.test --acme-ca /c",
+    "https --acme a.test --origin http://a:1 --acme-state /s --acme-eab-id 7 --acme-eab-key /k",
     "proxy --max-per-client 3",
     "attach --port 443",
     "attach --port 80,443 --port 53:5353/udp --udp-dialect spp --allow 10.0.0.7 --header optional --header-wait 3",

@@ -4,7 +4,7 @@ use clap::ArgMatches;
 
 use super::keys;
 use super::table::Words;
-use truepeer_config::spec::{AdminTable, LogTable, ProcessTable};
+use truepeer_config::spec::{AcmeTable, AdminTable, LogTable, ProcessTable};
 
 /// What a file says.
 pub(super) struct Written {
@@ -12,6 +12,8 @@ pub(super) struct Written {
     pub(super) top: ArgMatches,
     pub(super) admin: ArgMatches,
     pub(super) log: ArgMatches,
+    pub(super) acme: ArgMatches,
+    pub(super) acme_words: Words,
     pub(super) entries: Vec<WrittenEntry>,
 }
 
@@ -31,6 +33,8 @@ impl Written {
             top: keys::of_table::<ProcessTable>().nothing(),
             admin: keys::of_table::<AdminTable>().nothing(),
             log: keys::of_table::<LogTable>().nothing(),
+            acme: keys::of_table::<AcmeTable>().nothing(),
+            acme_words: Words::default(),
             entries: Vec::new(),
         }
     }

@@ -116,9 +116,10 @@ pub(super) const OTHERS: &[Other] = &[
     ),
     other(
         &["https"],
-        &["--acme", "--letsencrypt", "--auto-tls", "--auto-https", "--email"],
-        "certbot certonly …, and its files with --tls-cert and --tls-key; for a first try --tls-cert self",
+        &["--letsencrypt", "--auto-tls", "--auto-https"],
+        "--acme NAME; for a first try --tls-cert self",
     ),
+    other(&["https"], &["--email"], "--acme-email {admin@site.example}"),
     other(&["https"], &["--redirect", "--http", "--redirect-http"], "--listen-http :80"),
     other(&["serve"], &["--check", "-t", "--test"], "truepeer check -c FILE"),
     other(FILES, &["-f", "--file", "--conf"], "-c {FILE}"),

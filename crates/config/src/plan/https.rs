@@ -11,7 +11,7 @@ use super::listener::{BackendsConfig, HeaderLimits, ListenerConfig, Timeouts};
 use super::problem::{OptionName, Problem, Problems};
 use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::TlsConfig;
-use super::{AdminConfig, Config, LogConfig, RoutesConfig, origins, resolve};
+use super::{AcmeConfig, AdminConfig, Config, LogConfig, RoutesConfig, origins, resolve};
 use crate::spec::{
     ClientAddressConfig, ClientCert, ConfineMode, HeaderOption, HttpsSpec, ListenAddr, OnHttp, RoutesMode,
     SendProxy, Stack, defaults,
@@ -33,7 +33,9 @@ impl Config {
         let routes = problems.note(routes(spec)).unwrap_or_default();
         let confine = problems.note(confine(spec)).unwrap_or_default();
         let log = problems.note(LogConfig::of(&spec.log)).unwrap_or_default();
+        let acme = problems.note(acme(spec)).unwrap_or_default();
         problems.none(Self {
+            acme,
             listeners,
             workers: workers(spec),
             max_flows: None,
@@ -158,16 +160,32 @@ fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
     SendersConfig::of(&spec.senders, &[], (&usual, HeaderRule::Forbid))
 }
 
+/// Options about the authority need names for it.
+fn acme(spec: &HttpsSpec) -> Result<AcmeConfig, Problem> {
+    let config = AcmeConfig::of(&spec.authority)?;
+    if spec.acme.is_empty() {
+        let given = config != AcmeConfig::default();
+        return if given { Err(Problem::needs("acme-directory", "acme", "NAME")) } else { Ok(config) };
+    }
+    if spec.stack.stack.unwrap_or_default() == Stack::Vpp {
+        return Err(Problem::at(
+            "acme",
+            "--stack vpp takes over the sockets to the authority, too; expected --tls-cert FILE with it",
+        ));
+    }
+    Ok(config)
+}
+
 /// The versions of HTTP that clients may choose, in order of preference. A client that offers only HTTP/1.0
 /// (`curl --http1.0`) would be refused if it were not listed.
 fn tls(spec: &HttpsSpec, listen: &[ListenAddr]) -> Result<TlsConfig, Problem> {
     let offered: &[&str] =
         if spec.no_http2 { &["http/1.1", "http/1.0"] } else { &["h2", "http/1.1", "http/1.0"] };
     let alpn: Vec<_> = offered.iter().map(|&protocol| protocol.to_owned()).collect();
-    TlsConfig::of(&spec.tls, &alpn, &spec.host, listen)?.ok_or_else(|| {
+    TlsConfig::of(&spec.tls, &alpn, (&spec.acme, &spec.host), listen)?.ok_or_else(|| {
         Problem::at(
             "tls-cert FILE",
-            "expected: clients of truepeer https speak TLS; for a first try: --tls-cert self",
+            "expected: clients of truepeer https speak TLS; or --acme NAME; for a first try: --tls-cert self",
         )
     })
 }

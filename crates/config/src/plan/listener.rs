@@ -254,6 +254,11 @@ impl ListenerConfig {
         self.tls.is_some() || self.origin_tls.is_some() || self.http.is_some()
     }
 
+    /// The names that an authority issues its certificate for.
+    pub(super) fn acme_names(&self) -> Option<&[String]> {
+        self.tls.as_ref().map(|tls| tls.acme.as_slice()).filter(|names| !names.is_empty())
+    }
+
     /// How long a TLS handshake may take.
     pub fn handshake_timeout(&self) -> Duration {
         self.tls.as_ref().map_or(defaults::TLS_TIMEOUT, |tls| tls.timeout)

@@ -5,6 +5,7 @@
 //! Spec ──of──▶ Config (pure) ──check──▶ Checked: files, names and certificates, read once ──diff──▶ changes, for the engines
 //! ```
 
+mod acme;
 mod attach;
 mod checked;
 mod confine;
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::{LogFormat, LogSpec, Protocol, RoutesMode, RoutesSpec, Verbosity, defaults, text};
 
+pub use acme::{AcmeConfig, AcmeNames};
 pub use attach::{attach_rules, note_of_sender};
 pub use checked::{Beside, Checked, CheckedListener, join};
 pub use confine::ConfineConfig;
@@ -69,6 +71,7 @@ pub struct Config {
     pub routes: RoutesConfig,
     pub admin: AdminConfig,
     pub log: LogConfig,
+    pub acme: AcmeConfig,
 }
 
 impl Default for Config {
@@ -83,6 +86,7 @@ impl Default for Config {
             routes: RoutesConfig::default(),
             admin: AdminConfig::default(),
             log: LogConfig::default(),
+            acme: AcmeConfig::default(),
         }
     }
 }

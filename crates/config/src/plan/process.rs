@@ -9,12 +9,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use truepeer_bpf::Rules;
 
+use super::acme::AcmeNames;
 use super::attach::note_of_sender;
 use super::checked::Beside;
 use super::confine::ConfineConfig;
 use super::datagrams;
 use super::tls::TlsConfig;
-use super::{Checked, Config, ListenerConfig, LogConfig, Problems, attach_rules};
+use super::{AcmeConfig, Checked, Config, ListenerConfig, LogConfig, Problems, attach_rules};
 use crate::spec::{AdminAddr, AttachSpec, AttachTarget, Protocol, defaults, text};
 
 /// Everything that one process does.
@@ -33,6 +34,8 @@ pub struct ProcessConfig {
     pub confine: ConfineConfig,
     pub admin: AdminConfig,
     pub log: LogConfig,
+    /// The authority of all entries.
+    pub acme: AcmeConfig,
 }
 
 /// One entry: the plan that the command of its name makes, too.
@@ -123,6 +126,7 @@ impl ProcessConfig {
             confine: own.confine.clone(),
             admin: own.admin.clone(),
             log: own.log,
+            acme: own.acme.clone(),
             entries: vec![entry],
         }
     }
@@ -142,9 +146,25 @@ impl ProcessConfig {
     /// Every file that the entries name: lists, certificates, keys and authorities.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<_> = self.entries.iter().flat_map(EntryConfig::files).collect();
+        files.extend(self.acme.files());
         files.sort();
         files.dedup();
         files
+    }
+
+    /// The names of all listeners, each set once.
+    pub fn acme_names(&self) -> Vec<AcmeNames> {
+        let mut all: Vec<AcmeNames> = Vec::new();
+        for config in self.entries.iter().filter_map(EntryConfig::relay) {
+            let has_http = config.listeners.iter().any(|one| one.http.is_some() && one.tls.is_none());
+            for names in config.listeners.iter().filter_map(ListenerConfig::acme_names) {
+                match all.iter_mut().find(|known| known.names == names) {
+                    Some(known) => known.has_http |= has_http,
+                    None => all.push(AcmeNames { names: names.to_vec(), has_http }),
+                }
+            }
+        }
+        all
     }
 }
 

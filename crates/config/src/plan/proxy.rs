@@ -11,7 +11,7 @@ use super::listener::{
 use super::problem::{Problem, Problems};
 use super::senders::{self, ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
-use super::{AdminConfig, Config, LogConfig, RoutesConfig, resolve};
+use super::{AcmeConfig, AdminConfig, Config, LogConfig, RoutesConfig, resolve};
 use crate::spec::{Carried, ConfineMode, HostPort, ListenAddr, Protocol, ProxySpec, defaults};
 
 /// The defaults of options. They differ for the programs that truepeer replaces.
@@ -85,6 +85,7 @@ impl Config {
             reload_on_change: spec.process.reload_on_change,
             confine,
             routes: RoutesConfig::of(&spec.routes, &defaults.routes),
+            acme: AcmeConfig::default(),
             admin: AdminConfig { listen: spec.admin.admin.clone(), is_usual: false },
             log,
         })
@@ -98,8 +99,9 @@ fn listening<'a>(spec: &'a ProxySpec, defaults: &'a Defaults) -> &'a [ListenAddr
 fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> ListenerConfig {
     let common = ListenerConfig::default();
     refuse_idle_options(spec, defaults).into_iter().for_each(|problem| problems.add(problem));
-    let tls =
-        problems.note(TlsConfig::of(&spec.tls, &spec.tls_alpn, &[], listening(spec, defaults))).flatten();
+    let tls = problems
+        .note(TlsConfig::of(&spec.tls, &spec.tls_alpn, (&[], &[]), listening(spec, defaults)))
+        .flatten();
     // Clients use TLS and connect directly: a header that any of them could write is not read.
     let rule = if tls.is_some() { HeaderRule::Forbid } else { HeaderRule::Require };
     let senders = &spec.senders;

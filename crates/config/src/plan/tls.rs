@@ -22,6 +22,8 @@ use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, defaults, text};
 pub struct TlsConfig {
     /// The first is the default for unknown names.
     pub certs: Vec<CertConfig>,
+    /// The names of the certificate that an authority issues; none: it issues none.
+    pub acme: Vec<String>,
     /// The names of the certificate `self`.
     pub own_names: Vec<String>,
     #[serde(with = "text::one")]
@@ -68,6 +70,7 @@ impl Default for TlsConfig {
     fn default() -> Self {
         Self {
             certs: Vec::new(),
+            acme: Vec::new(),
             own_names: Vec::new(),
             min_version: MinVersion::default(),
             suites: Vec::new(),
@@ -162,10 +165,10 @@ impl TlsConfig {
     pub(super) fn of(
         spec: &TlsSpec,
         alpn: &[String],
-        hosts: &[String],
+        (acme, hosts): (&[String], &[String]),
         listen: &[ListenAddr],
     ) -> Result<Option<Self>, Problem> {
-        if spec.tls_cert.is_empty() {
+        if spec.tls_cert.is_empty() && acme.is_empty() {
             let needy = [
                 (!spec.tls_key.is_empty(), "tls-key"),
                 (spec.tls_min.is_some(), "tls-min"),
@@ -195,6 +198,7 @@ impl TlsConfig {
         }
         Ok(Some(Self {
             certs: certificates(&spec.tls_cert, &spec.tls_key),
+            acme: acme.to_vec(),
             own_names: if spec.tls_cert.iter().any(|cert| cert == Path::new(OWN)) {
                 names_of(hosts, listen)
             } else {
@@ -239,7 +243,11 @@ impl TlsConfig {
 
     fn options(&self) -> ServerOptions {
         ServerOptions {
-            identities: self.certs.iter().map(|cert| self.identity(cert)).collect(),
+            identities: {
+                let issued = Some(&self.acme).filter(|names| !names.is_empty()).cloned();
+                let files = self.certs.iter().map(|cert| self.identity(cert));
+                files.chain(issued.map(ServerIdentity::Issued)).collect()
+            },
             min_version: self.min_version,
             suites: self.suites.clone(),
             alpn: self.alpn.iter().map(|protocol| protocol.clone().into_bytes()).collect(),

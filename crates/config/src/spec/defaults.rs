@@ -58,3 +58,6 @@ pub const TOP_INTERVAL: Duration = Duration::from_secs(1);
 pub fn pins() -> &'static Path {
     Path::new(PINS)
 }
+
+/// Where the account and certificates of ACME are kept.
+pub const ACME_STATE: &str = "/var/lib/truepeer/acme";

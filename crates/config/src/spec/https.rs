@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use truepeer_policy::PrefixSet;
 
+use super::acme::AcmeSpec;
 use super::address::ListenAddr;
 use super::groups::{
     AdminSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
@@ -24,6 +25,10 @@ pub struct HttpsSpec {
     pub(crate) listen_http: Vec<ListenAddr>,
     #[arg(long, value_parser = values::on_http)]
     pub(crate) on_http: Option<OnHttp>,
+    #[arg(long, value_delimiter = ',', value_parser = super::acme::name)]
+    pub(crate) acme: Vec<String>,
+    #[command(flatten)]
+    pub(crate) authority: AcmeSpec,
     #[arg(long, value_delimiter = ',', value_parser = super::origin::site_name)]
     pub(crate) host: Vec<String>,
     #[arg(long, value_parser = values::unknown_host)]

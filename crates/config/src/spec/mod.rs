@@ -5,6 +5,7 @@
 //! shared by several commands are in `groups`, flattened into each.
 #![allow(rustdoc::broken_intra_doc_links, reason = "[::1] is an address")]
 
+mod acme;
 mod address;
 mod attach;
 mod confine;
@@ -29,6 +30,7 @@ pub mod text;
 pub mod values;
 mod vpp;
 
+pub use acme::{AcmeDirectory, AcmeSpec, AcmeTable};
 pub use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
 pub use attach::{
     AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs, Unshowable,

@@ -31,6 +31,7 @@ pub(crate) use self::idle::LEAST_IDLE;
 pub use self::idle::{Idle, IdleConnections, IdleList};
 pub use self::rules::{ListenerTls, TlsListener};
 pub use self::worker_state::WorkerState;
+use crate::challenges::Challenges;
 use crate::close::TlsCloseReason;
 use crate::open::OpenConnection;
 use crate::reactor::{TcpStream, refused_late};
@@ -105,18 +106,24 @@ impl Downstream {
             counted,
         };
         if let Some(tls) = &listening.tls {
-            downstream = downstream.encrypt(tls, listening.handshake_timeout).await?;
+            let limit = listening.handshake_timeout;
+            downstream = downstream.encrypt(tls, &listening.challenges, limit).await?;
         }
         Ok(downstream)
     }
 
-    async fn encrypt(mut self, tls: &ListenerTls, limit: Duration) -> Result<Self, TlsCloseReason> {
+    async fn encrypt(
+        mut self,
+        tls: &ListenerTls,
+        challenges: &Challenges,
+        limit: Duration,
+    ) -> Result<Self, TlsCloseReason> {
         let Stream::Plain(mut tcp) = self.stream else { return Ok(self) };
         let reactor = tcp.reactor().clone();
         let began = reactor.now();
-        let chosen = reactor.timeout(limit, tls.choose(&mut tcp, &mut self.first)).await;
+        let chosen = reactor.timeout(limit, tls.choose(&mut tcp, &mut self.first, challenges)).await;
         let chosen = chosen.unwrap_or(Err(HandshakeError::TimedOut { waited: limit }));
-        let config = chosen.map_err(TlsCloseReason::of_handshake)?;
+        let (config, is_challenge) = chosen.map_err(TlsCloseReason::of_handshake)?;
         let stream = TlsStream::begin(tcp, config, &self.first);
         let mut stream = stream.map_err(TlsCloseReason::Downstream)?;
         let left = limit.saturating_sub(reactor.now().saturating_duration_since(began));
@@ -127,6 +134,11 @@ impl Downstream {
                 end_refused(&mut stream).await;
             }
             return Err(TlsCloseReason::of_handshake(error));
+        }
+        if is_challenge {
+            // The authority has seen the certificate, and asks for nothing else.
+            end_refused(&mut stream).await;
+            return Err(TlsCloseReason::Validated);
         }
         let facts = Some(stream.facts());
         Ok(Self { tls: facts, stream: Stream::Tls(Box::new(stream)), first: Vec::new(), ..self })
@@ -170,22 +182,35 @@ impl Downstream {
 }
 
 impl ListenerTls {
-    /// The configuration for a client. What is read for that stays in `first`.
+    /// The configuration for a client, and whether it is the answer to an authority's challenge. What is read
+    /// to find out stays in `first`.
     async fn choose(
         &self,
         tcp: &mut TcpStream,
         first: &mut Vec<u8>,
-    ) -> Result<Arc<ServerConfig>, HandshakeError> {
-        let sites = match self {
-            Self::One(tls) => return Ok(tls.config()),
-            Self::Sites(sites) => sites,
-        };
-        let Some(hello) = read_hello(tcp, first).await? else { return Ok(sites.any()) };
-        if let Some(config) = sites.choose(&hello) {
-            return Ok(config);
+        challenges: &Challenges,
+    ) -> Result<(Arc<ServerConfig>, bool), HandshakeError> {
+        if let Self::One(tls) = self
+            && !challenges.has_names()
+        {
+            return Ok((tls.config(), false));
         }
-        refuse_name(tcp).await;
-        Err(HandshakeError::UnknownName { name: hello.name })
+        let hello = read_hello(tcp, first).await?;
+        if let Some(config) = hello.as_ref().and_then(|hello| challenges.choose(hello)) {
+            return Ok((config, true));
+        }
+        let config = match (self, hello) {
+            (Self::One(tls), _) => tls.config(),
+            (Self::Sites(sites), None) => sites.any(),
+            (Self::Sites(sites), Some(hello)) => {
+                let Some(config) = sites.choose(&hello) else {
+                    refuse_name(tcp).await;
+                    return Err(HandshakeError::UnknownName { name: hello.name });
+                };
+                config
+            }
+        };
+        Ok((config, false))
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use truepeer_policy::Policy;
 use truepeer_session::settings::ListenerSettings;
 
+use crate::challenges::Challenges;
 use crate::sites::SitesTls;
 use crate::tls::ServerTls;
 
@@ -18,6 +19,8 @@ pub struct TlsListener {
     pub policy: Arc<Policy>,
     /// The TLS configuration, if clients use TLS.
     pub tls: Option<ListenerTls>,
+    /// Answers to an ACME authority.
+    pub challenges: Arc<Challenges>,
     /// How long a TLS handshake may take, with clients and with backends.
     pub handshake_timeout: Duration,
 }

@@ -1,4 +1,4 @@
-//! Requests without TLS that are sent on to https.
+//! Requests without TLS that truepeer answers itself: sent on to https, or an ACME authority's questions.
 
 use truepeer_http::fields::FieldList;
 use truepeer_http::{BodyLength, HeadError, RequestHead, ResponseHead};
@@ -24,6 +24,26 @@ pub(super) async fn redirect(
     response.finish_http2(false, is_head).map_err(Failure::BadResponse)?;
     let is_whole = matches!(request.length, BodyLength::None | BodyLength::Known(0));
     outgoing.head(response, is_whole).await?;
+    outgoing.end(&FieldList::default()).await
+}
+
+/// Answers with 200 and this text.
+pub(super) async fn answer_text(
+    request: &RequestHead,
+    text: &str,
+    response: &mut ResponseHead,
+    outgoing: &mut impl Outgoing,
+) -> Result<(), Failure> {
+    response.begin_http2(200, b"OK");
+    response.fields.push(b"Content-Type", b"text/plain");
+    response.fields.push(b"Content-Length", text.len().to_string().as_bytes());
+    let is_head = request.method() == b"HEAD";
+    response.finish_http2(true, is_head).map_err(Failure::BadResponse)?;
+    let is_whole = matches!(request.length, BodyLength::None | BodyLength::Known(0));
+    outgoing.head(response, is_whole).await?;
+    if !is_head {
+        outgoing.data(text.as_bytes()).await?;
+    }
     outgoing.end(&FieldList::default()).await
 }
 

@@ -19,7 +19,7 @@ use super::failure::Failure;
 use super::journal::{RequestJournal, Served};
 use super::kept_body::{BodyStart, KeptBody};
 use super::parties::{Incoming, Outgoing, left};
-use super::redirect::redirect;
+use super::redirect::{answer_text, redirect};
 use super::run::{Answered, OriginLink, run};
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
@@ -165,6 +165,11 @@ impl<O: Dial> Service<O> {
         incoming: &mut I,
         outgoing: &mut P,
     ) -> Result<ServeEnd<O::Stream>, Failure> {
+        let challenges = self.settings.challenges.as_ref();
+        if let Some(text) = challenges.and_then(|challenges| challenges.text(request.target())) {
+            answer_text(request, &text, response, outgoing).await?;
+            return Ok(ServeEnd::Answered);
+        }
         if let Some(port) = self.settings.redirect {
             redirect(request, port, response, outgoing).await?;
             return Ok(ServeEnd::Answered);

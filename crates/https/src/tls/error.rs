@@ -11,6 +11,9 @@ use truepeer_session::Hint;
 use super::verify::is_authority;
 use super::words;
 
+/// rustls' words for a server that has no certificate.
+const NO_CERTIFICATE: &str = "no server certificate chain resolved";
+
 /// A configuration that can't be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
@@ -107,6 +110,7 @@ impl HandshakeError {
                 Error::AlertReceived(_) => "tls_alert",
                 Error::InvalidCertificate(_) | Error::NoCertificatesPresented => "tls_certificate",
                 Error::NoApplicationProtocol => "tls_alpn",
+                Error::General(problem) if problem == NO_CERTIFICATE => "tls_no_certificate",
                 _ => "tls_failed",
             },
         }
@@ -191,6 +195,9 @@ fn explain(error: &Error, first: &[u8]) -> String {
         }
         Error::InvalidCertificate(_) if is_authority(error) => {
             "the other end presents an authority's certificate (CA:TRUE), and it is not trusted itself".to_owned()
+        }
+        Error::General(problem) if problem == NO_CERTIFICATE => {
+            "truepeer has no certificate yet: the authority has issued none".to_owned()
         }
         Error::NoCertificatesPresented => "a client certificate is required, and none was sent".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => {

@@ -2,16 +2,24 @@
 
 use rustls::server::{Accepted, Acceptor};
 
+/// The protocol that an ACME authority offers, alone (RFC 8737, 3).
+pub(crate) const ACME_PROTOCOL: &[u8] = b"acme-tls/1";
+
 /// What a client asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The host name (SNI).
     pub name: Option<String>,
+    /// Whether it is an ACME authority's question: it offers that protocol alone (RFC 8737).
+    pub offers_acme: bool,
 }
 
 impl Hello {
     fn of(accepted: &Accepted) -> Self {
-        Self { name: accepted.client_hello().server_name().map(str::to_owned) }
+        let hello = accepted.client_hello();
+        let mut offered = hello.alpn().into_iter().flatten();
+        let offers_acme = offered.next() == Some(ACME_PROTOCOL) && offered.next().is_none();
+        Self { name: hello.server_name().map(str::to_owned), offers_acme }
     }
 }
 

@@ -12,6 +12,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
 use super::error::{ConfigError, Subject};
+use super::issued::IssuedCertificate;
 use super::own::OwnCertificate;
 use super::words;
 
@@ -31,6 +32,8 @@ pub enum ServerIdentity {
     Files(IdentityFiles),
     /// One that this process makes, for these names.
     Own(Vec<String>),
+    /// One that an authority issues for these names: none at first.
+    Issued(Vec<String>),
 }
 
 impl From<IdentityFiles> for ServerIdentity {
@@ -80,17 +83,35 @@ pub(super) fn key(
     })
 }
 
+/// A certificate with its key.
+#[derive(Debug, Clone)]
+enum Held {
+    /// It stays until the next reload.
+    Fixed(Arc<CertifiedKey>),
+    /// The newest one.
+    Issued(Arc<IssuedCertificate>),
+}
+
+impl Held {
+    fn current(&self) -> Option<Arc<CertifiedKey>> {
+        match self {
+            Self::Fixed(key) => Some(Arc::clone(key)),
+            Self::Issued(issued) => issued.current(),
+        }
+    }
+}
+
 /// All certificates of a listener.
 #[derive(Debug)]
 pub(super) struct Identities {
     /// For clients without SNI or with an unknown name: the first on the command line, and those that share
     /// a name with it or have no host name (but an IP address, say). These have other types of keys,
     /// which such a client may need.
-    default: Vec<Arc<CertifiedKey>>,
+    default: Vec<Held>,
     /// Keys are in lower case. Certificates of the same name have different key types.
-    by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
+    by_name: HashMap<String, Vec<Held>>,
     /// `*.example.org` as `example.org`.
-    by_parent: HashMap<String, Vec<Arc<CertifiedKey>>>,
+    by_parent: HashMap<String, Vec<Held>>,
     /// All host names, those of the first certificate first.
     names: Vec<String>,
 }
@@ -107,14 +128,14 @@ impl Identities {
             loaded.next().ok_or_else(|| Subject::Certificate.error("expected at least one certificate"))?;
         let first_names = first.1.clone();
         let mut identities = Self {
-            default: vec![Arc::clone(&first.0)],
+            default: vec![first.0.clone()],
             by_name: HashMap::new(),
             by_parent: HashMap::new(),
             names: Vec::new(),
         };
         for (number, (identity, names)) in std::iter::once(first).chain(loaded).enumerate() {
             if number > 0 && (names.is_empty() || names.iter().any(|name| first_names.contains(name))) {
-                identities.default.push(Arc::clone(&identity));
+                identities.default.push(identity.clone());
             }
             for name in names {
                 if !identities.names.contains(&name) {
@@ -124,7 +145,7 @@ impl Identities {
                     Some(parent) => (&mut identities.by_parent, parent.to_owned()),
                     None => (&mut identities.by_name, name),
                 };
-                map.entry(name).or_default().push(Arc::clone(&identity));
+                map.entry(name).or_default().push(identity.clone());
             }
         }
         Ok(identities)
@@ -137,20 +158,17 @@ impl Identities {
 
     /// The certificates for `name`: exact matches first, then those of a wildcard, which matches one label
     /// (RFC 9525, 6.3); for an unknown name the default ones.
-    fn candidates(&self, name: Option<&str>) -> Vec<&Arc<CertifiedKey>> {
+    fn candidates(&self, name: Option<&str>) -> Vec<Arc<CertifiedKey>> {
         let name = name.map(|name| name.trim_end_matches('.').to_ascii_lowercase());
         let exact = name.as_ref().and_then(|name| self.by_name.get(name));
         let wildcard = name.as_ref().and_then(|name| self.by_parent.get(name.split_once('.')?.1));
-        let named: Vec<_> = exact.into_iter().chain(wildcard).flatten().collect();
-        if named.is_empty() { self.default.iter().collect() } else { named }
+        let named: Vec<_> = exact.into_iter().chain(wildcard).flatten().filter_map(Held::current).collect();
+        if named.is_empty() { self.default.iter().filter_map(Held::current).collect() } else { named }
     }
 }
 
 /// A certificate with its key and its host names.
-fn load(
-    identity: &ServerIdentity,
-    provider: &CryptoProvider,
-) -> Result<(Arc<CertifiedKey>, Vec<String>), ConfigError> {
+fn load(identity: &ServerIdentity, provider: &CryptoProvider) -> Result<(Held, Vec<String>), ConfigError> {
     let files = match identity {
         ServerIdentity::Files(files) => files,
         ServerIdentity::Own(names) => {
@@ -158,7 +176,10 @@ fn load(
             let key = CertifiedKey::from_der(vec![own.certificate()], own.key(), provider)
                 .map_err(|error| Subject::Certificate.error(format!("self: {}", explain(&error))))?;
             let hosts = names.iter().filter(|name| name.parse::<IpAddr>().is_err());
-            return Ok((Arc::new(key), hosts.map(|name| name.to_ascii_lowercase()).collect()));
+            return Ok((Held::Fixed(Arc::new(key)), hosts.map(|name| name.to_ascii_lowercase()).collect()));
+        }
+        ServerIdentity::Issued(names) => {
+            return Ok((Held::Issued(IssuedCertificate::of(names)), names.clone()));
         }
     };
     let chain = certificates(Subject::Certificate, &files.cert)?;
@@ -170,7 +191,7 @@ fn load(
     let identity =
         CertifiedKey::from_der(chain, key(Subject::Key, Subject::KeyBesideCertificate, files)?, provider)
             .map_err(|error| mismatch(Subject::Certificate, files, &error))?;
-    Ok((Arc::new(identity), names))
+    Ok((Held::Fixed(Arc::new(identity)), names))
 }
 
 /// A certificate and a key that can't be used together.
@@ -191,7 +212,7 @@ impl ResolvesServerCert for Identities {
         let candidates = self.candidates(hello.server_name());
         let schemes = hello.signature_schemes();
         let fitting = candidates.iter().find(|identity| identity.key.choose_scheme(schemes).is_some());
-        fitting.or(candidates.first()).map(|identity| Arc::clone(identity))
+        fitting.or(candidates.first()).cloned()
     }
 }
 

@@ -48,6 +48,8 @@ const FILES: &[i64] = numbers! {
     SYS_faccessat SYS_faccessat2 SYS_getcwd SYS_unlinkat SYS_fchmod SYS_fchmodat SYS_umask
     SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch
 };
+/// Replacing a file as a whole, and the lock of a directory.
+const KEEPING: &[i64] = numbers! { SYS_renameat SYS_renameat2 SYS_fsync SYS_flock };
 /// The older names of some of these, which musl uses.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[i64] = numbers! {
@@ -144,9 +146,15 @@ const PINS_KEEPER_OLDER: &[i64] =
 const PINS_KEEPER_OLDER: &[i64] = &[];
 
 /// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR,
-/// because it has no repair keeper. `listens`: whether it listens itself, because it has no keeper.
-pub(super) fn restrict(splices: bool, repairs: bool, listens: bool) -> Result<usize> {
+/// because it has no repair keeper. `listens`: whether it listens itself, because it has no keeper. `keeps`:
+/// whether it keeps certificates.
+pub(super) fn restrict(splices: bool, repairs: bool, listens: bool, keeps: bool) -> Result<usize> {
     let mut rules = rules()?;
+    if keeps {
+        rules.extend(KEEPING.iter().map(|call| (*call, Vec::new())));
+        #[cfg(target_arch = "x86_64")]
+        rules.insert(libc::SYS_rename, Vec::new());
+    }
     if listens {
         rules.insert(libc::SYS_listen, Vec::new());
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
-    RulesetStatus, Scope, path_beneath_rules,
+    RulesetStatus, Scope, make_bitflags, path_beneath_rules,
 };
 
 use super::job::Job;
@@ -45,6 +45,9 @@ const ETC: &[&str] = &[
 const SWITCHES: &str = "/proc/sys/net";
 /// The variables that name other authorities.
 const AUTHORITIES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// What replacing a file takes.
+const KEEP: BitFlags<AccessFs> = make_bitflags!(AccessFs::{WriteFile | Truncate | MakeReg | RemoveFile});
 
 /// Permits reading what a reload reads, and the admin sockets' directories. Returns a description.
 ///
@@ -123,6 +126,7 @@ fn try_restrict(job: &Job, files: &[PathBuf], reads_everything: bool) -> Result<
         .add_rules(path_beneath_rules(READ.iter().chain(RESOLVERS).chain(etc), read))?
         .add_rules(path_beneath_rules(authorities, read))?
         .add_rules(path_beneath_rules(job.reads.iter().chain(files), read))?
+        .add_rules(path_beneath_rules(&job.state, read | KEEP))?
         .add_rules(path_beneath_rules(&job.admin, read | AccessFs::MakeSock | AccessFs::RemoveFile))?;
     if job.changes_routes() {
         rules = rules

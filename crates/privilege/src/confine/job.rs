@@ -36,6 +36,8 @@ pub(super) struct Job {
     pub(super) admin: Vec<PathBuf>,
     /// The directories of the files that a reload reads.
     pub(super) reads: Vec<PathBuf>,
+    /// Where it keeps certificates that an authority issues.
+    pub(super) state: Option<PathBuf>,
 }
 
 impl Job {
@@ -55,6 +57,7 @@ impl Job {
         });
         job.admin = admin.collect();
         job.reads = files.iter().flat_map(|file| places(file)).collect();
+        job.state = (!process.acme_names().is_empty()).then(|| process.acme.state.clone());
         job.reads.sort();
         job.reads.dedup();
         job

@@ -17,6 +17,7 @@ mod files;
 mod job;
 pub mod needs;
 mod privileges;
+mod state;
 mod user;
 
 use std::path::{Path, PathBuf};
@@ -53,6 +54,8 @@ pub struct Confined {
     limits_files: bool,
     has_keeper: bool,
     has_attach_keeper: bool,
+    /// Where certificates of an authority are kept.
+    state: Option<PathBuf>,
 }
 
 impl<'a> Plan<'a> {
@@ -199,11 +202,23 @@ impl<'a> Plan<'a> {
     /// Gives it up. What is not possible here is left out, and [`Confined::announce`] names it.
     pub fn enter(self) -> anyhow::Result<Confined> {
         let Self { files, job, user, is_on, mut confined, .. } = self;
-        if !is_on {
-            return Ok(confined);
+        let unusable = || {
+            let dir = job.state.as_deref().unwrap_or(Path::new("")).display();
+            format!(
+                "--acme: can't keep certificates in {dir}; expected truepeer's own directory: --acme-state DIR"
+            )
+        };
+        if let (Some(dir), Some(user)) = (&job.state, user) {
+            state::prepare(dir, user).with_context(unusable)?;
         }
         let before = held();
-        let outcome = privileges::reduce(&job, user, files).context("can't drop privileges")?;
+        let outcome = is_on.then(|| privileges::reduce(&job, user, files).context("can't drop privileges"));
+        let outcome = outcome.transpose()?;
+        if let Some(dir) = &job.state {
+            state::keep(dir).with_context(unusable)?;
+        }
+        confined.state.clone_from(&job.state);
+        let Some(outcome) = outcome else { return Ok(confined) };
         confined.done.extend(user.map(|user| format!("user {user}")));
         confined.done.push(format!("capabilities {}", Capability::names_in(outcome.kept)));
         confined.missing.extend(outcome.missing);
@@ -229,7 +244,7 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        match calls::restrict(job.splices, !job.has_repair_keeper, !job.has_keeper) {
+        match calls::restrict(job.splices, !job.has_repair_keeper, !job.has_keeper, job.state.is_some()) {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }
@@ -327,6 +342,12 @@ impl Confined {
     /// # Errors
     /// The new configuration needs a capability that this process has given up.
     pub fn permits(&self, process: &ProcessConfig) -> anyhow::Result<()> {
+        if !process.acme_names().is_empty() && self.state.as_ref() != Some(&process.acme.state) {
+            bail!(
+                "acme: this process may not write to {}, where certificates would be kept: restart it",
+                process.acme.state.display()
+            );
+        }
         let Some((before, after)) = self.reduced else { return Ok(()) };
         let mut job = Job::of(process, &[], false);
         job.has_keeper = self.has_keeper;

@@ -38,6 +38,17 @@ impl Found {
         geteuid().as_raw() == self.uid && getegid().as_raw() == self.gid
     }
 
+    /// Whether a directory of `owner` may become its own: root's, or one of a user that exists only while a
+    /// truepeer runs.
+    pub(super) fn may_inherit_from(self, owner: u32) -> bool {
+        owner == 0 || owner == self.uid || DYNAMIC.contains(&owner)
+    }
+
+    #[cfg(test)]
+    pub(super) fn current() -> Self {
+        Self { uid: geteuid().as_raw(), gid: getegid().as_raw() }
+    }
+
     /// Whether it may create files in `dir`, by the directory's mode.
     pub(super) fn can_write(self, dir: &Path) -> bool {
         let Ok(found) = fs::metadata(dir) else { return false };
@@ -153,6 +164,13 @@ mod tests {
         assert_eq!(line_of(PASSWD, 0, "truepeer"), Some((990, 991)));
         assert_eq!(line_of(PASSWD, 2, "990"), Some((990, 991)));
         assert_eq!(line_of(PASSWD, 0, "true"), None);
+    }
+
+    #[test]
+    fn directories_of_accounts_are_not_inherited() {
+        let found = Found { uid: 990, gid: 991 };
+        assert!(found.may_inherit_from(0) && found.may_inherit_from(990) && found.may_inherit_from(FIRST));
+        assert!(!found.may_inherit_from(1000));
     }
 
     #[test]

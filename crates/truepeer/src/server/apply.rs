@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use rustix::io::Errno;
 use tracing::{error, info};
 use truepeer_https::Https;
+use truepeer_https::challenges::Challenges;
 use truepeer_https::origin::HealthTable;
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_relay::{Relay, Splicing, StaysReason};
@@ -71,6 +72,8 @@ pub(super) struct Engines {
     bell: Bell,
     /// The kernel's programs that take sessions over, and those that make sessions.
     programs: Programs,
+    /// Answers to an ACME authority.
+    challenges: Arc<Challenges>,
 }
 
 impl Engines {
@@ -81,6 +84,7 @@ impl Engines {
         journal: Journal,
         bell: Bell,
         programs: Programs,
+        challenges: Arc<Challenges>,
     ) -> Self {
         Self {
             relay: None,
@@ -96,6 +100,7 @@ impl Engines {
             journal: Arc::new(journal),
             bell,
             programs,
+            challenges,
         }
     }
 
@@ -232,7 +237,12 @@ impl Engines {
         let id = self.id(listener.key);
         if listener.config.needs_https() {
             let ids = self.site_ids(listener);
-            let rules = rules::https(listener, marks, &self.health, &ids);
+            let rules = rules::https(
+                listener,
+                marks,
+                &rules::Common { health: &self.health, challenges: &self.challenges },
+                &ids,
+            );
             self.https()?.open(id, rules, inherited)
         } else {
             let addresses = self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)?;
@@ -255,7 +265,12 @@ impl Engines {
         let id = self.id(listener.key);
         if listener.config.needs_https() {
             let ids = self.site_ids(listener);
-            let rules = rules::https(listener, marks, &self.health, &ids);
+            let rules = rules::https(
+                listener,
+                marks,
+                &rules::Common { health: &self.health, challenges: &self.challenges },
+                &ids,
+            );
             self.https()?.set_rules(id, rules)
         } else {
             self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))?;

@@ -2,6 +2,8 @@
 
 mod apply;
 mod attachments;
+#[cfg_attr(not(feature = "acme"), path = "without_acme.rs")]
+mod certificates;
 mod changes;
 mod full;
 mod holder;

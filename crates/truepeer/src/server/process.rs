@@ -11,6 +11,7 @@ use truepeer_session::{Advise, Journal};
 
 use super::apply::{Engines, OpenListener};
 use super::attachments::Attachments;
+use super::certificates::Certificates;
 use super::requests::HandedOver;
 use super::routes::Routes;
 use super::rules::Marks;
@@ -32,6 +33,7 @@ use truepeer_privilege::keeper::guard::Hands;
 pub(super) struct Process {
     pub(super) engines: Engines,
     pub(super) attachments: Attachments,
+    certificates: Certificates,
     /// Dropped after the engines: replies need the rules until the last session has ended.
     pub(super) routes: Routes,
     pub(super) config: ProcessConfig,
@@ -60,9 +62,12 @@ impl Process {
         let workers = config.workers.map_or_else(super::cores, std::num::NonZeroUsize::get);
         let budgets = rules::budgets(&[], config.max_flows, open_files);
         let journal = Journal::with_advice(advise);
+        let certificates = Certificates::default();
+        let challenges = certificates.challenges();
         Self {
-            engines: Engines::new(workers, budgets, journal, bell.clone(), programs),
+            engines: Engines::new(workers, budgets, journal, bell.clone(), programs, challenges),
             attachments,
+            certificates,
             routes: Routes::by(hands),
             config: config.clone(),
             open_files,
@@ -111,6 +116,7 @@ impl Process {
         let (before, before_config) = (self.engines.before(), self.config.clone());
         let before_listeners = before.running.clone();
         self.set_limits(config, &wanted.listeners);
+        self.certificates.load(config);
         let applied = self.engines.apply(&wanted.listeners, &wanted.marks, inherited).and_then(|changes| {
             let attached =
                 self.attachments.apply(&wanted.attachments, config.log.verbosity).inspect_err(|_| {
@@ -127,6 +133,7 @@ impl Process {
         };
         let mut said: Vec<String> = changes.iter().map(describe).collect();
         said.extend(attached);
+        self.certificates.apply(config)?;
         said.extend(self.settings(config));
         Ok(said)
     }
@@ -231,6 +238,7 @@ impl Process {
     /// The new process serves what `to` names. The rest drains.
     pub(super) fn hand_over(&mut self, to: &HandedOver) -> anyhow::Result<()> {
         self.attachments.hand_over(&to.attached);
+        self.certificates.stop();
         if !self.engines.udp().is_empty() {
             self.engines.release(&to.udp)?;
             self.engines.resume_flows()?;
@@ -273,6 +281,7 @@ impl Process {
 
     /// Takes nothing new. The bell rings when the last session of an engine has ended.
     pub(super) fn drain(&mut self) {
+        self.certificates.stop();
         self.engines.drain();
         self.attachments.drain();
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use truepeer_https::challenges::Challenges;
 use truepeer_https::downstream::{ListenerTls, TlsListener};
 use truepeer_https::gateway::RequestRules;
 use truepeer_https::origin::HealthTable;
@@ -54,6 +55,12 @@ pub(super) fn relay(listener: &CheckedListener, mark: Option<u32>) -> ListenerRu
     ListenerRules { settings, policy: Arc::clone(&listener.policy) }
 }
 
+/// What the listeners of a process share.
+pub(super) struct Common<'a> {
+    pub(super) health: &'a HealthTable,
+    pub(super) challenges: &'a Arc<Challenges>,
+}
+
 /// If clients don't use TLS, they are not limited by default: many of them may share an address.
 fn per_client(config: &ListenerConfig) -> PerClient {
     let is_limited = config.tls.is_some() || config.http.is_some();
@@ -67,11 +74,11 @@ fn per_client(config: &ListenerConfig) -> PerClient {
 pub(super) fn https(
     listener: &CheckedListener,
     marks: &Marks,
-    table: &HealthTable,
+    common: &Common<'_>,
     ids: &[ListenerId],
 ) -> HttpsRules {
-    let mut listening = downstream(listener, marks);
-    if let Some((sites, tls)) = sites(listener, marks, table, ids) {
+    let mut listening = downstream(listener, marks, common);
+    if let Some((sites, tls)) = sites(listener, marks, common, ids) {
         // Until a client has named its site: no site's destination can refuse it.
         let mut policy = (*listening.policy).clone();
         policy.delivery.source = Source::Any;
@@ -82,7 +89,7 @@ pub(super) fn https(
         return HttpsRules { listening, sessions: SessionRules::Sites(Box::new(sites)) };
     }
     let tunnels = || SessionRules::Tunnels(listener.origin.tls.clone());
-    let requests = requests(listener, &listening, table);
+    let requests = requests(listener, &listening, common);
     let sessions = requests.map_or_else(tunnels, |requests| SessionRules::Requests(Box::new(requests)));
     HttpsRules { listening, sessions }
 }
@@ -91,15 +98,15 @@ pub(super) fn https(
 fn sites(
     listener: &CheckedListener,
     marks: &Marks,
-    table: &HealthTable,
+    common: &Common<'_>,
     ids: &[ListenerId],
 ) -> Option<(SitesRules, SitesTls)> {
     let sites = listener.sites()?;
     let unknown = if listener.refuses_unknown_hosts() { UnknownHost::Refuse } else { UnknownHost::First };
     let names = Arc::new(SiteNames::new(sites.iter().map(|site| site.names.as_slice()), unknown));
     let mut rules = sites.into_iter().zip(ids).map(|(site, &id)| {
-        let listening = downstream(site, marks);
-        let requests = requests(site, &listening, table)?;
+        let listening = downstream(site, marks, common);
+        let requests = requests(site, &listening, common)?;
         Some((SiteRules { id, listening, requests }, site.tls.clone()?))
     });
     let (first, first_tls) = rules.next()??;
@@ -107,19 +114,22 @@ fn sites(
     Some((SitesRules { names: Arc::clone(&names), first, others }, SitesTls::new(names, first_tls, tls)))
 }
 
-fn downstream(listener: &CheckedListener, marks: &Marks) -> TlsListener {
+fn downstream(listener: &CheckedListener, marks: &Marks, common: &Common<'_>) -> TlsListener {
     let ListenerRules { settings, policy } = relay(listener, marks.of(listener));
     let tls = listener.tls.clone().map(ListenerTls::One);
-    TlsListener { settings, policy, tls, handshake_timeout: listener.config.handshake_timeout() }
+    let challenges = Arc::clone(common.challenges);
+    TlsListener { settings, policy, tls, challenges, handshake_timeout: listener.config.handshake_timeout() }
 }
 
 fn requests(
     listener: &CheckedListener,
     listening: &TlsListener,
-    table: &HealthTable,
+    common: &Common<'_>,
 ) -> Option<RequestRules> {
     let (origin, others, mark) = (&listener.origin, &listener.origins, listening.settings.mark);
-    let http = listener.config.http.as_ref()?.options(origin, others, mark, table);
+    let mut http = listener.config.http.as_ref()?.options(origin, others, mark, common.health);
+    // The authority asks by HTTP without TLS.
+    http.settings.challenges = listener.tls.is_none().then(|| Arc::clone(common.challenges));
     Some(RequestRules { origin: origin.tls.clone(), http })
 }
 

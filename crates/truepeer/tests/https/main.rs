@@ -1,6 +1,7 @@
 //! `truepeer https` between real clients and real origins.
 //! `cargo test -p truepeer --test https -- WORD` runs the tests whose name contains the word.
 
+mod acme;
 mod alerts;
 #[path = "../tls/authority.rs"]
 mod authority;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         slow::tests(),
         upgrades::tests(),
         alerts::tests(),
+        acme::tests(),
         endings::tests(),
         bad_link::tests(),
     ];

@@ -58,7 +58,7 @@ fn plan(listeners: Vec<ListenerConfig>) -> Plan {
 fn engines() -> (Engines, Events) {
     let events = Events::hear(&[]).unwrap();
     let budgets = Budgets::for_open_files(1024, true, false);
-    (Engines::new(2, budgets, Journal::default(), events.bell(), Programs::default()), events)
+    (Engines::new(2, budgets, Journal::default(), events.bell(), Programs::default(), Arc::default()), events)
 }
 
 fn apply(engines: &mut Engines, plan: &Plan) -> anyhow::Result<Vec<Change>> {

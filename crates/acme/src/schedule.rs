@@ -1,0 +1,131 @@
+//! When a certificate is due. Pure: the time is a parameter.
+
+use std::time::{Duration, SystemTime};
+
+use crate::validity::Validity;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The pauses after one failure, two, and so on. An authority counts failures: Let's Encrypt refuses a name
+/// after five within an hour.
+const PAUSES: [Duration; 6] = [
+    MINUTE,
+    Duration::from_secs(5 * 60),
+    Duration::from_secs(20 * 60),
+    Duration::from_secs(60 * 60),
+    Duration::from_secs(3 * 60 * 60),
+    Duration::from_secs(6 * 60 * 60),
+];
+/// After an authority has said that there are too many requests, and not for how long.
+pub(crate) const RATE_LIMITED: Duration = Duration::from_secs(60 * 60);
+/// The shortest pause, also for a certificate that is valid for seconds.
+const LEAST: Duration = Duration::from_secs(1);
+
+/// Failures since the last success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Failures {
+    pub(crate) count: usize,
+    /// When to try again at the earliest.
+    pub(crate) until: Option<SystemTime>,
+}
+
+impl Failures {
+    /// One more, at `now`. `at_least`: the pause that the authority asks for. A certificate that is about to
+    /// expire, in `left`, is tried for again before: in a quarter of that time.
+    pub(crate) fn add(
+        &mut self,
+        now: SystemTime,
+        at_least: Option<Duration>,
+        left: Option<Duration>,
+    ) -> Duration {
+        let usual = PAUSES[self.count.min(PAUSES.len() - 1)];
+        let soon = left.filter(|left| !left.is_zero()).map_or(usual, |left| usual.min(left / 4));
+        let pause = soon.max(at_least.unwrap_or_default()).max(LEAST);
+        self.count += 1;
+        self.until = now.checked_add(pause);
+        pause
+    }
+}
+
+/// When to order a certificate: at two thirds of the life of the one that is there, at once if there is none
+/// for these names, but not before failures allow it.
+pub(crate) fn due(validity: Option<Validity>, failures: Failures, now: SystemTime) -> SystemTime {
+    let renewal = validity.map_or(now, |Validity { from, until }| {
+        let life = until.duration_since(from).unwrap_or_default();
+        from + life * 2 / 3
+    });
+    match failures.until {
+        // The clock was set back since then.
+        Some(until) if until.duration_since(now).is_ok_and(|left| left > 2 * PAUSES[PAUSES.len() - 1]) => {
+            renewal
+        }
+        Some(until) => renewal.max(until),
+        None => renewal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn at(days: u32) -> SystemTime {
+        SystemTime::UNIX_EPOCH + DAY * (20_000 + days)
+    }
+
+    fn of(from: u32, until: u32) -> Option<Validity> {
+        Some(Validity { from: at(from), until: at(until) })
+    }
+
+    #[test]
+    fn a_certificate_is_renewed_at_two_thirds_of_its_life() {
+        let none = Failures::default();
+        assert_eq!(due(None, none, at(5)), at(5));
+        assert_eq!(due(of(0, 90), none, at(5)), at(60));
+        assert_eq!(due(of(0, 6), none, at(5)), at(4), "short-lived");
+        assert_eq!(due(of(0, 90), none, at(200)), at(60), "long over");
+        // A clock that is wrong: the certificate comes from the future, or is over by its own dates.
+        assert_eq!(due(of(10, 100), none, at(0)), at(70));
+        assert_eq!(due(of(10, 0), none, at(0)), at(10));
+    }
+
+    #[test]
+    fn failures_make_the_pauses_longer() {
+        let mut failures = Failures::default();
+        let pauses: Vec<_> = (0..8).map(|_| failures.add(at(0), None, None).as_secs() / 60).collect();
+        assert_eq!(pauses, [1, 5, 20, 60, 180, 360, 360, 360]);
+        assert_eq!(due(None, failures, at(0)), at(0) + Duration::from_secs(6 * 3600));
+        // Five within an hour would be too many.
+        assert!(pauses[..4].iter().sum::<u64>() >= 60);
+    }
+
+    #[test]
+    fn an_authority_that_is_down_for_a_day_costs_no_certificate() {
+        let (mut failures, mut now) = (Failures::default(), at(60));
+        let validity = of(0, 90);
+        while now < at(61) {
+            assert!(due(validity, failures, now) <= now);
+            let left = validity.unwrap().until.duration_since(now).ok();
+            now += failures.add(now, None, left);
+        }
+        assert!(failures.count < 12, "{}", failures.count);
+        assert!(now < at(62));
+    }
+
+    #[test]
+    fn the_authority_may_ask_for_more_and_a_short_life_for_less() {
+        let mut failures = Failures::default();
+        assert_eq!(failures.add(at(0), Some(DAY), None), DAY);
+        let mut failures = Failures { count: 5, until: None };
+        assert_eq!(failures.add(at(0), None, Some(Duration::from_secs(40))), Duration::from_secs(10));
+        assert_eq!(failures.add(at(0), None, Some(Duration::from_secs(1))), LEAST);
+        assert_eq!(failures.add(at(0), None, Some(Duration::ZERO)), PAUSES[5], "it is over");
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_hold_up_a_renewal() {
+        let failures = Failures { count: 1, until: Some(at(300)) };
+        assert_eq!(due(None, failures, at(0)), at(0));
+    }
+}
