@@ -59,6 +59,7 @@ fn of_refusal(refusal: &Refusal) -> Vec<String> {
             one(format!("if it is right, add --allow-claims {}", client.ip()))
         }
         Refusal::ClientDenied { .. } => one("--deny-clients lists it".to_owned()),
+        Refusal::ClientBanned { client, .. } => one(format!("truepeer unban {} ends it", client.ip())),
         Refusal::ClientLinkLocal { .. } => {
             ["or use --send-proxy v2", "or use --client-address proxy"].map(str::to_owned).to_vec()
         }

@@ -98,7 +98,8 @@ impl Refused {
                 | Refusal::HeaderMissing { sender }
                 | Refusal::HeaderForbidden { sender }
                 | Refusal::ClaimRefused { sender, .. }
-                | Refusal::ClientDenied { sender, .. },
+                | Refusal::ClientDenied { sender, .. }
+                | Refusal::ClientBanned { sender, .. },
             ) => Some(sender),
             Self::Policy(_) => None,
         }

@@ -1,9 +1,9 @@
 //! Which senders may send a header, which clients they may claim, and where a session goes: pure decisions.
 //!
-//! No I/O, no clock, no allocation once built. For this host's addresses it calls a function of the caller
-//! ([`HostAddresses`]). Every way of delivery uses it: the relay calls [`Policy::admit`] at accept and
-//! [`Policy::route`] once the header is complete. Ways without their own upstream socket (preload, kernel)
-//! call [`Policy::admit`] and [`Policy::client`].
+//! No I/O, no clock, no allocation once built, except to change who is banned ([`Bans`]). For this host's
+//! addresses it calls a function of the caller ([`HostAddresses`]). Every way of delivery uses it: the relay
+//! calls [`Policy::admit`] at accept and [`Policy::route`] once the header is complete. Ways without their own
+//! upstream socket (preload, kernel) call [`Policy::admit`] and [`Policy::client`].
 //!
 //! ```text
 //! SenderAddr ──admit──▶ HeaderRule ───(HeaderReader)────▶ client ──route──▶ Route { client, source, backend }
@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod bans;
 mod claims;
 mod destination;
 mod dialect;
@@ -25,6 +26,7 @@ mod route;
 mod senders;
 
 pub use addr::{BackendAddr, ClientAddr, SenderAddr};
+pub use bans::{Ban, BannedPrefix, BannedPrefixError, Bans, BansAt, TooManyBans};
 pub use claims::{Claims, HostAddresses, SpecialRange};
 pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};

@@ -1,8 +1,12 @@
 //! A session's two decisions: may this sender connect, and which destination does its session have.
 
+use std::sync::OnceLock;
+
+use ipnet::IpNet;
 use truepeer_proto::{Addresses, Command, Header, Transport};
 
 use crate::addr::{ClientAddr, SenderAddr};
+use crate::bans::{BannedPrefix, BansAt};
 use crate::claims::{Claims, SpecialRange};
 use crate::refusal::Refusal;
 use crate::route::{Backends, Client, Delivery, Origin, Route};
@@ -20,6 +24,8 @@ pub struct Policy {
     pub claims: Claims,
     /// The destinations, and the source address of upstream connections.
     pub delivery: Delivery,
+    /// Who is banned at the moment: set once, by the process that serves. Changes of the table count at once.
+    pub bans: OnceLock<BansAt>,
 }
 
 impl Policy {
@@ -30,6 +36,7 @@ impl Policy {
             senders: Senders::default(),
             claims: Claims::default(),
             delivery: Delivery::to(backends),
+            bans: OnceLock::new(),
         }
     }
 
@@ -73,6 +80,23 @@ impl Policy {
         self.claims.deny.contains(client.ip())
     }
 
+    /// Whether this client is banned at the moment. A sender whose header names itself is not: it is a load
+    /// balancer that looks whether the backend lives, and without an answer it would cut off everybody.
+    #[must_use]
+    pub fn bans(&self, sender: SenderAddr, client: ClientAddr, origin: Origin) -> bool {
+        let speaks_for_itself = origin != Origin::NoHeader && client.ip() == sender.ip();
+        !speaks_for_itself && self.bans.get().is_some_and(|bans| bans.has(client))
+    }
+
+    /// Whether all of an entry of the allow-list is in `clients`, and its senders may send headers: then a
+    /// ban is likely to be for somebody whom they name.
+    #[must_use]
+    pub fn has_sender_in(&self, clients: BannedPrefix) -> bool {
+        let rule = |net: IpNet| self.senders.rule(SenderAddr::new((net.addr(), 0).into()));
+        let mut allowed = self.senders.allow.iter();
+        allowed.any(|net| clients.net().contains(&net) && rule(net) != HeaderRule::Forbid)
+    }
+
     /// The same without checking whether the address is this host's: for later datagrams of a flow, whose
     /// client was checked when it started.
     pub fn name(&self, sender: SenderAddr, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
@@ -87,6 +111,9 @@ impl Policy {
         };
         if self.denies(client.addr) {
             return Err(Refusal::ClientDenied { sender, client: client.addr });
+        }
+        if self.bans(sender, client.addr, client.origin) {
+            return Err(Refusal::ClientBanned { sender, client: client.addr });
         }
         Ok(client)
     }

@@ -51,6 +51,14 @@ pub enum Refusal {
         /// The denied client.
         client: ClientAddr,
     },
+    /// The client is banned at the moment.
+    #[error("the client {client} (from {sender}) is banned")]
+    ClientBanned {
+        /// The sender.
+        sender: SenderAddr,
+        /// The banned client.
+        client: ClientAddr,
+    },
     /// The client has the backend's own address and port.
     #[error(
         "the client {client} has the address and port of the backend {backend}: connecting from there to there would reach no backend, and what the client sends would come back to it"
@@ -154,6 +162,7 @@ impl Refusal {
             Self::HeaderForbidden { .. } => "header_forbidden",
             Self::ClaimRefused { .. } => "claim_refused",
             Self::ClientDenied { .. } => "client_denied",
+            Self::ClientBanned { .. } => "client_banned",
             Self::ClientIsBackend { .. } => "client_is_backend",
             Self::ClientLinkLocal { .. } => "client_link_local",
             Self::NoBackend { .. } => "no_backend",
@@ -166,12 +175,13 @@ impl Refusal {
     }
 
     /// Every label there is, so that counters exist before the first refusal.
-    pub const REASONS: [&'static str; 13] = [
+    pub const REASONS: [&'static str; 14] = [
         "sender_not_allowed",
         "header_missing",
         "header_forbidden",
         "claim_refused",
         "client_denied",
+        "client_banned",
         "client_is_backend",
         "client_link_local",
         "no_backend",

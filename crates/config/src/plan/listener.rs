@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -212,6 +213,7 @@ impl ListenerConfig {
                 pseudo_ipv4: self.pseudo_ipv4,
                 on_conflict: self.on_conflict,
             },
+            bans: OnceLock::new(),
         })
     }
 
