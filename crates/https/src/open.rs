@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use truepeer_policy::{BackendAddr, ClientAddr, Route, SenderAddr};
+use truepeer_policy::{ClientAddr, Policy, Route, SenderAddr};
 use truepeer_proto::Tlvs;
 use truepeer_session::counters::Shard;
 use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionStage};
@@ -25,7 +25,7 @@ pub struct OpenConnection {
     sender: SenderAddr,
     began: Instant,
     stage: Cell<SessionStage>,
-    parties: Cell<Option<(ClientAddr, BackendAddr)>>,
+    routed: RefCell<Option<Box<Routed>>>,
     /// Delivered so far: up, down.
     bytes: Cell<(u64, u64)>,
     tags: RefCell<Option<Box<Tags>>>,
@@ -41,6 +41,13 @@ pub struct Listed {
     connection: Rc<OpenConnection>,
 }
 
+/// Who is at a connection's ends, and by which rules.
+#[derive(Debug)]
+struct Routed {
+    route: Route,
+    policy: Arc<Policy>,
+}
+
 impl OpenConnections {
     /// Lists an accepted connection.
     #[must_use]
@@ -50,7 +57,7 @@ impl OpenConnections {
             sender,
             began: tcp.reactor().now(),
             stage: Cell::new(SessionStage::Header),
-            parties: Cell::new(None),
+            routed: RefCell::new(None),
             bytes: Cell::new((0, 0)),
             tags: RefCell::new(None),
             abort: tcp.abort_handle(),
@@ -77,11 +84,17 @@ impl OpenConnections {
     #[must_use]
     pub fn end(&self, key: Key) -> bool {
         let connection = self.0.borrow_mut().get_mut(key).map(|connection| Rc::clone(connection));
-        if let Some(connection) = &connection {
-            connection.is_ended.set(true);
-            connection.abort.abort();
-        }
+        connection.iter().for_each(|connection| connection.end());
         connection.is_some()
+    }
+
+    /// Ends the connections whose clients are banned now.
+    pub fn end_banned(&self) {
+        let connections = self.0.borrow();
+        let all = connections.between(0, connections.places()).map(|(_, connection)| connection);
+        let banned: Vec<_> = all.filter(|connection| connection.is_banned()).map(Rc::clone).collect();
+        drop(connections);
+        banned.iter().for_each(|connection| connection.end());
     }
 }
 
@@ -132,9 +145,9 @@ impl OpenConnection {
         self.listener.set(site);
     }
 
-    /// Notes who is at its ends, and what the header says besides.
-    pub fn set_route(&self, route: &Route, tlvs: &[u8]) {
-        self.parties.set(Some((route.client, route.backend)));
+    /// Notes who is at its ends, by which policy, and what the header says besides.
+    pub fn set_route(&self, route: &Route, policy: &Arc<Policy>, tlvs: &[u8]) {
+        self.routed.replace(Some(Box::new(Routed { route: *route, policy: Arc::clone(policy) })));
         self.tags.replace(Tags::of(Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY)));
     }
 
@@ -156,20 +169,35 @@ impl OpenConnection {
         self.tags.borrow().clone()
     }
 
+    fn end(&self) {
+        self.is_ended.set(true);
+        self.abort.abort();
+    }
+
+    fn client(&self) -> Option<ClientAddr> {
+        self.routed.borrow().as_ref().map(|routed| routed.route.client)
+    }
+
     fn is_wanted(&self, filter: &SessionFilter) -> bool {
-        filter.admits(self.parties.get().map(|(client, _)| client), self.sender)
+        filter.admits(self.client(), self.sender)
+    }
+
+    fn is_banned(&self) -> bool {
+        self.routed.borrow().as_ref().is_some_and(|routed| {
+            let Route { client, origin, .. } = routed.route;
+            routed.policy.bans(self.sender, client, origin)
+        })
     }
 
     fn describe(&self, id: SessionId, now: Instant) -> OpenSession {
-        let parties = self.parties.get();
         let (bytes_up, bytes_down) = self.bytes.get();
         OpenSession {
             id,
             listener: self.listener.get(),
             stage: self.stage.get(),
             sender: self.sender,
-            client: parties.map(|(client, _)| client),
-            backend: parties.map(|(_, backend)| backend),
+            client: self.client(),
+            backend: self.routed.borrow().as_ref().map(|routed| routed.route.backend),
             bytes_up,
             bytes_down,
             age: now.saturating_duration_since(self.began),

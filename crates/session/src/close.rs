@@ -75,6 +75,9 @@ pub enum CloseReason {
     /// The operator ended this session; both connections were reset.
     #[error("ended by the operator")]
     EndedByOperator,
+    /// The client was banned; both connections were reset.
+    #[error("the client was banned")]
+    Banned,
     /// A defect in truepeer; both connections were reset. The panic's own message has the details.
     #[error(
         "a defect in truepeer has ended this session; please report the panic that was logged before this \
@@ -102,7 +105,7 @@ impl Ending for CloseReason {
             Self::ResetByClient | Self::ResetByBackend | Self::WayLost => Counter::Reset,
             Self::Idle => Counter::IdleTimeout,
             Self::Stopping => Counter::Stopped,
-            Self::EndedByOperator => Counter::EndedByOperator,
+            Self::EndedByOperator | Self::Banned => Counter::EndedByOperator,
             Self::Panicked => Counter::Panicked,
             Self::Header(HeaderError::Absent) => Counter::ClosedBeforeHeader,
             Self::Header(_) | Self::Refused(_) | Self::OverHeaderBudget | Self::TooManyOfClient(_) => {
@@ -130,7 +133,8 @@ impl Ending for CloseReason {
             | Self::WayLost
             | Self::Idle
             | Self::Stopping
-            | Self::EndedByOperator => return None,
+            | Self::EndedByOperator
+            | Self::Banned => return None,
         })
     }
 
@@ -154,6 +158,7 @@ impl Ending for CloseReason {
             Self::Header(_) => "closed_before_header",
             Self::Stopping => "stopping",
             Self::EndedByOperator => "ended_by_operator",
+            Self::Banned => "banned",
             _ => "finished",
         })
     }
@@ -205,6 +210,7 @@ mod tests {
             (CloseReason::Idle, "idle", Counter::IdleTimeout),
             (CloseReason::Stopping, "stopping", Counter::Stopped),
             (CloseReason::EndedByOperator, "ended_by_operator", Counter::EndedByOperator),
+            (CloseReason::Banned, "banned", Counter::EndedByOperator),
             (CloseReason::Panicked, "panicked", Counter::Panicked),
             (HeaderError::Absent.into(), "closed_before_header", Counter::ClosedBeforeHeader),
             (late.into(), "header_timeout", Counter::Refused),
@@ -234,6 +240,7 @@ mod tests {
             CloseReason::Idle,
             CloseReason::Stopping,
             CloseReason::EndedByOperator,
+            CloseReason::Banned,
             HeaderError::Absent.into(),
         ] {
             assert_eq!((normal.complaint(), normal.hint()), (None, None), "{normal}");

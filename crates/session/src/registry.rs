@@ -197,6 +197,8 @@ pub enum SessionOrder {
         /// Learns whether there was one.
         done: Sender<bool>,
     },
+    /// End the sessions whose clients are banned now.
+    EndBanned,
 }
 
 /// An engine's sessions.
@@ -207,6 +209,9 @@ pub trait SessionList: Send + Sync {
 
     /// Ends a session; both connections are reset. Returns whether there was one.
     fn end(&self, id: SessionId) -> bool;
+
+    /// Has each worker end the sessions whose clients are banned now, without waiting for it.
+    fn end_banned(&self);
 }
 
 #[cfg(test)]

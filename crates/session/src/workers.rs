@@ -184,4 +184,11 @@ impl<Q: OrderQueue> SessionList for WorkerSessions<Q> {
         self.tables.contains(&id.table)
             && self.ask(id.worker, |done| SessionOrder::End { id, done }).unwrap_or(false)
     }
+
+    fn end_banned(&self) {
+        for queue in &self.queues {
+            // A worker that has ended has no sessions.
+            let _ = queue.order(SessionOrder::EndBanned.into());
+        }
+    }
 }

@@ -87,7 +87,7 @@ impl Downstream {
         let route = opening.route;
         let waited = reactor.now().saturating_duration_since(began);
         worker.journal.on_route(&worker.shard, &route, opening.version, waited);
-        open.set_route(&route, &opening.tlvs);
+        open.set_route(&route, &listening.policy, &opening.tlvs);
         open.set_stage(SessionStage::Handshake);
         if let Some(range) = route.special {
             worker.journal.on_special_claim(&route, sender, range, reactor.now());

@@ -180,6 +180,7 @@ impl HttpsWorker {
             HttpsOrder::Sessions(SessionOrder::End { id, done }) => {
                 let _ = done.send(self.connections.end(id.key));
             }
+            HttpsOrder::Sessions(SessionOrder::EndBanned) => self.connections.end_banned(),
             HttpsOrder::Sockets { id, done } => {
                 let listeners = self.listeners.borrow();
                 let of_id = listeners.iter().filter(|open| open.listener.id == id);

@@ -288,7 +288,7 @@ impl Gateway {
             let delivery = &listening.policy.delivery;
             downstream.route =
                 delivery.route(downstream.route.to_client(), || None).map_err(CloseReason::from)?;
-            open.set_route(&downstream.route, &downstream.tlvs);
+            open.set_route(&downstream.route, &listening.policy, &downstream.tlvs);
             open.set_listener(*id);
             guard.move_to(shard);
         }

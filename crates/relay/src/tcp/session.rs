@@ -14,7 +14,7 @@ mod opening;
 
 use std::time::Instant;
 
-use truepeer_policy::{ClientAddr, Route, SenderAddr};
+use truepeer_policy::{ClientAddr, Policy, Route, SenderAddr};
 use truepeer_session::budget::Permit;
 use truepeer_session::clients::Counted;
 use truepeer_session::deadlines::{Link, Linked};
@@ -128,6 +128,11 @@ impl<S, P> Session<S, P> {
     /// Its client, once known.
     pub(crate) fn client(&self) -> Option<ClientAddr> {
         self.route().map(|route| route.client)
+    }
+
+    /// Whether its client is banned now.
+    pub(crate) fn is_banned(&self, policy: &Policy) -> bool {
+        self.route().is_some_and(|route| policy.bans(self.sender, route.client, route.origin))
     }
 
     /// Its connection to the backend, while bytes pass through this process.

@@ -127,6 +127,12 @@ impl Flow {
     pub(super) fn is_wanted(&self, filter: &SessionFilter) -> bool {
         filter.admits(Some(self.route.client), SenderAddr::new(self.back.sender))
     }
+
+    /// Whether its client is banned now.
+    pub(super) fn is_banned(&self) -> bool {
+        let sender = SenderAddr::new(self.back.sender);
+        self.listener.rules.policy.bans(sender, self.route.client, self.route.origin)
+    }
 }
 
 /// An upstream socket, connected to the route's backend.

@@ -181,6 +181,15 @@ impl UdpFlows {
         was_there
     }
 
+    /// Ends the flows whose clients are banned now.
+    pub(crate) fn end_banned(&mut self, cx: &FlowContext<'_>) {
+        let flows = self.table.between(0, self.table.places());
+        let banned: Vec<Key> = flows.filter(|(_, flow)| flow.is_banned()).map(|(key, _)| key).collect();
+        for gone in banned.into_iter().filter_map(|key| self.table.remove(key)).collect::<Vec<_>>() {
+            self.forget(cx, gone, Counter::FlowsEnded);
+        }
+    }
+
     /// Opens no more flows.
     pub(crate) fn drain(&mut self) {
         self.is_draining = true;

@@ -1,4 +1,4 @@
-//! What the operator asks a worker for: its sessions, and the end of one.
+//! What the operator asks a worker for: its sessions, and the end of some.
 
 use std::time::Instant;
 
@@ -7,6 +7,7 @@ use truepeer_session::{CloseReason, SessionFilter, SessionId};
 
 use super::Worker;
 use crate::tcp::session::Verdict;
+use crate::udp::UdpFlows;
 
 impl Worker {
     pub(super) fn on_session_order(&mut self, order: SessionOrder, now: Instant) {
@@ -14,6 +15,7 @@ impl Worker {
         match order {
             SessionOrder::Page { filter, start, done } => _ = done.send(self.page(&filter, start, now)),
             SessionOrder::End { id, done } => _ = done.send(self.end(id, now)),
+            SessionOrder::EndBanned => self.end_banned(now),
         }
     }
 
@@ -56,5 +58,15 @@ impl Worker {
             }
             SessionTable::Tls => false,
         }
+    }
+
+    fn end_banned(&mut self, now: Instant) {
+        for key in self.sessions.keys() {
+            let entry = self.sessions.get_mut(key);
+            if entry.is_some_and(|entry| entry.session.is_banned(&entry.listener.rules.policy)) {
+                self.give_turn(key, now, |_, _, _| Verdict::Close(CloseReason::Banned));
+            }
+        }
+        self.with_flows(now, UdpFlows::end_banned);
     }
 }

@@ -88,12 +88,14 @@ impl<S, P> Session<S, P> {
                 | CloseReason::ResetByBackend
                 | CloseReason::Stopping
                 | CloseReason::EndedByOperator
+                | CloseReason::Banned
                 | CloseReason::Panicked => {
                     relaying.reset(cx.io);
                 }
                 _ => relaying.cut(cx.io),
             }
-        } else if matches!(reason, CloseReason::Panicked | CloseReason::EndedByOperator) {
+        } else if matches!(reason, CloseReason::Panicked | CloseReason::EndedByOperator | CloseReason::Banned)
+        {
             self.reset_early(cx.io);
         }
         let ended = Ended {
