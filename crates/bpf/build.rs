@@ -23,7 +23,8 @@ const PROGRAMS: [&str; 13] = [
 ];
 
 /// Programs that only tests run. A release has none of them.
-const TEST_PROGRAMS: [&str; 6] = [
+const TEST_PROGRAMS: [&str; 7] = [
+    "test/bans_test",
     "test/header_check",
     "test/full_in_test",
     "test/tcp_ingress_test",

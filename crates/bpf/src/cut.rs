@@ -69,7 +69,7 @@ fn dependants(tables: &Tables) -> BTreeSet<FlowKey> {
 }
 
 /// The name of a connection in the tables.
-fn key(connection: &SocketId) -> FlowKey {
+pub(crate) fn key(connection: &SocketId) -> FlowKey {
     let (local, sender) = (connection.local(), connection.sender());
     FlowKey {
         remote: address(sender),

@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 13;
+pub(crate) const LAYOUT: u32 = 14;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 4096;
@@ -89,6 +89,9 @@ pub(crate) struct Settings {
     /// [`crate::programs::fingerprint`]; 0: of a truepeer that did not write it.
     pub(crate) programs: u32,
     pub(crate) netns: u64,
+    /// `enum bans`.
+    pub(crate) bans: u32,
+    pub(crate) unused: u32,
 }
 
 /// `struct terms`.
@@ -124,6 +127,26 @@ pub(crate) struct RawFlow {
     pub(crate) header: u8,
 }
 
+/// `struct ban_key`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C, align(4))]
+pub(crate) struct BanKey {
+    pub(crate) port: [u8; 2],
+    pub(crate) zero: [u8; 2],
+    pub(crate) client: Address,
+}
+
+/// `struct ban`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawBan {
+    pub(crate) until_ns: u64,
+    pub(crate) own_until_ns: u64,
+    pub(crate) since_s: u32,
+    pub(crate) by: u32,
+    pub(crate) why: [u8; 32],
+}
+
 /// `struct pending`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -155,17 +178,35 @@ pub(crate) struct RawPending {
     pub(crate) unused_too: u32,
 }
 
+impl RawPending {
+    /// Of an established one: what it will be. It is at the start of the union.
+    pub(crate) fn flow(&self) -> RawFlow {
+        let at = &self.start;
+        let mut client = [0; 16];
+        client.copy_from_slice(&at[..16]);
+        RawFlow {
+            client: Address(client),
+            delta: i32::from_ne_bytes([at[16], at[17], at[18], at[19]]),
+            client_port: [at[20], at[21]],
+            client_version: at[22],
+            header: at[23],
+        }
+    }
+}
+
 const _: () = assert!(size_of::<Address>() == 16);
 const _: () = assert!(size_of::<Port>() == 4);
 const _: () = assert!(size_of::<RawUdpPort>() == 8);
 const _: () = assert!(size_of::<Backend>() == 4);
 const _: () = assert!(size_of::<UdpKey>() == 36);
 const _: () = assert!(size_of::<UdpFlow>() == 96);
-const _: () = assert!(size_of::<Settings>() == 24);
+const _: () = assert!(size_of::<Settings>() == 32);
 const _: () = assert!(size_of::<Terms>() == 32);
 const _: () = assert!(size_of::<FlowKey>() == 36);
 const _: () = assert!(size_of::<RawFlow>() == 24);
 const _: () = assert!(size_of::<RawPending>() == 176);
+const _: () = assert!(size_of::<BanKey>() == 20);
+const _: () = assert!(size_of::<RawBan>() == 56);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding. Each is `repr(C)`, of
 // integers and byte arrays only, and its size (asserted above) is the sum of its fields'.
@@ -200,3 +241,9 @@ unsafe impl Pod for RawFlow {}
 // SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
 // valid value.
 unsafe impl Pod for RawPending {}
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
+unsafe impl Pod for BanKey {}
+// SAFETY: `Pod`: `repr(C)`, integers and byte arrays only, no padding (size asserted above): any bytes are a
+// valid value.
+unsafe impl Pod for RawBan {}

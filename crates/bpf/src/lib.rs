@@ -13,6 +13,7 @@
 
 mod again;
 mod attach;
+mod bans;
 mod cgroup;
 mod counters;
 mod cut;
@@ -49,6 +50,7 @@ mod witness;
 
 pub use again::can_begin_again;
 pub use attach::{Attached, attach};
+pub use bans::BanTable;
 pub use cgroup::{Cgroups, Living as LivingCgroups, cgroup_root, cgroups_below, covered_cgroup, is_cgroup};
 pub use counters::{COUNTERS, Kind, Of, PortCounter};
 pub use detach::{detach_now, drain, finish, still_open};

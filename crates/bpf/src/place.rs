@@ -59,7 +59,10 @@ impl Place {
     }
 
     /// Whether the calling thread is in this network namespace.
-    pub(crate) fn is_here(&self) -> Result<bool, AttachError> {
+    ///
+    /// # Errors
+    /// The namespace has no cookie.
+    pub fn is_here(&self) -> Result<bool, AttachError> {
         let here = netns_cookie().map_err(AttachError::file("SO_NETNS_COOKIE", "this network namespace"))?;
         Ok(here == self.netns_cookie)
     }

@@ -71,6 +71,7 @@ object!(FULL_OUT, "full_out");
 pub(crate) mod of_tests {
     use super::Object;
 
+    object!(BANS_TEST, "bans_test");
     object!(HEADER_CHECK, "header_check");
     object!(FULL_IN_TEST, "full_in_test");
     object!(TCP_INGRESS_TEST, "tcp_ingress_test");

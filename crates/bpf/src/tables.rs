@@ -10,6 +10,7 @@ use std::time::Duration;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use ipnet::Ipv6Net;
+use truepeer_policy::HeaderRule;
 
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
@@ -28,6 +29,9 @@ const COUNTERS_LEN: u32 = {
     assert!(COUNTERS.len() < 256);
     COUNTERS.len().to_le_bytes()[0] as u32
 };
+
+/// `enum stage`.
+const ESTABLISHED: u8 = 1;
 
 /// `enum state`.
 pub(crate) const ATTACHED: u8 = 0;
@@ -66,7 +70,7 @@ macro_rules! open {
 }
 
 /// Opens all of them.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 16] = [
     "tp_ports",
     "tp_udp_ports",
     "tp_backends",
@@ -80,6 +84,9 @@ const NAMES: [&str; 13] = [
     "tp_ended",
     "tp_udp_flows",
     "tp_counters",
+    "tp_banned",
+    "tp_ban_blocks",
+    "tp_bans",
 ];
 
 impl Tables {
@@ -161,8 +168,18 @@ impl Tables {
     }
 
     fn renew_edition(&mut self) -> Result<(), AttachError> {
+        self.set_bans(self.bans()?)
+    }
+
+    /// `enum bans`.
+    pub(crate) fn bans(&self) -> Result<u32, AttachError> {
+        Ok(self.settings()?.bans)
+    }
+
+    /// Claims and bans are looked up once more.
+    pub(crate) fn set_bans(&mut self, bans: u32) -> Result<(), AttachError> {
         let before = self.settings()?;
-        self.set_settings(Settings { edition: before.edition.checked_add(1).unwrap_or(1), ..before })
+        self.set_settings(Settings { bans, edition: before.edition.checked_add(1).unwrap_or(1), ..before })
     }
 
     /// The ports that these rules would leave without programs: those that are attached now and not among
@@ -251,14 +268,37 @@ impl Tables {
     /// Removes all UDP flows.
     pub(crate) fn forget_udp_flows(&mut self) -> Result<(), AttachError> {
         let keys: Vec<UdpKey> = self.udp_flows.keys().flatten().collect();
+        self.forget_these_udp_flows(&keys)
+    }
+
+    /// Removes these.
+    pub(crate) fn forget_these_udp_flows(&mut self, keys: &[UdpKey]) -> Result<(), AttachError> {
         keys.iter()
             .try_for_each(|key| self.udp_flows.remove(key))
             .map_err(AttachError::map("removing from", "tp_udp_flows"))
     }
 
+    /// Whether this sender must send a header to this TCP port.
+    pub(crate) fn requires_header(&self, sender: Address, port: [u8; 2]) -> Result<bool, AttachError> {
+        let found = match (self.ports.get(&port, 0), self.senders.get(&Key::new(128, sender), 0)) {
+            (Ok(port), Ok(rules)) => Some((port, rules)),
+            (Err(MapError::KeyNotFound), _) | (_, Err(MapError::KeyNotFound)) => None,
+            (Err(error), _) => return Err(AttachError::map("reading", "tp_ports")(error)),
+            (_, Err(error)) => return Err(AttachError::map("reading", "tp_senders")(error)),
+        };
+        let rule = found.and_then(|(port, rules)| trie::rule_of(rules >> (u32::from(port.group) * 2) & 3));
+        Ok(rule == Some(HeaderRule::Require))
+    }
+
     /// The current flows. One that ends during the call may be missing, or returned twice.
     pub(crate) fn flows(&self) -> Vec<(FlowKey, RawFlow)> {
         self.flows.iter().flatten().collect()
+    }
+
+    /// The connections whose header is off, and that have no socket yet.
+    pub(crate) fn established(&self) -> Vec<(FlowKey, RawFlow)> {
+        let established = self.pending().into_iter().filter(|(_, pending)| pending.stage == ESTABLISHED);
+        established.map(|(key, pending)| (key, pending.flow())).collect()
     }
 
     /// The connections without a complete header.

@@ -40,7 +40,7 @@ const SPECIAL: [&str; 10] = [
     "64:ff9b::f000:0/100",
 ];
 
-fn to_ipv6(net: IpNet) -> Ipv6Net {
+pub(crate) fn to_ipv6(net: IpNet) -> Ipv6Net {
     match net {
         IpNet::V6(net) => net,
         IpNet::V4(net) => mapped(net),

@@ -54,6 +54,7 @@ enum counter {
 	REFUSED_ELSEWHERE,    /* outside the container's cgroup, where no hook sees the connection */
 	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
 	REFUSED_NO_FLOW,      /* UDP: no header, and none before it that is still remembered: udp_named.h */
+	REFUSED_BANNED,       /* truepeer ban */
 	COUNTERS,
 };
 

@@ -2,6 +2,7 @@
 /* The end of a handshake in tcp_ingress: the header is off, or there is none and none is needed. The kernel
  * gets the ACK that it waits for, and makes the socket. */
 #pragma once
+#include "attach/bans.h"
 #include "attach/drop.h"
 #include "attach/restart.h"
 #include "proxy_header/header.h"
@@ -82,6 +83,8 @@ static __always_inline int go_on_without(struct __sk_buff *skb, struct incoming 
 
 	if (is_denied(&sender, in->port->group))
 		return refuse_for(skb, in, REFUSED_DENIED);
+	if (is_banned(&in->key.remote, in->key.local_port))
+		return refuse_for(skb, in, REFUSED_BANNED);
 	if (!scratch || replay > REPLAY_MAX)
 		return drop(in->port, FAILED);
 	in->state = find_socket(skb, &in->segment, in->pending->isn + 1 + in->pending->guess, &family);
@@ -126,6 +129,10 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, struct in
 					       flow->client_version, in->port->group);
 	if (refusal)
 		return refusal;
+	/* A sender that names itself is not banned: a load balancer that gets no answer cuts off everybody. */
+	if (flow->client_version && !is_same_address(&flow->client, &in->key.remote) &&
+	    is_banned(&flow->client, in->key.local_port))
+		return REFUSED_BANNED;
 	in->state = find_socket(skb, &in->segment, in->pending->isn + 1 + in->pending->guess, &family);
 	if (in->state == NO_SOCKET || in->state == OPEN)
 		return REFUSED_REDIRECTED;

@@ -46,6 +46,8 @@ struct settings {
 	__u32 begins_again; /* the kernel makes a connection of a handshake that it has given up: restart.h */
 	__u32 programs;   /* a fingerprint of those that were attached last; no program reads it, `status` does */
 	__u64 netns;      /* the namespace's inode; no program reads it, `status` shows it */
+	__u32 bans;       /* enum bans */
+	__u32 unused;
 };
 
 /* The limits of an attachment. */
@@ -194,7 +196,7 @@ enum agreed { WINDOW_SCALE = 1, SELECTIVE_ACKS = 2, CONGESTION_MARKS = 4 };
 _Static_assert(sizeof(struct port) == 4, "src/layout.rs");
 _Static_assert(sizeof(struct udp_port) == 8, "src/layout.rs");
 _Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
-_Static_assert(sizeof(struct settings) == 24, "src/layout.rs");
+_Static_assert(sizeof(struct settings) == 32, "src/layout.rs");
 _Static_assert(sizeof(struct terms) == 32, "src/layout.rs");
 _Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
 _Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");

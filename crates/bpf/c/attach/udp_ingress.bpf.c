@@ -35,7 +35,8 @@ static __noinline int tell_datagram(struct udp_scratch *scratch, enum counter re
 	};
 	struct flow claimed = { .client = scratch->opened.client, .client_port = scratch->opened.client_port };
 
-	if ((reason == REFUSED_CLAIM || reason == REFUSED_DENIED || reason == REFUSED_FAMILY) &&
+	if ((reason == REFUSED_CLAIM || reason == REFUSED_DENIED || reason == REFUSED_BANNED ||
+	     reason == REFUSED_FAMILY) &&
 	    scratch->opened.is_named)
 		claimed.client_version = is_ipv4(&claimed.client) ? 4 : 6;
 	return tell(&key, IPPROTO_UDP, reason, &claimed);
@@ -177,7 +178,7 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 	find_client(scratch, udp_port, &known);
 	/* A claim that was validated by the same rules need not be validated again. */
 	if (!known.flow || !opened->is_named || known.flow->edition != scratch->edition) {
-		refusal = validate_named_client(&scratch->datagram, udp_port, opened);
+		refusal = validate_named_client(&scratch->datagram, udp_port, opened, rule);
 		if (refusal)
 			return refuse_if_here(skb, scratch, ip, udp_port, refusal);
 		find_client(scratch, udp_port, &known);

@@ -3,6 +3,7 @@
 #pragma once
 #include "lib/udp.h"
 #include "proxy_header/header.h"
+#include "attach/bans.h"
 #include "attach/udp_maps.h"
 
 /* The client as the backend sees it, and the stored part of its header. */
@@ -114,14 +115,28 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 	return 0;
 }
 
+/* A sender that has named itself, or nobody, by a header. It is not banned: a load balancer that gets no
+ * answer to its health checks cuts off everybody. */
+static __always_inline int speaks_for_itself(const struct datagram *datagram, const struct opened *opened,
+					     __u32 rule)
+{
+	int by_header = opened->header_len || (opened->is_of_flow && (opened->is_named || rule == RULE_REQUIRE));
+
+	return by_header && is_same_address(&opened->client, &datagram->ip.source);
+}
+
 /* Checks whether the client may and can be shown. Returns the reason to refuse it, or 0. */
 static __always_inline int validate_named_client(const struct datagram *datagram,
-						 const struct udp_port *udp_port, struct opened *opened)
+						 const struct udp_port *udp_port, struct opened *opened,
+						 __u32 rule)
 {
 	enum counter refusal = validate_client(&opened->client, opened->is_named, udp_port->port.group);
 
 	if (refusal)
 		return refusal;
+	if (!speaks_for_itself(datagram, opened, rule) &&
+	    is_banned(&opened->client, datagram->destination_port))
+		return REFUSED_BANNED;
 	if (!opened->is_named) {
 		if (!opened->is_of_flow)
 			count(&udp_port->port, opened->header_len ? NAMED_ITSELF : HEADER_ABSENT);
