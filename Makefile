@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check book setup servers engines kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check conformance book setup servers engines kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -76,6 +76,11 @@ pebble:
 # Tests attach on Debian's Linux 6.1 under qemu; some ten minutes.
 old-kernel:
 	@scripts/old-kernel.sh
+
+# Probes programs of others that read or write headers, and writes docs/conformance.md. Needs root; many minutes.
+conformance: setup
+	cargo build -p truepeer
+	@scripts/conformance.sh
 
 # A .deb, a tarball with a static binary, an .rpm and an SBOM, under target/packages. Many minutes.
 package: setup

@@ -74,27 +74,38 @@ impl Namespace {
     }
 
     fn path(&self) -> Option<PathBuf> {
-        let of = |process: u32| PathBuf::from(format!("/proc/{process}/ns/net"));
-        let is_it = |path: &PathBuf| inode(path) == Some(self.status.netns);
-        let process = self.process.map(of).filter(is_it);
+        let process = self.process.map(|process| PathBuf::from(format!("/proc/{process}/ns/net")));
         // It may have ended, and others may have begun.
-        let process = process.or_else(|| processes().get(&self.status.netns).copied().map(of));
-        if process.is_some() {
-            return process;
-        }
-        let entries = NAMED.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
-        entries.map(|entry| entry.path()).find(|path| inode(path) == Some(self.status.netns))
+        process.filter(|path| inode(path) == Some(self.status.netns)).or_else(|| path_of(self.status.netns))
     }
 
     /// Opens it; by its inode, because its process may have ended meanwhile.
     pub(super) fn enter(&self) -> Result<NetNs> {
-        let is_it = |netns: &NetNs| netns.id().is_ok_and(|id| id == self.status.netns);
-        let netns = self.path().and_then(|path| NetNs::open(&path).ok()).filter(is_it);
-        netns.with_context(|| {
+        open(self.path(), self.status.netns).with_context(|| {
             format!(
                 "{}: it has no process and no name, so it can't be entered; it is detached when it ends",
                 self.name()
             )
         })
     }
+}
+
+/// Opens the network namespace with this inode.
+pub(super) fn enter(netns: u64) -> Result<NetNs> {
+    let found = open(path_of(netns), netns);
+    found.with_context(|| {
+        format!("network namespace {netns} has no process and no name, so it can't be entered")
+    })
+}
+
+fn open(path: Option<PathBuf>, netns: u64) -> Option<NetNs> {
+    let is_it = |found: &NetNs| found.id().is_ok_and(|id| id == netns);
+    path.and_then(|path| NetNs::open(&path).ok()).filter(is_it)
+}
+
+/// A process in it, or its name.
+fn path_of(netns: u64) -> Option<PathBuf> {
+    let process = processes().get(&netns).map(|process| PathBuf::from(format!("/proc/{process}/ns/net")));
+    let entries = || NAMED.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    process.or_else(|| entries().map(|entry| entry.path()).find(|path| inode(path) == Some(netns)))
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod all;
+mod bans;
 mod cgroup;
 mod detach;
 mod devices;
@@ -10,6 +11,7 @@ mod entry;
 mod follow;
 mod hints;
 mod in_force;
+mod kept;
 mod listeners;
 mod look;
 mod network;
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, ensure};
 use truepeer_bpf::{
-    AttachError, Cgroups, NewConnections, Others, Place, Rules, attach, can_look, covered_cgroup,
+    AttachError, BanTable, Cgroups, NewConnections, Others, Place, Rules, attach, can_look, covered_cgroup,
     covered_devices, detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
@@ -34,8 +36,10 @@ use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 use truepeer_sys::tell;
 
+pub use bans::AttachedBans;
 pub use devices::in_use as devices_in_use;
 pub use entry::{leave, put, status_of};
+pub use kept::{KEPT_BANS, keep, keep_only, kept_bans, seconds_now};
 pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
 pub use oci_hook::run as run_as_hook;
 pub use privileges::missing as missing_capabilities;
@@ -292,6 +296,9 @@ fn put_rules(
     privileges::check()?;
     tidy_up(place, out)?;
     let attached = attach(place, &rules, others, &devices, &cgroups).map_err(with_advice)?;
+    if let Err(error) = ban_kept(place) {
+        warn(&format!("no kept bans: {error:#}"));
+    }
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
     if attached.taken_over > 0 {
@@ -311,6 +318,16 @@ fn put_rules(
         ));
     }
     Ok(())
+}
+
+/// Bans that outlive a reboot or a detach.
+fn ban_kept(place: &Place) -> Result<()> {
+    let now = seconds_now();
+    let bans = kept_bans(now)?;
+    match BanTable::open(place)? {
+        Some(mut table) if !bans.is_empty() => Ok(table.set(&bans, now)?),
+        _ => Ok(()),
+    }
 }
 
 /// What to type instead.

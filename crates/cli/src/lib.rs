@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod attach;
+mod bans;
 mod compat;
 pub mod completion;
 mod dress;
@@ -39,8 +40,9 @@ use texts::CompletionArgs;
 use texts::ManArgs;
 use truepeer_config::plan::{Config, Defaults, Problems};
 use truepeer_config::spec::{
-    AttachArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProbeArgs, ProxySpec, ReloadArgs,
-    RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs, UpgradeArgs, VppArgs,
+    AttachArgs, BanArgs, BansArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProbeArgs,
+    ProxySpec, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs,
+    UnbanArgs, UpgradeArgs, VppArgs,
 };
 use truepeer_sys::tell;
 
@@ -85,6 +87,12 @@ pub enum Invocation {
     Top(TopArgs),
     /// Judge a receiver or a sender.
     Probe(Box<ProbeArgs>),
+    /// Refuse clients.
+    Ban(BanArgs),
+    /// Let them come again.
+    Unban(UnbanArgs),
+    /// List who is refused.
+    Bans(BansArgs),
     /// Start VPP, or put a program onto it.
     Vpp(Box<VppArgs>),
 }
@@ -219,10 +227,13 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),
         Some(("sessions", matches)) => Ok(Invocation::Sessions(SessionsArgs::from_arg_matches(matches)?)),
         Some(("top", matches)) => Ok(Invocation::Top(TopArgs::from_arg_matches(matches)?)),
+        Some(("ban", matches)) => Ok(Invocation::Ban(BanArgs::from_arg_matches(matches)?)),
+        Some(("unban", matches)) => Ok(Invocation::Unban(UnbanArgs::from_arg_matches(matches)?)),
+        Some(("bans", matches)) => Ok(Invocation::Bans(BansArgs::from_arg_matches(matches)?)),
         Some(("probe", matches)) => Ok(Invocation::Probe(Box::new(ProbeArgs::from_arg_matches(matches)?))),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, top, probe or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, top, ban, unban, bans, probe or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -290,6 +301,9 @@ fn with_commands() -> Command {
         .subcommand(pages::sessions())
         .subcommand(pages::top())
         .subcommand(pages::probe())
+        .subcommand(bans::ban())
+        .subcommand(bans::unban())
+        .subcommand(bans::bans())
         .subcommand(pages::vpp())
         .subcommand(completion::command())
         .subcommand(manual::command())

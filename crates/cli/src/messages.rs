@@ -53,6 +53,14 @@ const LINES: &[&str] = &[
     "truepeer https --tls-cert Cargo.toml --origin app:80",
     "truepeer https --tls-cert c.pem --origin http://127.0.0.1:1 --origin-insecure",
     "truepeer https --tls-cert c.pem --origin http://127.0.0.1:1 --stack vpp --routes auto",
+    "truepeer ban",
+    "truepeer ban 0.0.0.0/0",
+    "truepeer ban nobody",
+    "truepeer ban 192.0.2.7 --for 0s",
+    "truepeer ban 192.0.2.7 --port 0",
+    "truepeer unban",
+    "truepeer unban 192.0.2.7 --all",
+    "truepeer bans 192.0.2.7",
     "truepeer detach",
     "truepeer start",
     "truepeer restart",
@@ -227,6 +235,9 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Sessions(_)
         | Invocation::Top(_)
         | Invocation::Probe(_)
+        | Invocation::Ban(_)
+        | Invocation::Unban(_)
+        | Invocation::Bans(_)
         | Invocation::Print(_)
         | Invocation::Completion(_)
         | Invocation::Man(_)

@@ -30,6 +30,9 @@ const COMMANDS: &[(&str, Commands)] = &[
     ("sessions", table::SESSIONS),
     ("top", table::TOP),
     ("probe", table::PROBE),
+    ("ban", table::BAN),
+    ("unban", table::UNBAN),
+    ("bans", table::BANS),
     ("completion", table::COMPLETION),
     ("vpp", table::VPP),
 ];

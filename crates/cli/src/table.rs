@@ -36,6 +36,9 @@ pub(crate) const RELOAD: Commands = Commands(1 << 16);
 pub(crate) const UPGRADE: Commands = Commands(1 << 17);
 pub(crate) const OCI_HOOK: Commands = Commands(1 << 18);
 pub(crate) const PROBE: Commands = Commands(1 << 25);
+pub(crate) const BAN: Commands = Commands(1 << 19);
+pub(crate) const UNBAN: Commands = Commands(1 << 20);
+pub(crate) const BANS: Commands = Commands(1 << 21);
 pub(crate) const VPP: Commands = Commands(1 << 31);
 
 impl Commands {
@@ -53,7 +56,8 @@ const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
 const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE).or(ASKERS).or(DOCTOR);
-const ASKERS: Commands = STATUS.or(SESSIONS).or(TOP);
+const ASKERS: Commands = STATUS.or(SESSIONS).or(TOP).or(BANNERS);
+const BANNERS: Commands = BAN.or(UNBAN).or(BANS);
 
 /// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
@@ -335,14 +339,22 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "pid", "PID", "Network namespace and cgroup of this process of a container").means("this host's"),
     row(ATTACH, PLACE, "netns", "NAME|PATH|PID", "Network namespace, by its name, its path or a process in it").means("this one"),
     row(ATTACH, PLACE, "netns-inode", "INODE", "Do nothing if the network namespace that is named has another inode, as /proc/PID/ns/net shows it: a process number may belong to another process by now").rare(),
-    row(ATTACH.or(OCI_HOOK), PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()).rare(),
+    row(ATTACH.or(OCI_HOOK).or(BANNERS), PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()).rare(),
     row(ATTACH, ACTION, "replace", "", "Ports that are attached in this network namespace and not named leave: they are no longer served. With add: these ports may be attached already, and change to these rules"),
     row(ATTACH, ACTION, "watch", "", "Stay, and follow: interfaces that appear or are made anew, this host's addresses, and a container that is started again. What is attached stays when the watch ends"),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
-    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)).or(PROBE), ACTION, "json", "", "Print for machines"),
+    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)).or(PROBE).or(BANS), ACTION, "json", "", "Print for machines"),
     row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),
     row(SESSIONS, ACTION, "client", "PREFIX", "Only those of these clients: an address, a prefix, loopback, private or any").common(),
     row(SESSIONS, ACTION, "kill", "", "End them: both ends see a reset").common(),
+    row(BAN, ACTION, "clients", "CLIENT", "Whom to ban: an address, a prefix such as 192.0.2.0/24, the path of a list (beginning with / or .), or - for a list on standard input; repeatable").common(),
+    row(UNBAN, ACTION, "clients", "CLIENT", "Whose ban ends, as it was written: an address, a prefix, the path of a list (beginning with / or .), or - for a list on standard input; repeatable").common(),
+    row(BAN, ACTION, "for", "TIME", "How long; also in days (7d)").means("until unban").common(),
+    row(BAN, ACTION, "port", "PORT", "Only connections and datagrams to this port of truepeer").means("all ports").common(),
+    row(UNBAN, ACTION, "port", "PORT", "Only the ban for this port").means("those for all ports").common(),
+    row(BAN, ACTION, "why", "TEXT", "The reason, which truepeer bans lists").common(),
+    row(BAN, ACTION, "keep", "", "Also after a restart or a reboot: each truepeer with a configuration file, and each attachment, begins with it").common(),
+    row(UNBAN, ACTION, "all", "", "Everybody").common(),
     row(ATTACH, ACTION, "all", "", "Every network namespace of this machine in which something is attached"),
     row(ATTACH, ACTION, "follow", "", "Stay, and print who is refused, and why. With --json, an object a line"),
     row(ATTACH, ACTION, "refuse-new", "", "While detach waits, refuse new TCP connections from senders that must send a header"),

@@ -13,4 +13,4 @@ pub mod log;
 mod operate;
 mod units;
 
-pub use operate::{sessions, status, top};
+pub use operate::{ban, bans, sessions, status, top, unban};

@@ -8,6 +8,7 @@
 mod acme;
 mod address;
 mod attach;
+mod bans;
 mod confine;
 mod connect;
 pub mod defaults;
@@ -35,6 +36,7 @@ pub use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
 pub use attach::{
     AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs, Unshowable,
 };
+pub use bans::{BanArgs, Banned, BansArgs, UnbanArgs};
 pub use confine::{ConfineMode, ConfineSpec, UserName};
 pub use connect::ConnectArgs;
 pub use device::VppDevice;

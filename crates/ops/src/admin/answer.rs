@@ -17,7 +17,7 @@ use super::listing::{Listing, Rates};
 use super::metrics::MetricsFormat;
 use super::status::StatusDoc;
 use super::stop::Stopper;
-use super::{Running, State, metrics, page};
+use super::{BanFailure, Running, State, bans, metrics, page};
 
 /// The protocol of an upgrade.
 pub(crate) const HANDOVER: &str = "truepeer-handover";
@@ -164,15 +164,15 @@ impl Drop for Free {
     }
 }
 
-/// Answers a request. `is_local`: it came over the unix socket, and may change things.
-pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Action {
+/// Answers a request. `user`: who is at the other end of the unix socket, and may change things.
+pub(super) fn answer(head: &RequestHead, user: Option<u32>, orders: &Orders) -> Action {
     let (Ok(method), Ok(target)) = (std::str::from_utf8(head.method()), std::str::from_utf8(head.target()))
     else {
         return Action::Now(Response::text(400, "expected ASCII"));
     };
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let reads = matches!(method, "GET" | "HEAD");
-    if !reads && !is_local {
+    if !reads && user.is_none() {
         return Action::Now(Response::text(
             403,
             &format!(
@@ -202,6 +202,8 @@ pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Act
         ("DELETE", path) if path.starts_with("/sessions/") => {
             end_session(running, &path["/sessions/".len()..])
         }
+        ("GET" | "HEAD", "/bans") => Response::json(&bans::list(running)),
+        ("POST" | "DELETE", "/bans") => change_bans(running, method, query, user),
         ("POST", "/reload") => return orders.reload(),
         ("POST", "/upgrade") if wants_handover(head) => return Action::Upgrade,
         ("POST", "/upgrade") => {
@@ -210,12 +212,13 @@ pub(super) fn answer(head: &RequestHead, is_local: bool, orders: &Orders) -> Act
         (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status" | "/sessions") => {
             Response::text(405, &format!("{method} {path}: expected GET"))
         }
+        (_, "/bans") => Response::text(405, &format!("{method} {path}: expected GET, POST or DELETE")),
         (_, "/reload") => Response::text(405, &format!("{method} {path}: expected POST")),
         _ => Response::text(
             404,
             &format!(
-                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status or /sessions, \
-                 DELETE /sessions/ID or POST /reload"
+                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status, /sessions or /bans, \
+                 DELETE /sessions/ID, POST or DELETE /bans, or POST /reload"
             ),
         ),
     };
@@ -274,5 +277,22 @@ fn end_session(running: &dyn Running, id: &str) -> Response {
             Response::text(200, &format!("{id}: ended; both connections were reset"))
         }
         Ok(id) => Response::text(404, &format!("{id}: no such session is open")),
+    }
+}
+
+/// Bans or unbans. The answer has a line for what the operator should know, and the count in the last one.
+fn change_bans(running: &dyn Running, method: &str, query: &str, user: Option<u32>) -> Response {
+    let change = match bans::asked(method, query, user) {
+        Ok(change) => change,
+        Err(problem) => return Response::text(400, &problem),
+    };
+    let mut lines = bans::notes(running, &change);
+    match running.change_bans(change) {
+        Ok(count) => {
+            lines.push(count.to_string());
+            Response::text(200, &lines.join("\n"))
+        }
+        Err(BanFailure::Refused(why)) => Response::text(409, &why),
+        Err(BanFailure::Upgrading) => Response::text(503, "an upgrade is under way: ask again in a moment"),
     }
 }

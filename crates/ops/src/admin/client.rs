@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use rustix::fs::Uid;
@@ -22,6 +22,8 @@ use truepeer_config::spec::{AdminAddr, AskSpec};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The same while it carries out an order: a reload resolves names.
 const ORDER: Duration = Duration::from_secs(660);
+/// How often a process that is being replaced is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
 /// The longest head of an answer.
 const MOST_HEAD: usize = 8 << 10;
 /// The longest reason of a refused upgrade.
@@ -60,6 +62,33 @@ impl Client {
     /// # Errors
     /// Nobody answers, or the answer says that it was not done.
     pub fn ask(&self, method: &str, path: &str) -> anyhow::Result<String> {
+        self.body_of(self.answer(method, path)?)
+    }
+
+    /// The same, during an upgrade by the process that takes over.
+    ///
+    /// # Errors
+    /// Those of [`Self::ask`].
+    pub(crate) fn ask_patiently(&self, method: &str, path: &str) -> anyhow::Result<String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.answer(method, path)? {
+                (Some(503), _) if Instant::now() < until => thread::sleep(AGAIN),
+                answer => return self.body_of(answer),
+            }
+        }
+    }
+
+    fn body_of(&self, answer: (Option<u16>, String)) -> anyhow::Result<String> {
+        match answer {
+            (Some(200), body) => Ok(body),
+            (Some(_), body) if !body.is_empty() => bail!("{}", body.trim_end()),
+            _ => bail!("{}: this is no answer of truepeer", self.address),
+        }
+    }
+
+    /// The answer's status and body.
+    fn answer(&self, method: &str, path: &str) -> anyhow::Result<(Option<u16>, String)> {
         let patience = if method == "POST" { ORDER } else { PATIENCE };
         let answer = match &self.address {
             AdminAddr::Unix(socket) => connect_to(socket).and_then(|stream| {
@@ -72,11 +101,7 @@ impl Client {
             }),
         };
         let (head, body) = answer.with_context(|| format!("no truepeer answers at {}", self.address))?;
-        match status(&head) {
-            Some(200) => Ok(body),
-            Some(_) if !body.is_empty() => bail!("{}", body.trim_end()),
-            _ => bail!("{}: this is no answer of truepeer", self.address),
-        }
+        Ok((status(&head), body))
     }
 }
 

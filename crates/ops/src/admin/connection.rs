@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use rustix::net::sockopt::socket_peercred;
 use truepeer_http::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
 
 pub(super) use super::answer::Orders;
@@ -21,8 +22,9 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a reader may read nothing of the response.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const LIMITS: HttpLimits = HttpLimits {
-    head_bytes: 8 << 10,
-    target_bytes: 2 << 10,
+    head_bytes: 64 << 10,
+    // Of a thousand clients to ban.
+    target_bytes: 60 << 10,
     fields: 64,
     chunk_extension_bytes: 0,
     trailer_bytes: 0,
@@ -32,6 +34,8 @@ const LIMITS: HttpLimits = HttpLimits {
 pub(super) struct Connection {
     stream: Stream,
     holder: Holder,
+    /// By the unix socket: the user at the other end.
+    user: Option<u32>,
     stage: Stage,
     deadline: Instant,
 }
@@ -70,16 +74,16 @@ impl Connection {
     pub(super) fn new(stream: Stream, now: Instant) -> Option<Self> {
         stream.set_nonblocking().ok()?;
         let holder = Holder::of(&stream)?;
+        let user = match &stream {
+            Stream::Tcp(_) => None,
+            Stream::Unix(stream) => Some(socket_peercred(stream).ok()?.uid.as_raw()),
+        };
         let stage = Stage::Head { bytes: Vec::new(), end: HeadEnd::default() };
-        Some(Self { stream, holder, stage, deadline: now + HEAD_TIMEOUT })
+        Some(Self { stream, holder, user, stage, deadline: now + HEAD_TIMEOUT })
     }
 
     pub(super) fn holder(&self) -> Holder {
         self.holder
-    }
-
-    pub(super) fn is_local(&self) -> bool {
-        matches!(self.stream, Stream::Unix(_))
     }
 
     /// The connection is closed if it is still open then.
@@ -141,7 +145,7 @@ impl Connection {
             }
         };
         let framing = Framing { version: head.version, is_head: head.method() == b"HEAD" };
-        match answer(&head, self.is_local(), orders) {
+        match answer(&head, self.user, orders) {
             Action::Now(response) => Ok(self.respond(response, framing, now)),
             Action::Later(answer) => {
                 self.stage = Stage::Ordered(answer, framing);

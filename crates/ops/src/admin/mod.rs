@@ -4,14 +4,15 @@
 //! curl, Prometheus, truepeer status ─▶ Admin: one thread, poll(2) ─▶ answer ─▶ trait Running: the server
 //!                                        bounded connections, bytes and times
 //! ```
-//! A user who may connect to the unix socket (its mode is 0660) may read, end sessions and reload. An upgrade
-//! also takes root or the process's own user. Over TCP everything can be read and nothing changed, because
-//! anybody on the network may connect.
+//! A user who may connect to the unix socket (its mode is 0660) may read, end sessions, ban and reload. An
+//! upgrade also takes root or the process's own user. Over TCP everything can be read and nothing changed,
+//! because anybody on the network may connect.
 //!
 //! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks,
 //! and asks workers for their sessions in small pages.
 
 mod answer;
+pub(crate) mod bans;
 pub(crate) mod client;
 mod connection;
 mod listen;
@@ -33,10 +34,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
+use truepeer_policy::{BannedPrefix, Bans};
 use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counters;
 use truepeer_session::{ListenerId, SessionList};
 
+pub use self::bans::{BanChange, BanDoc};
 pub use self::client::{Client, connect_to, switch_protocol};
 use self::listen::Entrance;
 pub use self::status::{AttachmentDoc, SpliceDoc, StatusDoc};
@@ -84,6 +87,21 @@ pub trait Running: Send + Sync {
         Vec::new()
     }
 
+    /// Who is banned.
+    fn bans(&self) -> &Bans;
+
+    /// Changes who is banned. Open sessions of those who are now end within a moment. Returns how many bans
+    /// were set or lifted.
+    ///
+    /// # Errors
+    /// Why nothing has changed.
+    fn change_bans(&self, change: BanChange) -> Result<usize, BanFailure>;
+
+    /// What the operator should know about this ban.
+    fn note_of_ban(&self, _: BannedPrefix) -> Option<String> {
+        None
+    }
+
     /// Reads the configuration and all files again. Returns what has changed, in a sentence or several lines.
     ///
     /// # Errors
@@ -93,6 +111,15 @@ pub trait Running: Send + Sync {
     /// Hands over to a new process, which is at the other end of `peer`. Nothing after the request's head has
     /// been read or written.
     fn upgrade(&self, peer: UnixStream);
+}
+
+/// Why who is banned has not changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BanFailure {
+    /// The table can't take it.
+    Refused(String),
+    /// A new process takes the table over: ask again, it answers in a moment.
+    Upgrading,
 }
 
 /// What the program does.

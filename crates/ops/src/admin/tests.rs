@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use truepeer_policy::{BackendAddr, Backends, Policy, PrefixSet, Source};
+use truepeer_policy::{BackendAddr, Backends, Bans, BansAt, Policy, PrefixSet, Source};
 use truepeer_proto::Version;
 use truepeer_relay::Relay;
 use truepeer_session::budget::Budgets;
@@ -28,6 +28,7 @@ const HEADER: &[u8] = b"PROXY TCP4 192.0.2.1 198.51.100.1 4000 443\r\n";
 struct Small {
     relay: Mutex<Relay>,
     journal: Arc<Journal>,
+    bans: Arc<Bans>,
     address: SocketAddr,
     is_draining: AtomicBool,
     upgrades: Mutex<Vec<UnixStream>>,
@@ -49,6 +50,19 @@ impl Running for Small {
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
         vec![self.relay.lock().unwrap().sessions()]
+    }
+
+    fn bans(&self) -> &Bans {
+        &self.bans
+    }
+
+    fn change_bans(&self, change: BanChange) -> Result<usize, BanFailure> {
+        if self.is_draining.load(Ordering::Relaxed) {
+            return Err(BanFailure::Upgrading);
+        }
+        change.make(&self.bans).map_err(BanFailure::Refused).inspect(|_| {
+            self.relay.lock().unwrap().sessions().end_banned();
+        })
     }
 
     fn reload(&self) -> Result<String, String> {
@@ -79,7 +93,8 @@ impl Bed {
         let mut policy = Policy::to(Backends::both(to, to));
         policy.senders.allow = PrefixSet::loopback();
         (policy.delivery.source, policy.delivery.send_proxy) = (Source::Any, Some(Version::V1));
-        let journal = Arc::<Journal>::default();
+        let (journal, bans) = (Arc::<Journal>::default(), Arc::<Bans>::default());
+        policy.bans.set(BansAt::new(Arc::clone(&bans), 443)).unwrap();
         let mut relay =
             Relay::start(2, &Budgets::for_open_files(1024, true, false), &journal, || {}).unwrap();
         let settings = ListenerSettings::on("127.0.0.1:0".parse().unwrap());
@@ -88,6 +103,7 @@ impl Bed {
         let small = Arc::new(Small {
             relay: Mutex::new(relay),
             journal,
+            bans,
             address,
             is_draining: AtomicBool::new(false),
             upgrades: Mutex::default(),
@@ -244,6 +260,32 @@ fn both_ends_of_an_ended_session_see_a_reset() {
 }
 
 #[test]
+fn a_ban_is_listed_with_who_set_it_and_ends_the_sessions_of_its_client() {
+    let bed = Bed::new("bans");
+    let (mut sender, _received) = bed.session();
+    assert_eq!(bed.ask("GET /bans HTTP/1.1"), (200, "[]".to_owned()));
+    let (status, text) = bed.ask("POST /bans?client=192.0.2.0%2F30&for=60&port=443&why=a%20b HTTP/1.1");
+    assert_eq!((status, &*text), (200, "1\n"));
+    sender.set_read_timeout(Some(LONG)).unwrap();
+    let error = sender.read(&mut [0]).expect_err("an orderly end, or bytes");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    let (_, text) = bed.ask("GET /bans HTTP/1.1");
+    let [ban] = &serde_json::from_str::<Vec<BanDoc>>(&text).unwrap()[..] else { panic!("{text}") };
+    assert_eq!((&*ban.client, ban.port, &*ban.why), ("192.0.2.0/30", std::num::NonZeroU16::new(443), "a b"));
+    assert_eq!(ban.until, Some(ban.since + 60));
+    assert_eq!(ban.by, Some(rustix::process::geteuid().as_raw()));
+    assert_eq!(ban.ban().map(|ban| ban.clients.to_string()).as_deref(), Some("192.0.2.0/30"));
+    assert_eq!(
+        bed.ask("DELETE /bans?client=192.0.2.1 HTTP/1.1"),
+        (200, "192.0.2.1 is still banned, as part of 192.0.2.0/30\n0\n".to_owned())
+    );
+    assert_eq!(bed.ask("DELETE /bans?client=192.0.2.3/30 HTTP/1.1"), (200, "1\n".to_owned()));
+    assert_eq!(bed.ask("PUT /bans HTTP/1.1").0, 405);
+    bed.small.is_draining.store(true, Ordering::Relaxed);
+    assert_eq!(bed.ask("DELETE /bans HTTP/1.1").0, 503);
+}
+
+#[test]
 fn sessions_are_listed_page_by_page_and_by_client() {
     let bed = Bed::new("pages");
     let waiting: Vec<_> = (0..300).map(|_| tcp(bed.small.address)).collect();
@@ -269,9 +311,13 @@ fn over_tcp_nothing_can_be_changed() {
         assert_eq!(bed.ask_tcp(&format!("GET {path} HTTP/1.1")).0, 200, "{path}");
     }
     let id = bed.sessions("")[0].id.clone();
-    for request in
-        [format!("DELETE /sessions/{id}"), "POST /reload".into(), "POST /upgrade".into(), "PUT /".into()]
-    {
+    for request in [
+        format!("DELETE /sessions/{id}"),
+        "POST /bans?client=192.0.2.1".into(),
+        "POST /reload".into(),
+        "POST /upgrade".into(),
+        "PUT /".into(),
+    ] {
         let (status, text) = bed.ask_tcp(&format!("{request} HTTP/1.1"));
         assert!(status == 403 && text.contains("use the unix socket"), "{request}: {status} {text}");
     }

@@ -1,9 +1,11 @@
-//! Commands that watch and steer a running truepeer: `status`, `sessions` and `top`.
+//! Commands that watch and steer a running truepeer: `status`, `sessions`, `top`, `ban`, `unban` and `bans`.
 
+mod bans;
 mod sessions;
 mod status;
 mod top;
 
+pub use bans::{ban, bans, unban};
 pub use sessions::sessions;
 pub use status::status;
 pub use top::top;

@@ -1,6 +1,7 @@
 //! Changes the engines from the running plan to another one: completely, or not at all.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use tracing::{error, info};
 use truepeer_https::Https;
 use truepeer_https::challenges::Challenges;
 use truepeer_https::origin::HealthTable;
+use truepeer_policy::{Bans, BansAt};
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_relay::{Relay, Splicing, StaysReason};
 use truepeer_session::budget::Budgets;
@@ -74,6 +76,8 @@ pub(super) struct Engines {
     programs: Programs,
     /// Answers to an ACME authority.
     challenges: Arc<Challenges>,
+    /// Who is banned, for all listeners.
+    pub(super) bans: Arc<Bans>,
 }
 
 impl Engines {
@@ -101,6 +105,7 @@ impl Engines {
             bell,
             programs,
             challenges,
+            bans: Arc::default(),
         }
     }
 
@@ -235,6 +240,7 @@ impl Engines {
         inherited: &mut Vec<OwnedFd>,
     ) -> Result<Vec<SocketAddr>, EngineError> {
         let id = self.id(listener.key);
+        self.ban_at(listener);
         if listener.config.needs_https() {
             let ids = self.site_ids(listener);
             let rules = rules::https(
@@ -263,6 +269,7 @@ impl Engines {
 
     fn set_rules(&mut self, listener: &CheckedListener, marks: &Marks) -> Result<(), EngineError> {
         let id = self.id(listener.key);
+        self.ban_at(listener);
         if listener.config.needs_https() {
             let ids = self.site_ids(listener);
             let rules = rules::https(
@@ -278,6 +285,14 @@ impl Engines {
                 full.set_rules(id, listener);
             }
             Ok(())
+        }
+    }
+
+    /// The listener's policy refuses who is banned, at any moment.
+    fn ban_at(&self, listener: &CheckedListener) {
+        let port = listener.key.address.port();
+        for site in iter::once(listener).chain(listener.sites().into_iter().flatten()) {
+            site.policy.bans.get_or_init(|| BansAt::new(Arc::clone(&self.bans), port));
         }
     }
 
@@ -341,6 +356,11 @@ impl Engines {
     pub(super) fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
         let sessions = [self.relay.as_ref().map(Engine::sessions), self.https.as_ref().map(Engine::sessions)];
         sessions.into_iter().flatten().collect()
+    }
+
+    /// Ends the sessions of those who are banned.
+    pub(super) fn end_banned(&self) {
+        self.sessions().iter().for_each(|sessions| sessions.end_banned());
     }
 
     /// The open listeners, with their addresses and the counters of their sites, by name.

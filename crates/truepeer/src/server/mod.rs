@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use tracing::{error, info, warn};
+use truepeer_policy::Ban;
 use truepeer_session::Advise;
 use truepeer_sys::limits;
 
@@ -98,6 +99,8 @@ struct Server<'a> {
     upgrade: Upgrade,
     /// The drain's time is over, and the last replies may still come.
     is_ending: bool,
+    /// Sessions of those who are banned since must end.
+    are_bans_new: bool,
     confined: Confined,
     /// Whether a listener wanted the kernel's programs for spliced sessions at the start.
     wants_splice: bool,
@@ -149,6 +152,7 @@ impl<'a> Server<'a> {
         let repairs = plan.start_repair_keeper();
         let pins = programs.pins(&mut plan);
         let attach_keeper = plan.start_attach_keeper(|| ForkedKeeper::start(source, loaded))?;
+        let kept = if grows { kept_bans() } else { Vec::new() };
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the
         // keeper.
         let confined = plan.enter()?;
@@ -162,6 +166,9 @@ impl<'a> Server<'a> {
             })),
         };
         let process = Process::new(&loaded.process, open_files, advise, &bell, programs, hands, attachments);
+        if let Err(error) = process.engines.bans.set(kept) {
+            warn!("kept bans are lost: {error}");
+        }
         let (asking, requests) = Requests::new(events.bell());
         let view = View::new(&process, asking);
         let mut server = Self {
@@ -175,6 +182,7 @@ impl<'a> Server<'a> {
             draining_until: None,
             upgrade: Upgrade::No,
             is_ending: false,
+            are_bans_new: false,
             confined,
             wants_splice: splice::is_wanted(&loaded.process),
             makes_sessions: can_make_sessions,
@@ -217,6 +225,7 @@ impl<'a> Server<'a> {
         mut taking: Taking,
     ) -> anyhow::Result<()> {
         let old = taking.pid;
+        taking.bans(&self.process.engines.bans);
         let flows = match self.process.apply_new(loaded, inherited.sockets(), &taking) {
             Ok(()) => taking.flows()?,
             Err(failure) => {
@@ -249,7 +258,8 @@ impl<'a> Server<'a> {
         let looks = self.upgrade == Upgrade::No && self.draining_until.is_none();
         let look = self.changes.as_ref().filter(|_| looks).map(Changes::next_look);
         let routes = &self.process.routes;
-        let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look()];
+        let bans = self.next_expiry();
+        let deadlines = [self.draining_until, self.manager.next_ping(), look, routes.next_look(), bans];
         let repairs = self.repairs.as_ref().and_then(RepairKeeper::watched);
         let watched: Vec<_> = routes.noticed().into_iter().flatten().chain(repairs).collect();
         match events.next(deadlines.into_iter().flatten().min(), &watched)? {
@@ -267,6 +277,7 @@ impl<'a> Server<'a> {
         while let Ok(request) = self.requests.try_recv() {
             self.carry_out(request)?;
         }
+        self.settle_bans();
         let now = Instant::now();
         let has_ended = self.process.have_ended().inspect_err(|broken| {
             self.view.set_state(State::Broken(format!("{broken:#}")));
@@ -302,10 +313,12 @@ impl<'a> Server<'a> {
             Request::Reload(answer) => {
                 _ = answer.send(self.reload().map_err(|failure| format!("{failure:#}")))
             }
+            Request::Banned => self.are_bans_new = true,
             Request::Offer(answer) => _ = answer.send(self.offer()),
             Request::Flows(answer) => _ = answer.send(self.process.give_flows()),
             Request::Keep => {
                 self.upgrade = Upgrade::No;
+                self.view.set_upgrading(false);
                 self.process.keep()?;
             }
             Request::HandOver(to, answer) => {
@@ -314,6 +327,26 @@ impl<'a> Server<'a> {
             }
         }
         Ok(())
+    }
+
+    /// When to look for bans whose time is over. The clock may be set meanwhile, so within a minute.
+    fn next_expiry(&self) -> Option<Instant> {
+        let until = self.process.engines.bans.next_expiry()?;
+        Some(
+            Instant::now()
+                + Duration::from_secs(until.saturating_sub(truepeer_attach::seconds_now()).min(60)),
+        )
+    }
+
+    /// Once for all changes since the last turn.
+    fn settle_bans(&mut self) {
+        let bans = &self.process.engines.bans;
+        if bans.next_expiry().is_some_and(|until| until <= truepeer_attach::seconds_now()) {
+            bans.expire(truepeer_attach::seconds_now());
+        }
+        if std::mem::take(&mut self.are_bans_new) {
+            self.process.engines.end_banned();
+        }
     }
 
     /// Loads the source again. On an error, everything stays as it was. Returns what has changed.
@@ -392,6 +425,7 @@ impl<'a> Server<'a> {
             sockets.extend(admin.sockets()?);
         }
         self.upgrade = Upgrade::UnderWay;
+        self.view.set_upgrading(true);
         info!("upgrade: a new process starts");
         Ok(Offered { sockets, attached: self.process.attachments.names() })
     }
@@ -441,6 +475,14 @@ fn without_admin(config: &AdminConfig, failure: anyhow::Error) -> anyhow::Result
         "{failure:#}; truepeer status, reload and upgrade don't reach this process: name another path in [admin] listen"
     );
     Ok(())
+}
+
+/// Those that outlive a restart. Who serves is more important than who is banned.
+fn kept_bans() -> Vec<Ban> {
+    truepeer_attach::kept_bans(truepeer_attach::seconds_now()).unwrap_or_else(|error| {
+        warn!("no kept bans: {error:#}");
+        Vec::new()
+    })
 }
 
 fn not_open(listeners: &[String]) -> String {

@@ -14,6 +14,8 @@ use truepeer_config::plan::ListenerKey;
 pub(super) enum Request {
     /// Load the source again.
     Reload(Sender<Result<String, String>>),
+    /// Others are banned now.
+    Banned,
     /// An upgrade begins: duplicate all listening sockets.
     Offer(Sender<anyhow::Result<Offered>>),
     /// Read no datagrams from now on, and describe the flows.
@@ -68,6 +70,10 @@ impl Requests {
 
     pub(super) fn reload(&self) -> Result<String, String> {
         self.ask(Request::Reload).unwrap_or_else(|failure| Err(format!("{failure:#}")))
+    }
+
+    pub(super) fn on_banned(&self) {
+        self.post(Request::Banned);
     }
 
     pub(super) fn offer(&self) -> anyhow::Result<Offered> {

@@ -1,10 +1,12 @@
 //! What the admin socket shows of the running process, and what it may ask.
 
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use truepeer_bpf::Full;
+use truepeer_policy::{BannedPrefix, Bans};
 use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counters;
 use truepeer_session::{Journal, SessionList};
@@ -13,7 +15,8 @@ use super::attachments;
 use super::process::Process;
 use super::requests::Requests;
 use super::upgrade;
-use truepeer_ops::admin::{AttachmentDoc, ListenerView, Running, SpliceDoc, State};
+use truepeer_config::plan::CheckedListener;
+use truepeer_ops::admin::{AttachmentDoc, BanChange, BanFailure, ListenerView, Running, SpliceDoc, State};
 
 /// Complaints are shown for this long.
 const LATELY: Duration = Duration::from_secs(600);
@@ -23,6 +26,9 @@ pub(super) struct View {
     journal: Arc<Journal>,
     full: Option<Arc<Full>>,
     requests: Requests,
+    bans: Arc<Bans>,
+    /// A new process reads who is banned, so nothing of it may change.
+    is_upgrading: AtomicBool,
     shown: Mutex<Shown>,
 }
 
@@ -33,6 +39,7 @@ struct Shown {
     splice: Option<SpliceDoc>,
     sessions: Vec<Arc<dyn SessionList>>,
     attachments: attachments::Shown,
+    running: Vec<Arc<CheckedListener>>,
 }
 
 impl View {
@@ -44,10 +51,12 @@ impl View {
             splice: None,
             sessions: Vec::new(),
             attachments: process.attachments.shown(),
+            running: Vec::new(),
         };
         let journal = Arc::clone(&process.engines.journal);
         let full = process.engines.full();
-        Arc::new(Self { journal, full, requests, shown: Mutex::new(shown) })
+        let (bans, is_upgrading) = (Arc::clone(&process.engines.bans), AtomicBool::new(false));
+        Arc::new(Self { journal, full, requests, bans, is_upgrading, shown: Mutex::new(shown) })
     }
 
     fn shown(&self) -> MutexGuard<'_, Shown> {
@@ -56,6 +65,13 @@ impl View {
 
     pub(super) fn set_state(&self, state: State) {
         self.shown().state = state;
+    }
+
+    /// Whether a new process takes over.
+    pub(super) fn set_upgrading(&self, is_upgrading: bool) {
+        // With the lock, so that a change is made before, or not at all.
+        let _shown = self.shown();
+        self.is_upgrading.store(is_upgrading, Ordering::Release);
     }
 
     /// Listeners that are closed now stay: their counters do, too.
@@ -71,6 +87,7 @@ impl View {
         shown.splice = process.engines.splice();
         shown.sessions = process.engines.sessions();
         shown.attachments = process.attachments.shown();
+        shown.running = process.engines.before().running;
     }
 }
 
@@ -112,6 +129,34 @@ impl Running for View {
 
     fn complaints(&self) -> Vec<RecentComplaint> {
         self.journal.recent_complaints(LATELY, Instant::now())
+    }
+
+    fn bans(&self) -> &Bans {
+        &self.bans
+    }
+
+    fn change_bans(&self, change: BanChange) -> Result<usize, BanFailure> {
+        let is_set = matches!(change, BanChange::Set(_));
+        let changed = {
+            let _shown = self.shown();
+            if self.is_upgrading.load(Ordering::Acquire) {
+                return Err(BanFailure::Upgrading);
+            }
+            change.make(&self.bans).map_err(BanFailure::Refused)?
+        };
+        if is_set {
+            self.requests.on_banned();
+        }
+        Ok(changed)
+    }
+
+    fn note_of_ban(&self, clients: BannedPrefix) -> Option<String> {
+        let shown = self.shown();
+        let listener = shown.running.iter().find(|listener| listener.policy.has_sender_in(clients))?;
+        let listener = listener.key.address;
+        Some(format!(
+            "{clients} has a sender of {listener} (--allow): the clients that it names are served as before; ban those"
+        ))
     }
 
     fn reload(&self) -> Result<String, String> {

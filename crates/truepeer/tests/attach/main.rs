@@ -1,6 +1,7 @@
 //! Tests of `truepeer attach` alone. `matrix` has those that every way shares.
 
 mod accept_queue;
+mod bans;
 mod cgroups;
 mod changes;
 mod containers;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         refusals::tests(),
         rules::tests(),
         changes::tests(),
+        bans::tests(),
         containers::tests(),
         counted::tests(),
         cut::tests(),

@@ -22,6 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
         an_end_of_one_side_leaves_the_other_open,
         a_reset_is_passed_on,
         the_operator_sees_and_ends_them,
+        a_ban_ends_them_and_those_that_follow,
         after_a_kill_they_go_on,
         the_next_truepeer_lists_them,
         an_upgrade_cuts_none_of_them,
@@ -176,6 +177,24 @@ fn the_operator_sees_and_ends_them(bed: &Bed) -> Result<()> {
     ensure!(stream.read(&mut [0]).is_err(), "no reset");
     stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
     stand.truepeer.wait_for_log("close=\"ended_by_operator\"")
+}
+
+fn a_ban_ends_them_and_those_that_follow(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, Behaviour::Echo, &[])?;
+    stand.learn(false)?;
+    let mut stream = stand.open(false, 5000)?;
+    stand.wait_made(1)?;
+    echo(&mut stream, &[3; 700])?;
+    stand.ask(&["ban", "203.0.113.7"])?;
+    ensure!(stream.read(&mut [0]).is_err(), "no reset");
+    stand.truepeer.wait_for_log("close=\"banned\"")?;
+    // The kernel makes one more; truepeer ends it when it learns of it.
+    let mut stream = stand.connect(false)?;
+    stream.write_all(&header(false, 5001)?)?;
+    ensure!(stream.read(&mut [0]).is_err(), "no reset");
+    stand.truepeer.wait_for_log("is banned")?;
+    stand.ask(&["unban", "203.0.113.7"])?;
+    stand.open(false, 5002).map(drop)
 }
 
 /// truepeer doesn't listen any more, so the kernel makes no new sessions.

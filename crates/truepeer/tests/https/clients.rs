@@ -24,6 +24,7 @@ pub(crate) fn tests() -> Vec<Test> {
         curl_uploads_in_chunks,
         an_old_client_gets_no_chunks,
         pipelined_requests_are_answered_in_order,
+        a_ban_ends_responses_and_refuses_requests,
     ];
     for (client, needs) in [(Client::Go, "go"), (Client::Node, "node")] {
         for (origin, origin_needs) in [(PlainOrigin::Go, "go"), (PlainOrigin::Node, "node")] {
@@ -44,6 +45,38 @@ pub(crate) fn tests() -> Vec<Test> {
 
 const HERE: &str = "127.0.0.1:443";
 const ORIGIN: &str = "127.0.0.1:8080";
+
+/// A slow download by each version; another client has one, too.
+fn a_ban_ends_responses_and_refuses_requests(bed: &Bed) -> anyhow::Result<()> {
+    let _origin = origin(bed, 8080)?;
+    let admin = bed.dir().join("admin").to_string_lossy().into_owned();
+    let _truepeer = https(bed, HERE, &format!("http://{ORIGIN}"))?.args(&["--admin", &admin]).start(bed)?;
+    let operate = |arguments: &[&str]| {
+        Program::new(env!("CARGO_BIN_EXE_truepeer")).args(arguments).args(["--admin", &admin]).run(bed)
+    };
+    let slow = |version: &str, client: &str| {
+        let slow = curl(&[version, "--interface", client, "--limit-rate", "100k", "--output", "/dev/null"]);
+        slow.arg("https://127.0.0.1/30000000").start(bed)
+    };
+    let banned = [slow("--http1.1", "127.0.0.2")?, slow("--http2", "127.0.0.2")?];
+    let kept = slow("--http2", "127.0.0.3")?;
+    bed.wait_for("three downloads", || {
+        operate(&["sessions"]).is_ok_and(|list| list.matches(" tls-").count() == 3)
+    })?;
+    operate(&["ban", "127.0.0.2", "--for", "1h"])?;
+    for download in banned {
+        ensure!(!download.wait_end()?.success(), "{}", download.log());
+    }
+    let ask = |client: &str| curl(&["--interface", client, "https://127.0.0.1/3"]).run(bed);
+    ensure!(ask("127.0.0.2").is_err());
+    ensure!(ask("127.0.0.3")? == "xxx");
+    let listed = operate(&["sessions"])?;
+    ensure!(listed.contains("127.0.0.3:") && !listed.contains("127.0.0.2:"), "{listed}");
+    drop(kept);
+    operate(&["unban", "127.0.0.2"])?;
+    ensure!(ask("127.0.0.2")? == "xxx");
+    Ok(())
+}
 
 #[derive(Clone, Copy)]
 enum Client {

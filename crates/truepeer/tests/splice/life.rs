@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_session_leaves_user_space_and_its_bytes_are_counted,
         an_end_of_either_side_reaches_the_other,
         the_operator_ends_a_session_that_has_left,
+        a_ban_ends_a_session_that_has_left,
         an_idle_session_that_has_left_is_ended,
         sessions_outlive_their_truepeer_and_the_next_one_serves,
         a_stop_waits_for_sessions_that_have_left_and_ends_them,
@@ -78,6 +79,16 @@ fn the_operator_ends_a_session_that_has_left(bed: &Bed) -> Result<()> {
     is_reset(&mut stream)?;
     stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
     stand.truepeer.wait_for_log("close=\"ended_by_operator\"")
+}
+
+fn a_ban_ends_a_session_that_has_left(bed: &Bed) -> Result<()> {
+    let stand = Stand::make(bed, &[])?;
+    let mut banned = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut banned))?;
+    stand.ask(bed, &["ban", "203.0.113.7", "--for", "1h"])?;
+    is_reset(&mut banned)?;
+    stand.backend.wait_for_log("203.0.113.7:5000 reset")?;
+    stand.truepeer.wait_for_log("close=\"banned\"")
 }
 
 fn an_idle_session_that_has_left_is_ended(bed: &Bed) -> Result<()> {

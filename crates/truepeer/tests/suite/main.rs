@@ -2,6 +2,7 @@
 //! that it shows. `cargo test -p truepeer --test suite -- WORD` runs the tests whose name contains the word.
 
 mod backends;
+mod bans;
 mod chains;
 mod confined;
 mod crowds;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         chains::tests(),
         launch::tests(),
         operation::tests(),
+        bans::tests(),
         confined::tests(),
         inside::tests(),
         needs::tests(),

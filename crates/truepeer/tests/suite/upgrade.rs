@@ -36,7 +36,7 @@ pub(crate) fn tests() -> Vec<Test> {
     ]
 }
 
-const FILE: &str = r#"
+pub(crate) const FILE: &str = r#"
 drain-timeout = "20s"
 
 [admin]

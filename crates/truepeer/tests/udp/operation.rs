@@ -14,6 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         lists_are_read_again_for_flows_that_are_open_too,
         flows_go_on_after_sigterm_and_no_new_ones_begin,
         the_operator_ends_the_flows_of_one_client,
+        a_ban_ends_flows_and_refuses_datagrams,
     ];
     let early = "datagrams_that_come_while_sockets_are_opened_are_answered";
     all.push(Test::new(early, early_datagrams).needs_program("strace"));
@@ -85,6 +86,30 @@ fn flows_go_on_after_sigterm_and_no_new_ones_begin(bed: &Bed) -> Result<()> {
     // The last flow is forgotten after its silence, long before the 30 s are over.
     ensure!(truepeer.wait_end()?.code() == Some(0), "{}", truepeer.log());
     ensure!(truepeer.log().contains("stopping with 0 sessions open"), "{}", truepeer.log());
+    Ok(())
+}
+
+fn a_ban_ends_flows_and_refuses_datagrams(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let admin = bed.dir().join("admin").to_string_lossy().into_owned();
+    let truepeer = start_proxy(bed, &format!("--admin {admin}"))?;
+    let operator =
+        |arguments: &[&str]| Program::new(TRUEPEER).args(arguments).args(["--admin", &admin]).run(bed);
+    let clients = [CLIENTS[0], "192.0.2.8:5000"];
+    let open = |client| -> Result<_> {
+        let (sender, header) = (sender_towards(LISTENERS[0])?, v2(client, DESTINATIONS[0])?);
+        ask(&sender, &[&header, b"before"])?;
+        Ok((sender, header))
+    };
+    let [banned, kept] = [open(clients[0])?, open(clients[1])?];
+    operator(&["ban", "192.0.2.7", "--for", "1h"])?;
+    wait_counted(&truepeer, "flows_ended_by_operator", 1)?;
+    send(&banned.0, &[&banned.1, b"after"])?;
+    hears_nothing(&banned.0)?;
+    ask(&kept.0, &[&kept.1, b"after"])?;
+    operator(&["unban", "192.0.2.7"])?;
+    let seen = ask(&banned.0, &[&banned.1, b"again"])?;
+    ensure!(seen == format!("{} again", clients[0]).into_bytes(), "{}", String::from_utf8_lossy(&seen));
     Ok(())
 }
 

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::net::{SocketType, sockopt};
+use tracing::warn;
+use truepeer_policy::{Ban, Bans};
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_session::ListenerId;
 use truepeer_sys::socket::local_address;
@@ -13,7 +15,7 @@ use super::wire::{FlowRecord, Message, Wire};
 use super::{LAST_WORD, START, SWITCH};
 use truepeer_config::plan::{CheckedListener, ProcessConfig, passed};
 use truepeer_config::spec::Protocol;
-use truepeer_ops::admin::{connect_to, switch_protocol};
+use truepeer_ops::admin::{BanDoc, Client, connect_to, switch_protocol};
 
 /// An upgrade that this process has begun.
 pub(in crate::server) struct Taking {
@@ -26,6 +28,8 @@ pub(in crate::server) struct Taking {
     pub(in crate::server) attached: Vec<String>,
     /// Where it logs. Older versions don't tell.
     log: Option<OwnedFd>,
+    /// Who is banned there.
+    bans: Vec<Ban>,
 }
 
 /// This process logs where the old one did. Dropping it gives the standard error of the start back: whoever
@@ -95,7 +99,11 @@ impl Taking {
         };
         let offered = sockets.iter().filter_map(Offered::of).collect();
         inherited.extend(sockets);
-        Ok(Self { wire, pid, offered, attached, log })
+        // Since its offer the old process changes nothing of it. Older versions ban nobody.
+        let answer = Client::at(admin).ask("GET", "/bans").unwrap_or_default();
+        let bans: Vec<BanDoc> = serde_json::from_str(&answer).unwrap_or_default();
+        let bans = bans.iter().filter_map(BanDoc::ban).collect();
+        Ok(Self { wire, pid, offered, attached, log, bans })
     }
 
     /// Makes the old process's standard error this one's, if it was started in the background: then its own
@@ -165,6 +173,13 @@ impl Taking {
                 (Message::Go, _) => return Ok(all),
                 (other, _) => bail!(unexpected(other)),
             }
+        }
+    }
+
+    /// Bans here who is banned there.
+    pub(in crate::server) fn bans(&mut self, bans: &Bans) {
+        if let Err(error) = bans.set(std::mem::take(&mut self.bans)) {
+            warn!("bans are lost: {error}");
         }
     }
 

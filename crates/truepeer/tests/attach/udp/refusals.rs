@@ -8,6 +8,8 @@ use truepeer_testbed::datagrams::{Backend, send, socket, spp, v2};
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Program, Test, Topology, client, tests, wait_for};
 
+use crate::bans::operate;
+
 use super::{CLIENTS, DESTINATIONS, Pair, command, counter_in, exchange};
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -24,6 +26,7 @@ pub(crate) fn tests() -> Vec<Test> {
         multicast_is_refused_where_a_route_leads_on,
         a_client_that_sends_by_itself_is_answered_directly_after_a_silence,
         clients_are_denied_while_it_runs,
+        clients_are_banned_while_it_runs,
         udp_ends_at_once_when_detached,
         a_dry_run_names_the_programs_of_udp,
     ]
@@ -305,6 +308,28 @@ fn clients_are_denied_while_it_runs(bed: &Bed) -> Result<()> {
     exchange(&sender, other, &v2(other, DESTINATIONS[0])?, b"not denied")?;
     ensure!(pair.counter(bed, "refused_denied")? == 1 && backend.seen().len() == 2);
     Ok(())
+}
+
+fn clients_are_banned_while_it_runs(bed: &Bed) -> Result<()> {
+    let pair = Pair::new()?;
+    pair.attach(bed, &["--port", "53/udp", "--header", "optional"])?;
+    let backend = pair.backend(&["0.0.0.0:53".to_owned()])?;
+    let sender = pair.sender(false, 53)?;
+    let header = v2(CLIENTS[0], DESTINATIONS[0])?;
+    exchange(&sender, CLIENTS[0], &header, b"before")?;
+    operate(bed, &["ban", "203.0.113.7", "--for", "1h"])?;
+    send(&sender, &[&header, b"banned"])?;
+    let other = "203.0.113.200:5000";
+    exchange(&sender, other, &v2(other, DESTINATIONS[0])?, b"not banned")?;
+    ensure!(pair.counter(bed, "refused_banned")? == 1 && backend.seen().len() == 2);
+    // The sender itself, without a header; by LOCAL it looks whether the server lives.
+    let me = sender.local_addr()?;
+    operate(bed, &["ban", &me.ip().to_string()])?;
+    send(&sender, &[b"banned"])?;
+    exchange(&sender, &me.to_string(), &client::v2_local(), b"LOCAL")?;
+    ensure!(pair.counter(bed, "refused_banned")? == 2 && backend.seen().len() == 3);
+    operate(bed, &["unban", "203.0.113.7"])?;
+    exchange(&sender, CLIENTS[0], &header, b"after")
 }
 
 fn udp_ends_at_once_when_detached(bed: &Bed) -> Result<()> {

@@ -1,0 +1,107 @@
+//! Who is banned from the attached ports of this machine, in each network namespace.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::path::Path;
+
+use anyhow::Result;
+use rustix::process::geteuid;
+use truepeer_bpf::{BanTable, Place, can_look, find_pins};
+use truepeer_policy::{Ban, BannedPrefix};
+use truepeer_sys::tell;
+
+use crate::all;
+
+/// The tables of every network namespace in which something is attached.
+pub struct AttachedBans(Vec<(Place, BanTable)>);
+
+impl AttachedBans {
+    /// Finds them. Whoever may not look finds none.
+    ///
+    /// # Errors
+    /// One can't be opened.
+    pub fn find(pins: Option<&Path>) -> Result<Self> {
+        if pins.is_none() && !can_look() {
+            return Ok(Self(Vec::new()));
+        }
+        let pins = pins.map_or_else(find_pins, Path::to_owned);
+        let places = match Place::all(&pins) {
+            Err(_) if !geteuid().is_root() => return Ok(Self(Vec::new())),
+            places => places?,
+        };
+        let mut tables = Vec::new();
+        for place in places {
+            if let Some(table) = BanTable::open(&place)? {
+                tables.push((place, table));
+            }
+        }
+        Ok(Self(tables))
+    }
+
+    /// Whether nothing is attached, as far as can be seen.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bans in all of them, and ends what is open.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set(&mut self, bans: &[Ban], now: u64) -> Result<()> {
+        for (place, table) in &mut self.0 {
+            table.set(bans, now)?;
+            // Bans are in force by now; somewhere else they still should be.
+            if let Err(error) = cut(place, table) {
+                tell!("warning: connections that are open go on: {error:#}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Lifts the bans of exactly these prefixes. Returns the most that any of them had.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn lift(&mut self, clients: &[BannedPrefix], port: Option<NonZeroU16>) -> Result<usize> {
+        let mut most = 0;
+        for (_, table) in &mut self.0 {
+            most = most.max(table.lift(clients, port)?);
+        }
+        Ok(most)
+    }
+
+    /// Lifts all. Returns the most that any of them had.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn clear(&mut self) -> Result<usize> {
+        let mut most = 0;
+        for (_, table) in &mut self.0 {
+            most = most.max(table.clear()?);
+        }
+        Ok(most)
+    }
+
+    /// All of them, each once.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn list(&mut self, now: u64) -> Result<Vec<Ban>> {
+        let mut all = BTreeMap::new();
+        for (_, table) in &mut self.0 {
+            all.extend(table.list(now)?.into_iter().map(|ban| ((ban.clients, ban.port), ban)));
+        }
+        Ok(all.into_values().collect())
+    }
+}
+
+/// In the namespace: the kernel lists its connections there.
+fn cut(place: &Place, table: &BanTable) -> Result<()> {
+    if place.is_here()? {
+        table.cut()?;
+        return Ok(());
+    }
+    all::enter(table.netns()?)?.run(|| table.cut())??;
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Bans that outlive a restart (`truepeer ban --keep`): a list that each truepeer with a configuration file,
+//! and each attachment, reads when it starts.
+//!
+//! A line is a ban: client, port, when it was set, when it ends (seconds since 1970), user and reason, `-`
+//! for nothing. A later line about the same client replaces an earlier one, so a ban costs one line, however
+//! long the list is.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write as _};
+use std::num::NonZeroU16;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use rustix::fs::{FlockOperation, flock};
+use truepeer_policy::{Ban, BannedPrefix};
+
+/// The list. Everybody may read it: a truepeer that serves may have any user. Only root may write to its
+/// directory, which is not that of a service: its user could lead root's writes elsewhere.
+pub const KEPT_BANS: &str = "/var/lib/truepeer-bans/list";
+
+/// Bytes. A longer list loses what has ended before more is written.
+const LONG: u64 = 1 << 20;
+
+type Key = (BannedPrefix, Option<NonZeroU16>);
+
+/// The bans that are kept, but for those that have ended. `now`: in seconds since 1970.
+///
+/// # Errors
+/// The list is there and can't be read, or a line of it is no ban.
+pub fn kept_bans(now: u64) -> Result<Vec<Ban>> {
+    let path = Path::new(KEPT_BANS);
+    match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        text => parse(&text.with_context(|| format!("can't read {KEPT_BANS}"))?, now),
+    }
+}
+
+/// The time, in seconds since 1970.
+#[must_use]
+pub fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Keeps these, too.
+///
+/// # Errors
+/// The list can't be written.
+pub fn keep(bans: &[Ban], now: u64) -> Result<()> {
+    let _lock = lock()?;
+    let len = fs::metadata(KEPT_BANS).map_or(0, |found| found.len());
+    if len > LONG {
+        replace(&kept_bans(now)?)?;
+    }
+    let mut file = OpenOptions::new().append(true).create(true).open(KEPT_BANS)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    Ok(file.write_all(bans.iter().map(line).collect::<String>().as_bytes())?)
+}
+
+/// Keeps those alone that `stays` admits.
+///
+/// # Errors
+/// The list can't be written.
+pub fn keep_only(now: u64, stays: impl Fn(&Ban) -> bool) -> Result<()> {
+    if kept_bans(now)?.iter().all(&stays) {
+        return Ok(());
+    }
+    let _lock = lock()?;
+    let mut bans = kept_bans(now)?;
+    bans.retain(stays);
+    replace(&bans)
+}
+
+fn replace(bans: &[Ban]) -> Result<()> {
+    let new = PathBuf::from(format!("{KEPT_BANS}.new"));
+    fs::write(&new, bans.iter().map(line).collect::<String>())?;
+    fs::set_permissions(&new, Permissions::from_mode(0o644))?;
+    Ok(fs::rename(&new, KEPT_BANS)?)
+}
+
+/// Keeps other processes from writing until it is dropped. Only root can open its file: otherwise any user
+/// could hold the lock for ever.
+fn lock() -> Result<File> {
+    let directory = Path::new(KEPT_BANS).parent().unwrap_or(Path::new("/"));
+    let context = || format!("can't keep bans in {}", directory.display());
+    if !directory.exists() {
+        DirBuilder::new().recursive(true).create(directory).with_context(context)?;
+        // Whatever the umask is: those who serve read the list.
+        fs::set_permissions(directory, Permissions::from_mode(0o755)).with_context(context)?;
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let held = options.open(directory.join(".lock")).with_context(context)?;
+    flock(&held, FlockOperation::LockExclusive).map_err(io::Error::from).with_context(context)?;
+    Ok(held)
+}
+
+fn line(ban: &Ban) -> String {
+    fn or_dash<T: ToString>(value: Option<T>) -> String {
+        value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+    }
+    let mut line = format!("{} {} {} ", ban.clients, or_dash(ban.port), ban.since);
+    // Writing to a String can't fail.
+    let _ = writeln!(line, "{} {} {}", or_dash(ban.until), or_dash(ban.by), ban.why);
+    line
+}
+
+fn parse(text: &str, now: u64) -> Result<Vec<Ban>> {
+    let mut all: BTreeMap<Key, Ban> = BTreeMap::new();
+    for (index, line) in text.lines().enumerate() {
+        let ban =
+            of_line(line).with_context(|| format!("{KEPT_BANS}, line {}: expected a ban", index + 1))?;
+        all.insert((ban.clients, ban.port), ban);
+    }
+    Ok(all.into_values().filter(|ban| ban.until.is_none_or(|until| until > now)).collect())
+}
+
+fn of_line(line: &str) -> Option<Ban> {
+    fn unless_dash<T: std::str::FromStr>(text: &str) -> Option<Option<T>> {
+        if text == "-" { Some(None) } else { text.parse().ok().map(Some) }
+    }
+    let mut words = line.splitn(6, ' ');
+    let mut next = || words.next();
+    Some(Ban {
+        clients: next()?.parse().ok()?,
+        port: unless_dash(next()?)?,
+        since: next()?.parse().ok()?,
+        until: unless_dash(next()?)?,
+        by: unless_dash(next()?)?,
+        why: next()?.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ban_is_read_as_it_is_written_and_the_last_one_counts() {
+        let ban = |clients: &str, port, until, by, why: &str| Ban {
+            clients: clients.parse().unwrap(),
+            port: NonZeroU16::new(port),
+            since: 1000,
+            until,
+            by,
+            why: why.into(),
+        };
+        let bans = [
+            ban("192.0.2.7", 0, Some(2000), Some(0), "five wrong passwords"),
+            ban("192.0.2.7", 443, None, None, ""),
+            ban("2001:db8::/32", 0, None, Some(1000), "-"),
+        ];
+        let text: String = bans.iter().map(line).collect();
+        assert_eq!(parse(&text, 1999).unwrap(), bans);
+        assert_eq!(parse(&text, 2000).unwrap(), bans[1..]);
+        let again = ban("192.0.2.7", 0, Some(3000), Some(0), "again");
+        assert_eq!(parse(&(text + &line(&again)), 1999).unwrap()[0], again);
+        let error = parse("192.0.2.7 - 1 - - \nnobody", 0).unwrap_err().to_string();
+        assert!(error.starts_with("/var/lib/truepeer-bans/list, line 2: expected a ban"), "{error}");
+    }
+}

@@ -1,0 +1,273 @@
+//! `truepeer ban`, `unban` and `bans`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+use truepeer_attach::{AttachedBans, keep, keep_only, seconds_now as now};
+use truepeer_config::spec::{AskSpec, BanArgs, Banned, BansArgs, UnbanArgs};
+use truepeer_policy::{Ban, BannedPrefix};
+use truepeer_sys::tell;
+
+use crate::admin::{BanDoc, Client};
+use crate::units::{Age, Count};
+
+/// Clients of one request: its target stays below the 60 KiB that the admin socket takes.
+const AT_ONCE: usize = 1000;
+const OTHER_VERSION: &str = "the answer is not of this version of truepeer";
+
+/// Bans clients.
+pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let clients = read(&args.clients)?;
+    let mut terms = String::new();
+    // In whole seconds, at least one.
+    if let Some(time) = args.time {
+        terms += &format!("&for={}", time.as_secs().max(1));
+    }
+    if let Some(port) = args.port {
+        terms += &format!("&port={port}");
+    }
+    if let Some(why) = &args.why {
+        terms += &format!("&why={}", escaped(why));
+    }
+    let places = Places::find(&args.ask, args.pins.as_deref())?;
+    if let Some(running) = &places.running {
+        change(running, "POST", &clients, &terms)?;
+    }
+    let (since, why) = (now(), Arc::<str>::from(args.why.as_deref().unwrap_or_default()));
+    let until = args.time.and_then(|time| since.checked_add(time.as_secs().max(1)));
+    let by = Some(rustix::process::getuid().as_raw());
+    let ban = |clients: &BannedPrefix| Ban {
+        clients: *clients,
+        port: args.port,
+        since,
+        until,
+        by,
+        why: Arc::clone(&why),
+    };
+    let bans: Vec<Ban> = clients.iter().map(ban).collect();
+    if let Some(mut attached) = places.attached {
+        attached.set(&bans, since)?;
+    }
+    if args.keep {
+        keep(&bans, since)?;
+    }
+    let how_long = args.time.map_or_else(
+        || "until truepeer unban".to_owned(),
+        |time| format!("for {}", Age(time.as_secs_f64().max(1.0))),
+    );
+    Ok(writeln!(out, "{} banned {how_long}", named(&clients))?)
+}
+
+/// Lifts bans.
+pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut places = Places::find(&args.ask, args.pins.as_deref())?;
+    let mut lifted = 0;
+    if args.all {
+        if let Some(running) = &places.running {
+            lifted = ask(running, "DELETE", "/bans")?;
+        }
+        if let Some(attached) = &mut places.attached {
+            lifted = lifted.max(attached.clear()? as u64);
+        }
+        keep_only(now(), |_| false)?;
+        return Ok(writeln!(out, "{} bans lifted", Count(lifted))?);
+    }
+    let clients = read(&args.clients)?;
+    if let Some(running) = &places.running {
+        let terms = args.port.map_or_else(String::new, |port| format!("&port={port}"));
+        lifted = change(running, "DELETE", &clients, &terms)?;
+    }
+    if let Some(attached) = &mut places.attached {
+        lifted = lifted.max(attached.lift(&clients, args.port)? as u64);
+    }
+    let lifted_too: BTreeSet<BannedPrefix> = clients.iter().copied().collect();
+    keep_only(now(), |ban| {
+        !lifted_too.contains(&ban.clients) || args.port.is_some_and(|port| ban.port != Some(port))
+    })?;
+    match (lifted, clients.len()) {
+        (0, _) => writeln!(out, "{} not banned", named(&clients))?,
+        (_, 1) => writeln!(out, "{} no longer banned", named(&clients))?,
+        _ => writeln!(out, "{} bans lifted", Count(lifted))?,
+    }
+    Ok(())
+}
+
+/// Lists who is banned.
+pub fn bans(args: &BansArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (places, now) = (Places::find(&args.ask, args.pins.as_deref())?, now());
+    let mut all = BTreeMap::new();
+    let mut add = |ban: Ban| all.insert((ban.clients, ban.port), ban);
+    if let Some(mut attached) = places.attached {
+        attached.list(now)?.into_iter().for_each(|ban| _ = add(ban));
+    }
+    if let Some(running) = &places.running {
+        let answer = running.ask("GET", "/bans")?;
+        let bans: Vec<BanDoc> = serde_json::from_str(&answer).context(OTHER_VERSION)?;
+        bans.iter().filter_map(BanDoc::ban).for_each(|ban| _ = add(ban));
+    }
+    let bans: Vec<BanDoc> = all.values().map(BanDoc::of).collect();
+    if args.json {
+        return Ok(writeln!(out, "{}", serde_json::to_string(&bans)?)?);
+    }
+    table(&bans, now, out)
+}
+
+/// Where bans are: in a process, in the kernel's tables, or in both.
+struct Places {
+    running: Option<Client>,
+    attached: Option<AttachedBans>,
+}
+
+impl Places {
+    /// Those that the command line names; by default all that are there.
+    fn find(ask: &AskSpec, pins: Option<&Path>) -> anyhow::Result<Self> {
+        let is_running_named = ask.admin.is_some() || ask.file.is_named();
+        let attached =
+            if is_running_named && pins.is_none() { None } else { Some(AttachedBans::find(pins)?) };
+        let attached = attached.filter(|attached| !attached.is_empty());
+        if pins.is_some() && !is_running_named {
+            anyhow::ensure!(attached.is_some(), "nothing is attached; see truepeer attach status");
+            return Ok(Self { running: None, attached });
+        }
+        let running = Client::of(ask).and_then(|running| running.ask("GET", "/healthz").map(|_| running));
+        match running {
+            Ok(running) => Ok(Self { running: Some(running), attached }),
+            Err(_) if !is_running_named && attached.is_some() => Ok(Self { running: None, attached }),
+            Err(failure) if is_running_named => Err(failure),
+            Err(failure) => Err(failure.context(
+                "nothing is attached, and no truepeer answers (truepeer run can't be told of bans)",
+            )),
+        }
+    }
+}
+
+/// Asks for a change for all of these clients. Returns how many bans were set or lifted.
+fn change(running: &Client, method: &str, clients: &[BannedPrefix], terms: &str) -> anyhow::Result<u64> {
+    let mut changed = 0;
+    for some in clients.chunks(AT_ONCE) {
+        let some: Vec<String> = some.iter().map(|client| format!("client={client}")).collect();
+        changed += ask(running, method, &format!("/bans?{}{terms}", some.join("&")))?;
+    }
+    Ok(changed)
+}
+
+/// Passes on what the answer notes, and returns its count.
+fn ask(running: &Client, method: &str, target: &str) -> anyhow::Result<u64> {
+    let answer = running.ask_patiently(method, target)?;
+    let (notes, count) = answer.trim_end().rsplit_once('\n').unwrap_or(("", answer.trim_end()));
+    notes.lines().for_each(|note| tell!("note: {note}"));
+    count.parse().context(OTHER_VERSION)
+}
+
+/// All that the arguments name, once.
+fn read(clients: &[Banned]) -> anyhow::Result<Vec<BannedPrefix>> {
+    let mut all = BTreeSet::new();
+    for named in clients {
+        match named {
+            Banned::Prefix(prefix) => _ = all.insert(*prefix),
+            Banned::Input => all.extend(parse("standard input", &io::read_to_string(io::stdin())?)?),
+            Banned::File(path) => all.extend(read_file(path)?),
+        }
+    }
+    if all.is_empty() {
+        bail!("the list is empty");
+    }
+    Ok(all.into_iter().collect())
+}
+
+fn read_file(path: &Path) -> anyhow::Result<Vec<BannedPrefix>> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path).with_context(|| format!("can't read {name}"))?;
+    parse(&name, &text)
+}
+
+/// As the lists of `--allow`: an entry a line, comments after `#` or `;`. One wrong line refuses the list.
+fn parse(name: &str, text: &str) -> anyhow::Result<Vec<BannedPrefix>> {
+    let mut all = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let entry = line.split(['#', ';']).next().unwrap_or_default().trim();
+        if !entry.is_empty() {
+            all.push(entry.parse().with_context(|| format!("{name}, line {}", index + 1))?);
+        }
+    }
+    Ok(all)
+}
+
+fn named(clients: &[BannedPrefix]) -> String {
+    match clients {
+        [one] => format!("{one} is"),
+        all => format!("{} clients are", Count(all.len() as u64)),
+    }
+}
+
+/// Everything but letters and digits as `%20`.
+fn escaped(text: &str) -> String {
+    let each = |byte: u8| match byte {
+        b if b.is_ascii_alphanumeric() => char::from(b).to_string(),
+        b => format!("%{b:02X}"),
+    };
+    text.bytes().map(each).collect()
+}
+
+fn table(bans: &[BanDoc], now: u64, out: &mut dyn Write) -> anyhow::Result<()> {
+    let head = ["CLIENT", "PORT", "LEFT", "AGE", "BY", "WHY"].map(str::to_owned);
+    #[expect(clippy::cast_precision_loss, reason = "it is rounded to minutes or hours")]
+    let age = |seconds: u64| Age(seconds as f64).to_string();
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let rows = bans.iter().map(|ban| {
+        [
+            ban.client.clone(),
+            or_dash(ban.port.map(|port| port.to_string())),
+            or_dash(ban.until.map(|until| age(until.saturating_sub(now)))),
+            age(now.saturating_sub(ban.since)),
+            or_dash(ban.by.map(|by| by.to_string())),
+            ban.why.clone(),
+        ]
+    });
+    let rows: Vec<[String; 6]> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: [usize; 6] = std::array::from_fn(width);
+    for row in &rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_bans_is_a_table() {
+        let json = r#"[{"client":"192.0.2.7","port":null,"since":1000,"until":4600,"by":0,"why":"five wrong passwords"},
+            {"client":"2001:db8:7::/48","port":443,"since":1000,"until":null,"by":null,"why":""}]"#;
+        let bans: Vec<BanDoc> = serde_json::from_str(json).unwrap();
+        let mut text = Vec::new();
+        table(&bans, 1060, &mut text).unwrap();
+        let expected = "\
+CLIENT           PORT  LEFT    AGE    BY  WHY
+192.0.2.7        -     59m00s  1m00s  0   five wrong passwords
+2001:db8:7::/48  443   -       1m00s  -
+";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_list_of_clients_has_comments_and_its_wrong_line_is_named() {
+        let list = parse("list", "# head\n192.0.2.7 # one\n\n::ffff:192.0.2.8\r\n2001:db8::/32;").unwrap();
+        let texts: Vec<String> = list.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["192.0.2.7", "192.0.2.8", "2001:db8::/32"]);
+        let error = format!("{:#}", parse("list", "192.0.2.7\n0.0.0.0/0").unwrap_err());
+        assert!(error.starts_with("list, line 2: 0.0.0.0/0 has every address"), "{error}");
+    }
+
+    #[test]
+    fn a_reason_is_escaped() {
+        assert_eq!(escaped("a b&c=%é\u{1f600}"), "a%20b%26c%3D%25%C3%A9%F0%9F%98%80");
+    }
+}
