@@ -92,20 +92,3 @@ fn wait_for_the_end(line: BorrowedFd<'_>, owner: Pid) {
         thread::sleep(PAUSE);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_removes_at_the_end_and_not_before() {
-        let pin = std::env::temp_dir().join(format!("truepeer-pin-{}", std::process::id()));
-        std::fs::write(&pin, "pinned").unwrap();
-        let confine = || Ok(vec!["something".to_owned()]);
-        let (keeper, missing) = PinsKeeper::start(confine, || _ = std::fs::remove_file(&pin)).unwrap();
-        assert_eq!(missing, ["something"]);
-        assert!(pin.exists());
-        drop(keeper);
-        assert!(!pin.exists());
-    }
-}
