@@ -99,7 +99,7 @@ fn kept_ports(bed: &Bed) -> Result<()> {
         let (own, answer) = client_host.run(|| -> Result<(String, String)> {
             let mut stream = client::connect(lb.at(false, port))?;
             let own = stream.local_addr()?.to_string();
-            // HAProxy gives a connection up whose client ends before the server has answered and has sent nothing.
+            // HAProxy gives up if a client that has sent nothing ends before it has reached the server.
             Ok((own, client::ask(&mut stream, b"who?")?.trim().to_owned()))
         })??;
         ensure!(answer == own, "port {port}: {answer} instead of {own}");
