@@ -273,7 +273,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for this long").is(|| "none".to_owned()),
 
     row(PROXY, TLS, "tls-cert", "FILE|self", "Certificate (PEM, followed by its issuers), or self, for a first try: one that no client trusts, made at the start for the names of --listen; clients then use TLS. Repeatable: the client's SNI selects one, and the first serves all other names. Read again on SIGHUP").common(),
-    row(HTTPS, TLS, "tls-cert", "FILE|self", "Certificate (PEM, followed by its issuers), or self, for a first try: one that no client trusts, made at the start for the names of --listen. Repeatable: the client's SNI selects one, else the first. Read again on SIGHUP").common(),
+    row(HTTPS, TLS, "tls-cert", "FILE|self", "Certificate (PEM, followed by its issuers), or self, for a first try: one that no client trusts, made for the names of --listen. Repeatable: by SNI, else the first. Read again on SIGHUP").common(),
     row(SERVERS, TLS, "tls-key", "FILE", "The certificate's key (PEM); one for each --tls-cert, in the same order").means("in the certificate's file"),
     row(SERVERS, TLS, "tls-min", "1.2|1.3", "The oldest version of TLS accepted").is(|| "1.2".to_owned()).rare(),
     row(SERVERS, TLS, "tls-suite", "NAME", "Cipher suite, such as TLS_AES_128_GCM_SHA256; repeatable, in order of preference, which overrides the client's").means("all that are safe, in the client's order").rare(),

@@ -427,7 +427,7 @@ fn nobody_is_banned_by_what_would_ban_everybody_or_nobody() {
         ("64:ff9b::/96", "ban everybody"),
         ("::/1", "IPv4-mapped"),
         ("::/80", "IPv4-mapped"),
-        ("240.1.2.3", "--pseudo-ipv4"),
+        ("240.1.2.3", "class E"),
         ("224.0.0.1", "a multicast address"),
         ("0.0.0.0", "an unspecified address"),
         ("255.255.255.255", "the broadcast address"),
