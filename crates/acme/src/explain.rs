@@ -67,7 +67,7 @@ fn kind(problem: &Problem) -> &str {
     problem.r#type.as_deref().and_then(|kind| kind.rsplit(':').next()).unwrap_or_default()
 }
 
-/// What the authority says, and what that means.
+/// The authority's own words, with an explanation of the kinds that users meet.
 fn told(problem: &Problem) -> String {
     let mut text = problem.detail.clone().unwrap_or_else(|| "without a reason".to_owned());
     for sub in &problem.subproblems {

@@ -75,7 +75,7 @@ pub enum Answer {
     },
 }
 
-/// What serves the names.
+/// The program that listens at the names and uses their certificates.
 pub trait Server: Send + 'static {
     /// Answers the authority's questions from now on.
     ///

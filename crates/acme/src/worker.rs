@@ -22,7 +22,7 @@ pub struct Acme {
     orders: Sender<Work>,
 }
 
-/// What to do from now on.
+/// The settings and names that the thread works for, until the next ones come.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Work {
     settings: Settings,

@@ -1,4 +1,4 @@
-//! Who is banned from the attached ports of this machine, in each network namespace.
+//! Sets, ends and lists the bans of attached ports, in each network namespace of this machine.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;

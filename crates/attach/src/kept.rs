@@ -88,7 +88,7 @@ fn lock() -> Result<File> {
     let context = || format!("can't keep bans in {}", directory.display());
     if !directory.exists() {
         DirBuilder::new().recursive(true).create(directory).with_context(context)?;
-        // Whatever the umask is: those who serve read the list.
+        // The umask may forbid others to read, and processes of other users read the list.
         fs::set_permissions(directory, Permissions::from_mode(0o755)).with_context(context)?;
     }
     let mut options = OpenOptions::new();

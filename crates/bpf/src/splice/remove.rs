@@ -39,7 +39,8 @@ impl Splices {
     }
 }
 
-/// What is armed ends with its sockets. What is cut does not: the next owner has to reset both peers.
+/// Whether a session goes on in the kernel. An armed one ends with its sockets. A cut one does not: the next
+/// owner has to reset both peers.
 fn goes_on(flows: &Mapped<Spliced>) -> bool {
     let stage = |place| Stage::of(flows.at(place).stage.load(Ordering::Acquire));
     (0..flows.count()).any(|place| matches!(stage(place), Stage::Tail | Stage::Spliced))

@@ -21,7 +21,7 @@ pub(super) struct Shares {
     awaited: Vec<Share>,
     /// The predecessor has released its shares, and that takes no longer than until the next look.
     is_handed_over: bool,
-    /// Nothing was free lately.
+    /// The last attempt to take a further share found none free.
     is_full_grown: bool,
 }
 
