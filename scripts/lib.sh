@@ -1,6 +1,9 @@
 # Shared by the other scripts; to be sourced.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin"
+for dir in "$HOME/.cargo/bin" /usr/sbin /sbin; do
+  case ":$PATH:" in *":$dir:"*) ;; *) PATH=$PATH:$dir ;; esac
+done
+export PATH
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
 # Prints the words to put before a command that needs root; fails if root is not available without a password.

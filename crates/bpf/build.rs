@@ -35,26 +35,23 @@ const TEST_PROGRAMS: [&str; 7] = [
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=c");
-    println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_CLANG");
-    println!("cargo::rerun-if-env-changed=PATH");
     println!("cargo::rustc-check-cfg=cfg(no_programs)");
     println!("cargo::rustc-check-cfg=cfg(test_programs)");
     let for_tests = env::var_os("PROFILE").is_some_and(|profile| profile == "debug");
     if for_tests {
         println!("cargo::rustc-cfg=test_programs");
     }
-    match compile_all(for_tests) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(reason) if env::var_os("TRUEPEER_REQUIRE_CLANG").is_some_and(|value| value == "1") => {
-            println!("cargo::error={reason}");
-            ExitCode::FAILURE
-        }
-        Err(reason) => {
-            println!("cargo::warning=built without `truepeer attach`: {reason}");
-            println!("cargo::rustc-cfg=no_programs");
-            ExitCode::SUCCESS
-        }
+    let Err(reason) = compile_all(for_tests) else { return ExitCode::SUCCESS };
+    // Only then: with a variable, a shell that has another PATH would build everything above this crate again.
+    println!("cargo::rerun-if-env-changed=PATH");
+    println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_CLANG");
+    if env::var_os("TRUEPEER_REQUIRE_CLANG").is_some_and(|value| value == "1") {
+        println!("cargo::error={reason}");
+        return ExitCode::FAILURE;
     }
+    println!("cargo::warning=built without `truepeer attach`: {reason}");
+    println!("cargo::rustc-cfg=no_programs");
+    ExitCode::SUCCESS
 }
 
 fn compile_all(for_tests: bool) -> Result<(), String> {

@@ -15,7 +15,6 @@ const SOURCES: [&str; 5] = ["preload", "handover", "policy", "proto", "sys"];
 
 fn main() -> ExitCode {
     println!("cargo::rustc-check-cfg=cfg(no_library)");
-    println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_LIBRARY");
     println!("cargo::rerun-if-env-changed=TRUEPEER_LIBRARY");
     println!("cargo::rerun-if-changed=build.rs");
     for name in SOURCES {
@@ -26,23 +25,23 @@ fn main() -> ExitCode {
         Some(given) => Ok(PathBuf::from(given)),
         None => build(),
     };
-    match library
-        .and_then(|library| fs::canonicalize(&library).map_err(|e| format!("{}: {e}", library.display())))
-    {
+    let found = library
+        .and_then(|library| fs::canonicalize(&library).map_err(|e| format!("{}: {e}", library.display())));
+    let reason = match found {
         Ok(library) => {
             println!("cargo::rustc-env=TRUEPEER_LIBRARY_FILE={}", library.display());
-            ExitCode::SUCCESS
+            return ExitCode::SUCCESS;
         }
-        Err(reason) if env::var_os("TRUEPEER_REQUIRE_LIBRARY").is_some_and(|value| value == "1") => {
-            println!("cargo::error={reason}");
-            ExitCode::FAILURE
-        }
-        Err(reason) => {
-            println!("cargo::warning=built without `truepeer run --via preload`: {reason}");
-            println!("cargo::rustc-cfg=no_library");
-            ExitCode::SUCCESS
-        }
+        Err(reason) => reason,
+    };
+    println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_LIBRARY");
+    if env::var_os("TRUEPEER_REQUIRE_LIBRARY").is_some_and(|value| value == "1") {
+        println!("cargo::error={reason}");
+        return ExitCode::FAILURE;
     }
+    println!("cargo::warning=built without `truepeer run --via preload`: {reason}");
+    println!("cargo::rustc-cfg=no_library");
+    ExitCode::SUCCESS
 }
 
 fn build() -> Result<PathBuf, String> {

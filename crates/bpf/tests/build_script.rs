@@ -33,6 +33,16 @@ impl Script {
         command.output().expect("the build script")
     }
 
+    /// Puts a shell script in the place of clang.
+    #[cfg(unix)]
+    fn replace_clang(&self, commands: &str) {
+        use std::os::unix::fs::PermissionsExt;
+
+        let clang = self.nowhere().join("clang");
+        fs::write(&clang, format!("#!/bin/sh\n{commands}\n")).expect("clang");
+        fs::set_permissions(&clang, fs::Permissions::from_mode(0o755)).expect("a program");
+    }
+
     /// A path without programs.
     fn nowhere(&self) -> PathBuf {
         self.0.join("bin")
@@ -75,19 +85,28 @@ fn where_clang_is_required_its_absence_is_one_error() {
     assert!(lines(&output, "warning").is_empty() && lines(&output, "rustc-cfg").is_empty());
 }
 
+/// With a variable in this list, a shell with another PATH would build most of the workspace again.
+#[cfg(unix)]
+#[test]
+fn what_has_been_compiled_hangs_on_no_variable() {
+    let script = Script::compile("build-with-clang");
+    script.replace_clang("exit 0");
+    let output = script.run(&script.nowhere(), true);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(lines(&output, "rerun-if-env-changed"), [""; 0]);
+    let none = Script::compile("build-before-clang");
+    let output = none.run(&none.nowhere(), false);
+    assert!(lines(&output, "rerun-if-env-changed").contains(&"PATH".to_owned()), "{output:?}");
+}
+
 /// A compiler without a header prints many lines, of which one is passed on. A script replaces such a
 /// compiler.
 #[cfg(unix)]
 #[test]
 fn without_libbpf_its_package_is_named() {
-    use std::os::unix::fs::PermissionsExt;
-
     let script = Script::compile("build-without-libbpf");
-    let clang = script.nowhere().join("clang");
     let said = "c/attach/layout.h:9:10: fatal error: 'bpf/bpf_helpers.h' file not found";
-    fs::write(&clang, format!("#!/bin/sh\necho In file included >&2\necho \"{said}\" >&2\nexit 1\n"))
-        .expect("clang");
-    fs::set_permissions(&clang, fs::Permissions::from_mode(0o755)).expect("a program");
+    script.replace_clang(&format!("echo In file included >&2\necho \"{said}\" >&2\nexit 1"));
     let output = script.run(&script.nowhere(), false);
     let warnings = lines(&output, "warning");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
