@@ -17,7 +17,7 @@ use rustix::mount::{MountFlags, mount};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::userns::{self, Users};
-use crate::{expose, passwd, whereabouts};
+use crate::{expose, harness, passwd, whereabouts};
 
 /// Set for the process inside. Its value tells which users exist there.
 pub(crate) const INSIDE: &str = "TRUEPEER_TESTBED_INSIDE";
@@ -108,6 +108,7 @@ fn run_inside(namespaces: &[&str], users: Users) -> Entry {
 /// Makes private what programs expect of a machine: `/run`, users, and servers that every user can reach.
 fn furnish(users: Users) -> anyhow::Result<()> {
     ensure_new_network()?;
+    harness::small_tables_within()?;
     let servers = whereabouts::servers_dir();
     let workspace = whereabouts::workspace_dir();
     anyhow::ensure!(!workspace.starts_with("/run"), "the workspace is below /run, which tests replace");

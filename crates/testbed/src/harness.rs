@@ -1,6 +1,6 @@
 //! The harness: runs each test in its own namespaces, with a time limit. Tests can be skipped.
 
-use std::env;
+use std::{env, fs, io};
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -26,6 +26,9 @@ const TIME_LIMIT: Duration = Duration::from_secs(600);
 const CANT_TELL: u8 = 77;
 /// The environment variable that runs the long tests as well.
 const ALL: &str = "TRUEPEER_TEST_ALL";
+
+/// Places in a namespace's table of connections. Half of it is how many may be in TIME_WAIT.
+const CONNECTION_TABLE: &str = "65536";
 
 /// Locked by each running test: shared by most, exclusively by those that measure or use the whole machine.
 static MACHINE: RwLock<()> = RwLock::new(());
@@ -220,7 +223,17 @@ pub(crate) fn isolate() -> anyhow::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("private mounts")?;
     NetNs::create_and_enter()?;
+    small_tables_within()?;
     topology::ip_here(&["link set lo up"])
+}
+
+/// Gives each network namespace that is made in the calling thread's a table of connections of its own. In the
+/// machine's, which has hundreds of thousands of places, each look for a listener takes milliseconds.
+pub(crate) fn small_tables_within() -> anyhow::Result<()> {
+    match fs::write("/proc/sys/net/ipv4/tcp_child_ehash_entries", CONNECTION_TABLE) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("tcp_child_ehash_entries"),
+        _ => Ok(()), // Linux before 6.1 has one table for all
+    }
 }
 
 /// The `main` of a test binary. It accepts libtest's arguments (filters, `--list`, `--test-threads`).

@@ -12,10 +12,17 @@ pub struct Pattern {
 impl Pattern {
     /// Fills `buffer` with the next bytes.
     pub fn fill(&mut self, buffer: &mut [u8]) {
-        for byte in buffer {
-            *byte = byte_at(self.position);
-            self.position += 1;
+        let place = usize::from(self.position.to_le_bytes()[0] & 7);
+        let (begun, rest) = buffer.split_at_mut(((8 - place) % 8).min(buffer.len()));
+        begun.copy_from_slice(&word_at(self.position)[place..][..begun.len()]);
+        self.position += begun.len() as u64;
+        let (words, last) = rest.as_chunks_mut::<8>();
+        for word in words {
+            *word = word_at(self.position);
+            self.position += 8;
         }
+        last.copy_from_slice(&word_at(self.position)[..last.len()]);
+        self.position += last.len() as u64;
     }
 
     /// The byte stream from this position on.
@@ -31,10 +38,10 @@ impl Pattern {
     }
 }
 
-/// Eight bytes of a mixed counter at a time, so there is no period that could hide a lost segment.
-fn byte_at(position: u64) -> u8 {
+/// The eight bytes around this position, of a mixed counter: no period could hide a lost segment.
+fn word_at(position: u64) -> [u8; 8] {
     let word = (position / 8).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (word ^ (word >> 29)).to_le_bytes()[usize::from(position.to_le_bytes()[0] & 7)]
+    (word ^ (word >> 29)).to_le_bytes()
 }
 
 /// A digest that depends on each byte and its position (FNV-1a over words, 64 bits). It detects loss, not
@@ -138,6 +145,23 @@ mod tests {
             assert_eq!(digest(&[&bytes[..cut], &bytes[cut..]]), whole, "cut at {cut}");
         }
         assert_eq!(Digest::of_pattern(1000), whole);
+    }
+
+    #[test]
+    fn a_stream_is_the_same_in_any_pieces() {
+        let whole = Pattern::bytes(100);
+        for cut in 0..=24 {
+            for piece in 0..=24 {
+                let (mut pattern, mut bytes) = (Pattern::default(), vec![0; 100]);
+                pattern.fill(&mut bytes[..cut]);
+                pattern.fill(&mut bytes[cut..cut + piece]);
+                pattern.fill(&mut bytes[cut + piece..]);
+                assert_eq!(bytes, whole, "cut at {cut} and {piece} bytes later");
+            }
+            let mut later = vec![0; 100 - cut];
+            Pattern::from(cut as u64).fill(&mut later);
+            assert_eq!(later, whole[cut..]);
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// well, and other tests may keep the machine busy.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often a state is checked.
-const PERIOD: Duration = Duration::from_millis(2);
+/// How soon a state is looked at again: first, and at the latest.
+const PERIODS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 
 /// Waits until `holds` returns true. Fails after [`WAIT_LIMIT`] with the state's name in the message.
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) -> anyhow::Result<()> {
@@ -20,12 +20,15 @@ pub(crate) fn wait_until(
     limit: Duration,
     mut holds: impl FnMut() -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
-    let deadline = Instant::now() + limit;
+    let begin = Instant::now();
     loop {
         if holds()? {
             return Ok(());
         }
-        anyhow::ensure!(Instant::now() < deadline, "timed out after {limit:?}");
-        thread::sleep(PERIOD);
+        let waited = begin.elapsed();
+        anyhow::ensure!(waited < limit, "timed out after {limit:?}");
+        // Many states are asked of other programs: the longer it takes, the less often, or the question itself
+        // would keep the processor from what is waited for.
+        thread::sleep((waited / 8).clamp(PERIODS[0], PERIODS[1]));
     }
 }
