@@ -78,7 +78,7 @@ const BYTES_EACH: usize = 1000;
 /// More than a process that may open 20,000 descriptors takes at a time: the last ones wait until others have
 /// ended.
 fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
-    let _backend = start_backend(bed)?;
+    let backend = start_backend(bed)?;
     let truepeer = peers::start(bed, &["--header-timeout", "60s"])?;
     let listener = DOOR_V4.parse()?;
     let client = |number| nth_client(3_000_000 + number);
@@ -99,9 +99,9 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
             written.and_then(|()| stream.write_all(&data)).context("write")?;
             expected.push(account);
         }
-        // Of a session that ended early: what the log says of it.
+        // Of a session that ended early: what both logs say of it.
         let said = |number| {
-            let (log, client) = (truepeer.log(), format!("{} ", client(number)));
+            let (log, client) = (truepeer.log() + &backend.log(), client(number).to_string());
             let lines: Vec<_> = log.lines().filter(|line| line.contains(&client)).collect();
             format!("session {number}: {lines:?}")
         };
