@@ -20,13 +20,25 @@ const PAUSES: [Duration; 6] = [
 pub(crate) const RATE_LIMITED: Duration = Duration::from_secs(60 * 60);
 /// The shortest pause, also for a certificate that is valid for seconds.
 const LEAST: Duration = Duration::from_secs(1);
+/// The longest pause that an authority may ask for. Let's Encrypt's limits last for a week at most, and a
+/// certificate of 90 days that is due has 30 left.
+const MOST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Time servers correct a clock by less.
+const SET_BACK: Duration = MINUTE;
 
 /// Failures since the last success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Failures {
     pub(crate) count: usize,
+    /// The last one.
+    last: Option<Failed>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Failed {
+    at: SystemTime,
     /// When to try again at the earliest.
-    pub(crate) until: Option<SystemTime>,
+    until: SystemTime,
 }
 
 impl Failures {
@@ -40,9 +52,9 @@ impl Failures {
     ) -> Duration {
         let usual = PAUSES[self.count.min(PAUSES.len() - 1)];
         let soon = left.filter(|left| !left.is_zero()).map_or(usual, |left| usual.min(left / 4));
-        let pause = soon.max(at_least.unwrap_or_default()).max(LEAST);
+        let pause = soon.max(at_least.unwrap_or_default()).clamp(LEAST, MOST);
         self.count += 1;
-        self.until = now.checked_add(pause);
+        self.last = Some(Failed { at: now, until: now + pause });
         pause
     }
 }
@@ -54,12 +66,10 @@ pub(crate) fn due(validity: Option<Validity>, failures: Failures, now: SystemTim
         let life = until.duration_since(from).unwrap_or_default();
         from + life * 2 / 3
     });
-    match failures.until {
-        // The clock was set back since then.
-        Some(until) if until.duration_since(now).is_ok_and(|left| left > 2 * PAUSES[PAUSES.len() - 1]) => {
-            renewal
-        }
-        Some(until) => renewal.max(until),
+    match failures.last {
+        // The clock was set back since then, so `until` may be years away.
+        Some(last) if last.at.duration_since(now).is_ok_and(|ahead| ahead > SET_BACK) => renewal,
+        Some(last) => renewal.max(last.until),
         None => renewal,
     }
 }
@@ -117,7 +127,10 @@ mod tests {
     fn the_authority_may_ask_for_more_and_a_short_life_for_less() {
         let mut failures = Failures::default();
         assert_eq!(failures.add(at(0), Some(DAY), None), DAY);
-        let mut failures = Failures { count: 5, until: None };
+        assert_eq!(due(None, failures, at(0)), at(1), "a day is no sign of a clock that was set back");
+        assert_eq!(failures.add(at(0), Some(Duration::MAX), None), MOST);
+        assert_eq!(due(None, failures, at(0)), at(7));
+        let mut failures = Failures { count: 5, last: None };
         assert_eq!(failures.add(at(0), None, Some(Duration::from_secs(40))), Duration::from_secs(10));
         assert_eq!(failures.add(at(0), None, Some(Duration::from_secs(1))), LEAST);
         assert_eq!(failures.add(at(0), None, Some(Duration::ZERO)), PAUSES[5], "it is over");
@@ -125,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_back_does_not_hold_up_a_renewal() {
-        let failures = Failures { count: 1, until: Some(at(300)) };
+        let failures = Failures { count: 1, last: Some(Failed { at: at(299), until: at(300) }) };
         assert_eq!(due(None, failures, at(0)), at(0));
+        assert_eq!(due(None, failures, at(299)), at(300));
     }
 }
