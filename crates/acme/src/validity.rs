@@ -75,8 +75,8 @@ fn days(year: u64, month: u64, day: u64) -> Option<u64> {
     if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }
-    // Years that begin in March: the leap day is the last one.
-    let year = if month <= 2 { year - 1 } else { year };
+    // Years that begin in March: the leap day is the last one. A certificate may say year 0.
+    let year = if month <= 2 { year.checked_sub(1)? } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     let since_0000_03_01 = year * 365 + year / 4 - year / 100 + year / 400 + day_of_year;
     since_0000_03_01.checked_sub(719_468)
@@ -96,6 +96,7 @@ mod tests {
             (2024, 12, 31, Some(20_088)),
             (2100, 3, 1, Some(47_541)),
             (1969, 12, 31, None),
+            (0, 1, 1, None),
             (2024, 13, 1, None),
         ] {
             assert_eq!(days(year, month, day), expected, "{year}-{month}-{day}");
