@@ -89,7 +89,7 @@ fn take_up(all: &mut Vec<Managed>, work: &Work, server: &dyn Server) {
 
 /// Orders what is due. Returns how long nothing will be.
 fn turn(settings: &Settings, all: &mut [Managed], server: &dyn Server) -> Duration {
-    if all.iter().all(|managed| managed.due() > SystemTime::now()) {
+    if !all.iter().any(Managed::is_due) {
         return pause(all);
     }
     let lock = match state::lock(settings) {
@@ -104,8 +104,12 @@ fn turn(settings: &Settings, all: &mut [Managed], server: &dyn Server) -> Durati
             return pause(all);
         }
     };
-    for managed in all.iter_mut().filter(|managed| managed.due() <= SystemTime::now()) {
-        managed.renew(settings, server);
+    for managed in all.iter_mut().filter(|managed| managed.is_due()) {
+        // Another process may have ordered it since the last look.
+        managed.load(settings, server);
+        if managed.is_due() {
+            managed.renew(settings, server);
+        }
     }
     drop(lock);
     pause(all)
@@ -123,21 +127,35 @@ impl Managed {
         due(validity.map(|stored| stored.validity), self.failures, SystemTime::now())
     }
 
+    fn is_due(&self) -> bool {
+        self.due() <= SystemTime::now()
+    }
+
     /// How long the certificate is still valid.
     fn left(&self) -> Option<Duration> {
         let until = self.certificate.as_ref()?.validity.until;
         Some(until.duration_since(SystemTime::now()).unwrap_or_default())
     }
 
-    /// Takes the certificate that is kept, if it is another one.
+    /// Takes the certificate that is kept, if it is a better one.
     fn load(&mut self, settings: &Settings, server: &dyn Server) {
         let loaded = match stored(settings, &self.wanted.names) {
-            Ok(Some(kept)) if self.certificate.as_ref() != Some(&kept) => self.install(kept, server),
+            Ok(Some(kept)) if self.is_improved_by(&kept) => self.install(kept, server),
             Ok(_) => Ok(()),
             Err(problem) => Err(problem.to_string()),
         };
         if let Err(problem) = loaded {
             warn!("acme: the certificate that is kept for {} can't be used: {problem}", self.name());
+        }
+    }
+
+    /// Not by an older one, which stays in the file if the newer one could not be written; nor by one of
+    /// fewer names, of another listener.
+    fn is_improved_by(&self, kept: &Stored) -> bool {
+        let names = &self.wanted.names;
+        match &self.certificate {
+            Some(own) if own.has(names) => kept.has(names) && kept.validity.until > own.validity.until,
+            _ => self.certificate.as_ref() != Some(kept),
         }
     }
 
@@ -193,5 +211,65 @@ impl Managed {
 
     fn name(&self) -> String {
         self.wanted.names.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Answer;
+
+    /// Takes every certificate.
+    struct Taking;
+
+    impl Server for Taking {
+        fn answer(&self, _: &Answer) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn withdraw(&self, _: &Answer) {}
+
+        fn install(&self, _: &[String], _: &Stored) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    /// The work for `a.test` and `b.test`, of an authority that nobody can reach.
+    fn work(name: &str) -> Work {
+        let state = std::env::temp_dir().join(format!("truepeer-acme-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&state).unwrap();
+        let directory = "https://127.0.0.1:1/dir".to_owned();
+        let settings = Settings { directory, email: None, state, external: None, roots: None };
+        let names = vec!["a.test".to_owned(), "b.test".to_owned()];
+        Work { settings, wanted: vec![Wanted { names, has_http: false }] }
+    }
+
+    fn pem(names: &[String]) -> Vec<u8> {
+        let made = rcgen::generate_simple_self_signed(names).unwrap();
+        (made.signing_key.serialize_pem() + &made.cert.pem()).into_bytes()
+    }
+
+    #[test]
+    fn a_certificate_that_another_process_has_ordered_is_not_ordered_again() {
+        let (work, mut all) = (work("ordered"), Vec::new());
+        take_up(&mut all, &work, &Taking);
+        assert!(all[0].is_due());
+        let names = &work.wanted[0].names;
+        state::store(&work.settings, names, &pem(names)).unwrap();
+        turn(&work.settings, &mut all, &Taking);
+        assert_eq!((all[0].failures, all[0].is_due()), (Failures::default(), false));
+        std::fs::remove_dir_all(&work.settings.state).unwrap();
+    }
+
+    #[test]
+    fn a_certificate_of_fewer_names_does_not_take_the_place_of_one() {
+        let (work, mut all) = (work("fewer"), Vec::new());
+        let names = &work.wanted[0].names;
+        state::store(&work.settings, names, &pem(names)).unwrap();
+        take_up(&mut all, &work, &Taking);
+        state::store(&work.settings, names, &pem(&names[..1])).unwrap();
+        all[0].load(&work.settings, &Taking);
+        assert!(!all[0].is_due(), "it still has all names");
+        std::fs::remove_dir_all(&work.settings.state).unwrap();
     }
 }
