@@ -6,6 +6,9 @@ use instant_acme::Problem;
 
 use crate::schedule::RATE_LIMITED;
 
+/// The longest text of an authority in the log.
+const MOST_CHARS: usize = 500;
+
 /// An order that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
@@ -73,17 +76,21 @@ fn told(problem: &Problem) -> String {
     for sub in &problem.subproblems {
         text.extend(sub.detail.iter().map(|detail| format!("; {detail}")));
     }
-    // The log has one line for it.
-    text.retain(|c| !c.is_control());
-    let advice = match kind(problem) {
+    let (text, kind) = (line(&text), kind(problem));
+    let advice = match kind {
         "externalAccountRequired" => "it wants an account of its own first: eab-id and eab-key",
         "userActionRequired" => "its terms have changed",
         "rejectedIdentifier" => "it certifies no such name",
         "rateLimited" => "too many requests: a staging authority is for trying",
         "invalidContact" | "unsupportedContact" => "it wants another email",
-        _ => return format!("{text} ({})", kind(problem)),
+        _ => return format!("{text} ({})", line(kind)),
     };
-    format!("{text} ({}: {advice})", kind(problem))
+    format!("{text} ({kind}: {advice})")
+}
+
+/// An answer has up to a megabyte; the log has one line for it.
+fn line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MOST_CHARS).collect()
 }
 
 fn causes(error: &dyn std::error::Error) -> String {
@@ -118,6 +125,14 @@ mod tests {
         assert!(of("accountDoesNotExist").lost_account);
         assert!(of("badNonce").bad_nonce && !of("malformed").bad_nonce);
         assert_eq!(of("malformed").to_string(), "new order: the authority refuses it: no (malformed)");
+    }
+
+    #[test]
+    fn whatever_the_authority_says_is_one_line() {
+        let long = "x".repeat(10_000);
+        let told = told(&problem(&format!("a\\nb{long}"), &format!("c\\u001b\\nd{long}")));
+        assert!(told.starts_with("cdxx") && told.contains(" (abxx"), "{told}");
+        assert!(told.len() < 1100 && !told.contains(char::is_control), "{}", told.len());
     }
 
     #[test]
