@@ -62,7 +62,10 @@ impl Authority {
         let mut stream = StreamOwned::new(session, tcp);
         let authority = uri.authority().map_or(host, http::uri::Authority::as_str);
         let target = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        stream.write_all(&written(&head.method, target, authority, &head.headers, &bytes_of(body)))?;
+        // This makes the handshake, too.
+        let sent =
+            stream.write_all(&written(&head.method, target, authority, &head.headers, &bytes_of(body)));
+        sent.map_err(|error| of_tls(host, error))?;
         let is_head = head.method == Method::HEAD;
         let response = read(&mut stream, is_head).map_err(|error| of_tls(host, error))?;
         *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause(response.headers());
@@ -274,6 +277,25 @@ mod tests {
         }
         let of_head = answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", true).unwrap();
         assert!(of_head.body().is_empty());
+    }
+
+    #[test]
+    fn a_server_that_ends_in_the_handshake_is_named() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let ends = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read(&mut [0; 4096])
+        });
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let tls = config.unwrap().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        let authority = Authority { tls: Arc::new(tls), pause: Arc::default() };
+        let request = Request::get(format!("https://127.0.0.1:{port}/dir"));
+        let request = request.body(BodyWrapper::from(Vec::<u8>::new())).unwrap();
+        let error = authority.exchange(request).unwrap_err();
+        assert_eq!(error.to_string(), "127.0.0.1 ended the connection");
+        ends.join().unwrap().unwrap();
     }
 
     #[test]
