@@ -1,8 +1,9 @@
 //! The receiver's own log: which client it believes in.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -56,17 +57,24 @@ impl Log {
 /// The addresses in a text, alone or with a port, each once.
 pub(crate) fn addresses(text: &str) -> Vec<IpAddr> {
     let words = text.split(|c: char| !(c.is_ascii_hexdigit() || c == ':' || c == '.'));
-    let mut found: Vec<IpAddr> = words.filter_map(address).collect();
-    found.dedup();
-    found
+    let mut seen = HashSet::new();
+    words.flat_map(readings).filter(|ip| seen.insert(*ip)).collect()
 }
 
-fn address(word: &str) -> Option<IpAddr> {
-    let word = word.trim_end_matches(['.', ':']);
-    let with_port = || word.parse().map(|address: SocketAddr| address.ip());
+/// The addresses that a word may mean. HAProxy writes an IPv6 address and its port without brackets, so
+/// 2001:db8::1:80 is either an address or one with a port: nobody is accused for the other reading.
+fn readings(word: &str) -> impl Iterator<Item = IpAddr> + use<> {
     // "12" and "::" are numbers and punctuation, and a time is no address.
-    let ip: IpAddr = word.parse().or_else(|_| with_port()).ok()?;
-    (word.len() > 2).then(|| ip.to_canonical())
+    let is_long = |text: &&str| text.len() > 2;
+    let word = Some(word.trim_end_matches(['.', ':'])).filter(is_long);
+    let whole = word.and_then(|word| {
+        let with_port = || word.parse().map(|address: SocketAddr| address.ip());
+        word.parse::<IpAddr>().or_else(|_| with_port()).ok()
+    });
+    let bare = word.and_then(|word| word.rsplit_once(':')).filter(|(_, port)| port.parse::<u16>().is_ok());
+    let bare = bare.map(|(address, _)| address).filter(is_long);
+    let bare = bare.and_then(|address| address.parse::<Ipv6Addr>().ok()).map(IpAddr::V6);
+    [whole, bare].into_iter().flatten().map(|ip| ip.to_canonical())
 }
 
 #[cfg(test)]
@@ -84,5 +92,8 @@ mod tests {
         assert_eq!(found("connect from unknown[192.0.2.11]"), "192.0.2.11");
         assert_eq!(found("from=[2001:db8::1]:4000 to [::ffff:198.51.100.2]"), "2001:db8::1 198.51.100.2");
         assert_eq!(found("client 192.0.2.1:56324, at 12:30:01, version 1.2.3"), "192.0.2.1");
+        assert_eq!(found("2001:db8::7:56324 [28/Nov/2026:15:00:01.000] l s/s"), "2001:db8::7");
+        assert_eq!(found("2001:db8::1:80 [28/Nov/2026:15:00:01.000] l s/s"), "2001:db8::1:80 2001:db8::1");
+        assert_eq!(found("192.0.2.1 by 192.0.2.2 for 192.0.2.1"), "192.0.2.1 192.0.2.2");
     }
 }
