@@ -78,7 +78,7 @@ pub fn probe(receiver: &Receiver) -> Result<Report, ProbeError> {
     }
     report.findings.push(guesses(&report));
     report.findings.push(run.waits()?);
-    run.trusts_log(&taken, &mut report)?;
+    run.trust_log(&taken, &mut report)?;
     // Before the vectors: one of them may end the receiver.
     for &plain in &taken {
         for make in [Plain::header, Plain::header6] {
@@ -141,24 +141,14 @@ impl Run {
     }
 
     /// The log judges only if it names the client of a plain header.
-    fn trusts_log(&mut self, taken: &[Plain], report: &mut Report) -> Result<(), ProbeError> {
+    fn trust_log(&mut self, taken: &[Plain], report: &mut Report) -> Result<(), ProbeError> {
         let Some(plain) = taken.first() else { return Ok(()) };
-        let (header, client) = (plain.header()?, case::client());
+        let header = plain.header()?;
         let own = self.seen(&[&header])?.1;
         let Some(log) = &mut self.log else { return Ok(()) };
-        let believed = log.news(Some(client))?;
-        if believed.contains(&client) {
-            return Ok(());
-        }
-        self.log = None;
-        if believed.contains(&own) && own != self.line.target.ip().to_canonical() {
-            let said = format!("the log names the sender, {own}, not {client}");
-            let (name, want) = ("whom the log names after a plain header", Some(Want::Taken));
-            let finding = Finding::of_rule(name, "v2-proxy", want, Verdict::Broken, said);
-            report.findings.push(finding.with_bytes(&header));
-        } else {
-            let note = "the log does not name the client of a plain header, so it is not looked at";
-            report.notes.push(note.to_owned());
+        let believed = log.news(Some(case::client()))?;
+        if !is_log_trusted(report, &believed, own, self.line.target.ip(), &header) {
+            self.log = None;
         }
         Ok(())
     }
@@ -338,6 +328,30 @@ fn as_stranger(report: &Report) -> Result<Vec<Finding>, ProbeError> {
             Ok(Finding::of_rule(&name, "trusted", Some(Want::Refused), verdict, said).with_bytes(&header))
         })
         .collect()
+}
+
+/// Whether the log names the client of a plain header; if not, the report says whom. `own`: the sender.
+pub(crate) fn is_log_trusted(
+    report: &mut Report,
+    believed: &[IpAddr],
+    own: IpAddr,
+    target: IpAddr,
+    header: &[u8],
+) -> bool {
+    let client = case::client();
+    if believed.contains(&client) {
+        return true;
+    }
+    if believed.contains(&own) && own != target.to_canonical() {
+        let said = format!("the log names the sender, {own}, not {client}");
+        let (name, want) = ("whom the log names after a plain header", Some(Want::Taken));
+        let finding = Finding::of_rule(name, "v2-proxy", want, Verdict::Broken, said);
+        report.findings.push(finding.with_bytes(header));
+    } else {
+        let note = "the log does not name the client of a plain header, so it is not looked at";
+        report.notes.push(note.to_owned());
+    }
+    false
 }
 
 /// A header was taken, but the log names somebody else.

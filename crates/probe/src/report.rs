@@ -85,6 +85,8 @@ pub struct Report {
     target: String,
     app: App,
     pub(crate) takes: Option<Takes>,
+    /// UDP: the application answers a bare datagram, and takes none with a header.
+    pub(crate) serves_bare_datagrams: bool,
     pub(crate) findings: Vec<Finding>,
     /// Further facts, a line each.
     pub(crate) notes: Vec<String>,
@@ -107,7 +109,8 @@ pub struct Totals {
 
 impl Report {
     pub(crate) fn new(target: String, app: App, takes: Option<Takes>) -> Self {
-        Self { target, app, takes, findings: Vec::new(), notes: Vec::new() }
+        let (findings, notes) = (Vec::new(), Vec::new());
+        Self { target, app, takes, serves_bare_datagrams: false, findings, notes }
     }
 
     /// What a sender wrote, for those findings that are about it.
@@ -150,10 +153,11 @@ impl Report {
 
     /// Headers are known to be refused: the application answers without one.
     fn refuses_headers(&self) -> bool {
-        self.takes.as_ref().is_some_and(|takes| {
+        let refuses = |takes: &Takes| {
             takes.bare == Seen::Taken
                 && takes.versions.iter().all(|(_, seen)| !matches!(seen, Seen::Taken | Seen::Silent))
-        })
+        };
+        self.serves_bare_datagrams || self.takes.as_ref().is_some_and(refuses)
     }
 
     /// The whole as one JSON object.

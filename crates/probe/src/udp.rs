@@ -2,7 +2,7 @@
 //! itself?
 
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use truepeer_proto::spp::{self, Spp};
@@ -11,7 +11,7 @@ use truepeer_proto::vectors::Level;
 use crate::ProbeError;
 use crate::case::{self, Case};
 use crate::log::Log;
-use crate::receiver::{Receiver, belief};
+use crate::receiver::{Receiver, belief, is_log_trusted};
 use crate::report::{Finding, Report};
 use crate::seen::Seen;
 use crate::verdict::{Verdict, Want};
@@ -52,17 +52,26 @@ pub fn probe(receiver: &Receiver) -> Result<Report, ProbeError> {
         return Ok(report);
     };
     let mut run = Run { receiver, request, log: receiver.log.as_deref().map(Log::open).transpose()? };
-    let bare = run.flow(&[request])?;
+    let bare = run.flow(&[request])?.0;
     report.notes.push(format!("without a header  {bare}"));
     let mut taken = Vec::new();
     for dialect in Dialect::ALL {
         let seen = run.dialect(dialect)?;
-        report.notes.push(format!("{}  {seen}", dialect.name()));
-        if seen == Seen::Taken && (bare != Seen::Taken || matches!(dialect, Dialect::Every | Dialect::Spp)) {
+        // Where bare datagrams are answered, so is the last one of a flow. An echo of a whole datagram looks
+        // like the answer of a receiver of SPP.
+        let tells = match dialect {
+            Dialect::Every => true,
+            Dialect::First | Dialect::Standalone => bare != Seen::Taken,
+            Dialect::Spp => bare != Seen::Taken || !receiver.app.is_echo(),
+        };
+        let shown = if tells { seen.to_string() } else { "can't be told from bare datagrams".to_owned() };
+        report.notes.push(format!("{}  {shown}", dialect.name()));
+        if seen == Seen::Taken && tells {
             taken.push(dialect);
         }
     }
     if taken.is_empty() {
+        report.serves_bare_datagrams = bare == Seen::Taken;
         return Ok(report);
     }
     if receiver.is_stranger {
@@ -99,6 +108,7 @@ pub fn probe(receiver: &Receiver) -> Result<Report, ProbeError> {
             verdict,
             said.to_owned(),
         ));
+        run.trust_log(&mut report)?;
         for case in case::vectors().filter(|case| case.header.starts_with(b"\r\n")) {
             report.findings.extend(run.case(case)?);
         }
@@ -116,25 +126,26 @@ impl Run<'_> {
     fn dialect(&self, dialect: Dialect) -> Result<Seen, ProbeError> {
         let header = case::datagram()?;
         let headed = [header.as_slice(), self.request].concat();
-        match dialect {
-            Dialect::Every => self.flow(&[&headed]),
-            Dialect::First => self.flow(&[&headed, self.request]),
-            Dialect::Standalone => self.flow(&[&header, self.request]),
+        let (seen, _) = match dialect {
+            Dialect::Every => self.flow(&[&headed])?,
+            Dialect::First => self.flow(&[&headed, self.request])?,
+            Dialect::Standalone => self.flow(&[&header, self.request])?,
             Dialect::Spp => {
                 let header =
                     Spp { client: (Ipv4Addr::new(192, 0, 2, 77), 40077).into(), proxy: self.receiver.target };
                 let mut bytes = [0; spp::LEN];
                 spp::encode(&header, &mut bytes).map_err(std::io::Error::other)?;
-                self.flow(&[&[bytes.as_slice(), self.request].concat()])
+                self.flow(&[&[bytes.as_slice(), self.request].concat()])?
             }
-        }
+        };
+        Ok(seen)
     }
 
     /// Sends datagrams from one socket. Whether the last is answered tells; the answers of earlier ones are
-    /// awaited first.
-    fn flow(&self, datagrams: &[&[u8]]) -> Result<Seen, ProbeError> {
+    /// awaited first. Returns the socket's address, too.
+    fn flow(&self, datagrams: &[&[u8]]) -> Result<(Seen, IpAddr), ProbeError> {
         let target = self.receiver.target;
-        let any: std::net::IpAddr =
+        let any: IpAddr =
             if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let from = SocketAddr::new(self.receiver.from.unwrap_or(any), 0);
         let socket = UdpSocket::bind(from).map_err(|error| ProbeError::Bind(from, error))?;
@@ -147,7 +158,29 @@ impl Run<'_> {
                 Err(_) => Seen::Refused("port unreachable".to_owned()),
             };
         }
-        Ok(seen)
+        Ok((seen, socket.local_addr()?.ip().to_canonical()))
+    }
+
+    /// A datagram that is not answered is sent once more: the network may have lost it.
+    fn insist(&self, datagram: &[u8]) -> Result<(Seen, IpAddr), ProbeError> {
+        match self.flow(&[datagram])? {
+            (Seen::Refused(_), _) => self.flow(&[datagram]),
+            answered => Ok(answered),
+        }
+    }
+
+    /// The log judges only if it names the client of a plain header.
+    fn trust_log(&mut self, report: &mut Report) -> Result<(), ProbeError> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        log.skip()?;
+        let header = case::datagram()?;
+        let own = self.insist(&[header.as_slice(), self.request].concat())?.1;
+        let Some(log) = &mut self.log else { return Ok(()) };
+        let believed = log.news(Some(case::client()))?;
+        if !is_log_trusted(report, &believed, own, self.receiver.target.ip(), &header) {
+            self.log = None;
+        }
+        Ok(())
     }
 
     fn answer(&self, socket: &UdpSocket) -> Result<Seen, ProbeError> {
@@ -203,12 +236,12 @@ impl Run<'_> {
             log.skip()?;
         }
         let datagram = [case.header.as_slice(), self.request].concat();
-        let seen = self.flow(&[&datagram])?;
+        let (seen, own) =
+            if case.want == Want::Taken { self.insist(&datagram)? } else { self.flow(&[&datagram])? };
         let level = if case.name.contains("UDP") { Level::May } else { case.level };
         let (mut verdict, mut said, mut believed) =
             (Verdict::of(case.want, level, &seen), seen.to_string(), Vec::new());
         if let (Seen::Taken, Some(log)) = (&seen, &mut self.log) {
-            let own = self.receiver.from.unwrap_or(Ipv4Addr::LOCALHOST.into());
             believed = log.news(case.client.right(own))?;
             if let Some(wrong) = belief(&case, own, &believed) {
                 (verdict, said) = wrong;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +12,7 @@ use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use truepeer_probe::{Receiver, probe_datagrams, probe_receiver};
+use truepeer_probe::{Receiver, Report, probe_datagrams, probe_receiver};
 use truepeer_proto::{Command, Decoded, Header, Limits, decode, decode_datagram};
 
 /// What is wrong with a receiver.
@@ -278,35 +278,86 @@ fn a_hostile_receiver_neither_holds_nor_fills_the_probe() {
     }
 }
 
-/// Answers datagrams: whether each needs a header, and whether any does.
-fn udp_receiver(needs_each: bool) -> Receiver {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+/// What a receiver does with datagrams.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Datagrams {
+    /// Each needs a header.
+    Each,
+    /// The first of a flow needs one.
+    First,
+    /// Each needs one, and the network loses every third.
+    Lossy,
+    /// Gives each back as it is.
+    Plain,
+}
+
+/// A server at this address that echoes datagrams and names their clients in a file.
+fn udp_receiver(datagrams: Datagrams, fault: Fault, at: IpAddr) -> Receiver {
+    let socket = UdpSocket::bind((at, 0)).unwrap();
     let target = socket.local_addr().unwrap();
+    let receiver = receiver(fault);
+    let log = receiver.log.clone().unwrap();
     spawn(move || {
         let (mut buffer, mut known) = ([0; 2048], BTreeSet::new());
-        loop {
+        for count in 1.. {
             let (length, sender) = socket.recv_from(&mut buffer).unwrap();
-            match decode_datagram(&buffer[..length], Limits::default()) {
-                Ok((_, consumed)) => {
-                    known.insert(sender);
-                    socket.send_to(&buffer[consumed..length], sender).unwrap();
-                }
-                Err(_) if !needs_each && known.contains(&sender) => {
-                    socket.send_to(&buffer[..length], sender).unwrap();
-                }
-                Err(_) => {}
+            if datagrams == Datagrams::Lossy && count % 3 == 0 {
+                continue;
             }
+            let answer = match decode_datagram(&buffer[..length], Limits::default()) {
+                _ if datagrams == Datagrams::Plain => &buffer[..length],
+                Ok((header, consumed)) => {
+                    name_client(&header, sender, fault, &log);
+                    known.insert(sender);
+                    &buffer[consumed..length]
+                }
+                Err(_) if datagrams == Datagrams::First && known.contains(&sender) => &buffer[..length],
+                Err(_) => continue,
+            };
+            socket.send_to(answer, sender).unwrap();
         }
     });
-    Receiver { target, patience: Duration::from_millis(60), log: None, ..receiver(Fault::None) }
+    let from = at.is_ipv4().then_some(Ipv4Addr::new(127, 0, 0, 9).into());
+    Receiver { target, from, patience: Duration::from_millis(60), ..receiver }
+}
+
+fn judged_datagrams(datagrams: Datagrams, fault: Fault, at: IpAddr) -> Report {
+    let receiver = udp_receiver(datagrams, fault, at);
+    let report = probe_datagrams(&receiver).unwrap();
+    std::fs::remove_file(receiver.log.unwrap()).unwrap();
+    report
 }
 
 #[test]
 fn datagrams_are_judged_each_by_itself() {
-    let report = probe_datagrams(&udp_receiver(true)).unwrap();
+    let report = judged_datagrams(Datagrams::Each, Fault::None, Ipv4Addr::LOCALHOST.into());
     assert_eq!((report.status(), report.totals().broken), (0, 0), "{report}");
     assert!(report.totals().holds > 40, "{report}");
-    let report = probe_datagrams(&udp_receiver(false)).unwrap();
+    let report = judged_datagrams(Datagrams::First, Fault::None, Ipv4Addr::LOCALHOST.into());
     let broken = names(&report.json(), "broken");
     assert!(broken.contains("a bare datagram after one with a header"), "{broken:?}");
+}
+
+#[test]
+fn a_datagram_that_is_lost_accuses_nobody() {
+    let report = judged_datagrams(Datagrams::Lossy, Fault::None, Ipv4Addr::LOCALHOST.into());
+    assert_eq!((report.totals().broken, report.totals().advised), (0, 0), "{report}");
+    assert!(report.totals().holds > 40, "{report}");
+}
+
+/// Without `--from`, the sender has the address by which it reaches the receiver.
+#[test]
+fn the_log_of_datagrams_may_name_the_sender_where_the_header_names_nobody() {
+    let report = judged_datagrams(Datagrams::Each, Fault::None, Ipv6Addr::LOCALHOST.into());
+    assert_eq!(report.totals().broken, 0, "{report}");
+    let report = judged_datagrams(Datagrams::Each, Fault::NamesTheSender, Ipv4Addr::LOCALHOST.into());
+    let broken = names(&report.json(), "broken");
+    assert_eq!(broken, BTreeSet::from(["whom the log names after a plain header".to_owned()]), "{report}");
+}
+
+#[test]
+fn a_server_of_bare_datagrams_takes_no_headers() {
+    let report = judged_datagrams(Datagrams::Plain, Fault::None, Ipv4Addr::LOCALHOST.into());
+    assert_eq!((report.status(), report.totals().broken), (0, 0), "{report}");
+    assert!(report.to_string().contains("takes no headers"), "{report}");
 }
