@@ -340,6 +340,16 @@ mod tests {
     }
 
     #[test]
+    fn each_rule_by_which_senders_are_judged_is_a_sentence() {
+        let literals = include_str!("sender.rs").split('"');
+        let named: Vec<_> = literals.filter(|text| text.starts_with("sent-") && text.len() > 5).collect();
+        assert!(named.len() > 10, "{named:?}");
+        let missing: Vec<_> =
+            named.into_iter().filter(|rule| truepeer_proto::vectors::rule(rule).is_none()).collect();
+        assert_eq!(missing, [""; 0]);
+    }
+
+    #[test]
     fn a_hostile_sender_neither_holds_nor_fills_the_probe() {
         const LONG: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x00\xff\xff";
         static FLOOD: [u8; 1 << 20] = [0; 1 << 20];

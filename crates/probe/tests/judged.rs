@@ -125,7 +125,15 @@ fn judged(fault: Fault) -> Value {
     let receiver = receiver(fault);
     let report = probe_receiver(&receiver).unwrap();
     std::fs::remove_file(receiver.log.unwrap()).unwrap();
+    each_finding_has_a_rule(&report);
     report.json()
+}
+
+/// Without one it could not be against a MUST.
+fn each_finding_has_a_rule(report: &Report) {
+    let report = report.json();
+    let has_none = |one: &&Value| one["rule"] == "" || one["quote"] == "";
+    assert_eq!(report["findings"].as_array().unwrap().iter().find(has_none), None);
 }
 
 /// The names of the findings with this verdict.
@@ -223,6 +231,7 @@ fn a_stranger_is_told_whether_headers_are_taken() {
     let status = |fault| {
         let receiver = Receiver { is_stranger: true, log: None, ..receiver(fault) };
         let report = probe_receiver(&receiver).unwrap();
+        each_finding_has_a_rule(&report);
         (report.status(), report.totals().broken)
     };
     assert_eq!(status(Fault::None), (1, 2));
@@ -325,6 +334,7 @@ fn judged_datagrams(datagrams: Datagrams, fault: Fault, at: IpAddr) -> Report {
     let receiver = udp_receiver(datagrams, fault, at);
     let report = probe_datagrams(&receiver).unwrap();
     std::fs::remove_file(receiver.log.unwrap()).unwrap();
+    each_finding_has_a_rule(&report);
     report
 }
 
