@@ -20,6 +20,7 @@ use truepeer_testbed::{Bed, skip, tests};
 /// Seconds since 1970.
 const NOW: u64 = 1_800_000_000;
 const LATER: u64 = NOW + 3600;
+
 fn main() -> ExitCode {
     truepeer_testbed::main(tests![
         programs_and_process_ban_the_same_clients,
@@ -58,11 +59,17 @@ enum Step {
     Clear,
 }
 
+/// One of the IPv4 clients: to the tables, it is none of IPv6.
+fn behind_nat64(net: u16, host: u16) -> IpAddr {
+    IpAddr::from([0x64, 0xff9b, 0, 0, 0, 0, 0xc000, net << 8 | host])
+}
+
 /// Few addresses and ports, so that bans are in each other and clients in bans.
 fn a_client() -> impl Strategy<Value = IpAddr> {
     prop_oneof![
         (0..4_u8, 0..8_u8).prop_map(|(net, host)| IpAddr::from([192, 0, net, host])),
         (0..2_u16, 0..8_u16).prop_map(|(net, host)| IpAddr::from([0x2001, 0xdb8, net, 0, 0, 0, 0, host])),
+        (0..4_u16, 0..8_u16).prop_map(|(net, host)| behind_nat64(net, host)),
     ]
 }
 

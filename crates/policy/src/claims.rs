@@ -66,7 +66,8 @@ fn low_32_bits(high: u16, low: u16) -> Ipv4Addr {
 }
 
 /// The IPv4 address under the well-known NAT64 prefix, and any other address itself.
-pub(crate) fn without_nat64(ip: IpAddr) -> IpAddr {
+#[must_use]
+pub fn without_nat64(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V6(v6) => match v6.segments() {
             [0x64, 0xff9b, 0, 0, 0, 0, high, low] => low_32_bits(high, low).into(),

@@ -27,7 +27,7 @@ mod senders;
 
 pub use addr::{BackendAddr, ClientAddr, SenderAddr};
 pub use bans::{Ban, BannedPrefix, BannedPrefixError, Bans, BansAt, TooManyBans};
-pub use claims::{Claims, HostAddresses, SpecialRange};
+pub use claims::{Claims, HostAddresses, SpecialRange, without_nat64};
 pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};
 pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};

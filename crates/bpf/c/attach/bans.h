@@ -92,6 +92,17 @@ static __always_inline int is_banned_from(const struct address *client, __u32 po
 	return bans & BANNED_PREFIXES && is_in_force(bpf_map_lookup_elem(&tp_bans, &host));
 }
 
+/* Under 64:ff9b::/96, the well-known NAT64 prefix, a client is its IPv4 address, as in the process's own
+ * bans. */
+static __always_inline struct address without_nat64(const struct address *client)
+{
+	struct address plain = *client;
+
+	if (plain.word[0] == bpf_htonl(0x64ff9b) && !plain.word[1] && !plain.word[2])
+		map_ipv4(&plain, plain.word[3]);
+	return plain;
+}
+
 GLOBAL int is_banned(const struct address *client, __u32 port)
 {
 	if (!client)
@@ -100,6 +111,10 @@ GLOBAL int is_banned(const struct address *client, __u32 port)
 	__u32 bans = settings ? settings->bans : 0;
 	__u32 at_port = bans >> BANS_AT_PORT;
 
+	if (!bans)
+		return 0;
+	struct address plain = without_nat64(client);
+
 	bans &= BANNED_HOSTS | BANNED_PREFIXES;
-	return (bans && is_banned_from(client, 0, bans)) || (at_port && is_banned_from(client, port, at_port));
+	return (bans && is_banned_from(&plain, 0, bans)) || (at_port && is_banned_from(&plain, port, at_port));
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, Map, MapData, MapError};
 use ipnet::Ipv6Net;
+use truepeer_policy::without_nat64;
 
 use super::nanos;
 use crate::error::AttachError;
@@ -147,8 +149,12 @@ impl BanTables {
         port: [u8; 2],
         boot: Duration,
     ) -> Result<bool, AttachError> {
+        let client = match without_nat64(Ipv6Addr::from(client.0).into()) {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
         for port in [[0; 2], port] {
-            let prefix = (port, Ipv6Net::new_assert(client.0.into(), HOST));
+            let prefix = (port, Ipv6Net::new_assert(client, HOST));
             let host = find(&self.hosts, HOSTS, &prefix, HOST)?;
             let around = find(&self.prefixes, PREFIXES, &prefix, HOST)?;
             if host.into_iter().chain(around).any(|raw| is_in_force(raw.until_ns, boot)) {
