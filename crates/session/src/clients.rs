@@ -8,7 +8,7 @@ use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use truepeer_policy::{HeaderRule, Origin, PrefixSet, Route};
+use truepeer_policy::{HeaderRule, Origin, PrefixSet, Route, without_nat64};
 
 /// Several locks, so that workers rarely wait for each other.
 const SHARDS: usize = 16;
@@ -64,7 +64,8 @@ impl Drop for Counted {
 /// No IPv6 network begins so: ::/8 is reserved. A number is shorter than an address, and each connection
 /// keeps one.
 fn as_one(client: IpAddr) -> u64 {
-    match client {
+    // One /64 has the clients of all IPv4 behind NAT64.
+    match without_nat64(client) {
         IpAddr::V4(ip) => u64::from(u32::from(ip)),
         IpAddr::V6(ip) => {
             let [a, b, c, d, e, f, g, h, ..] = ip.octets();
@@ -167,6 +168,14 @@ mod tests {
         let _open = [open(&all, "2001:db8:0:1::1").unwrap(), open(&all, "2001:db8:0:1:ffff::2").unwrap()];
         assert!(open(&all, "2001:db8:0:1:a::").is_none());
         assert!(open(&all, "2001:db8:0:2::1").is_some());
+    }
+
+    #[test]
+    fn clients_behind_nat64_are_many() {
+        let all = Arc::new(ClientConnections::default());
+        let _open = [open(&all, "64:ff9b::192.0.2.1").unwrap(), open(&all, "192.0.2.1").unwrap()];
+        assert!(open(&all, "64:ff9b::192.0.2.1").is_none());
+        assert!(open(&all, "64:ff9b::192.0.2.2").is_some());
     }
 
     #[test]
