@@ -142,6 +142,8 @@ struct Table {
     bans: HashMap<Key, Terms>,
     /// Each shape that is there, and how often. There are few: most bans are of single addresses.
     shapes: Vec<(Shape, usize)>,
+    /// The bans for one port again, so that nobody searches all bans for them with the lock held.
+    at_ports: BTreeSet<(BannedPrefix, NonZeroU16)>,
     expiries: BTreeSet<(u64, Key)>,
 }
 
@@ -174,8 +176,8 @@ impl Bans {
     pub fn lift(&self, clients: BannedPrefix, port: Option<NonZeroU16>) -> usize {
         let mut table = self.write();
         let mut keys = vec![(clients, port)];
-        if port.is_none() && table.shapes.iter().any(|(shape, _)| *shape == shape_of(clients, true)) {
-            keys.extend(table.bans.keys().filter(|(net, port)| *net == clients && port.is_some()));
+        if port.is_none() {
+            keys.extend(table.ports_of(clients).map(|port| (clients, Some(port))));
         }
         let lifted = keys.iter().filter(|key| table.remove(key)).count();
         self.count.store(table.bans.len(), Ordering::Release);
@@ -185,8 +187,11 @@ impl Bans {
     /// Lifts all. Returns how many there were.
     pub fn clear(&self) -> usize {
         let mut table = self.write();
+        let lifted = std::mem::take(&mut *table);
         self.count.store(0, Ordering::Release);
-        std::mem::take(&mut *table).bans.len()
+        drop(table);
+        // Freeing a million bans takes a while, and needs no lock.
+        lifted.bans.len()
     }
 
     /// Lifts those whose time is over. Returns how many there were.
@@ -246,11 +251,10 @@ impl Bans {
         let lens = shapes.filter(|shape| shape.is_ipv6 == is_ipv6 && shape.len < net.prefix_len());
         let mut around = lens.filter_map(|shape| {
             let around = BannedPrefix(IpNet::new(net.addr(), shape.len).ok()?.trunc());
-            let key = (around, None);
             let is_there = if shape.has_port {
-                table.bans.keys().any(|(banned, port)| *banned == around && port.is_some())
+                table.ports_of(around).next().is_some()
             } else {
-                table.bans.contains_key(&key)
+                table.bans.contains_key(&(around, None))
             };
             is_there.then_some(around)
         });
@@ -283,11 +287,18 @@ impl Bans {
 }
 
 impl Table {
+    /// The ports that exactly this prefix is banned from, each by a ban of its own.
+    fn ports_of(&self, clients: BannedPrefix) -> impl Iterator<Item = NonZeroU16> + '_ {
+        let those = (clients, NonZeroU16::MIN)..=(clients, NonZeroU16::MAX);
+        self.at_ports.range(those).map(|(_, port)| *port)
+    }
+
     fn insert(&mut self, key: Key, terms: Terms) {
         let until = terms.until;
         match self.bans.insert(key, terms) {
             Some(before) => _ = before.until.is_some_and(|until| self.expiries.remove(&(until, key))),
             None => {
+                self.at_ports.extend(key.1.map(|port| (key.0, port)));
                 let shape = shape_of(key.0, key.1.is_some());
                 match self.shapes.iter_mut().find(|(known, _)| *known == shape) {
                     Some((_, count)) => *count += 1,
@@ -304,6 +315,9 @@ impl Table {
         let Some(terms) = self.bans.remove(key) else { return false };
         if let Some(until) = terms.until {
             self.expiries.remove(&(until, *key));
+        }
+        if let Some(port) = key.1 {
+            self.at_ports.remove(&(key.0, port));
         }
         let shape = shape_of(key.0, key.1.is_some());
         if let Some(place) = self.shapes.iter().position(|(known, _)| *known == shape) {
@@ -338,5 +352,31 @@ impl BansAt {
     #[must_use]
     pub fn has(&self, client: ClientAddr) -> bool {
         self.bans.has(client, self.port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// An admin socket lifts a thousand at a time, and each connection waits for the lock.
+    #[test]
+    fn lifting_does_not_search_all_bans_for_those_of_ports() {
+        const MANY: u32 = 50_000;
+        let host = |n: u32| BannedPrefix(IpNet::from(IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + n))));
+        let ban = |clients, port| Ban { clients, port, since: 0, until: None, by: None, why: "".into() };
+        let (bans, net) = (Bans::default(), "10.0.0.0/8".parse().unwrap());
+        bans.set((0..MANY).map(|n| ban(host(n), None)).collect()).unwrap();
+        bans.set(vec![ban(net, NonZeroU16::new(443)), ban(host(7), NonZeroU16::new(443))]).unwrap();
+        let began = Instant::now();
+        for n in 0..MANY {
+            assert_eq!(bans.wider(host(n)), Some(net));
+            assert_eq!(bans.lift(host(n), None), if n == 7 { 2 } else { 1 });
+        }
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+        assert_eq!((bans.lift(net, None), bans.len()), (1, 0));
+        assert_eq!(bans.write().at_ports.len(), 0);
     }
 }
