@@ -133,16 +133,31 @@ impl Places {
             anyhow::ensure!(attached.is_some(), "nothing is attached; see truepeer attach status");
             return Ok(Self { running: None, attached });
         }
-        let running = Client::of(ask).and_then(|running| running.ask("GET", "/healthz").map(|_| running));
+        let client = Client::of(ask);
+        let has_address = client.is_ok();
+        let running = client.and_then(|running| running.ask("GET", "/healthz").map(|_| running));
         match running {
             Ok(running) => Ok(Self { running: Some(running), attached }),
-            Err(_) if !is_running_named && attached.is_some() => Ok(Self { running: None, attached }),
             Err(failure) if is_running_named => Err(failure),
+            Err(failure) if attached.is_some() => {
+                // Without an address (no file, or no [admin] in it) no process can be told of bans.
+                anyhow::ensure!(
+                    !has_address || is_nobody_there(&failure),
+                    "{failure:#}; nothing was done. --pins DIR names the attachments alone"
+                );
+                Ok(Self { running: None, attached })
+            }
             Err(failure) => Err(failure.context(
                 "nothing is attached, and no truepeer answers (truepeer run can't be told of bans)",
             )),
         }
     }
+}
+
+/// Whether no process listens. One that does and can't answer would not learn of a ban.
+fn is_nobody_there(failure: &anyhow::Error) -> bool {
+    let kind = failure.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }
 
 /// Asks for a change for all of these clients. Returns how many bans were set or lifted.
@@ -264,6 +279,19 @@ CLIENT           PORT  LEFT    AGE    BY  WHY
         assert_eq!(texts, ["192.0.2.7", "192.0.2.8", "2001:db8::/32"]);
         let error = format!("{:#}", parse("list", "192.0.2.7\n0.0.0.0/0").unwrap_err());
         assert!(error.starts_with("list, line 2: 0.0.0.0/0 has every address"), "{error}");
+    }
+
+    #[test]
+    fn a_truepeer_that_gives_no_answer_is_there() {
+        let socket = std::env::temp_dir().join(format!("truepeer-bans-{}.sock", std::process::id()));
+        let failure = || Client::at(&socket).ask("GET", "/healthz").unwrap_err();
+        assert!(is_nobody_there(&failure()), "no socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let ends = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        assert!(!is_nobody_there(&failure()), "it ends the connection");
+        ends.join().unwrap();
+        assert!(is_nobody_there(&failure()), "its socket is left");
+        fs::remove_file(&socket).unwrap();
     }
 
     #[test]
