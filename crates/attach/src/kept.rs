@@ -10,11 +10,11 @@ use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write as _};
 use std::num::NonZeroU16;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use truepeer_policy::{Ban, BannedPrefix};
 
@@ -52,7 +52,7 @@ pub fn seconds_now() -> u64 {
 pub fn keep(bans: &[Ban], now: u64) -> Result<()> {
     let _lock = lock()?;
     let len = fs::metadata(KEPT_BANS).map_or(0, |found| found.len());
-    if len > LONG {
+    if len > LONG || is_torn(Path::new(KEPT_BANS))? {
         replace(&kept_bans(now)?)?;
     }
     let mut file = OpenOptions::new().append(true).create(true).open(KEPT_BANS)?;
@@ -74,10 +74,26 @@ pub fn keep_only(now: u64, stays: impl Fn(&Ban) -> bool) -> Result<()> {
     replace(&bans)
 }
 
+/// Whether the last line lacks its end (its writer was killed): the next one would become a part of it.
+fn is_torn(list: &Path) -> io::Result<bool> {
+    let list = match File::open(list) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        list => list?,
+    };
+    let (mut last, len) = ([b'\n'], list.metadata()?.len());
+    if len > 0 {
+        list.read_exact_at(&mut last, len - 1)?;
+    }
+    Ok(last != [b'\n'])
+}
+
 fn replace(bans: &[Ban]) -> Result<()> {
     let new = PathBuf::from(format!("{KEPT_BANS}.new"));
-    fs::write(&new, bans.iter().map(line).collect::<String>())?;
-    fs::set_permissions(&new, Permissions::from_mode(0o644))?;
+    let mut file = File::create(&new)?;
+    file.set_permissions(Permissions::from_mode(0o644))?;
+    file.write_all(bans.iter().map(line).collect::<String>().as_bytes())?;
+    // Otherwise a loss of power may leave an empty list in its place.
+    file.sync_all()?;
     Ok(fs::rename(&new, KEPT_BANS)?)
 }
 
@@ -110,10 +126,13 @@ fn line(ban: &Ban) -> String {
 
 fn parse(text: &str, now: u64) -> Result<Vec<Ban>> {
     let mut all: BTreeMap<Key, Ban> = BTreeMap::new();
-    for (index, line) in text.lines().enumerate() {
-        let ban =
-            of_line(line).with_context(|| format!("{KEPT_BANS}, line {}: expected a ban", index + 1))?;
-        all.insert((ban.clients, ban.port), ban);
+    for (index, line) in text.split_inclusive('\n').enumerate() {
+        match of_line(line.trim_end_matches(['\n', '\r'])) {
+            Some(ban) => _ = all.insert((ban.clients, ban.port), ban),
+            // It is being written, or its writer was killed. The others count.
+            None if !line.ends_with('\n') => {}
+            None => bail!("{KEPT_BANS}, line {}: expected a ban", index + 1),
+        }
     }
     Ok(all.into_values().filter(|ban| ban.until.is_none_or(|until| until > now)).collect())
 }
@@ -158,7 +177,26 @@ mod tests {
         assert_eq!(parse(&text, 2000).unwrap(), bans[1..]);
         let again = ban("192.0.2.7", 0, Some(3000), Some(0), "again");
         assert_eq!(parse(&(text + &line(&again)), 1999).unwrap()[0], again);
-        let error = parse("192.0.2.7 - 1 - - \nnobody", 0).unwrap_err().to_string();
+        let error = parse("192.0.2.7 - 1 - - \nnobody\n", 0).unwrap_err().to_string();
         assert!(error.starts_with("/var/lib/truepeer-bans/list, line 2: expected a ban"), "{error}");
+    }
+
+    #[test]
+    fn a_line_that_was_not_written_to_its_end_costs_no_other_ban() {
+        let whole = "192.0.2.7 - 1 - - \n192.0.2.8 - 1 2000 0 why\n";
+        let start_of_last = whole.find('\n').unwrap() + 1;
+        let list = std::env::temp_dir().join(format!("truepeer-kept-{}", std::process::id()));
+        for end in start_of_last..=whole.len() {
+            let text = &whole[..end];
+            let bans = parse(text, 0).unwrap();
+            assert_eq!(bans[0].clients.to_string(), "192.0.2.7", "{text:?}");
+            assert!(bans.len() == 1 || bans[1].until == Some(2000), "{text:?}");
+            fs::write(&list, text).unwrap();
+            assert_eq!(is_torn(&list).unwrap(), !text.ends_with('\n'), "{text:?}");
+        }
+        fs::write(&list, "").unwrap();
+        assert!(!is_torn(&list).unwrap());
+        fs::remove_file(&list).unwrap();
+        assert!(!is_torn(&list).unwrap());
     }
 }
