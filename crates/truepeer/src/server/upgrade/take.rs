@@ -29,7 +29,7 @@ pub(in crate::server) struct Taking {
     /// Where it logs. Older versions don't tell.
     log: Option<OwnedFd>,
     /// Who is banned there.
-    bans: Vec<Ban>,
+    bans: anyhow::Result<Vec<Ban>>,
 }
 
 /// This process logs where the old one did. Dropping it gives the standard error of the start back: whoever
@@ -99,10 +99,8 @@ impl Taking {
         };
         let offered = sockets.iter().filter_map(Offered::of).collect();
         inherited.extend(sockets);
-        // Since its offer the old process changes nothing of it. Older versions ban nobody.
-        let answer = Client::at(admin).ask("GET", "/bans").unwrap_or_default();
-        let bans: Vec<BanDoc> = serde_json::from_str(&answer).unwrap_or_default();
-        let bans = bans.iter().filter_map(BanDoc::ban).collect();
+        // Since its offer the old process changes nothing of it.
+        let bans = bans_of(&Client::at(admin));
         Ok(Self { wire, pid, offered, attached, log, bans })
     }
 
@@ -178,8 +176,9 @@ impl Taking {
 
     /// Bans here who is banned there.
     pub(in crate::server) fn bans(&mut self, bans: &Bans) {
-        if let Err(error) = bans.set(std::mem::take(&mut self.bans)) {
-            warn!("bans are lost: {error}");
+        let taken = std::mem::replace(&mut self.bans, Ok(Vec::new()));
+        if let Err(error) = taken.and_then(|taken| Ok(bans.set(taken)?)) {
+            warn!("the bans of the old process are lost: {error:#}");
         }
     }
 
@@ -202,6 +201,12 @@ impl Taking {
         self.wire.begin_step(LAST_WORD);
         let _ = self.wire.send(&Message::Failed { reason: format!("{reason:#}") }, &[]);
     }
+}
+
+/// Who is banned in the old process. A version without bans answers with an error.
+fn bans_of(old: &Client) -> anyhow::Result<Vec<Ban>> {
+    let bans: Vec<BanDoc> = serde_json::from_str(&old.ask("GET", "/bans")?).context("GET /bans")?;
+    Ok(bans.iter().filter_map(BanDoc::ban).collect())
 }
 
 fn unexpected(message: Message) -> String {
