@@ -72,7 +72,7 @@ impl BanTable {
             let left = until.map(|until| Duration::from_secs(until.saturating_sub(now)));
             left.map_or(0, |left| nanos(boot.saturating_add(left)).max(1))
         };
-        let mut has_prefixes = false;
+        let (mut has_prefixes, mut put) = (false, Ok(()));
         for ban in bans {
             let prefix = prefix_of(ban.clients, ban.port);
             let raw = RawBan {
@@ -83,12 +83,17 @@ impl BanTable {
                 why: cut_off(&ban.why),
             };
             has_prefixes |= !is_host(&prefix.1);
-            if self.bans.put(&prefix, raw).is_err() {
+            put = self.bans.put(&prefix, raw).or_else(|_| {
                 self.bans.sweep(boot)?;
-                self.bans.put(&prefix, raw)?;
+                self.bans.put(&prefix, raw)
+            });
+            if put.is_err() {
+                break;
             }
         }
-        if has_prefixes { self.bans.level() } else { Ok(()) }
+        // Also of those that are set before a failure: without it, a shorter ban inside one of them ends it.
+        let levelled = if has_prefixes { self.bans.level() } else { Ok(()) };
+        put.and(levelled)
     }
 
     /// Lifts the bans of exactly these prefixes; `port` `None`: those for all ports and for each. Returns how
