@@ -44,19 +44,24 @@ impl AttachedBans {
         self.0.is_empty()
     }
 
-    /// Bans in all of them, and ends what is open.
+    /// Bans in all of them, and ends what is open. A failure in one, whose container may just have ended,
+    /// keeps no other from it.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's first one.
     pub fn set(&mut self, bans: &[Ban], now: u64) -> Result<()> {
+        let mut set = Ok(());
         for (place, table) in &mut self.0 {
-            table.set(bans, now)?;
+            if let Err(failure) = table.set(bans, now) {
+                set = set.and(Err(failure.into()));
+                continue;
+            }
             // Bans are in force by now; somewhere else they still should be.
             if let Err(error) = cut(place, table) {
                 tell!("warning: connections that are open go on: {error:#}");
             }
         }
-        Ok(())
+        set
     }
 
     /// Lifts the bans of exactly these prefixes. Returns the most that any of them had.
