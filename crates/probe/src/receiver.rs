@@ -1,6 +1,7 @@
 //! Plays the sender: what does a receiver make of each header?
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -158,7 +159,11 @@ impl Run {
         self.line.wait(&case.header, self.line.patience)?;
         // An ending process closes its sockets one after the other.
         sleep(DEATH);
-        Ok(self.line.wait(b"", Duration::from_millis(1)).is_ok())
+        match self.line.wait(b"", Duration::from_millis(1)) {
+            Err(ProbeError::Connect(_, error)) if is_refusal(&error) => Ok(false),
+            // An error of this host, such as a lack of ports, says nothing of the receiver.
+            talk => talk.map(|_| true),
+        }
     }
 
     fn case(&mut self, case: Case) -> Result<Option<Finding>, ProbeError> {
@@ -276,6 +281,12 @@ impl Run {
         Ok(Finding::of_rule(&name, "tlv-skip", Some(Want::Taken), verdict, seen.to_string())
             .with_bytes(&header[..31]))
     }
+}
+
+/// Whether the other side takes no connections.
+fn is_refusal(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, TimedOut};
+    matches!(error.kind(), ConnectionRefused | ConnectionReset | TimedOut)
 }
 
 /// The client that a header names.
