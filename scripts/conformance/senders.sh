@@ -1,11 +1,11 @@
 # The senders that conformance.sh judges; sourced by it. Each starts a program that writes headers to port 7100, where
 # `truepeer probe --listen` waits, and makes a connection through it.
 
-# await VERSION OPTIONS...: waits for one connection or datagram.
+# await VERSION OPTIONS...: waits for one connection or datagram, for a minute: a sender that did not start makes none.
 await() {
   echo "$1" >"$out/$name.version"
   shift
-  "$truepeer" probe --listen 7100 --patience 1500ms --json "$@" >"$out/$name.json" 2>"$dir/probe" &
+  timeout 60 "$truepeer" probe --listen 7100 --patience 1500ms --json "$@" >"$out/$name.json" 2>"$dir/probe" &
   listener=$!
   until grep -q waiting "$dir/probe"; do sleep 0.1; done
 }
