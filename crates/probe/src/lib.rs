@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+mod belief;
 mod case;
 mod log;
 mod permit;

@@ -9,9 +9,10 @@ use truepeer_proto::spp::{self, Spp};
 use truepeer_proto::vectors::Level;
 
 use crate::ProbeError;
+use crate::belief::{belief, is_log_trusted};
 use crate::case::{self, Case};
 use crate::log::Log;
-use crate::receiver::{Receiver, belief, is_log_trusted};
+use crate::receiver::Receiver;
 use crate::report::{Finding, Report};
 use crate::seen::Seen;
 use crate::verdict::{Verdict, Want};
