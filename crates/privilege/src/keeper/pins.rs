@@ -14,9 +14,8 @@ use rustix::process::{Pid, getpid, getppid};
 use truepeer_sys::process::fork_apart;
 
 use super::client::{greeting, reap};
-use super::records::limited;
-use super::service::hold_no_output;
-use super::wire::{self as hello, Answer};
+use super::service::is_ready;
+use super::wire::Answer;
 
 /// How long the removal may take: detaching from a device waits for a grace period.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -71,12 +70,7 @@ fn serve(
     remove: impl FnOnce(),
 ) -> i32 {
     let _ = rustix::thread::set_name(c"truepeer-pins");
-    let ready = hold_no_output().map_err(anyhow::Error::from).and_then(|()| confine());
-    let (first, is_ready) = match ready {
-        Ok(missing) => (Answer::Ready { missing }, true),
-        Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
-    };
-    if hello::send(line.as_fd(), 0, &first, &[]).is_err() || !is_ready {
+    if !is_ready(line.as_fd(), confine) {
         return 1;
     }
     wait_for_the_end(line.as_fd(), owner);

@@ -44,12 +44,7 @@ pub(super) fn serve(
     confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
 ) -> i32 {
     let _ = rustix::thread::set_name(c"truepeer-keeper");
-    let ready = hold_no_output().map_err(anyhow::Error::from).and_then(|()| confine());
-    let (first, is_ready) = match ready {
-        Ok(missing) => (Answer::Ready { missing }, true),
-        Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
-    };
-    if wire::send(line.as_fd(), 0, &first, &[]).is_err() || !is_ready {
+    if !is_ready(line.as_fd(), confine) {
         return 1;
     }
     let mut room = wire::room();
@@ -86,6 +81,17 @@ pub(super) fn serve(
     }
     service.clean_up();
     0
+}
+
+/// Confines a helper process, which then says that it is ready, and what it could not give up; or why it is
+/// not: then it must end.
+pub(super) fn is_ready(line: BorrowedFd<'_>, confine: impl FnOnce() -> anyhow::Result<Vec<String>>) -> bool {
+    let ready = hold_no_output().map_err(anyhow::Error::from).and_then(|()| confine());
+    let (first, is_ready) = match ready {
+        Ok(missing) => (Answer::Ready { missing }, true),
+        Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
+    };
+    wire::send(line, 0, &first, &[]).is_ok() && is_ready
 }
 
 /// A program that waits for the end of truepeer's output must not wait for the keeper's.

@@ -9,20 +9,13 @@ use rustix::net::{AddressFamily, ipproto};
 use truepeer_sys::repair::{Order, carry_out, is_under_repair};
 use truepeer_sys::socket::{is_unconnected, local_address};
 
-use super::super::records::limited;
-use super::super::service::{hold_no_output, is_tcp};
-use super::super::wire::{self as hello, Answer};
+use super::super::service::{is_ready, is_tcp};
 use super::wire::{self, Outcome, Received};
 
 /// Serves until its process says so, or ends. Returns the exit status.
 pub(super) fn serve(line: &OwnedFd, confine: impl FnOnce() -> anyhow::Result<Vec<String>>) -> i32 {
     let _ = rustix::thread::set_name(c"truepeer-splice");
-    let ready = hold_no_output().map_err(anyhow::Error::from).and_then(|()| confine());
-    let (first, is_ready) = match ready {
-        Ok(missing) => (Answer::Ready { missing }, true),
-        Err(error) => (Answer::Refused(limited(&format!("{error:#}"))), false),
-    };
-    if hello::send(line.as_fd(), 0, &first, &[]).is_err() || !is_ready {
+    if !is_ready(line.as_fd(), confine) {
         return 1;
     }
     obey_all(line.as_fd(), obey);
