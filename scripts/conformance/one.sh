@@ -8,6 +8,7 @@ mkdir -p "$dir"
 chmod 777 "$dir"
 : >"$dir/clients"
 chmod 666 "$dir/clients"
+. scripts/conformance/kit.sh
 . scripts/conformance/receivers.sh
 . scripts/conformance/senders.sh
 if declare -F "receiver_$name" >/dev/null; then "receiver_$name"; else "sender_$name"; fi

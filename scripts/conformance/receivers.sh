@@ -1,45 +1,9 @@
 # The receivers that conformance.sh probes; sourced by it. Each receiver_NAME writes its configuration under $dir, starts
 # in the background, and is judged by `judge`.
 
-# start PORT COMMAND...: in the background, until it listens on this port. The output is the program's log.
-start() {
-  local port=$1 count=0
-  shift
-  "$@" >>"$dir/log" 2>&1 </dev/null &
-  pid=$!
-  until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
-    count=$((count + 1))
-    if [ $count -gt 300 ] || ! kill -0 $pid 2>/dev/null && [ $count -gt 20 ]; then
-      tail -5 "$dir/log"
-      return 1
-    fi
-    sleep 0.1
-  done
-}
-
-# judge VERSION PORT OPTIONS...: the version is that of the program.
-judge() {
-  local version=$1 port=$2 status=0
-  shift 2
-  echo "$version" >"$out/$name.version"
-  "$truepeer" probe "127.0.0.1:$port" --from 127.0.0.9 --patience 400ms --json "$@" >"$out/$name.json" || status=$?
-  cp "$dir/log" "$out/$name.log" 2>/dev/null || true
-  [ $status != 2 ] && [ -s "$out/$name.json" ] || return 1
-  python3 -c 'import json, sys; totals = json.load(open(sys.argv[1]))["totals"]; print("   ", totals)' "$out/$name.json"
-}
-
-# backend PORT: echo, which writes its clients to $dir/clients.
-backend() { start "$1" python3 scripts/conformance/echo.py "$1" "$dir/clients"; }
-
-version() { sed -n "s/^$1_\(.*\)_[a-z0-9]*\.deb$/\1/p" "$home"/{debian,exim}/VERSIONS | sed 's/^[0-9]*%3a//; s/+d.*//; s/[-~].*//' | head -1; }
-
 receiver_haproxy_tcp() {
   backend 7001
-  cat >"$dir/haproxy.cfg" <<END
-defaults
-  timeout connect 5s
-  timeout client 10s
-  timeout server 10s
+  haproxy_conf <<END
 listen l
   mode tcp
   bind 127.0.0.1:7000 accept-proxy
@@ -52,11 +16,7 @@ END
 }
 
 receiver_haproxy_http() {
-  cat >"$dir/haproxy.cfg" <<END
-defaults
-  timeout connect 5s
-  timeout client 10s
-  timeout server 10s
+  haproxy_conf <<END
 frontend l
   mode http
   bind 127.0.0.1:7000 accept-proxy
@@ -66,10 +26,6 @@ frontend l
 END
   start 7000 haproxy -db -f "$dir/haproxy.cfg"
   judge "HAProxy $(version haproxy)" 7000 --as http --client-log "$dir/log"
-}
-
-nginx_conf() { # stdin: the blocks
-  { echo "include /usr/share/nginx/modules-available/*.conf; daemon off; pid $dir/pid; error_log $dir/errors info; events {}"; cat; } >"$dir/nginx.conf"
 }
 
 receiver_nginx_http() {
@@ -274,9 +230,6 @@ receiver_go_mmproxy() {
   start 7000 go-mmproxy -l 127.0.0.1:7000 -4 127.0.0.1:7001 -6 '[::1]:7001' -v 2
   judge "go-mmproxy $(version go-mmproxy)" 7000 --as echo --client-log "$dir/clients"
 }
-
-# has NAME: the module is there. Prints its version.
-has() { cat "$home/modules/$1.version" 2>/dev/null || { echo "    can't be had here" >&2; return 1; }; }
 
 receiver_mmproxy_rs() {
   local version

@@ -22,11 +22,7 @@ request() { curl -sm 3 -o /dev/null "http://${1-127.0.0.1}:7000/" || true; }
 
 haproxy_sends() {
   await "HAProxy $(version haproxy), \`$1\`"
-  cat >"$dir/haproxy.cfg" <<END
-defaults
-  timeout connect 5s
-  timeout client 10s
-  timeout server 10s
+  haproxy_conf <<END
 listen l
   mode tcp
   bind 127.0.0.1:7000
@@ -42,11 +38,7 @@ sender_haproxy_v2() { haproxy_sends send-proxy-v2; }
 sender_haproxy_options() { haproxy_sends "send-proxy-v2 proxy-v2-options crc32c,unique-id,ssl,cert-cn,authority"; }
 sender_haproxy_check() {
   await "HAProxy $(version haproxy), a health check"
-  cat >"$dir/haproxy.cfg" <<END
-defaults
-  timeout connect 5s
-  timeout client 10s
-  timeout server 10s
+  haproxy_conf <<END
 listen l
   mode tcp
   bind 127.0.0.1:7000
