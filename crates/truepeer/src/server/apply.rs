@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::io::Errno;
 use tracing::{error, info};
-use truepeer_https::Https;
 use truepeer_https::challenges::Challenges;
 use truepeer_https::origin::HealthTable;
+use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{Bans, BansAt};
 use truepeer_relay::udp::moving::MovingFlow;
 use truepeer_relay::{Relay, Splicing, StaysReason};
@@ -242,13 +242,7 @@ impl Engines {
         let id = self.id(listener.key);
         self.ban_at(listener);
         if listener.config.needs_https() {
-            let ids = self.site_ids(listener);
-            let rules = rules::https(
-                listener,
-                marks,
-                &rules::Common { health: &self.health, challenges: &self.challenges },
-                &ids,
-            );
+            let rules = self.https_rules(listener, marks);
             self.https()?.open(id, rules, inherited)
         } else {
             let addresses = self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)?;
@@ -271,13 +265,7 @@ impl Engines {
         let id = self.id(listener.key);
         self.ban_at(listener);
         if listener.config.needs_https() {
-            let ids = self.site_ids(listener);
-            let rules = rules::https(
-                listener,
-                marks,
-                &rules::Common { health: &self.health, challenges: &self.challenges },
-                &ids,
-            );
+            let rules = self.https_rules(listener, marks);
             self.https()?.set_rules(id, rules)
         } else {
             self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))?;
@@ -286,6 +274,12 @@ impl Engines {
             }
             Ok(())
         }
+    }
+
+    fn https_rules(&mut self, listener: &CheckedListener, marks: &Marks) -> HttpsRules {
+        let ids = self.site_ids(listener);
+        let common = rules::Common { health: &self.health, challenges: &self.challenges };
+        rules::https(listener, marks, &common, &ids)
     }
 
     /// The listener's policy refuses who is banned, at any moment.
