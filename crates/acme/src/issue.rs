@@ -171,8 +171,13 @@ fn account(settings: &Settings, authority: &Authority) -> Result<Account, Failur
     let failed = |error| Failure::of("account", &error, authority.pause());
     let kept = state::account(settings).map_err(|error| Failure::new(format!("account: {error}")))?;
     if let Some(json) = kept {
-        let credentials: AccountCredentials = serde_json::from_slice(&json)
-            .map_err(|error| Failure::new(format!("account: its file is damaged: {error}")))?;
+        let credentials: AccountCredentials = serde_json::from_slice(&json).map_err(|error| {
+            let file = state::account_file(settings);
+            Failure::new(format!(
+                "account: {} is damaged ({error}): remove it, and truepeer makes a new account",
+                file.display()
+            ))
+        })?;
         let builder = Account::builder_with_http(Box::new(authority.clone()));
         return wait(builder.from_credentials(credentials)).map_err(failed);
     }

@@ -6,7 +6,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -46,8 +46,10 @@ impl Stored {
 /// # Errors
 /// The file can't be read, or is damaged.
 pub fn stored(settings: &Settings, names: &[String]) -> io::Result<Option<Stored>> {
-    let Some(pem) = read(certificate(settings, names))? else { return Ok(None) };
-    Stored::of(pem).map(Some).ok_or_else(|| io::Error::other("it contains no certificate"))
+    let path = certificate(settings, names);
+    let Some(pem) = read(&path)? else { return Ok(None) };
+    let wrong = || io::Error::other(format!("{} contains no certificate: remove it", path.display()));
+    Stored::of(pem).map(Some).ok_or_else(wrong)
 }
 
 /// Keeps a certificate.
@@ -57,7 +59,7 @@ pub(crate) fn store(settings: &Settings, names: &[String], pem: &[u8]) -> io::Re
 
 /// The account's credentials.
 pub(crate) fn account(settings: &Settings) -> io::Result<Option<Vec<u8>>> {
-    read(account_file(settings))
+    read(&account_file(settings))
 }
 
 pub(crate) fn store_account(settings: &Settings, json: &[u8]) -> io::Result<()> {
@@ -84,7 +86,7 @@ fn certificate(settings: &Settings, names: &[String]) -> PathBuf {
     settings.state.join(format!("{}.{name}.pem", authority(settings)))
 }
 
-fn account_file(settings: &Settings) -> PathBuf {
+pub(crate) fn account_file(settings: &Settings) -> PathBuf {
     settings.state.join(format!("{}.account.json", authority(settings)))
 }
 
@@ -94,11 +96,11 @@ fn authority(settings: &Settings) -> String {
     url.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
 }
 
-fn read(path: PathBuf) -> io::Result<Option<Vec<u8>>> {
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
     }
 }
 
@@ -145,8 +147,9 @@ mod tests {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let other = Settings { directory: "https://other.test/dir".to_owned(), ..settings.clone() };
         assert!(stored(&other, &names).unwrap().is_none());
-        std::fs::write(file, "damaged").unwrap();
-        assert!(stored(&settings, &names).is_err());
+        std::fs::write(&file, "damaged").unwrap();
+        let error = stored(&settings, &names).map(drop).unwrap_err().to_string();
+        assert_eq!(error, format!("{} contains no certificate: remove it", file.display()));
         std::fs::remove_dir_all(&settings.state).unwrap();
     }
 
