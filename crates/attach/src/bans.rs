@@ -56,7 +56,7 @@ impl AttachedBans {
                 set = set.and(Err(failure.into()));
                 continue;
             }
-            // Bans are in force by now; somewhere else they still should be.
+            // The bans are in force here: go on with the other network namespaces.
             if let Err(error) = cut(place, table) {
                 tell!("warning: connections that are open go on: {error:#}");
             }

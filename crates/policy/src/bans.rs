@@ -17,7 +17,7 @@ use crate::claims::{SpecialRange, without_nat64};
 use crate::prefixes::parse_prefix;
 
 /// Whom a ban is for: a prefix in canonical form. An IPv4-mapped address, and one under the well-known NAT64
-/// prefix, is its IPv4 address. It never has everybody.
+/// prefix, is its IPv4 address. It is never a whole family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BannedPrefix(IpNet);
 
