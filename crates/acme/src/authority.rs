@@ -57,6 +57,7 @@ impl Authority {
         let bare = host.trim_matches(['[', ']']);
         let tcp = connect(bare, uri.port_u16().unwrap_or(443))
             .map_err(|error| io::Error::new(error.kind(), format!("can't reach {host}: {error}")))?;
+        let tcp = Limited { tcp, until: Instant::now() + EXCHANGE };
         let name = ServerName::try_from(bare.to_owned()).map_err(io::Error::other)?;
         let session = ClientConnection::new(Arc::clone(&self.tls), name).map_err(io::Error::other)?;
         let mut stream = StreamOwned::new(session, tcp);
@@ -112,11 +113,7 @@ fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut failure = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, STEP) {
-            Ok(stream) => {
-                stream.set_read_timeout(Some(STEP))?;
-                stream.set_write_timeout(Some(STEP))?;
-                return Ok(stream);
-            }
+            Ok(stream) => return Ok(stream),
             Err(error) => failure = error,
         }
     }
@@ -152,7 +149,7 @@ fn written(method: &Method, target: &str, authority: &str, fields: &HeaderMap, b
 /// Reads the final response.
 fn read(stream: &mut impl Read, is_head: bool) -> io::Result<Response<Bytes>> {
     let limits = HttpLimits::default();
-    let mut input = Input { stream, bytes: Vec::new(), until: Instant::now() + EXCHANGE };
+    let mut input = Input { stream, bytes: Vec::new() };
     let mut head = ResponseHead::default();
     loop {
         let mut end = HeadEnd::default();
@@ -202,18 +199,47 @@ fn read(stream: &mut impl Read, is_head: bool) -> io::Result<Response<Bytes>> {
     response.body(Bytes::from(body)).map_err(io::Error::other)
 }
 
+/// A connection that ends at a moment, however slowly its other side goes on, also in a handshake.
+struct Limited {
+    tcp: TcpStream,
+    until: Instant,
+}
+
+impl Limited {
+    /// The time for the next step.
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let is_over = || io::Error::new(io::ErrorKind::TimedOut, "it takes too long to answer");
+        (!left.is_zero()).then_some(left.min(STEP)).ok_or_else(is_over)
+    }
+}
+
+impl Read for Limited {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.tcp.set_read_timeout(Some(self.left()?))?;
+        self.tcp.read(buffer)
+    }
+}
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.tcp.set_write_timeout(Some(self.left()?))?;
+        self.tcp.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.tcp.flush()
+    }
+}
+
 /// Bytes that were read and not used.
 struct Input<'a, R> {
     stream: &'a mut R,
     bytes: Vec<u8>,
-    until: Instant,
 }
 
 impl<R: Read> Input<'_, R> {
     fn more(&mut self) -> io::Result<()> {
-        if Instant::now() >= self.until {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
         let mut buffer = [0; 8192];
         match self.stream.read(&mut buffer)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -296,6 +322,25 @@ mod tests {
         let error = authority.exchange(request).unwrap_err();
         assert_eq!(error.to_string(), "127.0.0.1 ended the connection");
         ends.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_sends_byte_by_byte_does_not_hold_up_the_thread() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = connect("127.0.0.1", listener.local_addr().unwrap().port()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let slow = std::thread::spawn(move || {
+            while server.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let began = Instant::now();
+        let mut limited = Limited { tcp, until: began + Duration::from_millis(100) };
+        let error = limited.read_to_end(&mut Vec::new()).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        drop(limited);
+        slow.join().unwrap();
     }
 
     #[test]
