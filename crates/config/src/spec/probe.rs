@@ -27,7 +27,7 @@ pub struct ProbeArgs {
     pub client_log: Option<PathBuf>,
     #[arg(long, conflicts_with = "listen")]
     pub stranger: bool,
-    #[arg(long, value_parser = values::positive_duration)]
+    #[arg(long, value_parser = patience)]
     pub patience: Option<Duration>,
     #[arg(long, conflicts_with = "target")]
     pub count: Option<NonZeroUsize>,
@@ -35,6 +35,14 @@ pub struct ProbeArgs {
     pub yes_i_may: Vec<IpAddr>,
     #[arg(long)]
     pub json: bool,
+}
+
+/// A receiver that answers nothing is waited for some hundred times.
+const MOST_PATIENCE: Duration = Duration::from_secs(600);
+
+fn patience(text: &str) -> Result<Duration, String> {
+    let time = values::positive_duration(text)?;
+    if time <= MOST_PATIENCE { Ok(time) } else { Err("expected at most 10m".to_owned()) }
 }
 
 /// `7000`, `:7000` or `127.0.0.1:7000`.
@@ -47,7 +55,17 @@ fn port_or_address(text: &str) -> Result<SocketAddr, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::port_or_address;
+    use std::time::Duration;
+
+    use super::{patience, port_or_address};
+
+    #[test]
+    fn patience_has_an_end() {
+        assert_eq!(patience("10m"), Ok(Duration::from_secs(600)));
+        let refused = [format!("{}", u64::MAX), "601".to_owned()].map(|text| patience(&text));
+        assert_eq!(refused.map(|refused| refused.unwrap_err()), ["expected at most 10m"; 2]);
+        assert!(patience("0").is_err());
+    }
 
     #[test]
     fn a_port_alone_is_every_address() {
