@@ -171,11 +171,12 @@ impl BanTable {
     /// The kernel can't end them.
     pub fn cut(&self) -> Result<usize, AttachError> {
         let (mut tables, boot) = (Tables::open(&self.place)?, since_boot());
-        let mut ended = self.forget_flows(&mut tables, boot)?;
+        let (mut ended, mut refused) = (self.forget_flows(&mut tables, boot)?, None);
         for round in 0..ROUNDS {
             if round > 0 {
                 std::thread::sleep(PAUSE);
             }
+            refused = None;
             let mut keys = Vec::new();
             for (key, flow) in tables.flows().into_iter().chain(tables.established()) {
                 if self.is_banned(&tables, &key, &flow, boot)? {
@@ -194,13 +195,17 @@ impl BanTable {
             };
             let mut kernel = SockDiag::open().map_err(failed)?;
             for socket in kernel.connections().map_err(failed)? {
-                if keys.binary_search(&cut::key(&socket)).is_ok() {
-                    kernel.destroy(&socket).map_err(failed)?;
-                    ended += 1;
+                if keys.binary_search(&cut::key(&socket)).is_err() {
+                    continue;
+                }
+                // Older kernels can't end a connection that its owner is just closing: end the others.
+                match kernel.destroy(&socket) {
+                    Ok(()) => ended += 1,
+                    Err(error) => refused = Some(failed(error)),
                 }
             }
         }
-        Ok(ended)
+        refused.map_or(Ok(ended), Err)
     }
 
     /// The answers to clients who are banned end; their datagrams are refused already.

@@ -216,6 +216,16 @@ fn is_too_big(error: &(dyn std::error::Error + 'static)) -> bool {
     })
 }
 
+/// Whether what was removed from a table was there.
+pub(crate) fn was_there(removed: Result<(), MapError>) -> Result<bool, MapError> {
+    match removed {
+        Ok(()) => Ok(true),
+        Err(MapError::KeyNotFound) => Ok(false),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use aya::programs::ProgramError;
@@ -232,5 +242,16 @@ mod tests {
         };
         assert!(said(libc::E2BIG).contains("64 programs of its kind are already attached there"));
         assert_eq!(said(libc::EPERM), "tcp_end can't be attached to /sys/fs/cgroup");
+    }
+
+    #[test]
+    fn what_is_gone_already_needs_no_removal() {
+        let of = |kind: io::ErrorKind| {
+            let error = SyscallError { call: "bpf_map_delete_elem", io_error: kind.into() };
+            was_there(Err(MapError::SyscallError(error)))
+        };
+        assert!(was_there(Ok(())).unwrap() && !of(io::ErrorKind::NotFound).unwrap());
+        assert!(!was_there(Err(MapError::KeyNotFound)).unwrap());
+        assert!(of(io::ErrorKind::PermissionDenied).is_err());
     }
 }

@@ -13,7 +13,7 @@ use ipnet::Ipv6Net;
 use truepeer_policy::HeaderRule;
 
 use crate::counters::COUNTERS;
-use crate::error::AttachError;
+use crate::error::{AttachError, was_there};
 use crate::groups::{self, List};
 use crate::layout::{
     Address, Backend, FlowKey, Port, RawFlow, RawPending, RawUdpPort, Settings, Terms, UdpFlow, UdpKey,
@@ -271,10 +271,10 @@ impl Tables {
         self.forget_these_udp_flows(&keys)
     }
 
-    /// Removes these.
+    /// Removes these. The programs may have forgotten some since they were listed (LRU).
     pub(crate) fn forget_these_udp_flows(&mut self, keys: &[UdpKey]) -> Result<(), AttachError> {
         keys.iter()
-            .try_for_each(|key| self.udp_flows.remove(key))
+            .try_for_each(|key| was_there(self.udp_flows.remove(key)).map(drop))
             .map_err(AttachError::map("removing from", "tp_udp_flows"))
     }
 

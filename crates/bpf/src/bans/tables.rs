@@ -1,7 +1,6 @@
 //! The tables of bans: single addresses, a filter before them, and prefixes (`c/attach/bans.h`).
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use ipnet::Ipv6Net;
 use truepeer_policy::without_nat64;
 
 use super::nanos;
-use crate::error::AttachError;
+use crate::error::{AttachError, was_there};
 use crate::layout::{Address, BanKey, RawBan};
 use crate::place::Place;
 
@@ -86,12 +85,7 @@ impl BanTables {
     pub(super) fn remove(&mut self, prefix: &BanPrefix) -> Result<bool, AttachError> {
         let (trie, name) =
             if is_host(&prefix.1) { (&mut self.hosts, HOSTS) } else { (&mut self.prefixes, PREFIXES) };
-        match trie.remove(&trie_key(prefix)) {
-            Ok(()) => Ok(true),
-            Err(MapError::KeyNotFound) => Ok(false),
-            Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(AttachError::map("removing from", name)(error)),
-        }
+        was_there(trie.remove(&trie_key(prefix))).map_err(AttachError::map("removing from", name))
     }
 
     /// After this many removals: what there may still be.
