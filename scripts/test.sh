@@ -72,8 +72,9 @@ print_failures() {
   done
 }
 
-# The tests of the workspace. Those of packets mostly wait for repeated segments and time-outs, so they run beside all others.
-packet_tests=(attach packets links model udp_model splice)
+# The tests of the workspace. Those of packets, and of probe, mostly wait for repeated segments and time-outs, so they
+# run beside all others.
+packet_tests=(attach packets links model udp_model splice judged simulated)
 check_workspace_tests() {
   local start=$SECONDS others=() packets=() name status of_packets besides
   check tests-build cargo test --workspace --no-run
@@ -101,7 +102,7 @@ run_beside() { # the process of the tests of packets
   until grep -qs '^ *Running ' "$logs/tests.log" && grep -qs '^ *Running ' "$logs/tests-packets.log" || ! kill -0 "$1" 2>/dev/null; do
     sleep 1
   done
-  for name in doc doc_program agent_clippy agent_build; do
+  for name in doc doc_private agent_clippy agent_build; do
     "$name" >"$logs/$name.beside" 2>&1
     echo "$?" >"$logs/$name.status"
   done
@@ -113,8 +114,9 @@ beside() {
 }
 agent=(--manifest-path crates/agent/Cargo.toml)
 doc() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q; }
-# Without --document-private-items rustdoc reads only what the library exports: `main`.
-doc_program() { RUSTDOCFLAGS="-D warnings" cargo doc -p truepeer -p truepeer-ops -p truepeer-routes -p truepeer-config -p truepeer-cli -p truepeer-run -p truepeer-vpp -p truepeer-privilege -p truepeer-attach --no-deps --document-private-items -q; }
+# Of a program, rustdoc reads without this only what it exports: `main`. Of all crates, as above: of a few, their
+# dependencies would have other features and be built again.
+doc_private() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items -q; }
 agent_clippy() { cargo clippy "${agent[@]}" --target-dir "$target" --all-targets -q -- -D warnings; }
 agent_build() { cargo test "${agent[@]}" --target-dir "$target" --no-run -q; }
 
@@ -195,7 +197,7 @@ check dependencies with_each_awk scripts/dependencies.sh
 check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 check_workspace_tests
 check doc beside doc
-check doc-program beside doc_program
+check doc-private beside doc_private
 check agent-format cargo fmt "${agent[@]}" --check
 check agent-clippy beside agent_clippy
 check agent-build beside agent_build

@@ -1,12 +1,12 @@
 //! The harness: runs each test in its own namespaces, with a time limit. Tests can be skipped.
 
-use std::{env, fs, io};
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
+use std::{env, fs, io};
 
 use anyhow::Context;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -231,7 +231,9 @@ pub(crate) fn isolate() -> anyhow::Result<()> {
 /// machine's, which has hundreds of thousands of places, each look for a listener takes milliseconds.
 pub(crate) fn small_tables_within() -> anyhow::Result<()> {
     match fs::write("/proc/sys/net/ipv4/tcp_child_ehash_entries", CONNECTION_TABLE) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("tcp_child_ehash_entries"),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).context("tcp_child_ehash_entries")
+        }
         _ => Ok(()), // Linux before 6.1 has one table for all
     }
 }

@@ -146,7 +146,7 @@ pub(super) fn has_ready() -> bool {
     READY.with_borrow(|ready| !ready.is_empty())
 }
 
-/// The implementation of a task's [`Waker`].
+/// The implementation of a task's [`std::task::Waker`].
 pub(super) struct TaskWaker {
     key: Key,
     /// The task is queued and has not been polled since.

@@ -2,13 +2,14 @@
 //! that come in one moment, sessions that are stuck while memory is limited.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::account::{self, read_account};
 use truepeer_testbed::crowd::{begin_to_connect, gather_saying, nth_client};
-use truepeer_testbed::{Bed, Behaviour, Running, Test, skip, sockets};
+use truepeer_testbed::sockets::{self, SocketEntry};
+use truepeer_testbed::{Bed, Behaviour, Running, Test, skip};
 
 use crate::faults::{Load, Outcome, start_backend};
 use crate::kernel::{ControlGroup, stuck_session};
@@ -105,16 +106,37 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
             let lines: Vec<_> = log.lines().filter(|line| line.contains(&client)).collect();
             format!("session {number}: {lines:?}")
         };
+        let mut by_kernel = 0;
         for (number, (mut stream, expected)) in streams.into_iter().zip(expected).enumerate() {
             let (answer, end) = read_account(&mut stream);
+            if end.is_err() && backend_knows_no_reset(client(number))? {
+                by_kernel += 1;
+                continue;
+            }
             end.with_context(|| said(number))?;
             ensure!(answer == expected, "session {number}: {answer:?} instead of {expected}");
         }
+        eprintln!("{AT_ONCE} at once: {by_kernel} were reset by the kernel alone");
+        ensure!(by_kernel <= MOST_BY_KERNEL, "{by_kernel} were reset by the kernel alone");
         load.wait_for_more()
     })?;
     ensure!(truepeer.is_alive());
     load.none_failed()
 }
+
+/// Whether the backend's socket is still connected with this client, although truepeer has been told of a reset.
+/// Then the reset was not the backend's. The kernel can make one: it looks for a segment's socket without a lock,
+/// and may find neither the request nor the new socket while one takes the other's place (`inet_ehash_insert()`,
+/// on two processors).
+fn backend_knows_no_reset(client: SocketAddr) -> anyhow::Result<bool> {
+    let backend: SocketAddr = BACKEND_V4.parse()?;
+    let ends = |socket: &SocketEntry| (socket.local, socket.remote, socket.state);
+    Ok(sockets::all().iter().any(|socket| ends(socket) == (backend, client, ESTABLISHED)))
+}
+
+/// As in the kernel's `enum tcp_state`.
+const ESTABLISHED: u8 = 1;
+const MOST_BY_KERNEL: usize = 3;
 
 /// All memory of the process, and what the kernel holds for it, but TCP's buffers. All sessions together may
 /// hold 256 MiB of copied data and 64 MiB of headers (`session::budget`).
