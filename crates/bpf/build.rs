@@ -42,7 +42,8 @@ fn main() -> ExitCode {
         println!("cargo::rustc-cfg=test_programs");
     }
     let Err(reason) = compile_all(for_tests) else { return ExitCode::SUCCESS };
-    // Only then: with a variable, a shell that has another PATH would build everything above this crate again.
+    // Only then: with a variable, a shell that has another PATH would build everything above this crate
+    // again.
     println!("cargo::rerun-if-env-changed=PATH");
     println!("cargo::rerun-if-env-changed=TRUEPEER_REQUIRE_CLANG");
     if env::var_os("TRUEPEER_REQUIRE_CLANG").is_some_and(|value| value == "1") {

@@ -227,8 +227,8 @@ pub(crate) fn isolate() -> anyhow::Result<()> {
     topology::ip_here(&["link set lo up"])
 }
 
-/// Gives each network namespace that is made in the calling thread's a table of connections of its own. In the
-/// machine's, which has hundreds of thousands of places, each look for a listener takes milliseconds.
+/// Gives each network namespace that is made in the calling thread's a table of connections of its own. In
+/// the machine's, which has hundreds of thousands of places, each look for a listener takes milliseconds.
 pub(crate) fn small_tables_within() -> anyhow::Result<()> {
     match fs::write("/proc/sys/net/ipv4/tcp_child_ehash_entries", CONNECTION_TABLE) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -27,8 +27,8 @@ pub(crate) fn wait_until(
         }
         let waited = begin.elapsed();
         anyhow::ensure!(waited < limit, "timed out after {limit:?}");
-        // Many states are asked of other programs: the longer it takes, the less often, or the question itself
-        // would keep the processor from what is waited for.
+        // Many states are asked of other programs: the longer it takes, the less often, or the question
+        // itself would keep the processor from what is waited for.
         thread::sleep((waited / 8).clamp(PERIODS[0], PERIODS[1]));
     }
 }

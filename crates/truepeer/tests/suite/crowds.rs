@@ -124,10 +124,10 @@ fn in_one_moment(bed: &Bed) -> anyhow::Result<()> {
     load.none_failed()
 }
 
-/// Whether the backend's socket is still connected with this client, although truepeer has been told of a reset.
-/// Then the reset was not the backend's. The kernel can make one: it looks for a segment's socket without a lock,
-/// and may find neither the request nor the new socket while one takes the other's place (`inet_ehash_insert()`,
-/// on two processors).
+/// Whether the backend's socket is still connected with this client, although truepeer has been told of a
+/// reset. Then the reset was not the backend's. The kernel can make one: it looks for a segment's socket
+/// without a lock, and may find neither the request nor the new socket while one takes the other's place
+/// (`inet_ehash_insert()`, on two processors).
 fn backend_knows_no_reset(client: SocketAddr) -> anyhow::Result<bool> {
     let backend: SocketAddr = BACKEND_V4.parse()?;
     let ends = |socket: &SocketEntry| (socket.local, socket.remote, socket.state);
