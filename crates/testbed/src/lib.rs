@@ -33,9 +33,9 @@
 //! ```
 //!
 //! A test that finds that the machine lacks something returns [`skip()`]. It is then listed with its reason
-//! and counted as ignored, never as passed. Tests always wait for a state, with a deadline ([`Bed::wait_for`],
-//! [`Running::wait_listening`], [`Running::wait_for_log`]); none sleeps to get the timing right. On failure
-//! the harness prints the last lines of each program's log.
+//! and counted as ignored, never as passed. Tests always wait for a state, with a deadline
+//! ([`Bed::wait_for`], [`Running::wait_listening`], [`Running::wait_for_log`]); none sleeps to get the
+//! timing right. On failure the harness prints the last lines of each program's log.
 
 #![forbid(unsafe_code)]
 
