@@ -60,7 +60,8 @@ fn page() -> String {
         let _ = write!(page, "\n## truepeer {name}\n\n{about}.\n");
         let mut args: Vec<&Arg> = options(command);
         args.sort_by_key(|arg| table::find(which(name), &key(arg)).map(|(place, _)| place));
-        let mut heading = "";
+        // As `--help` does: a heading stands once, where its first option has it.
+        let mut groups: Vec<(&str, String)> = Vec::new();
         let mut same: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for arg in args {
             let (_, row) =
@@ -74,12 +75,16 @@ fn page() -> String {
                 same.entry(earlier).or_default().push(cells[0].clone());
                 continue;
             }
-            if row.heading() != heading {
-                heading = row.heading();
-                let _ = write!(page, "\n### {heading}\n\n");
-            }
-            let _ = writeln!(page, "- {}{}: {}", cells[0], cells[1], cells[2]);
+            let place =
+                groups.iter().position(|(heading, _)| *heading == row.heading()).unwrap_or_else(|| {
+                    groups.push((row.heading(), String::new()));
+                    groups.len() - 1
+                });
+            let _ = writeln!(groups[place].1, "- {}{}: {}", cells[0], cells[1], cells[2]);
             explained.insert(cells, name);
+        }
+        for (heading, options) in groups {
+            let _ = write!(page, "\n### {heading}\n\n{options}");
         }
         for (earlier, options) in same {
             let _ = writeln!(page, "\nAs for [{earlier}](#truepeer-{earlier}): {}.", options.join(", "));
