@@ -178,7 +178,7 @@ impl Taking {
     pub(in crate::server) fn bans(&mut self, bans: &Bans) {
         let taken = std::mem::replace(&mut self.bans, Ok(Vec::new()));
         if let Err(error) = taken.and_then(|taken| Ok(bans.set(taken)?)) {
-            warn!("the bans of the old process are lost: {error:#}");
+            warn!("no bans are taken over (a version without bans has none): {error:#}");
         }
     }
 
