@@ -38,7 +38,8 @@ impl Pattern {
     }
 }
 
-/// The eight bytes around this position, of a mixed counter: no period could hide a lost segment.
+/// The eight bytes of which this position is one. They are a mixed counter, without a period that could
+/// hide a lost segment.
 fn word_at(position: u64) -> [u8; 8] {
     let word = (position / 8).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (word ^ (word >> 29)).to_le_bytes()

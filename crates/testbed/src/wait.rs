@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// well, and other tests may keep the machine busy.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// How soon a state is looked at again: first, and at the latest.
+/// A state is looked at again after the first of these, later after up to the second.
 const PERIODS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
 
 /// Waits until `holds` returns true. Fails after [`WAIT_LIMIT`] with the state's name in the message.
