@@ -1,8 +1,9 @@
 # Shared by the other scripts; to be sourced.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-for dir in "$HOME/.cargo/bin" /usr/sbin /sbin; do
-  case ":$PATH:" in *":$dir:"*) ;; *) PATH=$PATH:$dir ;; esac
+for programs in "$HOME/.cargo/bin" /usr/sbin /sbin; do
+  case ":$PATH:" in *":$programs:"*) ;; *) PATH=$PATH:$programs ;; esac
 done
+unset programs
 export PATH
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
