@@ -7,13 +7,14 @@ use aya::programs::{
     CgroupSkb, CgroupSockAddr, Program, ProgramError, ProgramType, SchedClassifier, SkLookup, SockOps,
 };
 use aya::sys::{BpfHelper, is_helper_supported};
+use typed_arena::Arena;
 
 use crate::cgroup::{Cgroups, Named};
 use crate::device::Device;
 use crate::error::AttachError;
 use crate::layout::{MAX_PORTS, MAX_SLOTS};
 use crate::links::{self, Stage};
-use crate::load::{Global, Loaded, load, load_calling, load_first};
+use crate::load::{Global, Loaded, Loader};
 use crate::place::Place;
 use crate::programs::{
     BACKSTOP, Object, PEER_NAME, TCP_EGRESS, TCP_END, TCP_INGRESS, UDP_EGRESS, UDP_INGRESS, UDP_SEND,
@@ -98,7 +99,9 @@ fn attach_all(
     let tcp_ports = &whole.tcp_ports;
     let sizes = Sizes::of(&whole.rules, !tcp_ports.is_empty())?;
     let mut aside = Aside::put(place, &sizes)?;
-    let prepared = prepare_with(place, whole, devices, cgroups, &sizes, &mut aside);
+    let globals = Arena::new();
+    let mut loader = Loader::new(place, &globals);
+    let prepared = prepare_with(place, whole, devices, cgroups, &sizes, &mut aside, &mut loader);
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -107,13 +110,13 @@ fn attach_all(
             return Err(error);
         }
     };
-    let installed = install(place, rules, others, whole, devices, cgroups, &mut prepared);
+    let installed = install(place, rules, others, whole, devices, cgroups, &mut prepared, &mut loader);
     if installed.is_err() {
         // Report the first error.
         let is_exchanged = aside.is_any();
         let _ = aside.put_back();
         if is_exchanged {
-            let _ = put_programs_back(place, whole, devices, cgroups);
+            let _ = put_programs_back(place, whole, devices, cgroups, &mut loader);
         }
         let _ = prepared.tables.resume();
         return installed;
@@ -140,13 +143,14 @@ fn prepare_with(
     cgroups: &Cgroups,
     sizes: &Sizes,
     aside: &mut Aside,
+    loader: &mut Loader<'_>,
 ) -> Result<Prepared, AttachError> {
-    let mut prepared = prepare(place, whole, devices, cgroups, sizes)?;
+    let mut prepared = prepare(place, whole, devices, cgroups, sizes, loader)?;
     if !aside.has_tcp() || may_exchange(&mut prepared.tables, aside)? {
         return Ok(prepared);
     }
     aside.put_tcp_back()?;
-    let prepared = prepare(place, whole, devices, cgroups, sizes)?;
+    let prepared = prepare(place, whole, devices, cgroups, sizes, loader)?;
     let kept_max_flows = size_of(place, "tp_flows")?;
     let has_changed = kept_max_flows != whole.rules.max_flows.get();
     Ok(Prepared { kept_max_flows: has_changed.then_some(kept_max_flows), ..prepared })
@@ -171,21 +175,25 @@ fn prepare(
     devices: &[Device],
     cgroups: &Cgroups,
     sizes: &Sizes,
+    loader: &mut Loader<'_>,
 ) -> Result<Prepared, AttachError> {
     let Whole { rules, tcp_ports } = whole;
     // This creates the tables, of TCP and UDP.
-    let sends = load_first(UDP_SEND, place, &[netns_cookie(place), Global::Slots(sizes.slots())], sizes)?;
-    let others = Global::other_ports(tcp_ports.iter().copied());
+    loader.size(sizes.all());
+    loader.set(Global::NetnsCookie(place.netns_cookie()));
+    loader.set(Global::Slots(sizes.slots()));
+    let sends = loader.load(UDP_SEND)?;
     let named = Named::of(cgroups)?;
-    let globals = [others, Global::HasHooksInside(named.has_hooks_inside)];
+    loader.set(Global::other_ports(tcp_ports.iter().copied()));
+    loader.set(Global::HasHooksInside(named.has_hooks_inside));
     let wanted = stages_for(rules, !tcp_ports.is_empty());
     let mut stages = Vec::new();
     let mut function = again::kernel_function();
     for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&wanted, stage)) {
-        let mut kinds = load_by_kind(object, place, devices, &globals, function);
+        let mut kinds = load_by_kind(object, devices, function, loader);
         // Without its compiler, the kernel lets no program call its functions.
         if kinds.is_err() && object.name == TCP_INGRESS.name && function.take().is_some() {
-            kinds = load_by_kind(object, place, devices, &globals, None);
+            kinds = load_by_kind(object, devices, None, loader);
         }
         stages.push((kinds?, stage));
     }
@@ -200,9 +208,10 @@ fn put_programs_back(
     whole: &Whole,
     devices: &[Device],
     cgroups: &Cgroups,
+    loader: &mut Loader<'_>,
 ) -> Result<(), AttachError> {
-    let mut prepared = prepare(place, whole, devices, cgroups, &Sizes::in_place(place)?)?;
-    attach_programs(place, whole, devices, cgroups, &mut prepared).map(drop)
+    let mut prepared = prepare(place, whole, devices, cgroups, &Sizes::in_place(place)?, loader)?;
+    attach_programs(place, whole, devices, cgroups, &mut prepared, loader).map(drop)
 }
 
 fn install(
@@ -213,11 +222,12 @@ fn install(
     devices: &[Device],
     cgroups: &Cgroups,
     prepared: &mut Prepared,
+    loader: &mut Loader<'_>,
 ) -> Result<Attached, AttachError> {
     let all = &whole.rules;
     let taken_over = prepared.tables.flows().len();
     let left = prepared.tables.left_by(all)?;
-    let stages = attach_programs(place, whole, devices, cgroups, prepared)?;
+    let stages = attach_programs(place, whole, devices, cgroups, prepared, loader)?;
     prepared.tables.apply(rules, prepared.begins_again, others)?;
     match others {
         // Their devices stay, too.
@@ -239,14 +249,14 @@ fn attach_programs(
     devices: &[Device],
     cgroups: &Cgroups,
     prepared: &mut Prepared,
+    loader: &mut Loader<'_>,
 ) -> Result<Vec<Stage>, AttachError> {
     let Whole { rules: all, tcp_ports } = whole;
-    let other_ports = Global::other_ports(tcp_ports.iter().copied());
-    witness::stand(place, devices)?;
+    witness::stand(place, devices, loader)?;
     if !tcp_ports.is_empty() {
-        attach_hooks(place, cgroups, &other_ports)?;
+        attach_hooks(place, cgroups, loader)?;
     }
-    attach_backstop(place, cgroups, &prepared.named, &other_ports, !all.udp_ports.is_empty())?;
+    attach_backstop(place, cgroups, &prepared.named, !all.udp_ports.is_empty(), loader)?;
     if !all.udp_ports.is_empty() {
         attach_send_hooks(place, cgroups, &mut prepared.sends)?;
     }
@@ -295,16 +305,15 @@ struct ForKind {
 
 fn load_by_kind(
     object: Object,
-    place: &Place,
     devices: &[Device],
-    more: &[Global],
     function: Option<u32>,
+    loader: &mut Loader<'_>,
 ) -> Result<Vec<ForKind>, AttachError> {
     let kinds: BTreeSet<DeviceKind> = devices.iter().map(kind_of).collect();
     let load = |kind: DeviceKind| -> Result<ForKind, AttachError> {
-        let (link, filter) = (Global::LinkHeaderLen(kind.0), Global::HasStrictRpFilter(kind.1.into()));
-        let globals = [&[link, filter][..], more].concat();
-        let mut loaded = load_calling(object, place, &globals, function)?;
+        loader.set(Global::LinkHeaderLen(kind.0));
+        loader.set(Global::HasStrictRpFilter(kind.1.into()));
+        let mut loaded = loader.load_calling(object, function)?;
         classifier(&mut loaded, object.name)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(object.name, "the kernel"))?;
@@ -336,10 +345,6 @@ fn attach_stage(
     Ok(())
 }
 
-fn netns_cookie(place: &Place) -> Global {
-    Global::NetnsCookie(place.netns_cookie())
-}
-
 pub(crate) const SEND_HOOKS: [&str; 2] = ["udp_send4", "udp_send6"];
 
 /// The hooks that redirect answers to the sender.
@@ -353,13 +358,13 @@ fn attach_send_hooks(place: &Place, cgroups: &Cgroups, sends: &mut Loaded) -> Re
 }
 
 /// The hooks that show the client, and the one that sees sockets end.
-fn attach_hooks(place: &Place, cgroups: &Cgroups, others: &Global) -> Result<(), AttachError> {
-    let mut names = load(PEER_NAME, place, &[])?;
+fn attach_hooks(place: &Place, cgroups: &Cgroups, loader: &mut Loader<'_>) -> Result<(), AttachError> {
+    let mut names = loader.load(PEER_NAME)?;
     for name in ["peer_name4", "peer_name6"] {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
         links::attach_hook(place, program, name, &cgroups.all)?;
     }
-    let mut ends = load(TCP_END, place, &[netns_cookie(place), others.clone()])?;
+    let mut ends = loader.load(TCP_END)?;
     let program = ready(ends.program("tcp_end"), "tcp_end", |program: &mut SockOps| program.load())?;
     // For all sockets, whatever `--cgroup` says: otherwise flows of others would never be removed.
     links::attach_hook(place, program, "tcp_end", &cgroups.all)
@@ -371,19 +376,18 @@ fn attach_backstop(
     place: &Place,
     cgroups: &Cgroups,
     named: &Named,
-    others: &Global,
     has_udp: bool,
+    loader: &mut Loader<'_>,
 ) -> Result<(), AttachError> {
     // The kernel gives these programs packets from the IP header on.
-    let named = Global::Named(named.clone().into());
-    let mut globals = vec![Global::LinkHeaderLen(0), others.clone(), Global::HasUdp(has_udp.into()), named];
+    loader.set(Global::LinkHeaderLen(0));
+    loader.set(Global::HasUdp(has_udp.into()));
+    loader.set(Global::Named(named.clone().into()));
     // Linux 6.15. Where probing fails, `whereabouts` does as well.
     let tells_cookie =
         is_helper_supported(ProgramType::CgroupSkb, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false);
-    if tells_cookie {
-        globals.push(netns_cookie(place));
-    }
-    let mut loaded = load(BACKSTOP, place, &globals)?;
+    loader.set(Global::NetnsCookie(if tells_cookie { place.netns_cookie() } else { 0 }));
+    let mut loaded = loader.load(BACKSTOP)?;
     let name = "whereabouts";
     if !tells_cookie {
         let program = ready(loaded.program(name), name, |program: &mut SkLookup| program.load())?;

@@ -3,13 +3,13 @@
 use aya::programs::Program;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
+use typed_arena::Arena;
 
 use crate::again;
 use crate::cgroup::Named;
 use crate::error::AttachError;
 use crate::place::Place;
 use crate::programs::Object;
-use crate::sizes::Sizes;
 
 /// The programs of one object, ready to be attached. Its tables stay pinned when it is dropped.
 pub(crate) struct Loaded {
@@ -74,61 +74,54 @@ impl Global {
     }
 }
 
-/// Loads an object with its tables at `place`.
-pub(crate) fn load(object: Object, place: &Place, globals: &[Global]) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, &[], None)
+/// Loads the objects of one attachment. Making it reads the kernel's types, some 20 ms of CPU: as long as an
+/// object takes.
+pub(crate) struct Loader<'a> {
+    loader: EbpfLoader<'a>,
+    /// What it refers to.
+    globals: &'a Arena<Global>,
 }
 
-/// Likewise, with the number of the kernel's function in its call (`again.rs`).
-pub(crate) fn load_calling(
-    object: Object,
-    place: &Place,
-    globals: &[Global],
-    function: Option<u32>,
-) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, &[], function)
-}
-
-/// The same for the first object, which creates the tables with these sizes.
-pub(crate) fn load_first(
-    object: Object,
-    place: &Place,
-    globals: &[Global],
-    sizes: &Sizes,
-) -> Result<Loaded, AttachError> {
-    load_sized(object, place, globals, &sizes.all().collect::<Vec<_>>())
-}
-
-/// Likewise, with these tables' sizes.
-pub(crate) fn load_sized(
-    object: Object,
-    place: &Place,
-    globals: &[Global],
-    sizes: &[(&'static str, u32)],
-) -> Result<Loaded, AttachError> {
-    load_all(object, place, globals, sizes, None)
-}
-
-fn load_all(
-    object: Object,
-    place: &Place,
-    globals: &[Global],
-    sizes: &[(&'static str, u32)],
-    function: Option<u32>,
-) -> Result<Loaded, AttachError> {
-    let mut loader = EbpfLoader::new();
-    loader.default_map_pin_directory(place.maps());
-    globals.iter().for_each(|global| global.set(&mut loader));
-    for &(table, size) in sizes {
-        loader.map_max_entries(table, size);
+impl<'a> Loader<'a> {
+    /// For objects with their tables at `place`.
+    pub(crate) fn new(place: &Place, globals: &'a Arena<Global>) -> Self {
+        let mut loader = EbpfLoader::new();
+        loader.default_map_pin_directory(place.maps());
+        Self { loader, globals }
     }
-    if object.has_gro_splits() {
-        let cpus = nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
-        loader.map_max_entries("tp_gro_splits", u32::try_from(cpus).unwrap_or(u32::MAX));
+
+    /// Sets a variable of all objects that are loaded from now on.
+    pub(crate) fn set(&mut self, global: Global) {
+        self.globals.alloc(global).set(&mut self.loader);
     }
-    let programs =
-        loader.load(&again::with_call(object.bytes()?, function)).map_err(AttachError::load(object.name))?;
-    Ok(Loaded { object, programs })
+
+    /// The sizes of tables that are not there yet.
+    pub(crate) fn size(&mut self, sizes: impl IntoIterator<Item = (&'static str, u32)>) {
+        for (table, size) in sizes {
+            self.loader.map_max_entries(table, size);
+        }
+    }
+
+    /// Loads an object, and creates those of its tables that are not there yet.
+    pub(crate) fn load(&mut self, object: Object) -> Result<Loaded, AttachError> {
+        self.load_calling(object, None)
+    }
+
+    /// Likewise, with the number of the kernel's function in its call (`again.rs`).
+    pub(crate) fn load_calling(
+        &mut self,
+        object: Object,
+        function: Option<u32>,
+    ) -> Result<Loaded, AttachError> {
+        if object.has_gro_splits() {
+            let cpus =
+                nr_cpus().map_err(|(_, error)| AttachError::file("reading", "the processors")(error))?;
+            self.size([("tp_gro_splits", u32::try_from(cpus).unwrap_or(u32::MAX))]);
+        }
+        let bytes = again::with_call(object.bytes()?, function);
+        let programs = self.loader.load(&bytes).map_err(AttachError::load(object.name))?;
+        Ok(Loaded { object, programs })
+    }
 }
 
 impl Loaded {

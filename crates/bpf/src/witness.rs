@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use crate::device::Device;
 use crate::error::{AttachError, Cause};
 use crate::links::{device_of_pin, has_tcx, is_empty};
-use crate::load::{Loaded, load};
+use crate::load::{Loaded, Loader};
 use crate::pinned_link::{Holds, holds};
 use crate::place::{Place, entries, unlink};
 use crate::programs::WITNESS;
@@ -30,14 +30,14 @@ const PIN: &str = "witness";
 /// Sets up a witness, unless a lasting one exists. Call it before creating any other link: leftovers of an
 /// interrupted attachment can then be recognised, too. A witness that was detached by force looks like an
 /// ended namespace, so it is replaced.
-pub(crate) fn stand(place: &Place, devices: &[Device]) -> Result<(), AttachError> {
+pub(crate) fn stand(place: &Place, devices: &[Device], loader: &mut Loader<'_>) -> Result<(), AttachError> {
     let pin = place.hook(PIN);
     let is_attested = has_link_on_loopback(&place.links())? && is_among(devices);
     if is_attested || is_live(&pin) {
         return Ok(());
     }
     unlink([pin.clone()])?;
-    let mut loaded = load(WITNESS, place, &[])?;
+    let mut loaded = loader.load(WITNESS)?;
     let link = if has_tcx() { on_loopback(&mut loaded) } else { on_namespace(&mut loaded) };
     let pinned = link.and_then(|link| Ok(link.pin(&pin).map(drop)?));
     pinned.map_err(AttachError::attach(WITNESS.name, "the network namespace"))

@@ -6,13 +6,14 @@ use std::path::Path;
 use aya::maps::lpm_trie::LpmTrie;
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use aya::programs::{ProgramError, SchedClassifier};
+use typed_arena::Arena;
 
 use super::layout::{Endpoint, RawBackend, RawListener, RawPort};
 use super::places::LentPlaces;
 use crate::again::kernel_function;
 use crate::layout::Address;
 use crate::links::{self, FULL_IN as IN, FULL_OUT as OUT, detach_full};
-use crate::load::{Global, load_calling};
+use crate::load::{Global, Loader};
 use crate::programs::{FULL_IN, FULL_OUT};
 use crate::splice::SPLICE_LAYOUT;
 use crate::{AttachError, Device, Place};
@@ -51,9 +52,11 @@ pub(super) fn attach(pins: &Path, devices: &[Device], is_heir: bool) -> Result<(
         detach_full(&place)?;
     }
     let secret = secret_at(&place)?.unwrap_or_else(secret);
-    let globals = [Global::FullSecret(secret)];
+    let globals = Arena::new();
+    let mut loader = Loader::new(&place, &globals);
+    loader.set(Global::FullSecret(secret));
     for (object, stage, function) in [(FULL_OUT, OUT, None), (FULL_IN, IN, Some(function))] {
-        let mut loaded = load_calling(object, &place, &globals, function)?;
+        let mut loaded = loader.load_calling(object, function)?;
         let program: &mut SchedClassifier = loaded
             .program(object.name)
             .try_into()

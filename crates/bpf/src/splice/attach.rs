@@ -7,12 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aya::programs::{ProgramError, SchedClassifier};
+use typed_arena::Arena;
 
 use super::keys::buckets_for;
 use super::layout::SPLICE_LAYOUT;
 use super::locks::{Locks, SHARES, share_at};
 use crate::links::{self, SPLICE_IN as IN, SPLICE_OUT as OUT, Stage};
-use crate::load::{Global, load_sized};
+use crate::load::{Global, Loader};
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
 use crate::{AttachError, Device, Place, leftovers, trust};
 
@@ -36,8 +37,11 @@ pub(super) fn attach(
     let _ = leftovers::sweep(&place);
     let _ = place.remove_rest();
     let locks = start_alone(&place)?;
+    let globals = Arena::new();
+    let mut loader = Loader::new(&place, &globals);
+    loader.size([("ts_flows", flows.get()), ("ts_keys", buckets_for(flows.get()))]);
     for (object, stage) in [(SPLICE_OUT, OUT), (SPLICE_IN, IN)] {
-        attach_one(&place, object, stage, devices, flows)?;
+        attach_one(&place, object, stage, devices, &mut loader)?;
     }
     Ok((place, locks))
 }
@@ -63,11 +67,10 @@ fn attach_one(
     object: Object,
     stage: Stage,
     devices: &[Device],
-    flows: NonZeroU32,
+    loader: &mut Loader<'_>,
 ) -> Result<(), AttachError> {
-    let sizes = [("ts_flows", flows.get()), ("ts_keys", buckets_for(flows.get()))];
-    let globals = [Global::CopyMark(random_mark())];
-    let mut loaded = load_sized(object, place, &globals, &sizes)?;
+    loader.set(Global::CopyMark(random_mark()));
+    let mut loaded = loader.load(object)?;
     let program: &mut SchedClassifier = loaded
         .program(object.name)
         .try_into()

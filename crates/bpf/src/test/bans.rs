@@ -4,9 +4,10 @@ use core::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult};
+use typed_arena::Arena;
 
 use crate::error::AttachError;
-use crate::load::{Loaded, load};
+use crate::load::{Loaded, Loader};
 use crate::place::Place;
 use crate::programs::UDP_SEND;
 use crate::programs::of_tests::BANS_TEST;
@@ -24,8 +25,10 @@ impl BanCheck {
     /// Loads them, and makes the tables. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn load(place: &Place) -> Result<Self, AttachError> {
         place.make()?;
-        load(UDP_SEND, place, &[])?;
-        let mut loaded = load(BANS_TEST, place, &[])?;
+        let globals = Arena::new();
+        let mut loader = Loader::new(place, &globals);
+        loader.load(UDP_SEND)?;
+        let mut loaded = loader.load(BANS_TEST)?;
         for name in [ASKED, COST, COST_WITHOUT] {
             classifier(&mut loaded, name)?.load().map_err(AttachError::attach(name, "the kernel"))?;
         }

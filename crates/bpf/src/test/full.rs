@@ -11,6 +11,8 @@ use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions};
 
 use super::splice::Outcome;
+use typed_arena::Arena;
+
 use crate::again::kernel_function;
 use crate::full::FULL_COUNTERS;
 use crate::full::begun::monotonic_ns;
@@ -18,7 +20,7 @@ use crate::full::layout::{Endpoint, RawBackend, RawListener, RawPort, address_of
 use crate::full::places::LentPlaces;
 use crate::full::programs::open;
 use crate::layout::Address;
-use crate::load::{Loaded, load_calling};
+use crate::load::{Loaded, Loader};
 use crate::programs::of_tests::FULL_IN_TEST;
 use crate::programs::{FULL_IN, Object};
 use crate::splice::keys::{Bucket, Keys, count, fill};
@@ -108,7 +110,7 @@ impl FullHarness {
     ) -> Result<Self, AttachError> {
         let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
         place.make()?;
-        let mut program = load_calling(object, &place, &[], kernel_function())?;
+        let mut program = Loader::new(&place, &Arena::new()).load_calling(object, kernel_function())?;
         let loaded: Result<&mut SchedClassifier, _> = program.program(NAME).try_into();
         loaded.and_then(SchedClassifier::load).map_err(AttachError::attach(NAME, "the kernel"))?;
         know(&place, listens, sender, backend)?;

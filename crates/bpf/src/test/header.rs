@@ -9,11 +9,12 @@ use aya::maps::{Array, MapData};
 use aya::programs::{CgroupSockAddr, ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::{Ebpf, Pod};
 use truepeer_policy::Dialect;
+use typed_arena::Arena;
 
 use crate::error::AttachError;
 use crate::layout::Address;
 use crate::links::Hook;
-use crate::load::load;
+use crate::load::Loader;
 use crate::place::Place;
 use crate::programs::of_tests::HEADER_CHECK;
 use crate::programs::{PEER_NAME, UDP_SEND};
@@ -135,7 +136,7 @@ pub fn crowd_cgroup(
 ) -> Result<Vec<impl Sized + use<>>, AttachError> {
     let (object, name) = if shows_clients { (PEER_NAME, "peer_name4") } else { (UDP_SEND, "udp_send4") };
     place.make()?;
-    let mut names = load(object, place, &[])?;
+    let mut names = Loader::new(place, &Arena::new()).load(object)?;
     let refused = |error: ProgramError| AttachError::attach(name, "the kernel")(error);
     let program: &mut CgroupSockAddr = names.program(name).try_into().map_err(refused)?;
     program.load().map_err(refused)?;

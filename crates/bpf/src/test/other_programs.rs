@@ -6,9 +6,10 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType, TestRun, TestRunOptions};
+use typed_arena::Arena;
 
 use crate::again::kernel_function;
-use crate::load::{Loaded, load_calling};
+use crate::load::{Loaded, Loader};
 use crate::programs::of_tests::OTHER_PROGRAMS;
 use crate::programs::{FULL_IN, FULL_OUT, Object, SPLICE_IN, SPLICE_OUT};
 use crate::splice::SPLICE_LAYOUT;
@@ -26,8 +27,10 @@ impl Bystanders {
         let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
         place.make()?;
         let objects: [Object; 5] = [OTHER_PROGRAMS, SPLICE_IN, SPLICE_OUT, FULL_IN, FULL_OUT];
+        let globals = Arena::new();
+        let mut loader = Loader::new(&place, &globals);
         let load = |(object, name): (Object, &'static str)| {
-            let mut loaded = load_calling(object, &place, &[], kernel_function())?;
+            let mut loaded = loader.load_calling(object, kernel_function())?;
             let program: Result<&mut SchedClassifier, _> = loaded.program(name).try_into();
             program.and_then(SchedClassifier::load).map_err(AttachError::attach(name, "the kernel"))?;
             Ok((name, loaded))

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult};
+use typed_arena::Arena;
 
 use crate::layout::FlowKey;
-use crate::load::{Global, Loaded, load_sized};
+use crate::load::{Global, Loaded, Loader};
 use crate::programs::SPLICE_IN;
 use crate::splice::keys::Keys;
 use crate::splice::layout::{Face, SPLICE_LAYOUT, Spliced, Stage, key_of, low};
@@ -92,8 +93,11 @@ impl SpliceHarness {
     pub fn load(pins: &std::path::Path) -> Result<Self, AttachError> {
         let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
         place.make()?;
-        let sizes = [("ts_flows", 1), ("ts_keys", 1)];
-        let mut program = load_sized(SPLICE_IN, &place, &[Global::CopyMark(COPY_MARK)], &sizes)?;
+        let globals = Arena::new();
+        let mut loader = Loader::new(&place, &globals);
+        loader.size([("ts_flows", 1), ("ts_keys", 1)]);
+        loader.set(Global::CopyMark(COPY_MARK));
+        let mut program = loader.load(SPLICE_IN)?;
         let refused = AttachError::attach(NAME, "the kernel");
         let loaded: Result<&mut SchedClassifier, _> = program.program(NAME).try_into();
         loaded.and_then(SchedClassifier::load).map_err(refused)?;

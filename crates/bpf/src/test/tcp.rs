@@ -4,11 +4,12 @@
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+use typed_arena::Arena;
 
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::layout::{self, Address};
-use crate::load::{Global, Loaded, load, load_first};
+use crate::load::{Global, Loaded, Loader};
 use crate::place::Place;
 use crate::programs::UDP_SEND;
 use crate::programs::of_tests::{TCP_EGRESS_TEST, TCP_END_TEST, TCP_INGRESS_TEST};
@@ -176,12 +177,15 @@ impl Programs {
     pub fn load(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
         // This creates the tables.
-        drop(load_first(UDP_SEND, place, &[], &Sizes::of(rules, true)?)?);
-        let others = [Global::other_ports(rules.tcp_ports.iter().copied())];
+        let globals = Arena::new();
+        let mut loader = Loader::new(place, &globals);
+        loader.size(Sizes::of(rules, true)?.all());
+        drop(loader.load(UDP_SEND)?);
+        loader.set(Global::other_ports(rules.tcp_ports.iter().copied()));
         let mut programs = Self {
-            ingress: load(TCP_INGRESS_TEST, place, &others)?,
-            egress: load(TCP_EGRESS_TEST, place, &others)?,
-            end: load(TCP_END_TEST, place, &others)?,
+            ingress: loader.load(TCP_INGRESS_TEST)?,
+            egress: loader.load(TCP_EGRESS_TEST)?,
+            end: loader.load(TCP_END_TEST)?,
             tables: Tables::open(place)?,
             harness: open!(place, Array, "tp_fake_kernel"),
             pending: open!(place, LruHashMap, "tp_pending"),

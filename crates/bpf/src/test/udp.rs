@@ -5,11 +5,12 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use aya::Pod;
 use aya::maps::{HashMap, Map, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+use typed_arena::Arena;
 
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::layout::{Address, FlowKey};
-use crate::load::{Global, Loaded, load, load_first};
+use crate::load::{Global, Loaded, Loader};
 use crate::place::Place;
 use crate::programs::{UDP_INGRESS, UDP_SEND};
 use crate::rules::{Others, Rules};
@@ -90,10 +91,14 @@ impl UdpHarness {
     /// Loads it. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn open(place: &Place, rules: &Rules) -> Result<Self, AttachError> {
         place.make()?;
-        load_first(UDP_SEND, place, &[], &Sizes::of(rules, false)?)?;
+        let globals = Arena::new();
+        let mut loader = Loader::new(place, &globals);
+        loader.size(Sizes::of(rules, false)?.all());
+        loader.load(UDP_SEND)?;
         let mut tables = Tables::open(place)?;
         tables.apply(rules, true, Others::Leave)?;
-        let mut ingress = load(UDP_INGRESS, place, &[Global::LinkHeaderLen(ETHERNET)])?;
+        loader.set(Global::LinkHeaderLen(ETHERNET));
+        let mut ingress = loader.load(UDP_INGRESS)?;
         classifier(&mut ingress)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(UDP_INGRESS.name, "the kernel"))?;
