@@ -10,12 +10,12 @@ use anyhow::Context;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// The time-out of every read and write: a hanging relay fails the test instead of hanging it.
-const STALL: Duration = Duration::from_secs(20);
+const STALL: Duration = Duration::from_secs(60);
 
 /// The v2 signature (PROXY 2.2).
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
-/// Connects; reads and writes fail after 20 seconds without progress.
+/// Connects; reads and writes fail after 60 seconds without progress.
 pub fn connect(to: impl Display) -> anyhow::Result<TcpStream> {
     let to = address(&to)?;
     connect_socket(to, None).with_context(|| format!("connect to {to}"))

@@ -44,6 +44,19 @@ impl Host {
         self.netns.run(|| ip_here(commands))?.with_context(|| format!("on {}", self.name))
     }
 
+    /// Waits until a veth device of this host can send, once both ends are up. The end that came up first can
+    /// when a work queue of the kernel has noticed (`linkwatch_do_dev`), on a busy machine seconds later. Then
+    /// it gets its link-local address (`addrconf_link_ready`).
+    pub(crate) fn await_device(&self, device: &str) -> anyhow::Result<()> {
+        let is_its = |line: &str| line.starts_with("fe80") && line.split_whitespace().nth(5) == Some(device);
+        let addresses = || std::fs::read_to_string("/proc/thread-self/net/if_inet6");
+        self.run(|| {
+            wait_for(&format!("{device} to be ready"), || {
+                addresses().is_ok_and(|addresses| addresses.lines().any(is_its))
+            })
+        })?
+    }
+
     /// Its address of this family, with a port.
     pub fn at(&self, v6: bool, port: u16) -> SocketAddr {
         let ip: IpAddr = if v6 { self.v6.into() } else { self.v4.into() };
@@ -64,6 +77,10 @@ impl Topology {
         let topology = Topology { hosts: hosts.collect::<anyhow::Result<_>>()? };
         for (link, pair) in topology.hosts.windows(2).enumerate() {
             join(link, &pair[0], &pair[1])?;
+        }
+        for (link, pair) in topology.hosts.windows(2).enumerate() {
+            pair[0].await_device(&pair[1].name).with_context(|| format!("link {link}"))?;
+            pair[1].await_device(&pair[0].name).with_context(|| format!("link {link}"))?;
         }
         for (place, host) in topology.hosts.iter().enumerate() {
             let commands = routes(place, &topology.hosts);

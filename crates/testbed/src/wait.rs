@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a state before the test fails. It is long because waiting costs nothing if all is
 /// well, and other tests may keep the machine busy.
-pub const WAIT_LIMIT: Duration = Duration::from_secs(30);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A state is looked at again after the first of these, later after up to the second.
 const PERIODS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];

@@ -24,7 +24,7 @@ use truepeer_testbed::{Bed, Host, Topology, client, wait_for};
 use crate::stand::{attach, without_rp_filter};
 
 /// How long bytes and ends may be under way on a busy machine.
-const STALL: Duration = Duration::from_secs(5);
+const STALL: Duration = Duration::from_secs(60);
 
 pub(crate) struct Line {
     topology: Topology,

@@ -183,6 +183,8 @@ fn join(near: &NetNs, host: &Host, name: &str, index: u32, link: [[u8; 6]; 2]) -
             text(link[1])
         )])
     })??;
+    // The end that comes up last is ready at once.
+    host.ip(&[&format!("link set {name} up")])?;
     near.run(|| ip_here(&[&format!("link set {own} up")]))??;
-    host.ip(&[&format!("link set {name} up")])
+    host.await_device(name)
 }

@@ -31,7 +31,7 @@ fn listen() -> Result<TcpListener> {
     socket.bind(&SockAddr::from(LISTENER.parse::<SocketAddr>()?))?;
     socket.listen(BACKLOG.into())?;
     // The time-out of accept().
-    socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
     Ok(socket.into())
 }
 
@@ -71,7 +71,7 @@ fn batch(bed: &Bed, numbers: Range<u16>) -> Result<Vec<TcpStream>> {
 /// Accepts, and reads the client's own statement of its name.
 fn serve(listener: &TcpListener) -> Result<String> {
     let (mut stream, seen) = listener.accept().context("accept")?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut buffer = [0; 100];
     let len = stream.read(&mut buffer).context("reading")?;
     let said = String::from_utf8_lossy(&buffer[..len]).into_owned();

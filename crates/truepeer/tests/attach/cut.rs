@@ -30,7 +30,7 @@ pub(crate) fn tests() -> Vec<Test> {
 /// The bytes that a server reads until a connection's end, and whether the end was a FIN, which would make
 /// them look complete.
 fn read_all(stream: &mut TcpStream) -> Result<(Vec<u8>, bool)> {
-    stream.set_read_timeout(Some(std::time::Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
     let mut bytes = Vec::new();
     let mut buffer = [0; 64 * 1024];
     loop {

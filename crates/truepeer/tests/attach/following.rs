@@ -65,7 +65,7 @@ impl Boot {
 fn attach_before_the_network_follows_devices_and_addresses(bed: &Bed) -> Result<()> {
     let boot = Boot::begin(bed)?;
     let manager = UnixDatagram::bind(bed.dir().join("notify"))?;
-    manager.set_read_timeout(Some(Duration::from_secs(20)))?;
+    manager.set_read_timeout(Some(Duration::from_secs(60)))?;
     // Not even lo is up.
     let watch = command(bed, &["--port", "80", "--allow", "any", "--watch"])?
         .env("NOTIFY_SOCKET", bed.dir().join("notify"))

@@ -2,12 +2,17 @@
 //! once. And senders whose headers differ in length.
 
 use anyhow::{Context, Result, ensure};
+use truepeer_testbed::datagrams::{self, Backend, ask, socket};
 use truepeer_testbed::{Bed, Behaviour, Test, Topology, client, tests};
 
 use crate::kit::{DESTINATION, attach_on, backend_on, counter_on, header, who};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let all = tests![a_device_above_another_translates_once, checks_that_name_nobody_teach_no_length,];
+    let all = tests![
+        a_device_above_another_translates_once,
+        datagrams_by_a_device_above_another_are_named_once,
+        checks_that_name_nobody_teach_no_length,
+    ];
     all.into_iter().map(|test| test.of_group("stacks")).collect()
 }
 
@@ -43,21 +48,37 @@ fn a_device_above_another_translates_once(bed: &Bed) -> Result<()> {
     over(bed, STACKS[0].1, true).context("IPv6")
 }
 
+fn datagrams_by_a_device_above_another_are_named_once(bed: &Bed) -> Result<()> {
+    for (name, stack) in STACKS {
+        let line = stacked(stack, false)?;
+        let (lb, host) = (line.host("lb"), line.host("host"));
+        let _backend = host.run(|| Backend::who(&["0.0.0.0:53".to_owned()]))??;
+        attach_on(bed, host, &["--port", "53/udp", "--dev", "all"])?;
+        let sender = lb.run(|| -> Result<_> {
+            let socket = socket("0.0.0.0:0")?;
+            socket.connect(host.at(false, 53))?;
+            Ok(socket)
+        })??;
+        for n in 0..20 {
+            let client = format!("203.0.113.1:{}", 1000 + n);
+            let question = "a question ".repeat(n);
+            let answer = ask(&sender, &[&datagrams::v2(&client, DESTINATION)?, question.as_bytes()])?;
+            let answer = String::from_utf8_lossy(&answer);
+            ensure!(answer == format!("{client} {question}"), "{name}, datagram {n}: {answer}");
+        }
+    }
+    Ok(())
+}
+
 /// 20 connections, of which 8 have a header of an unexpected length. The backend's answer is long enough for
 /// acknowledgements in between.
 fn over(bed: &Bed, stack: &[&str], is_v6: bool) -> Result<()> {
-    let line = Topology::line(&["lb", "host"])?;
+    let line = stacked(stack, is_v6)?;
     let (lb, host) = (line.host("lb"), line.host("host"));
-    // The lower device, which also has an address, must not answer for the upper one.
-    host.run(|| std::fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "1"))??;
-    host.ip(&["addr flush dev lb"])?;
-    host.ip(stack)?;
-    let (any, ip, destination, address) = match is_v6 {
-        true => ("[::]:80", "[2001:db8::1]", "[2001:db8::2]:443", format!("{}/64 dev above nodad", host.v6)),
-        false => ("0.0.0.0:80", "203.0.113.1", DESTINATION, format!("{}/24 dev above", host.v4)),
+    let (any, ip, destination) = match is_v6 {
+        true => ("[::]:80", "[2001:db8::1]", "[2001:db8::2]:443"),
+        false => ("0.0.0.0:80", "203.0.113.1", DESTINATION),
     };
-    let address = format!("addr add {address}");
-    host.ip(&["link set lb up", "link set above up", "addr add 10.99.0.1/24 dev lb", &address])?;
     let _who = backend_on(bed, host, Behaviour::Who, &[any])?;
     attach_on(bed, host, &["--port", "80", "--dev", "all"])?;
     for n in 0..20 {
@@ -70,6 +91,22 @@ fn over(bed: &Bed, stack: &[&str], is_v6: bool) -> Result<()> {
     }
     ensure!(counter_on(bed, host, "translated")? == 8);
     Ok(())
+}
+
+/// A sender and a host that reaches it by the device `above`, which has the host's address.
+fn stacked(stack: &[&str], is_v6: bool) -> Result<Topology> {
+    let line = Topology::line(&["lb", "host"])?;
+    let host = line.host("host");
+    // The lower device, which also has an address, must not answer for the upper one.
+    host.run(|| std::fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "1"))??;
+    host.ip(&["addr flush dev lb"])?;
+    host.ip(stack)?;
+    let address = match is_v6 {
+        true => format!("addr add {}/64 dev above nodad", host.v6),
+        false => format!("addr add {}/24 dev above", host.v4),
+    };
+    host.ip(&["link set lb up", "link set above up", "addr add 10.99.0.1/24 dev lb", &address])?;
+    Ok(line)
 }
 
 /// As HAProxy checks a server (LOCAL, 16 bytes) between its clients (28).

@@ -175,7 +175,7 @@ fn multipath_tcp_is_declined(bed: &Bed) -> Result<()> {
         let listener = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::MPTCP))?;
         listener.bind(&to.into())?;
         listener.listen(8)?;
-        listener.set_read_timeout(Some(Duration::from_secs(20)))?; // the time-out of accept()
+        listener.set_read_timeout(Some(Duration::from_secs(60)))?; // the time-out of accept()
         Ok(listener.into())
     })?;
     let Ok(listener) = listener else { return truepeer_testbed::skip("this kernel has no MPTCP") };

@@ -67,7 +67,7 @@ fn a_container_that_starts_again_is_attached_again(bed: &Bed) -> Result<()> {
     std::fs::set_permissions(&engine, PermissionsExt::from_mode(0o755))?;
     let path = engine.parent().context("its directory")?.to_string_lossy().into_owned();
     let manager = UnixDatagram::bind(bed.dir().join("notify"))?;
-    manager.set_read_timeout(Some(Duration::from_secs(20)))?;
+    manager.set_read_timeout(Some(Duration::from_secs(60)))?;
     let heard = || -> Result<String> {
         let mut buffer = [0; 1000];
         let len = manager.recv(&mut buffer)?;

@@ -17,7 +17,7 @@ const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const DOOR: u16 = 8443;
 const PORT: u16 = 80;
 /// The longest time that a busy machine may take for anything.
-const STALL: Duration = Duration::from_secs(20);
+const STALL: Duration = Duration::from_secs(60);
 
 pub(crate) struct Stand<'b> {
     bed: &'b Bed,

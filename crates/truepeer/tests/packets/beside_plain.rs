@@ -18,7 +18,7 @@ use crate::stage::{Stage, listen};
 
 const CLIENT: &str = "203.0.113.1:1001";
 const PLAIN: u16 = 81;
-const STALL: Duration = Duration::from_secs(5);
+const STALL: Duration = Duration::from_secs(60);
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name: &str, count: u64| {

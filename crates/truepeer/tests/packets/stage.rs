@@ -13,7 +13,7 @@ use truepeer_testbed::packets::{Talker, Wire};
 use truepeer_testbed::{Bed, Program, wait_for};
 
 /// How long an accepted connection's bytes may take on a busy machine.
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(60);
 /// How long to watch that accept() doesn't return. It would return at once: a segment is processed when it is
 /// sent.
 const MOMENT: Duration = Duration::from_millis(150);

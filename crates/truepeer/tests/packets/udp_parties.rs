@@ -12,7 +12,7 @@ use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::packets::{Datagram, Packet, Wire};
 
 /// How long a step may take on a busy machine.
-const STALL: Duration = Duration::from_secs(10);
+const STALL: Duration = Duration::from_secs(60);
 const LONGEST: usize = 70_000;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;

@@ -158,7 +158,7 @@ impl Observer {
 
     fn metrics(&self) -> anyhow::Result<String> {
         let mut stream = UnixStream::connect(&self.admin).context("the admin socket")?;
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: truepeer\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;

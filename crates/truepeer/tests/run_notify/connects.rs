@@ -269,7 +269,7 @@ fn interrupted(bed: &Bed, hears_it_at_once: bool) -> anyhow::Result<()> {
     let (_, first) = listener.accept()?;
     ensure!(first == filler.local_addr()?, "{first}");
     let (mut connection, _) = listener.accept()?;
-    connection.set_read_timeout(Some(Duration::from_secs(20)))?;
+    connection.set_read_timeout(Some(Duration::from_secs(60)))?;
     let expected = b"PROXY TCP4 203.0.113.7 127.0.0.1 5000 8080\r\nhello";
     let mut heard = [0; 49];
     connection.read_exact(&mut heard)?;

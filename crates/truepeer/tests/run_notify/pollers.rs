@@ -243,7 +243,7 @@ impl Server {
 
     fn echoes(&self) -> Result<()> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
         socket.send_to(b"datagram", self.address)?;
         let mut answer = [0; 20];
         let count = socket.recv(&mut answer).with_context(|| self.log())?;

@@ -237,7 +237,7 @@ fn counts_late(mut stream: TcpStream) -> std::io::Result<()> {
 fn is_counted(number: u16) -> Result<()> {
     const LEN: usize = 2 << 20;
     let mut stream = client::connect(DOOR)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
     stream.write_all(&client::v2(address, SITE)?)?;
     stream.write_all(&vec![7; LEN])?;

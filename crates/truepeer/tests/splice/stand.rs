@@ -85,7 +85,7 @@ pub(crate) fn open(number: u16) -> Result<TcpStream> {
 
 pub(crate) fn open_at(listener: &str, number: u16) -> Result<TcpStream> {
     let mut stream = client::connect(listener)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
     stream.write_all(&client::v2(address, SITE)?)?;
     echo(&mut stream, b"first")?;
