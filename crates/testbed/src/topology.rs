@@ -44,9 +44,9 @@ impl Host {
         self.netns.run(|| ip_here(commands))?.with_context(|| format!("on {}", self.name))
     }
 
-    /// Waits until a veth device of this host can send, once both ends are up. The end that came up first can
-    /// when a work queue of the kernel has noticed (`linkwatch_do_dev`), on a busy machine seconds later. Then
-    /// it gets its link-local address (`addrconf_link_ready`).
+    /// Waits until a veth device of this host can send, once both ends are up. The end that came up first
+    /// can when a work queue of the kernel has noticed (`linkwatch_do_dev`), on a busy machine seconds later.
+    /// Then it gets its link-local address (`addrconf_link_ready`).
     pub(crate) fn await_device(&self, device: &str) -> anyhow::Result<()> {
         let is_its = |line: &str| line.starts_with("fe80") && line.split_whitespace().nth(5) == Some(device);
         let addresses = || std::fs::read_to_string("/proc/thread-self/net/if_inet6");
