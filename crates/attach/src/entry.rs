@@ -11,19 +11,27 @@ use truepeer_config::plan::AttachKey;
 use truepeer_config::spec::AttachSpec;
 
 /// Attaches, or gives an attachment other rules. Open connections continue.
-pub fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
+pub(super) fn put(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
+    put_warning(key, args, rules, &mut |warning| warn!("{warning}"))
+}
+
+/// The same once more, to devices and addresses as they are now. Devices that are gone are left out.
+pub(super) fn put_again(key: &AttachKey, args: &AttachSpec, rules: &Rules) -> Result<()> {
+    let mut args = args.clone();
+    args.watch = true;
+    put_warning(key, &args, rules, &mut |_| ())
+}
+
+fn put_warning(
+    key: &AttachKey,
+    args: &AttachSpec,
+    rules: &Rules,
+    warn: &mut (dyn FnMut(&str) + Send),
+) -> Result<()> {
     let mut out = Vec::new();
     let put = in_place(key, true, |place, process| {
         // What a file has is all that it wants in this network namespace.
-        put_rules(
-            args,
-            rules.clone(),
-            Others::Leave,
-            place,
-            process,
-            &mut |warning| warn!("{warning}"),
-            &mut out,
-        )
+        put_rules(args, rules.clone(), Others::Leave, place, process, warn, &mut out)
     });
     put.map_err(privileges::explain)?;
     log(&out);

@@ -9,6 +9,7 @@ mod devices;
 mod engine;
 mod entry;
 mod follow;
+mod following;
 mod hints;
 mod in_force;
 mod kept;
@@ -38,7 +39,8 @@ use truepeer_sys::tell;
 
 pub use bans::AttachedBans;
 pub use devices::in_use as devices_in_use;
-pub use entry::{leave, put, status_of};
+pub use entry::{leave, status_of};
+pub use following::Following;
 pub use kept::{KEPT_BANS, keep, keep_only, kept_bans, seconds_now};
 pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
 pub use oci_hook::run as run_as_hook;

@@ -140,7 +140,8 @@ fn follow(
     Ok(true)
 }
 
-fn is_attached(spec: &AttachSpec) -> Result<bool> {
+/// Whether one of its ports is.
+pub(super) fn is_attached(spec: &AttachSpec) -> Result<bool> {
     let place = Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?;
     let all = || spec.port.iter().flat_map(|ports| &ports.0);
     Ok(status(&place)?.is_some_and(|status| {

@@ -2,6 +2,7 @@
 //! upgrade.
 
 use std::net::UdpSocket;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, client, datagrams, tests};
+use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Running, Test, client, datagrams, ip_here, tests};
 
 use crate::kit::{BACKEND, attach, command, echo, header, is_answered, session, status};
 
@@ -34,6 +35,7 @@ pub(crate) fn tests() -> Vec<Test> {
         an_entry_that_was_taken_out_goes_on_after_the_stop,
         an_entry_that_was_taken_out_goes_on_after_an_upgrade,
         an_entry_names_where_datagrams_have_their_header,
+        an_entry_follows_devices_and_addresses,
     ];
     all.push(
         Test::new(
@@ -121,6 +123,54 @@ fn an_entry_names_where_datagrams_have_their_header(bed: &Bed) -> Result<()> {
         is_seen(&sender, &header)?;
         is_seen(&sender, b"")?;
     }
+    Ok(())
+}
+
+/// A sender behind a new device of the test's network, whose end there has the address NET.2.
+fn plug(device: &str, net: &str) -> Result<NetNs> {
+    let (sender, here) = (NetNs::create()?, NetNs::current()?);
+    let here = format!("/proc/{}/fd/{}", std::process::id(), here.as_fd().as_raw_fd());
+    sender.run(|| {
+        ip_here(&[
+            &format!("link add far type veth peer name {device} netns {here}"),
+            &format!("addr add {net}.1/24 dev far"),
+            "link set far up",
+        ])
+    })??;
+    ip_here(&[&format!("addr add {net}.2/24 dev {device}"), &format!("link set {device} up")])?;
+    Ok(sender)
+}
+
+/// With the rules of the last reload, and not what another command has detached.
+fn an_entry_follows_devices_and_addresses(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &["0.0.0.0:80"])?;
+    let allowed = |prefixes| entry(bed, &format!("port = [\"80\"]\nallow = {prefixes}"));
+    let truepeer = start(bed, &[&allowed("[\"10.1.0.0/24\"]")])?;
+    let covers = |device: &str, times: usize| {
+        bed.wait_for(&format!("{device} to be covered"), || truepeer.log().matches(device).count() >= times)
+            .with_context(|| truepeer.log())
+    };
+    let seen = |sender: &NetNs, to: &str, client: &str| {
+        let said = sender.run(|| client::ask(&mut client::connect(to)?, &header(client)?))??;
+        anyhow::Ok(said.trim().to_owned())
+    };
+    let first = plug("plug0", "10.1.0")?;
+    covers("plug0", 1)?;
+    ensure!(seen(&first, "10.1.0.2:80", "203.0.113.1:1001")? == "203.0.113.1:1001");
+    // This host's new address is nobody's claim.
+    ip_here(&["addr add 10.1.0.77/24 dev plug0"])?;
+    covers("plug0", 2)?;
+    let claimed = seen(&first, "10.1.0.2:80", "10.1.0.77:1001");
+    ensure!(claimed.is_err(), "a claim of this host's new address: {claimed:?}");
+    write(bed, &[&allowed("[\"10.2.0.0/24\"]")])?;
+    reload(bed)?;
+    let second = plug("plug1", "10.2.0")?;
+    covers("plug1", 1)?;
+    ensure!(seen(&second, "10.2.0.2:80", "203.0.113.1:1002")? == "203.0.113.1:1002");
+    attach(bed, &["detach", "--now"])?;
+    let _third = plug("plug2", "10.3.0")?;
+    truepeer.wait_for_log("was detached by another command")?;
+    ensure!(!is_attached(bed)?, "{}", truepeer.log());
     Ok(())
 }
 

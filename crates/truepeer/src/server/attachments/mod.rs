@@ -91,7 +91,7 @@ impl Attachments {
     }
 
     /// A process that was to take over has failed, and may have left its rules.
-    pub(super) fn renew(&self) {
+    pub(super) fn renew(&mut self) {
         match self {
             Self::Own(own) => own.renew(),
             Self::Keeper(keeper) => keeper.renew(),

@@ -25,6 +25,8 @@ pub(in crate::server) type Detached = Arc<dyn Fn() + Send + Sync>;
 /// What this process has attached.
 pub(in crate::server) struct Own {
     running: BTreeMap<AttachKey, Attachment>,
+    /// Of each running one, unless it could not be attached anew.
+    following: BTreeMap<AttachKey, attach::Following>,
     leaving: BTreeMap<AttachKey, Leaving>,
     /// The names of those that the old process has attached, until it lets go: if this process fails, the
     /// old one renews its rules, and no connection may meet a port without programs meanwhile.
@@ -40,8 +42,8 @@ struct Attachment {
 
 impl Own {
     pub(super) fn new(detached: Detached) -> Self {
-        let (running, leaving, others) = Default::default();
-        Self { running, leaving, others, detached }
+        let (running, following, leaving, others) = Default::default();
+        Self { running, following, leaving, others, detached }
     }
 
     /// Attaches what `wanted` has, and lets the rest leave. Describes each change.
@@ -58,7 +60,9 @@ impl Own {
                 continue;
             }
             self.stay(key);
-            if let Err(failure) = attach::put(key, &attachment.args, &attachment.rules) {
+            if let Err(failure) = self.put(key, attachment) {
+                // It goes on as before, and is followed.
+                changes.extend(before.map(|before| (key.clone(), Some(before))));
                 self.undo(&changes);
                 return Err(failure.context(format!("attachment {}", key.pins.display())));
             }
@@ -84,12 +88,23 @@ impl Own {
         Ok(said)
     }
 
-    fn undo(&self, changes: &[(AttachKey, Option<Attachment>)]) {
+    /// Attaches, or gives an attachment other rules, and follows the network with these.
+    fn put(&mut self, key: &AttachKey, attachment: &Attachment) -> anyhow::Result<()> {
+        self.following.remove(key);
+        let following = attach::Following::begin(key, &attachment.args, &attachment.rules)?;
+        self.following.insert(key.clone(), following);
+        Ok(())
+    }
+
+    fn undo(&mut self, changes: &[(AttachKey, Option<Attachment>)]) {
         for (key, before) in changes.iter().rev() {
             let undone = match before {
-                Some(before) => attach::put(key, &before.args, &before.rules),
-                None if self.others.contains(&name(key)) => Ok(()),
-                None => attach::leave(key, true, true).map(drop),
+                Some(before) => self.put(key, before),
+                None => {
+                    self.following.remove(key);
+                    let is_anothers = self.others.contains(&name(key));
+                    if is_anothers { Ok(()) } else { attach::leave(key, true, true).map(drop) }
+                }
             };
             if let Err(failure) = undone {
                 error!("can't take a change back: {failure:#}");
@@ -105,6 +120,7 @@ impl Own {
     }
 
     fn leave(&mut self, key: AttachKey) {
+        self.following.remove(&key);
         match Leaving::begin(key.clone(), Arc::clone(&self.detached)) {
             Ok(leaving) => _ = self.leaving.insert(key, leaving),
             Err(failure) => error!("{failure:#}"),
@@ -134,13 +150,14 @@ impl Own {
     /// Another process has these attached now, and the rest leaves.
     pub(super) fn hand_over(&mut self, names: &[String]) {
         self.running.retain(|key, _| !names.contains(&name(key)));
+        self.following.retain(|key, _| !names.contains(&name(key)));
         self.drain();
     }
 
     /// A process that was to take over has failed, and may have left its rules.
-    pub(super) fn renew(&self) {
-        for (key, attachment) in &self.running {
-            if let Err(failure) = attach::put(key, &attachment.args, &attachment.rules) {
+    pub(super) fn renew(&mut self) {
+        for (key, attachment) in self.running.clone() {
+            if let Err(failure) = self.put(&key, &attachment) {
                 error!("attachment {}: {failure:#}", key.pins.display());
             }
         }
@@ -162,6 +179,7 @@ impl Own {
 /// What is still attached is detached at once.
 impl Drop for Own {
     fn drop(&mut self) {
+        self.following.clear();
         let mut left: Vec<_> = std::mem::take(&mut self.running).into_keys().collect();
         for (key, leaving) in std::mem::take(&mut self.leaving) {
             if !leaving.has_ended() {
