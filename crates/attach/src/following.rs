@@ -1,4 +1,4 @@
-//! Follows the network for the attachments of a file: attaches again whenever its devices or addresses change.
+//! Follows the network for the attachments of a file: attaches again whenever devices or addresses change.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;

@@ -101,7 +101,8 @@ fn attach_all(
     let mut aside = Aside::put(place, &sizes)?;
     let globals = Arena::new();
     let mut loader = Loader::new(place, &globals);
-    let prepared = prepare_with(place, whole, devices, cgroups, &sizes, &mut aside, &mut loader);
+    let wanted = Wanted { place, whole, devices, cgroups };
+    let prepared = prepare_with(wanted, &sizes, &mut aside, &mut loader);
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -110,19 +111,28 @@ fn attach_all(
             return Err(error);
         }
     };
-    let installed = install(place, rules, others, whole, devices, cgroups, &mut prepared, &mut loader);
+    let installed = install(wanted, rules, others, &mut prepared, &mut loader);
     if installed.is_err() {
         // Report the first error.
         let is_exchanged = aside.is_any();
         let _ = aside.put_back();
         if is_exchanged {
-            let _ = put_programs_back(place, whole, devices, cgroups, &mut loader);
+            let _ = put_programs_back(wanted, &mut loader);
         }
         let _ = prepared.tables.resume();
         return installed;
     }
     aside.remove()?;
     installed
+}
+
+/// What is to be attached where.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    place: &'a Place,
+    whole: &'a Whole,
+    devices: &'a [Device],
+    cgroups: &'a Cgroups,
 }
 
 /// Everything that can be refused before the first program is attached.
@@ -137,22 +147,19 @@ struct Prepared {
 
 /// Loads the programs with tables of the wanted sizes, or with the old ones of TCP if connections need those.
 fn prepare_with(
-    place: &Place,
-    whole: &Whole,
-    devices: &[Device],
-    cgroups: &Cgroups,
+    wanted: Wanted<'_>,
     sizes: &Sizes,
     aside: &mut Aside,
     loader: &mut Loader<'_>,
 ) -> Result<Prepared, AttachError> {
-    let mut prepared = prepare(place, whole, devices, cgroups, sizes, loader)?;
+    let mut prepared = prepare(wanted, sizes, loader)?;
     if !aside.has_tcp() || may_exchange(&mut prepared.tables, aside)? {
         return Ok(prepared);
     }
     aside.put_tcp_back()?;
-    let prepared = prepare(place, whole, devices, cgroups, sizes, loader)?;
-    let kept_max_flows = size_of(place, "tp_flows")?;
-    let has_changed = kept_max_flows != whole.rules.max_flows.get();
+    let prepared = prepare(wanted, sizes, loader)?;
+    let kept_max_flows = size_of(wanted.place, "tp_flows")?;
+    let has_changed = kept_max_flows != wanted.whole.rules.max_flows.get();
     Ok(Prepared { kept_max_flows: has_changed.then_some(kept_max_flows), ..prepared })
 }
 
@@ -169,15 +176,8 @@ fn may_exchange(tables: &mut Tables, aside: &Aside) -> Result<bool, AttachError>
     Ok(!are_needed?)
 }
 
-fn prepare(
-    place: &Place,
-    whole: &Whole,
-    devices: &[Device],
-    cgroups: &Cgroups,
-    sizes: &Sizes,
-    loader: &mut Loader<'_>,
-) -> Result<Prepared, AttachError> {
-    let Whole { rules, tcp_ports } = whole;
+fn prepare(wanted: Wanted<'_>, sizes: &Sizes, loader: &mut Loader<'_>) -> Result<Prepared, AttachError> {
+    let Wanted { place, whole: Whole { rules, tcp_ports }, devices, cgroups } = wanted;
     // This creates the tables, of TCP and UDP.
     loader.size(sizes.all());
     loader.set(Global::NetnsCookie(place.netns_cookie()));
@@ -186,10 +186,10 @@ fn prepare(
     let named = Named::of(cgroups)?;
     loader.set(Global::other_ports(tcp_ports.iter().copied()));
     loader.set(Global::HasHooksInside(named.has_hooks_inside));
-    let wanted = stages_for(rules, !tcp_ports.is_empty());
+    let stages_wanted = stages_for(rules, !tcp_ports.is_empty());
     let mut stages = Vec::new();
     let mut function = again::kernel_function();
-    for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&wanted, stage)) {
+    for (object, stage) in all_stages().into_iter().filter(|(_, stage)| has(&stages_wanted, stage)) {
         let mut kinds = load_by_kind(object, devices, function, loader);
         // Without its compiler, the kernel lets no program call its functions.
         if kinds.is_err() && object.name == TCP_INGRESS.name && function.take().is_some() {
@@ -203,31 +203,22 @@ fn prepare(
 
 /// Some programs have been replaced by those of tables that are given up: they get the old tables again, as
 /// the others have them. What has failed fails again, so this ends at the same step.
-fn put_programs_back(
-    place: &Place,
-    whole: &Whole,
-    devices: &[Device],
-    cgroups: &Cgroups,
-    loader: &mut Loader<'_>,
-) -> Result<(), AttachError> {
-    let mut prepared = prepare(place, whole, devices, cgroups, &Sizes::in_place(place)?, loader)?;
-    attach_programs(place, whole, devices, cgroups, &mut prepared, loader).map(drop)
+fn put_programs_back(wanted: Wanted<'_>, loader: &mut Loader<'_>) -> Result<(), AttachError> {
+    let mut prepared = prepare(wanted, &Sizes::in_place(wanted.place)?, loader)?;
+    attach_programs(wanted, &mut prepared, loader).map(drop)
 }
 
 fn install(
-    place: &Place,
+    wanted: Wanted<'_>,
     rules: &Rules,
     others: Others,
-    whole: &Whole,
-    devices: &[Device],
-    cgroups: &Cgroups,
     prepared: &mut Prepared,
     loader: &mut Loader<'_>,
 ) -> Result<Attached, AttachError> {
-    let all = &whole.rules;
+    let Wanted { place, whole: Whole { rules: all, .. }, devices, .. } = wanted;
     let taken_over = prepared.tables.flows().len();
     let left = prepared.tables.left_by(all)?;
-    let stages = attach_programs(place, whole, devices, cgroups, prepared, loader)?;
+    let stages = attach_programs(wanted, prepared, loader)?;
     prepared.tables.apply(rules, prepared.begins_again, others)?;
     match others {
         // Their devices stay, too.
@@ -244,14 +235,11 @@ fn install(
 
 /// Ingress comes last. Returns what is attached to devices.
 fn attach_programs(
-    place: &Place,
-    whole: &Whole,
-    devices: &[Device],
-    cgroups: &Cgroups,
+    wanted: Wanted<'_>,
     prepared: &mut Prepared,
     loader: &mut Loader<'_>,
 ) -> Result<Vec<Stage>, AttachError> {
-    let Whole { rules: all, tcp_ports } = whole;
+    let Wanted { place, whole: Whole { rules: all, tcp_ports }, devices, cgroups } = wanted;
     witness::stand(place, devices, loader)?;
     if !tcp_ports.is_empty() {
         attach_hooks(place, cgroups, loader)?;
