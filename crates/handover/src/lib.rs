@@ -32,7 +32,7 @@ pub use names::{
     Census, ConnectionTuple, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag,
     Standing,
 };
-pub use reminder::{Reminded, SocketId, epolls_of, remind};
+pub use reminder::{Reminded, SocketId, epolls_of, is_watched, remind};
 pub use rules::RunRules;
 pub use sending::{ConnectSettings, OutgoingHeader};
 pub use settings::{Destination, Listeners, RunSettings, SettingsError};

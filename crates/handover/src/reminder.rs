@@ -85,6 +85,11 @@ pub fn remind(
     reminded
 }
 
+/// Whether an epoll watches this listener.
+pub fn is_watched(epoll: BorrowedFd<'_>, listener: SocketId) -> bool {
+    !watches(epoll, &[listener]).is_empty()
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Watch {
     socket: SocketId,

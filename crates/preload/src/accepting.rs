@@ -34,7 +34,7 @@ pub(crate) fn accept(
     role: &Accepting,
 ) -> Result<(OwnedFd, Peer), Errno> {
     listeners::on_first_accept(listener, &role.rules);
-    let hold = Hold::on(listener);
+    let mut hold = Hold::on(listener);
     let mut is_rung = false;
     loop {
         if (role.family.names.take_announcement() || is_rung)
@@ -85,6 +85,7 @@ pub(crate) fn accept(
                 Err(refused) => say::refusal(&refused),
             },
         }
+        hold = hold.or_else(|| Hold::in_vain(listener));
     }
 }
 

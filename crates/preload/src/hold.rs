@@ -6,18 +6,21 @@
 //! else in its select(): other listeners, open connections, a signal that it unblocks only there, its
 //! time-out. So the thread's last query is remembered if it reported a supervised listener, and `accept()`
 //! waits for all of it. An event elsewhere ends the call with ECONNABORTED: a connection was there and is
-//! gone (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too). A thread that has not asked
-//! blocks in the kernel as usual.
+//! gone (accept(2): to be treated "like EAGAIN by retrying"; POSIX has it, too). Queries by epoll_wait() are
+//! not remembered: if an epoll of the process watches the listener, that epoll is the other event. A thread
+//! that has not asked blocks in the kernel as usual.
 
 use core::cell::Cell;
 use core::time::Duration;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
+use truepeer_handover::{SocketId, epolls_of, is_watched};
 
 use crate::{bell, listeners};
 
@@ -26,6 +29,9 @@ const MOST: usize = 64;
 /// How often pending signals are checked. Also the longest wait of `accept()` if the query was too large to
 /// remember.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// How long `accept()` keeps a thread from its epoll, whose time-out is not known. And how long it is believed
+/// that no epoll watches a listener.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// What a thread asked about one descriptor.
 #[derive(Debug, Clone, Copy)]
@@ -121,6 +127,38 @@ impl Hold {
             Some(hold)
         });
         hold.ok().flatten()
+    }
+
+    /// Returns a value if an epoll of this process watches this listener, and the listener blocks. Call it
+    /// after a connection that is not for the program.
+    pub(crate) fn in_vain(listener: BorrowedFd<'_>) -> Option<Self> {
+        static NONE_AT: Mutex<Option<Instant>> = Mutex::new(None);
+        if fcntl_getfl(listener).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+            return None;
+        }
+        let now = Instant::now();
+        // A signal handler may have interrupted the owner of the lock.
+        let none_at = *NONE_AT.try_lock().ok()?;
+        if none_at.is_some_and(|at| now.duration_since(at) < KEPT) {
+            return None;
+        }
+        let id = SocketId::of(listener).ok()?;
+        let watches = |epoll: &RawFd| {
+            // SAFETY: BorrowedFd requires an open descriptor other than -1. If the program closes it
+            // meanwhile, the look into /proc finds nothing, or another file that watches nothing.
+            is_watched(unsafe { BorrowedFd::borrow_raw(*epoll) }, id)
+        };
+        let mut hold =
+            Self { others: [NOTHING; MOST], count: 0, until: now.checked_add(KEPT), blocked: u64::MAX };
+        for epoll in epolls_of("self").iter().filter(|epoll| watches(epoll)).take(MOST) {
+            hold.others[hold.count] = Asked { fd: *epoll, events: libc::POLLIN, answered: false };
+            hold.count += 1;
+        }
+        if hold.count == 0 {
+            *NONE_AT.try_lock().ok()? = Some(now);
+            return None;
+        }
+        Some(hold)
     }
 
     /// Waits until the listener is readable, or the bell rings for it. Returns whether it was the bell.

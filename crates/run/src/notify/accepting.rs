@@ -84,7 +84,7 @@ impl Supervisor {
     ) {
         let limit = socket_timeout(&socket, Timeout::Recv).ok().flatten();
         let deadline = limit.map(|limit| Instant::now() + limit);
-        let waiting = Waiting { call, deadline, came_in_vain, signal_held_back: false };
+        let waiting = Waiting::new(call, deadline, came_in_vain);
         if let Err(errno) = self.parked.park(&self.watch, socket, listener, waiting) {
             self.answer(&call, Answer::Fail(errno));
         }

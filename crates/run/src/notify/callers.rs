@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
-use truepeer_handover::{ListenerAddr, SocketId, epolls_of, remind};
+use truepeer_handover::{ListenerAddr, SocketId, epolls_of, is_watched, remind};
 use truepeer_sys::process::descriptor_of;
 
 use super::listener::SupervisedListener;
@@ -79,6 +79,13 @@ pub(super) fn remind_all(callers: &[Caller]) -> (Found, Vec<OwnedFd>) {
         }
     }
     (found, reminders)
+}
+
+/// The epolls of this thread's process that watch the listener.
+pub(super) fn epolls_with(thread: i32, listener: SocketId) -> Vec<OwnedFd> {
+    let numbers = epolls_of(&thread.to_string()).into_iter();
+    let epolls = numbers.filter_map(|number| descriptor_of(thread, number).ok());
+    epolls.filter(|epoll| is_watched(epoll.as_fd(), listener)).collect()
 }
 
 impl Caller {

@@ -3,20 +3,24 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use truepeer_handover::ListenerAddr;
 use truepeer_sys::seccomp::{Answer, Notification, Notifier};
 
-use super::interrupt::{holds_a_signal_back, still_waits};
+use super::callers::epolls_with;
+use super::interrupt::{has_a_signal, holds_a_signal_back, still_waits};
 use super::listener::SupervisedListener;
-use super::siblings::Siblings;
+use super::siblings::{Siblings, is_readable};
 use super::watch::Watch;
 
+/// How long a call that came in vain keeps a thread from its epoll, which may have a time-out.
+const KEPT: Duration = Duration::from_secs(1);
+
 /// A call that waits for a connection.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) call: Notification,
     /// When the call fails with EAGAIN (SO_RCVTIMEO).
@@ -24,20 +28,42 @@ pub(super) struct Waiting {
     /// The queue was not empty when the call came, but held nothing for it. Perhaps select() had reported
     /// the listener.
     pub(super) came_in_vain: bool,
+    since: Instant,
     /// At the last check, a signal was pending that the thread blocks.
-    pub(super) signal_held_back: bool,
+    signal_held_back: bool,
+    /// The epolls of its process that watch the listener, once they have been looked for.
+    epolls: Option<Vec<OwnedFd>>,
 }
 
 impl Waiting {
-    /// Whether waiting here keeps the thread from other work: another listener, or a signal that it unblocks
-    /// only within select(). Another thread may take the signal, so it must be pending in two checks in a
-    /// row.
-    fn is_kept(&mut self, siblings: &Siblings, own: u64, now: Instant) -> bool {
+    pub(super) fn new(call: Notification, deadline: Option<Instant>, came_in_vain: bool) -> Self {
+        let since = Instant::now();
+        Self { call, deadline, came_in_vain, since, signal_held_back: false, epolls: None }
+    }
+
+    /// Whether waiting here keeps the thread from other work: another listener, a signal that it unblocks
+    /// only within select(), or what its epoll tells. Another thread may take the signal, so it must be
+    /// pending in two checks in a row.
+    fn is_kept(&mut self, siblings: &Siblings, listener: &SupervisedListener, now: Instant) -> bool {
         if !self.came_in_vain {
             return false;
         }
-        let before = core::mem::replace(&mut self.signal_held_back, holds_a_signal_back(self.call.thread));
-        (before && self.signal_held_back) || siblings.want(self.call.thread, own, now)
+        let thread = self.call.thread;
+        let before = core::mem::replace(&mut self.signal_held_back, holds_a_signal_back(thread));
+        (before && self.signal_held_back)
+            || siblings.want(thread, listener.cookie, now)
+            || self.is_kept_from_epoll(listener, now)
+    }
+
+    /// A program that has the listener in an epoll expects accept() to return at once, and may look at
+    /// nothing else before: a handler may only set a flag, which nobody sees from outside.
+    fn is_kept_from_epoll(&mut self, listener: &SupervisedListener, now: Instant) -> bool {
+        let thread = self.call.thread;
+        let epolls = self.epolls.get_or_insert_with(|| epolls_with(thread, listener.id));
+        !epolls.is_empty()
+            && (now.saturating_duration_since(self.since) >= KEPT
+                || has_a_signal(thread)
+                || epolls.iter().any(|epoll| is_readable(epoll.as_fd())))
     }
 }
 
@@ -114,11 +140,11 @@ impl Parked {
         for group in cookies.into_iter().filter_map(|cookie| self.groups.remove(&cookie)).collect::<Vec<_>>()
         {
             let mut group = group;
-            let own = group.listener.cookie;
             group.waiting.retain_mut(|waiting| {
-                still_waits(notifier, &waiting.call, waiting.deadline, Errno::AGAIN, now)
-                    && !(waiting.is_kept(siblings, own, now)
-                        && notifier.send(waiting.call.id, Answer::Fail(Errno::CONNABORTED)).is_ok())
+                let is_kept = waiting.is_kept(siblings, &group.listener, now);
+                let aborted = Answer::Fail(Errno::CONNABORTED);
+                !(is_kept && notifier.send(waiting.call.id, aborted).is_ok())
+                    && still_waits(notifier, &waiting.call, waiting.deadline, Errno::AGAIN, now)
             });
             self.put_back(watch, group);
         }

@@ -81,7 +81,7 @@ impl Sibling {
     }
 }
 
-fn is_readable(socket: BorrowedFd<'_>) -> bool {
+pub(super) fn is_readable(socket: BorrowedFd<'_>) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&at_once)).is_ok_and(|count| count > 0)
 }

@@ -1,9 +1,10 @@
 //! The life and the end of the program, of its children, and of the supervisor.
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, Program, Test, User, client, tests};
 
@@ -21,7 +22,11 @@ pub(crate) fn tests() -> Vec<Test> {
         a_program_may_become_another,
         a_program_may_go_to_the_background,
     ];
-    let python = tests![a_blocking_accept_hears_signals, a_blocking_accept_may_be_stopped_and_continued];
+    let python = tests![
+        a_blocking_accept_hears_signals,
+        a_blocking_accept_may_be_stopped_and_continued,
+        a_blocking_accept_in_vain_keeps_nobody_from_its_epoll,
+    ];
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
     all.push(Test::new(
         "unsupported_programs_are_refused_with_a_reason",
@@ -221,6 +226,76 @@ fn a_blocking_accept_may_be_stopped_and_continued(bed: &Bed) -> anyhow::Result<(
     bed.wait_for("it to go on", || state("S (sleeping)") || state("D ("))?;
     let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?])?;
     ensure!(saw.to_string() == CLIENT4, "{saw}");
+    Ok(())
+}
+
+/// As PostgreSQL 16 and later: a blocking listener in an epoll, with a handler (SA_RESTART) that sets a flag
+/// only.
+const IN_EPOLL: &str = "\
+import select, signal, socket
+is_stopped = False
+def stop(*_):
+    global is_stopped
+    is_stopped = True
+signal.signal(signal.SIGTERM, stop)
+signal.siginterrupt(signal.SIGTERM, False)
+listener = socket.create_server(('127.0.0.1', 8080))
+epoll = select.epoll()
+epoll.register(listener, select.EPOLLIN)
+sessions = {}
+print('ready')
+while not is_stopped:
+    events = epoll.poll(.05)
+    if not events:
+        print('time-out')
+    for number, _ in events:
+        if number == listener.fileno():
+            try:
+                connection, peer = listener.accept()
+            except ConnectionAbortedError:
+                continue
+            epoll.register(connection, select.EPOLLIN)
+            sessions[connection.fileno()] = connection, peer
+        else:
+            connection, peer = sessions[number]
+            if connection.recv(100):
+                connection.sendall(b'%s %d\\n' % (peer[0].encode(), peer[1]))
+            else:
+                del sessions[number]
+                connection.close()
+print('ended')
+";
+
+/// After a connection that is refused it waits in accept(), though its epoll has other work.
+fn a_blocking_accept_in_vain_keeps_nobody_from_its_epoll(bed: &Bed) -> anyhow::Result<()> {
+    let running = start(bed, &python(bed, IN_EPOLL, &[])?, &[V4])?;
+    running.wait_for_log("ready")?;
+    let mut session = client::connect(V4)?;
+    session.write_all(&header_of(CLIENT4)?)?;
+    let mut is_served = || -> anyhow::Result<()> {
+        let mut answer = vec![0; CLIENT4.len() + 1];
+        session.write_all(b"?")?;
+        session.read_exact(&mut answer).context("a session beside")?;
+        ensure!(answer.ends_with(b"\n"), "{}", answer.escape_ascii());
+        Ok(())
+    };
+    let refused = || -> anyhow::Result<()> {
+        let mut stream = client::connect(V4)?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        client::read_end(&mut stream)?;
+        Ok(())
+    };
+    is_served()?;
+    refused()?;
+    is_served()?;
+    refused()?;
+    let time_outs = || running.stdout().matches("time-out").count();
+    let before = time_outs();
+    running.wait_state("the epoll's time-out", || time_outs() > before)?;
+    refused()?;
+    running.signal(Signal::TERM)?;
+    let ended = running.wait_end()?;
+    ensure!(running.stdout().contains("ended"), "{ended}: {}", running.log());
     Ok(())
 }
 
