@@ -133,6 +133,8 @@ fn by_hand(v6: bool) -> Vec<Test> {
     tests.push(Test::new(format!("an_offer_is_not_taken_back_{family}"), move |bed: &Bed| {
         agreed::an_offer_is_not_taken_back(bed, v6)
     }));
+    let name = format!("a_held_session_gets_on_when_a_window_opens_{family}");
+    tests.push(Test::new(name, move |bed: &Bed| agreed::a_held_session_gets_on_when_a_window_opens(bed, v6)));
     tests.push(Test::new(format!("a_third_host_changes_nothing_{family}"), move |bed: &Bed| {
         attack::changes_nothing(bed, v6)
     }));
