@@ -164,8 +164,7 @@ fn while_rules_are_flushed(bed: &Bed, splice: &str) -> Result<()> {
             host.ip(&["rule flush protocol 123"])
         });
         let so_far = served.load(Relaxed);
-        let again =
-            bed.wait_for("sessions after the last flush", || served.load(Relaxed) > so_far + SENDERS);
+        let again = bed.wait_for("sessions after the last flush", || served.load(Relaxed) > so_far + SENDERS);
         is_over.store(true, Relaxed);
         let join = |sender: thread::ScopedJoinHandle<'_, Result<()>>| {
             sender.join().map_err(|_| anyhow::anyhow!("a panic"))?
