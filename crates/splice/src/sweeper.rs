@@ -147,8 +147,8 @@ impl Asked {
 
     fn look(&mut self, splices: &Splices, ways: &Ways, now: Instant) {
         let (changes, devices) = ways.changes(splices.are_any());
-        if changes.are_encrypted {
-            // Policies hold for all bytes from now on, and the programs don't know them.
+        if changes.are_encrypted || changes.are_ruled {
+            // They hold for all bytes from now on, and the programs don't know them.
             splices.lose_all_ways();
         }
         // Rules that are loaded anew are gone for a moment.
