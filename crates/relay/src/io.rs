@@ -127,8 +127,9 @@ pub trait Io {
     /// The session has left: closes its sockets silently.
     fn offload(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
 
-    /// Asks a peer of a session that has left user space whether it is still there.
-    fn ask_unattended(&mut self, question: Question);
+    /// Asks a peer of a session that has left user space whether it is still there. `mark`: that of packets
+    /// to backends.
+    fn ask_unattended(&mut self, question: Question, mark: u32);
 
     /// Resets both peers of a session that has left.
     fn reset_unattended(&mut self, watched: Watched);

@@ -227,9 +227,9 @@ impl Io for Kernel {
         leaving.finish(sockets)
     }
 
-    fn ask_unattended(&mut self, question: Question) {
+    fn ask_unattended(&mut self, question: Question, mark: u32) {
         if let Ok(splicing) = &self.splicing {
-            splicing.ask(question);
+            splicing.ask(question, mark);
         }
     }
 

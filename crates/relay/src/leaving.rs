@@ -108,10 +108,12 @@ impl Splicing {
         Err(ConnectError::TupleInUse)
     }
 
-    /// Asks a peer of a session that has left user space whether it is still there.
-    pub(crate) fn ask(&self, question: Question) {
+    /// Asks a peer of a session that has left user space whether it is still there. `mark`: that of packets
+    /// to backends.
+    pub(crate) fn ask(&self, question: Question, mark: u32) {
         if let Some(sweeper) = self.sweeper.get() {
-            sweeper.ask(question);
+            let is_for_backend = question.place & 1 == 1;
+            sweeper.ask(question, if is_for_backend { mark } else { 0 });
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use truepeer_bpf::{Question, Removed, Splices, Watched, Way};
 use truepeer_sys::repair::{self, wait_for_grace_period};
+use truepeer_sys::socket::set_mark;
 
 use crate::Ways;
 
@@ -26,6 +28,9 @@ const AGAIN: Duration = Duration::from_millis(50);
 const RESET_FOR: Duration = Duration::from_secs(60);
 /// How long a question about a way may wait for the peer's link address (ARP, ND).
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The same by a device that is still there. After it was down, IPv6 asks for two seconds whether anybody has
+/// its own addresses, and then for the peer's.
+const PATIENCE_WITH_DEVICE: Duration = Duration::from_secs(6);
 
 /// The running thread. Dropping this waits until the resets that it has begun are repeated.
 #[derive(Debug)]
@@ -38,7 +43,7 @@ pub struct Sweeper {
 #[derive(Debug)]
 enum Task {
     Reset(Removed),
-    Ask(Question),
+    Ask(Question, u32),
 }
 
 impl Sweeper {
@@ -63,9 +68,10 @@ impl Sweeper {
     }
 
     /// Asks a peer whether it is still there. Its answer is translated to the other peer; a peer that has
-    /// forgotten the connection sends a reset.
-    pub fn ask(&self, question: Question) {
-        self.order(Task::Ask(question));
+    /// forgotten the connection sends a reset. `mark`: that of the session's packets to this peer. A backend
+    /// on this host answers by the route of the mark.
+    pub fn ask(&self, question: Question, mark: u32) {
+        self.order(Task::Ask(question, mark));
     }
 
     fn order(&self, task: Task) {
@@ -98,7 +104,7 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
             }
             asked.look(splices, ways, now);
             sweep(splices, now);
-            splices.questions().iter().for_each(|question| _ = ask(splices, question));
+            splices.questions().iter().for_each(|question| _ = ask(splices, question, 0));
             splices.unattended().into_iter().for_each(|removed| again.reset(removed));
             sweep_at = now + if splices.is_filling() { SWEEP_SOON } else { SWEEP };
         }
@@ -106,7 +112,7 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
         let next = again.due().map_or(sweep_at, |due| due.min(sweep_at));
         match tasks.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(Task::Reset(removed)) => again.reset(removed),
-            Ok(Task::Ask(question)) => _ = ask(splices, &question),
+            Ok(Task::Ask(question, mark)) => _ = ask(splices, &question, mark),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return again.finish(),
         }
@@ -141,8 +147,8 @@ impl Asked {
 
     fn look(&mut self, splices: &Splices, ways: &Ways, now: Instant) {
         let (changes, devices) = ways.changes(splices.are_any());
-        if changes.are_encrypted {
-            // Policies hold for all bytes from now on, and the programs don't know them.
+        if changes.are_encrypted || changes.are_ruled {
+            // They hold for all bytes from now on, and the programs don't know them.
             splices.lose_all_ways();
         }
         // Rules that are loaded anew are gone for a moment.
@@ -174,9 +180,13 @@ impl Asked {
                         return true;
                     }
                     *question = splices.once_more(question);
-                    let is_sent = ask(splices, question);
-                    let is_late = now.saturating_duration_since(*since) >= PATIENCE;
-                    is_late || (!is_sent && devices.are_lost(before))
+                    let is_sent = ask(splices, question, 0);
+                    let waited = now.saturating_duration_since(*since);
+                    if devices.are_lost(before) {
+                        !is_sent || waited >= PATIENCE
+                    } else {
+                        waited >= PATIENCE_WITH_DEVICE
+                    }
                 }
             };
             if is_lost {
@@ -240,10 +250,17 @@ impl Again {
 }
 
 /// Asks a peer whether it is still there, by the route that leads to it now. False: nothing could be sent.
-pub fn ask(splices: &Splices, question: &Question) -> bool {
+pub fn ask(splices: &Splices, question: &Question, mark: u32) -> bool {
     let Question { own, peer, numbers, timestamp, .. } = *question;
+    let prepare = |socket: BorrowedFd<'_>| {
+        splices.speaks(question, socket);
+        if mark != 0 {
+            // If it fails, an answer may get lost.
+            let _ = set_mark(socket, mark);
+        }
+    };
     // If it fails, the peer is asked again later.
-    repair::ask_unattended(own, peer, numbers, timestamp, |socket| splices.speaks(question, socket)).is_ok()
+    repair::ask_unattended(own, peer, numbers, timestamp, prepare).is_ok()
 }
 
 /// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has

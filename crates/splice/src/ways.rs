@@ -3,7 +3,8 @@
 //!
 //! bpf_redirect_neigh() looks the route up by addresses and device alone, and bypasses IPsec. So a session
 //! stays in user space where the route depends on anything else. When a device or an address changes, the
-//! peers of sessions that have left are asked; a new IPsec policy ends these sessions.
+//! peers of sessions that have left are asked; an IPsec policy, or a rule that asks for more, ends these
+//! sessions when it comes.
 
 mod devices;
 mod firewall;
@@ -63,6 +64,8 @@ pub struct Changes {
     is_all: bool,
     /// IPsec policies were added, which translated packets would bypass.
     pub are_encrypted: bool,
+    /// Rules were added that ask for more than addresses: a socket's packets may take another way now.
+    pub are_ruled: bool,
     /// The firewall's rules are others.
     pub are_filtered: bool,
 }
@@ -71,7 +74,8 @@ impl Changes {
     /// Whether nothing has changed about the ways of packets.
     #[must_use]
     pub fn are_none(&self) -> bool {
-        self.devices.is_empty() && self.addresses.is_empty() && !(self.is_all || self.are_encrypted)
+        let end_all = self.are_encrypted || self.are_ruled;
+        self.devices.is_empty() && self.addresses.is_empty() && !(self.is_all || end_all)
     }
 
     /// Whether they concern the connection of this address of ours that leaves by this device.
@@ -90,8 +94,13 @@ impl Ways {
         let notices = Notices::of(Family::Route, LINKS | ADDRESSES | RULES).ok();
         let rules = Rules::read().ok();
         let (policies, firewall) = (Policies::open(), Firewall::open());
-        // An earlier process may have left sessions that the firewall of now concerns.
-        let changes = Changes { are_filtered: true, ..Changes::default() };
+        // An earlier process may have left sessions that what stands now concerns.
+        let changes = Changes {
+            are_filtered: true,
+            are_encrypted: policies.are_any() == Some(true),
+            are_ruled: rules.as_ref().is_some_and(Rules::decide_by_more_than_addresses),
+            ..Changes::default()
+        };
         let devices = Devices::read().ok();
         let sizes_read = Instant::now();
         Self(Mutex::new(Known { notices, rules, policies, firewall, devices, sizes_read, changes }))
@@ -199,11 +208,11 @@ impl Known {
                 devices.catch_up(now, changes);
             }
         }
-        if are_rules_other || !are_whole {
-            let before = self.rules.take();
-            // If it fails, sessions stay until it is read again.
+        if are_rules_other || !are_whole || self.rules.is_none() {
+            let before = self.rules.take().unwrap_or_default();
+            // If it fails, sessions stay, and it is read again next time.
             self.rules = Rules::read().ok();
-            self.changes.is_all |= self.rules != before;
+            self.changes.are_ruled |= self.rules.as_ref().is_some_and(|rules| rules.have_more_than(&before));
         }
         self.changes.are_encrypted |= self.policies.hear();
     }

@@ -71,8 +71,16 @@ impl Left {
         if bytes != self.bytes {
             (self.bytes, self.moved_at) = (bytes, now);
         }
-        let silent = now.saturating_duration_since(self.moved_at);
-        idle_timeout.is_some_and(|most| silent >= most).then_some(CloseReason::Idle)
+        idle_timeout.is_some_and(|most| self.silence(now) >= most).then_some(CloseReason::Idle)
+    }
+
+    /// How long no bytes have moved, as the looks have found.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.moved_at)
+    }
+
+    pub(crate) fn question_for_backend(&self) -> Question {
+        self.watched.question(1)
     }
 
     /// A question for a peer that is silent. Err: a peer is gone.

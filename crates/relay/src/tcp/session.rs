@@ -12,7 +12,7 @@ mod adoption;
 mod ending;
 mod opening;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use truepeer_policy::{ClientAddr, Policy, Route, SenderAddr};
 use truepeer_session::budget::Permit;
@@ -20,6 +20,7 @@ use truepeer_session::clients::Counted;
 use truepeer_session::deadlines::{Link, Linked};
 use truepeer_session::registry::SessionStage;
 use truepeer_session::{CloseReason, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
+use truepeer_splice::Question;
 
 use super::connecting::Connecting;
 use super::context::Context;
@@ -139,6 +140,14 @@ impl<S, P> Session<S, P> {
     pub(crate) fn upstream(&self) -> Option<&S> {
         match &self.stage {
             Stage::Relaying(relaying) if !relaying.is_cut() => Some(relaying.upstream()),
+            _ => None,
+        }
+    }
+
+    /// The question for its backend, if it has left user space and has been silent for so long.
+    pub(crate) fn question_for_backend(&self, silence: Duration, now: Instant) -> Option<Question> {
+        match &self.stage {
+            Stage::Left(left) if left.silence(now) >= silence => Some(left.question_for_backend()),
             _ => None,
         }
     }
@@ -307,7 +316,8 @@ impl<S, P> Session<S, P> {
                 self.stage = Stage::Left(left);
                 match ended {
                     Ok(question) => {
-                        question.into_iter().for_each(|question| cx.io.ask_unattended(question));
+                        let mark = cx.settings.mark;
+                        question.into_iter().for_each(|question| cx.io.ask_unattended(question, mark));
                         Verdict::Wait(Deadline::Left)
                     }
                     Err(reason) => Verdict::Close(reason),

@@ -1,6 +1,6 @@
 //! Probes of all backends, after the rules for their replies were missing: meanwhile replies left for the
-//! clients' own hosts, which reset the backends' connections. The worker's sockets learn of it only when they
-//! send something.
+//! clients' own hosts, which reset the backends' connections. The worker's sockets, and the senders of
+//! sessions that have left user space, learn of it only when they send something.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 
 use super::Worker;
+use crate::io::Io as _;
 use crate::kernel::KernelSocket;
 
 /// How long a connection must be silent to be probed, while probes last: the shortest that TCP_KEEPIDLE
@@ -22,13 +23,26 @@ impl Worker {
     pub(super) fn probe_backends(&mut self, now: Instant) {
         self.probes_until = Some(now + LASTS);
         self.set_keepalive(true);
+        self.ask_backends(now);
     }
 
-    /// Ends the probes when their time is over.
+    /// Ends the probes when their time is over. Sessions may have left meanwhile, or have moved bytes shortly
+    /// before the rules were missing.
     pub(super) fn end_probes_if_due(&mut self, now: Instant) {
         if self.probes_until.is_some_and(|until| now >= until) {
             self.probes_until = None;
             self.set_keepalive(false);
+            self.ask_backends(now);
+        }
+    }
+
+    /// Asks the silent backends of sessions that have left user space. The answer goes to the sender: a reset
+    /// if the backend has forgotten the connection.
+    fn ask_backends(&mut self, now: Instant) {
+        for (_, entry) in self.sessions.between(0, self.sessions.places()) {
+            if let Some(question) = entry.session.question_for_backend(SILENCE, now) {
+                self.kernel.ask_unattended(question, entry.listener.rules.settings.mark);
+            }
         }
     }
 

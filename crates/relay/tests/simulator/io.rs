@@ -253,7 +253,7 @@ impl Io for SimIo {
         unreachable!("no session begins to leave")
     }
 
-    fn ask_unattended(&mut self, _: Question) {}
+    fn ask_unattended(&mut self, _: Question, _: u32) {}
 
     fn reset_unattended(&mut self, _: Watched) {}
 }

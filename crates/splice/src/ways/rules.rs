@@ -52,6 +52,11 @@ impl Rules {
     pub(super) fn decide_by_more_than_addresses(&self) -> bool {
         !self.0.is_empty()
     }
+
+    /// Whether there is any that was not among those `before`.
+    pub(super) fn have_more_than(&self, before: &Self) -> bool {
+        self.0.iter().any(|rule| !before.0.contains(rule))
+    }
 }
 
 fn is_without(errno: rustix::io::Errno) -> bool {

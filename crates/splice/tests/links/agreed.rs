@@ -1,7 +1,7 @@
 //! Connections that have agreed on different things.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use truepeer_splice::Progress;
 use truepeer_sys::repair::offered_bytes;
-use truepeer_testbed::Bed;
+use truepeer_testbed::{Bed, wait_for};
 
-use crate::line::{Backend, Line};
+use crate::line::{Backend, ByHand, Line};
 
 /// The device of a backend on the relay's host takes segments of 64 KiB, and the sender's path 1500 bytes.
 pub(crate) fn leaves_beside_loopback(bed: &Bed, v6: bool) -> Result<()> {
@@ -70,5 +70,58 @@ pub(crate) fn an_offer_is_not_taken_back(bed: &Bed, v6: bool) -> Result<()> {
         most = most.max(offered);
     }
     ensure!(offers > 10, "only {offers} offers");
+    Ok(())
+}
+
+/// The backend's window closes while the session is held, and opens again before the cut. The sender would
+/// ask for a wider one by itself, but only after a minute.
+pub(crate) fn a_held_session_gets_on_when_a_window_opens(bed: &Bed, v6: bool) -> Result<()> {
+    const BYTES: usize = 300_000;
+    let line = Line::make(bed)?;
+    let (options, router) = if v6 { ("-6 ", "fd77::2") } else { ("", "10.77.0.2") };
+    line.host("sender").ip(&[&format!("{options}route replace default via {router} rto_min 60s")])?;
+    let mut session = line.session(v6)?;
+    session.say(0, b"before")?;
+    line.arm(&mut session)?;
+    session.say(0, b"heard")?;
+    session.say(1, b"as well")?;
+    session.go_to(Progress::Held)?;
+    let [sender, backend] = &session.ends;
+    let (mut writing, mut reading) = (sender.try_clone()?, backend.try_clone()?);
+    writing.set_write_timeout(None)?;
+    let sending = thread::spawn(move || writing.write_all(&[7; BYTES]));
+    // At first the backend reads nothing, then all that has come.
+    relay_all(&mut session)?;
+    let mut bytes = Vec::new();
+    reading.set_nonblocking(true)?;
+    loop {
+        let before = bytes.len();
+        let _ = reading.read_to_end(&mut bytes);
+        relay_all(&mut session)?;
+        if bytes.len() == before {
+            break;
+        }
+    }
+    ensure!(!bytes.is_empty() && bytes.len() < BYTES, "{} bytes came: no window has closed", bytes.len());
+    session.offload()?;
+    wait_for("the rest", || {
+        let _ = reading.read_to_end(&mut bytes);
+        bytes.len() >= BYTES
+    })
+    .with_context(|| format!("{} of {BYTES} bytes came", bytes.len()))?;
+    ensure!(bytes == [7; BYTES], "other bytes than were sent");
+    Ok(sending.join().map_err(|_| anyhow::anyhow!("a panic"))??)
+}
+
+/// Until nothing has moved for a while.
+fn relay_all(session: &mut ByHand) -> Result<()> {
+    let (mut quiet_looks, mut relayed) = (0, 0);
+    while quiet_looks < 100 {
+        session.relay()?;
+        let now = session.relayed_bytes();
+        quiet_looks = if now == relayed { quiet_looks + 1 } else { 0 };
+        relayed = now;
+        thread::sleep(Duration::from_millis(3));
+    }
     Ok(())
 }

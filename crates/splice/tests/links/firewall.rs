@@ -11,7 +11,7 @@ const ENDS: [&str; 4] = ["192.0.2.9:40000", "192.0.2.1:8443", "203.0.113.7:5000"
 
 /// Rules of a chain at these hooks, each alone. No session leaves beside one. Somebody may read what a rule
 /// counts or logs.
-const ACT: [&str; 24] = [
+const ACT: [&str; 27] = [
     "counter",
     "ct state established,related counter accept",
     "tcp dport 8443 counter",
@@ -36,10 +36,13 @@ const ACT: [&str; 24] = [
     "ct state vmap { established : drop, new : accept }",
     "ip dscp set cs1",
     "add @seen { ip saddr }",
+    "meta nfproto ipv4 drop",
+    "meta nfproto != ipv6 drop",
+    "meta nfproto ipv6 accept; drop",
 ];
 
 /// Beside these they leave.
-const HARMLESS: [&str; 15] = [
+const HARMLESS: [&str; 19] = [
     "accept",
     "ct state invalid counter drop",
     "ct state established accept; counter drop",
@@ -55,6 +58,10 @@ const HARMLESS: [&str; 15] = [
     "ip saddr 198.51.100.0/25 meta mark set 7",
     "tcp dport 22 drop",
     "udp dport 53 drop",
+    "meta nfproto ipv6 drop",
+    "meta nfproto ipv4 ct state established accept; drop",
+    "ip6 saddr { 2001:db8::1, 2001:db8::7 } counter drop",
+    "icmpv6 type nd-neighbor-solicit counter drop",
 ];
 
 const HOOKS: [&str; 4] = ["prerouting", "input", "output", "postrouting"];

@@ -68,7 +68,7 @@ impl Line {
     pub(crate) fn ask(&self, session: &ByHand, side: usize) -> Result<()> {
         let FlowOf::Watched(watched) = &session.flow else { anyhow::bail!("it has not left") };
         let question = watched.question(side);
-        self.host("relay").run(|| _ = ask(&self.splices, &question))?;
+        self.host("relay").run(|| _ = ask(&self.splices, &question, 0))?;
         Ok(())
     }
 
@@ -146,6 +146,7 @@ impl Line {
             ends: [sender, backend],
             tuples,
             sockets: Some([down, up]),
+            held: [Vec::new(), Vec::new()],
             handover,
             streams: Streams::default(),
             flow: FlowOf::Nobody,
@@ -187,6 +188,8 @@ pub(crate) struct ByHand {
     /// Where each end is, and where it believes the other end.
     pub(crate) tuples: [(SocketAddr, SocketAddr); 2],
     sockets: Option<[TcpStream; 2]>,
+    /// Read from the other side, to be written to this one.
+    held: [Vec<u8>; 2],
     handover: Handover,
     streams: Streams,
     flow: FlowOf,
@@ -257,18 +260,32 @@ impl ByHand {
     pub(crate) fn relay(&mut self) -> Result<()> {
         let Some(sockets) = &self.sockets else { return Ok(()) };
         let mut buffer = vec![0; 1 << 16];
-        for from in 0..2 {
-            match (&sockets[from]).read(&mut buffer) {
-                Ok(0) => {}
-                Ok(read) => {
-                    (&sockets[1 - from]).write_all(&buffer[..read])?;
-                    self.streams.written[1 - from] += read as u64;
+        for to in 0..2 {
+            if self.held[to].is_empty() {
+                match (&sockets[1 - to]).read(&mut buffer) {
+                    Ok(read) => self.held[to].extend_from_slice(&buffer[..read]),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
             }
+            while !self.held[to].is_empty() {
+                match (&sockets[to]).write(&self.held[to]) {
+                    Ok(written) => {
+                        self.held[to].drain(..written);
+                        self.streams.written[to] += written as u64;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            self.streams.held[to] = self.held[to].len() as u64;
         }
         Ok(())
+    }
+
+    /// Bytes that the relay has written, to both sides.
+    pub(crate) fn relayed_bytes(&self) -> u64 {
+        self.streams.written.iter().sum()
     }
 
     /// Goes on until the hand-over is so far.

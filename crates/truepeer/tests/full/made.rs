@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::pattern::{Digest, Pattern};
-use truepeer_testbed::{Bed, Behaviour, Test, client as sender, tests, wait_for};
+use truepeer_testbed::{Bed, Behaviour, Test, Topology, client as sender, tests, wait_for};
 
 use crate::stand::{Stand, client, echo, header, header_v1};
 
@@ -21,12 +21,49 @@ pub(crate) fn tests() -> Vec<Test> {
         a_sender_that_is_new_is_answered_at_once,
         an_end_of_one_side_leaves_the_other_open,
         a_reset_is_passed_on,
+        sessions_over_a_macvlan_are_served_whoever_makes_them,
         the_operator_sees_and_ends_them,
         a_ban_ends_them_and_those_that_follow,
         after_a_kill_they_go_on,
         the_next_truepeer_lists_them,
         an_upgrade_cuts_none_of_them,
     ]
+}
+
+/// Towards the sender and towards the backend, with an address at the device below as well. The kernel
+/// makes few of these sessions, and truepeer relays the others.
+fn sessions_over_a_macvlan_are_served_whoever_makes_them(bed: &Bed) -> Result<()> {
+    for below in ["sender", "backend"] {
+        let hosts = Topology::line(&["sender", "relay", "backend"])?;
+        let link = usize::from(below == "backend");
+        let own = if link == 0 { 2 } else { 1 };
+        hosts.host("relay").ip(&[
+            &format!("addr flush dev {below}"),
+            &format!("addr add 10.78.{link}.1/24 dev {below}"),
+            &format!("addr add fd78:{link}::1/64 dev {below} nodad"),
+            &format!("link add top link {below} type macvlan mode bridge"),
+            &format!("addr add 10.77.{link}.{own}/24 dev top"),
+            &format!("addr add fd77:{link}::{own}/64 dev top nodad"),
+            "link set top up",
+        ])?;
+        if link == 0 {
+            hosts
+                .host("relay")
+                .ip(&["route replace default via 10.77.0.1", "-6 route replace default via fd77::1"])?;
+        }
+        let stand = Stand::make_on(bed, hosts, Behaviour::Echo, &[], |program| program)?;
+        for v6 in FAMILIES {
+            stand.learn(v6)?;
+            for port in 5000..5008 {
+                let mut stream = stand.open(v6, port)?;
+                for len in [1, 3000, 200_000] {
+                    echo(&mut stream, &vec![4; len]).with_context(|| format!("{below}: {len} bytes"))?;
+                }
+            }
+            eprintln!("{below}: IPv6 {v6}: the kernel has made {}", stand.made()?);
+        }
+    }
+    Ok(())
 }
 
 fn headers_of_both_versions_and_families_make_sessions_of_the_client(bed: &Bed) -> Result<()> {

@@ -39,8 +39,18 @@ impl<'b> Stand<'b> {
         options: &[&str],
         adjust: impl FnOnce(Program) -> Program,
     ) -> Result<Stand<'b>> {
+        Self::make_on(bed, Topology::line(&["sender", "relay", "backend"])?, behaviour, options, adjust)
+    }
+
+    /// Likewise, on these hosts.
+    pub(crate) fn make_on(
+        bed: &'b Bed,
+        hosts: Topology,
+        behaviour: Behaviour,
+        options: &[&str],
+        adjust: impl FnOnce(Program) -> Program,
+    ) -> Result<Stand<'b>> {
         mount_bpf_in_place()?;
-        let hosts = Topology::line(&["sender", "relay", "backend"])?;
         let far = hosts.host("backend");
         let at = [far.at(false, PORT), far.at(true, PORT)];
         let backend = behaviour.start_program(bed, &at, |program| program.in_netns(&far.netns))?;

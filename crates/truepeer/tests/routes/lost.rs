@@ -1,21 +1,33 @@
 //! Rules that were missing for a moment: what their loss has broken ends, and what waited for a route goes
 //! on.
 
+use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, Truepeer, client, tests};
+use truepeer_testbed::matrix::mount_bpf_in_place;
+use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client, tests};
 
 use crate::support::TRUEPEER;
 
 pub(crate) fn tests() -> Vec<Test> {
-    tests![
+    let mut all = tests![
         a_session_whose_backend_was_reset_while_rules_were_missing_ends,
         sessions_of_two_instances_end_after_rules_were_missing,
         a_session_goes_on_when_the_route_to_its_backend_is_back,
-    ]
+    ];
+    for (name, splice) in [
+        ("no_session_waits_in_vain_while_rules_are_flushed", "off"),
+        ("no_session_waits_in_vain_while_rules_are_flushed_and_sessions_leave", "auto"),
+    ] {
+        all.push(Test::new(name, move |bed: &Bed| while_rules_are_flushed(bed, splice)));
+    }
+    all
 }
 
 fn proxy(bed: &Bed, host: &Host, backend: SocketAddr, options: &[&str]) -> Result<Running> {
@@ -82,10 +94,112 @@ fn a_session_goes_on_when_the_route_to_its_backend_is_back(bed: &Bed) -> Result<
     sender.write_all(&client::v2("192.0.2.7:5000", host.at(false, 8443))?)?;
     let sessions = || Program::new(TRUEPEER).args(["sessions", "--admin", &admin]).run(bed);
     bed.wait_for("a session without a route", || sessions().is_ok_and(|list| list.contains(" connecting ")))?;
-    host.ip(&[&format!("route del unreachable {address}")])?;
-    let (_, seen) = listener.accept()?;
-    ensure!(seen.to_string() == "192.0.2.7:5000", "{seen}");
+    // As if there was no route at all, which the kernel counts.
+    host.ip(&[&format!("route replace throw {address}")])?;
+    let before = host.run(dials_without_a_route)??;
+    bed.wait_for("further attempts, four a second", || {
+        host.run(dials_without_a_route).is_ok_and(|now| now.is_ok_and(|now| now >= before + 20))
+    })?;
+    host.ip(&[&format!("route del throw {address}")])?;
+    listener.set_nonblocking(true)?;
+    let mut seen = None;
+    bed.wait_for("a connection", || {
+        seen = listener.accept().ok().map(|(_, seen)| seen.to_string());
+        seen.is_some()
+    })?;
+    ensure!(seen.as_deref() == Some("192.0.2.7:5000"), "{seen:?}");
     Ok(())
+}
+
+fn dials_without_a_route() -> Result<u64> {
+    let table = fs::read_to_string("/proc/thread-self/net/snmp")?;
+    let mut lines = table.lines().filter(|line| line.starts_with("Ip:")).map(str::split_whitespace);
+    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
+    let found = names.zip(values).find(|(name, _)| *name == "OutNoRoutes").context("no OutNoRoutes")?;
+    Ok(found.1.parse()?)
+}
+
+const FLUSHES: usize = 8;
+const BETWEEN_FLUSHES: Duration = Duration::from_millis(1500);
+const SENDERS: usize = 16;
+
+/// Sessions begin all the time. Those whose backend a flush has reset may end, but none waits until its time
+/// to connect is over.
+fn while_rules_are_flushed(bed: &Bed, splice: &str) -> Result<()> {
+    mount_bpf_in_place()?;
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let backend = host.run(|| Behaviour::Echo.start(bed, &[host.at(false, 8000)]))??;
+    let options = ["--splice", splice, "--splice-after", "0", "--connect-timeout", "30s"];
+    let truepeer = proxy(bed, host, host.at(false, 8000), &options)?;
+    let (port, served) = (AtomicU16::new(10_000), AtomicUsize::new(0));
+    let is_over = AtomicBool::new(false);
+    let one_session = || -> Result<()> {
+        let client = lb.at(false, port.fetch_add(1, Relaxed));
+        let mut stream = lb.run(|| client::connect(host.at(false, 8443)))??;
+        // Longer than the time to connect.
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.write_all(&client::v2(client, host.at(false, 8443))?)?;
+        match echoes(&mut stream) {
+            Ok(()) => _ = served.fetch_add(1, Relaxed),
+            Err(error) if is_broken(&error) => {}
+            Err(error) => {
+                let log = backend.log();
+                let lines = log.lines().filter(|line| line.contains(&client.to_string())).collect::<Vec<_>>();
+                return Err(error).with_context(|| format!("{client} was not served: {lines:?}"));
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let sender = || -> Result<()> {
+            while !is_over.load(Relaxed) {
+                one_session()?;
+            }
+            Ok(())
+        };
+        let senders: Vec<_> = (0..SENDERS).map(|_| scope.spawn(sender)).collect();
+        let flushed = (0..FLUSHES).try_for_each(|_| {
+            thread::sleep(BETWEEN_FLUSHES);
+            host.ip(&["rule flush protocol 123"])
+        });
+        let so_far = served.load(Relaxed);
+        let again = bed.wait_for("sessions after the last flush", || served.load(Relaxed) > so_far + SENDERS);
+        is_over.store(true, Relaxed);
+        let join = |sender: thread::ScopedJoinHandle<'_, Result<()>>| {
+            sender.join().map_err(|_| anyhow::anyhow!("a panic"))?
+        };
+        senders.into_iter().try_for_each(join)?;
+        flushed.and(again)
+    })?;
+    let log = truepeer.log();
+    let (flushes, late) = ("truepeer has added them again", "close=\"connect_timeout\"");
+    ensure!(log.contains(flushes), "no rules were missed: {log}");
+    let late = log.lines().filter(|line| line.contains(late)).collect::<Vec<_>>();
+    ensure!(late.is_empty(), "{} of {}: {late:#?}", late.len(), port.load(Relaxed) - 10_000);
+    if splice == "auto" {
+        ensure!(log.contains("has left user space"), "no session has left");
+    }
+    Ok(())
+}
+
+fn echoes(stream: &mut TcpStream) -> Result<()> {
+    for _ in 0..20 {
+        let mut back = [0; 3000];
+        stream.write_all(&[7; 3000])?;
+        stream.read_exact(&mut back)?;
+        ensure!(back == [7; 3000], "other bytes came back");
+    }
+    stream.shutdown(Shutdown::Write)?;
+    ensure!(stream.read(&mut [0])? == 0, "more bytes came back");
+    Ok(())
+}
+
+/// Its backend was reset.
+fn is_broken(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe, ErrorKind::UnexpectedEof];
+    kind.is_some_and(|kind| ends.contains(&kind))
 }
 
 /// One of them puts the rules back, for both.

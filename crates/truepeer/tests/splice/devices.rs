@@ -1,25 +1,38 @@
 //! A device changes under a session that has left user space: the session goes on, or both of its ends learn
 //! at once that it is over.
 
+use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::net::TcpStream;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::Duration;
 
-use anyhow::Result;
-use truepeer_testbed::{Bed, NetNs, Test, ip_here, skip, tests};
+use anyhow::{Context as _, Result, ensure};
+use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, skip};
 
-use crate::stand::{Stand, echo, open_at};
-use crate::wire::{DOOR, far, stand};
+use crate::family::{Family, in_both};
+use crate::stand::{Stand, echo, open_at, spliced_to};
+use crate::ways::ipsec_policy;
+use crate::wire::{far, second_link, stand};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut all = tests![an_ipsec_policy_ends_sessions_that_have_left];
+    let mut all = Vec::from(in_both("an_ipsec_policy_ends_sessions_that_have_left", by_an_ipsec_policy));
     for (name, change, outcome) in CHANGES {
-        all.push(Test::new(format!("sessions_over_a_device_that_is_{name}_{}", outcome.name()), {
-            move |bed: &Bed| under_open_sessions(bed, change, outcome)
-        }));
+        for (device, towards) in [("device", Towards::Sender), ("backends_device", Towards::Backend)] {
+            let name = format!("sessions_over_a_{device}_that_is_{name}_{}", outcome.name());
+            all.extend(in_both(&name, move |bed, family| {
+                under_open_sessions(bed, family, towards, change, outcome)
+            }));
+        }
     }
     all
+}
+
+/// What is on the other host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Towards {
+    Sender,
+    Backend,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +67,9 @@ const CHANGES: [(&str, Change, Outcome); 6] = [
                 "link set br0 up",
                 "link set near master br0",
                 "addr del 10.78.9.1/24 dev near",
+                "addr del fd78:9::1/64 dev near",
                 "addr add 10.78.9.1/24 dev br0",
+                "addr add fd78:9::1/64 dev br0 nodad",
             ])
         },
         Outcome::End,
@@ -67,9 +82,16 @@ const CHANGES: [(&str, Change, Outcome); 6] = [
             ip_here(&[
                 &format!("link add near type veth peer name wire netns {there}"),
                 "addr add 10.78.9.1/24 dev near",
+                "addr add fd78:9::1/64 dev near nodad",
                 "link set near up",
             ])?;
-            far.run(|| ip_here(&["addr add 10.78.9.2/24 dev wire", "link set wire up"]))?
+            far.run(|| {
+                ip_here(&[
+                    "addr add 10.78.9.2/24 dev wire",
+                    "addr add fd78:9::2/64 dev wire nodad",
+                    "link set wire up",
+                ])
+            })?
         },
         Outcome::End,
     ),
@@ -85,7 +107,11 @@ const CHANGES: [(&str, Change, Outcome); 6] = [
                 .replace("/ns/net", &format!("/task/{}/ns/net", rustix::thread::gettid().as_raw_nonzero()));
             ip_here(&[&format!("link set near netns {there}")])?;
             elsewhere.run(|| ip_here(&[&format!("link set near netns {here}")]))??;
-            ip_here(&["addr add 10.78.9.1/24 dev near", "link set near up"])
+            ip_here(&[
+                "addr add 10.78.9.1/24 dev near",
+                "addr add fd78:9::1/64 dev near nodad",
+                "link set near up",
+            ])
         },
         Outcome::End,
     ),
@@ -93,42 +119,97 @@ const CHANGES: [(&str, Change, Outcome); 6] = [
         "left_by_its_address",
         |far| {
             // The other device has been there since the start.
-            ip_here(&["addr del 10.78.9.1/24 dev near", "addr add 10.78.9.1/24 dev second"])?;
-            far.run(|| ip_here(&["addr del 10.78.9.2/24 dev wire", "addr add 10.78.9.2/24 dev wire2"]))?
+            move_addresses(1, "near", "second")?;
+            far.run(|| move_addresses(2, "wire", "wire2"))?
         },
         Outcome::GoOn,
     ),
 ];
 
+fn move_addresses(host: u8, from: &str, to: &str) -> Result<()> {
+    ip_here(&[
+        &format!("addr del 10.78.9.{host}/24 dev {from}"),
+        &format!("addr del fd78:9::{host}/64 dev {from}"),
+        &format!("addr add 10.78.9.{host}/24 dev {to}"),
+        &format!("addr add fd78:9::{host}/64 dev {to} nodad"),
+    ])
+}
+
 const SESSIONS: u16 = 8;
 
-fn under_open_sessions(bed: &Bed, change: Change, outcome: Outcome) -> Result<()> {
+/// A session that stands still for 14 s repeats its bytes six times, each time after twice as long. A device
+/// that was down asks for addresses of IPv6 for some four seconds.
+const REPETITIONS: u32 = 5;
+
+fn under_open_sessions(
+    bed: &Bed,
+    family: Family,
+    towards: Towards,
+    change: Change,
+    outcome: Outcome,
+) -> Result<()> {
     let far = far()?;
-    let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
-    ip_here(&[
-        &format!("link add second type veth peer name wire2 netns {there}"),
-        "addr add 10.78.7.1/24 dev second",
-        "link set second up",
-    ])?;
-    far.run(|| ip_here(&["addr add 10.78.7.2/24 dev wire2", "link set wire2 up"]))??;
-    let stand = stand(bed, DOOR)?;
-    let mut streams =
-        far.run(|| (0..SESSIONS).map(|number| open_at(DOOR, number)).collect::<Result<Vec<_>>>())??;
+    second_link(&far)?;
+    // A link that is down loses its addresses otherwise.
+    fs::write("/proc/sys/net/ipv6/conf/near/keep_addr_on_down", "1")?;
+    let (stand, listener) = match towards {
+        Towards::Sender => (stand(bed, family.listener())?, family.listener()),
+        Towards::Backend => (with_a_far_backend(bed, &far, family)?, family.listener_here()),
+    };
+    let open = |number| match towards {
+        Towards::Sender => far.run(|| open_at(listener, number))?,
+        Towards::Backend => open_at(listener, number),
+    };
+    let mut streams = (0..SESSIONS).map(open).collect::<Result<Vec<_>>>()?;
     stand.wait_spliced(bed, &mut streams)?;
     change(&far)?;
-    for stream in &mut streams {
-        match outcome {
-            Outcome::GoOn => echo(stream, b"after the change")?,
-            Outcome::End => is_over(bed, stream)?,
+    if towards == Towards::Backend {
+        far.run(|| to_the_clients(family))??;
+    }
+    if outcome == Outcome::GoOn {
+        for stream in &mut streams {
+            echo(stream, b"after the change")?;
         }
+        let repeated = [repetitions(bed, None)?, repetitions(bed, Some(&far))?].concat();
+        let all = usize::from(2 * SESSIONS);
+        ensure!(repeated.len() >= all, "{} of {all} connections are open", repeated.len());
+        ensure!(repeated.iter().all(|times| *times <= REPETITIONS), "too often repeated: {repeated:?}");
+        return Ok(());
     }
-    if outcome == Outcome::End {
-        all_have_ended(&stand)?;
-        // Nobody is kept from coming back.
-        let mut again = far.run(|| open_at(DOOR, SESSIONS))??;
-        echo(&mut again, b"another session")?;
+    for stream in &mut streams {
+        is_over(bed, stream)?;
     }
-    Ok(())
+    all_have_ended(&stand, family)?;
+    // Nobody is kept from coming back.
+    echo(&mut open(SESSIONS)?, b"another session")
+}
+
+fn with_a_far_backend(bed: &Bed, far: &NetNs, family: Family) -> Result<Stand> {
+    // The sender's segments must fit through the wire.
+    ip_here(&["link set lo mtu 1500"])?;
+    let backend_at = family.pick("10.78.9.2:8000", "[fd78:9::2]:8000");
+    let backend = far.run(|| {
+        to_the_clients(family)?;
+        Behaviour::Echo.start(bed, &[backend_at])
+    })??;
+    let truepeer = spliced_to(bed, backend_at, &[]).start(bed)?;
+    Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
+}
+
+fn to_the_clients(family: Family) -> Result<()> {
+    ip_here(&[&format!("route replace default via {}", family.pick("10.78.9.1", "fd78:9::1"))])
+}
+
+/// How often the kernel of this host, or of a far one, has repeated something in each open connection.
+fn repetitions(bed: &Bed, far: Option<&NetNs>) -> Result<Vec<u32>> {
+    let list = Program::new("ss").args(["-tinH", "state", "established"]);
+    let listed = far.into_iter().fold(list, Program::in_netns).run(bed)?;
+    let of_one = |line: &str| -> Result<u32> {
+        let times = line.split_whitespace().find_map(|word| word.strip_prefix("retrans:")?.split('/').nth(1));
+        times.map_or(Ok(0), |times| times.parse().with_context(|| line.to_owned()))
+    };
+    // Each connection's second line has its state.
+    listed.lines().filter(|line| line.contains(" cwnd:")).map(of_one).collect()
 }
 
 /// The sender learns that the session is over, also if it says nothing.
@@ -140,9 +221,9 @@ fn is_over(bed: &Bed, stream: &mut TcpStream) -> Result<()> {
     })
 }
 
-fn all_have_ended(stand: &Stand) -> Result<()> {
+fn all_have_ended(stand: &Stand, family: Family) -> Result<()> {
     for number in 0..SESSIONS {
-        stand.backend.wait_for_log(&format!("203.0.113.7:{} reset", 5000 + number))?;
+        stand.backend.wait_for_log(&format!("{} reset", family.client(number)))?;
     }
     stand.truepeer.wait_state("a line for each", || {
         stand.truepeer.log().matches("close=\"way_lost\"").count() == usize::from(SESSIONS)
@@ -150,23 +231,22 @@ fn all_have_ended(stand: &Stand) -> Result<()> {
 }
 
 /// At the next looks of the sweeper, within about two seconds; until then bytes go in clear.
-fn an_ipsec_policy_ends_sessions_that_have_left(bed: &Bed) -> Result<()> {
+fn by_an_ipsec_policy(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    let stand = stand(bed, DOOR)?;
+    let (stand, listener) = (stand(bed, family.listener())?, family.listener());
     let mut streams =
-        far.run(|| (0..SESSIONS).map(|number| open_at(DOOR, number)).collect::<Result<Vec<_>>>())??;
+        far.run(|| (0..SESSIONS).map(|number| open_at(listener, number)).collect::<Result<Vec<_>>>())??;
     stand.wait_spliced(bed, &mut streams)?;
-    let policy = "xfrm policy add dir out src 10.200.0.1/32 dst 10.200.0.2/32 action allow";
-    if ip_here(&[policy]).is_err() {
+    if ip_here(&[ipsec_policy(family)]).is_err() {
         return skip("this kernel has no IPsec (xfrm_user)");
     }
     streams.iter_mut().try_for_each(|stream| is_over(bed, stream))?;
-    all_have_ended(&stand)?;
-    let mut relayed = far.run(|| open_at(DOOR, SESSIONS))??;
+    all_have_ended(&stand, family)?;
+    let mut relayed = far.run(|| open_at(listener, SESSIONS))??;
     echo(&mut relayed, &[3; 3000])?;
     ip_here(&["xfrm policy flush"])?;
     drop(relayed);
-    let mut next = far.run(|| open_at(DOOR, SESSIONS + 1))??;
+    let mut next = far.run(|| open_at(listener, SESSIONS + 1))??;
     stand
         .truepeer
         .wait_state("the relayed one to end", || stand.truepeer.log().contains("close=\"finished\""))?;

@@ -7,32 +7,82 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use truepeer_testbed::{Bed, Program, Test, tests};
+use truepeer_testbed::{Bed, Program, Test};
 
-use crate::stand::{Stand, echo, is_reset, open, open_at};
-use crate::wire::{DOOR, far, stand};
+use crate::family::{Family, in_both};
+use crate::stand::{Stand, echo, is_reset, open_at};
+use crate::wire::{far, stand, stays};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = Vec::new();
-    for (name, rules) in FIREWALLS {
-        for (place, far) in [("this_host", false), ("another_host", true)] {
-            let test = Test::new(format!("{name}_lets_sessions_of_{place}_leave"), move |bed: &Bed| {
-                behind(bed, rules, far)
-            });
-            all.push(test.needs_program("nft"));
+    for firewall in FIREWALLS {
+        for (place, is_far) in [("this_host", false), ("another_host", true)] {
+            let name = format!("{}_lets_sessions_of_{place}_leave", firewall.name);
+            let [v4, v6] = in_both(&name, move |bed, family| behind(bed, family, firewall, is_far));
+            all.push(v4);
+            all.extend(firewall.lets_ipv6_leave.then_some(v6));
+        }
+        if !firewall.lets_ipv6_leave {
+            let name = format!("{}_keeps_sessions_by_ipv6", firewall.name);
+            all.push(Test::new(name, move |bed: &Bed| stays_behind(bed, firewall)));
         }
     }
-    all.extend(
-        tests![
-            banned_addresses_are_banned_from_an_open_session,
-            a_ban_ends_sessions_that_have_left,
-            a_ban_of_others_ends_no_session,
-            a_firewall_that_is_loaded_anew_ends_no_session,
-        ]
-        .into_iter()
-        .map(|test| test.needs_program("nft")),
-    );
-    all
+    all.extend(in_both("banned_addresses_are_banned_from_an_open_session", while_a_set_is_empty));
+    all.extend(in_both("a_ban_ends_sessions_that_have_left", by_a_ban));
+    all.extend(in_both("a_ban_of_others_ends_no_session", by_a_ban_of_others));
+    all.extend(in_both("a_firewall_that_is_loaded_anew_ends_no_session", while_it_is_loaded_anew));
+    all.into_iter().map(|test| test.needs_program("nft")).collect()
+}
+
+/// A firewall as it is shipped, with the listener's port open.
+#[derive(Debug, Clone, Copy)]
+struct Firewall {
+    name: &'static str,
+    rules: &'static str,
+    /// A line of it, and that line with the port.
+    port: [&'static str; 2],
+    lets_ipv6_leave: bool,
+}
+
+const FIREWALLS: [Firewall; 3] = [
+    Firewall {
+        name: "the_firewall_of_arch",
+        rules: include_str!("firewalls/arch.nft"),
+        port: ["tcp dport ssh accept", "tcp dport { 22, 8443 } accept"],
+        lets_ipv6_leave: true,
+    },
+    Firewall {
+        name: "the_firewall_of_debian",
+        rules: include_str!("firewalls/debian.nft"),
+        port: ["#tcp dport { 22, 80, 443 } ct", "tcp dport { 22, 80, 443, 8443 } ct"],
+        lets_ipv6_leave: true,
+    },
+    // By IPv6 it drops packets that come by another device than the way back.
+    Firewall {
+        name: "the_firewall_of_firewalld",
+        rules: include_str!("firewalls/firewalld.nft"),
+        port: ["tcp dport 8443 accept", "tcp dport 8443 accept"],
+        lets_ipv6_leave: false,
+    },
+];
+
+/// Hosts that filter what they send have this rule there, too.
+const OUTPUT: &str = "table inet sent {
+  chain output {
+    type filter hook output priority filter; policy drop
+    ct state invalid counter drop
+    ct state new,established,related accept
+    meta l4proto ipv6-icmp accept
+  }
+}
+";
+
+impl Firewall {
+    fn load(&self, bed: &Bed) -> Result<()> {
+        let [line, with_port] = self.port;
+        ensure!(self.rules.contains(line), "no line {line}");
+        nft(bed, &format!("flush ruleset\n{}\n{OUTPUT}", self.rules.replace(line, with_port)))
+    }
 }
 
 fn nft(bed: &Bed, commands: &str) -> Result<()> {
@@ -49,65 +99,71 @@ const BANS: &str = "table inet f2b-table {
 }
 ";
 
+fn bans(family: Family) -> String {
+    match family {
+        Family::V4 => BANS.to_owned(),
+        Family::V6 => BANS.replace("ip saddr", "ip6 saddr").replace("ipv4_addr", "ipv6_addr"),
+    }
+}
+
 /// Beside the rule, sessions stay, so a ban that comes later stops them.
-fn banned_addresses_are_banned_from_an_open_session(bed: &Bed) -> Result<()> {
+fn while_a_set_is_empty(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    nft(bed, BANS)?;
-    let stand = stand(bed, DOOR)?;
-    let mut stream = far.run(|| open_at(DOOR, 0))??;
+    nft(bed, &bans(family))?;
+    let stand = stand(bed, family.listener())?;
+    let mut stream = far.run(|| open_at(family.listener(), 0))??;
     let is_counted = || {
         echo(&mut stream, &[3; 3000]).is_ok()
             && stand.ask(bed, &["status"]).is_ok_and(|status| status.contains("1  firewall"))
     };
     stand.truepeer.wait_state("a session that stays", is_counted)?;
-    nft(bed, "add element inet f2b-table addr-set-web { 10.78.9.2 }")?;
+    let sender = family.pick("10.78.9.2", "fd78:9::2");
+    nft(bed, &format!("add element inet f2b-table addr-set-web {{ {sender} }}"))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     ensure!(echo(&mut stream, b"banned").is_err(), "the session goes on");
     Ok(())
 }
 
 /// The rule comes when the session has left: it is reset at both ends.
-fn a_ban_ends_sessions_that_have_left(bed: &Bed) -> Result<()> {
+fn by_a_ban(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    let stand = stand(bed, DOOR)?;
-    for (number, ban) in [
-        BANS,
-        "table ip ban { chain c { type filter hook input priority 0\n ip saddr 10.78.9.2 drop\n }\n}\n",
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let mut stream = far.run(|| open_at(DOOR, u16::try_from(number)?))??;
+    let stand = stand(bed, family.listener())?;
+    let of_one = family.pick("ip saddr 10.78.9.2", "ip6 saddr fd78:9::2");
+    let of_one =
+        format!("table inet ban {{ chain c {{ type filter hook input priority 0\n {of_one} drop\n }}\n}}\n");
+    for (number, ban) in (0..).zip([bans(family), of_one]) {
+        let mut stream = far.run(|| open_at(family.listener(), number))??;
         stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-        nft(bed, ban)?;
-        is_reset(&mut stream).with_context(|| ban.to_owned())?;
-        stand.backend.wait_for_log(&format!("203.0.113.7:{} reset", 5000 + number))?;
+        nft(bed, &ban)?;
+        is_reset(&mut stream).with_context(|| ban.clone())?;
+        stand.backend.wait_for_log(&format!("{} reset", family.client(number)))?;
         stand.truepeer.wait_for_log("close=\"way_lost\"")?;
         nft(bed, "flush ruleset")?;
     }
     Ok(())
 }
 
-fn a_ban_of_others_ends_no_session(bed: &Bed) -> Result<()> {
+fn by_a_ban_of_others(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    let stand = stand(bed, DOOR)?;
-    let mut stream = far.run(|| open_at(DOOR, 0))??;
+    let stand = stand(bed, family.listener())?;
+    let mut stream = far.run(|| open_at(family.listener(), 0))??;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     nft(
         bed,
-        "table ip ban { chain c { type filter hook input priority 0\n ip saddr 10.78.9.77 drop\n tcp dport 22 drop\n }\n}\n",
+        "table inet ban { chain c { type filter hook input priority 0\n ip saddr 10.78.9.77 drop\n \
+         ip6 saddr fd78:9::77 drop\n tcp dport 22 drop\n }\n}\n",
     )?;
     goes_on(bed, &stand, &mut stream)
 }
 
-fn a_firewall_that_is_loaded_anew_ends_no_session(bed: &Bed) -> Result<()> {
+fn while_it_is_loaded_anew(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    let (_, firewall) = FIREWALLS[1];
-    nft(bed, firewall)?;
-    let stand = stand(bed, DOOR)?;
-    let mut stream = far.run(|| open_at(DOOR, 0))??;
+    let [_, firewall, _] = FIREWALLS;
+    firewall.load(bed)?;
+    let stand = stand(bed, family.listener())?;
+    let mut stream = far.run(|| open_at(family.listener(), 0))??;
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    nft(bed, &format!("flush ruleset\n{firewall}"))?;
+    firewall.load(bed)?;
     goes_on(bed, &stand, &mut stream)
 }
 
@@ -122,93 +178,25 @@ fn goes_on(bed: &Bed, stand: &Stand, stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Arch Linux' nftables.conf; Debian's workstation example; firewalld's zone "public" as it writes it for
-/// nftables. With the listener's port open and, because hosts that filter what they send have it there, too,
-/// the rule on invalid packets in an output chain.
-const FIREWALLS: [(&str, &str); 3] = [
-    (
-        "the_firewall_of_arch",
-        "table inet filter {
-  chain input {
-    type filter hook input priority filter
-    policy drop
-    ct state invalid drop comment \"early drop of invalid connections\"
-    ct state {established, related} accept comment \"allow tracked connections\"
-    iif lo accept comment \"allow from loopback\"
-    ip protocol icmp accept comment \"allow icmp\"
-    meta l4proto ipv6-icmp accept comment \"allow icmp v6\"
-    tcp dport 8443 accept
-    counter
-  }
-  chain forward {
-    type filter hook forward priority filter
-    policy drop
-  }
-  chain output {
-    type filter hook output priority filter
-    ct state invalid drop
-  }
-}
-",
-    ),
-    (
-        "the_firewall_of_debian",
-        "table inet filter {
-  chain input {
-    type filter hook input priority 0; policy drop;
-    ct state invalid counter drop
-    iif lo accept
-    ct state established,related accept
-    icmp type { echo-request, destination-unreachable, time-exceeded, parameter-problem } accept
-    tcp dport 8443 ct state new accept
-    counter drop
-  }
-  chain output {
-    type filter hook output priority 0; policy drop;
-    ct state invalid counter drop
-    ct state new,established,related accept
-  }
-}
-",
-    ),
-    (
-        "the_firewall_of_firewalld",
-        "table inet firewalld {
-  chain mangle_PREROUTING {
-    type filter hook prerouting priority mangle + 10; policy accept;
-    ct state invalid drop
-  }
-  chain filter_INPUT {
-    type filter hook input priority filter + 10; policy accept;
-    ct state { established, related } accept
-    ct status dnat accept
-    iifname \"lo\" accept
-    ct state invalid drop
-    tcp dport 8443 accept
-    reject with icmpx type admin-prohibited
-  }
-  chain filter_OUTPUT {
-    type filter hook output priority filter + 10; policy accept;
-    ct state invalid drop
-    ct state { established, related } accept
-    oifname \"lo\" accept
-  }
-}
-",
-    ),
-];
-
-fn behind(bed: &Bed, rules: &str, is_far: bool) -> Result<()> {
+fn behind(bed: &Bed, family: Family, firewall: Firewall, is_far: bool) -> Result<()> {
     let far = far()?;
-    Program::new("nft").args(["-f", "-"]).input(rules).run(bed)?;
+    firewall.load(bed)?;
     if is_far {
-        let stand = stand(bed, DOOR)?;
-        let stream = far.run(|| open_at(DOOR, 0))??;
+        let stand = stand(bed, family.listener())?;
+        let stream = far.run(|| open_at(family.listener(), 0))??;
         leaves(bed, &stand, stream)
     } else {
-        let stand = Stand::make(bed, &[])?;
-        leaves(bed, &stand, open(0)?)
+        let stand = Stand::on_this_host(bed, family, &[])?;
+        leaves(bed, &stand, open_at(family.listener_here(), 0)?)
     }
+}
+
+fn stays_behind(bed: &Bed, firewall: Firewall) -> Result<()> {
+    let far = far()?;
+    firewall.load(bed)?;
+    let stand = stand(bed, Family::V6.listener())?;
+    let stream = far.run(|| open_at(Family::V6.listener(), 0))??;
+    stays(bed, &stand, stream, "firewall")
 }
 
 fn leaves(bed: &Bed, stand: &Stand, mut stream: TcpStream) -> Result<()> {

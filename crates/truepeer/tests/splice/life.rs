@@ -54,7 +54,7 @@ fn a_session_leaves_user_space_and_its_bytes_are_counted(bed: &Bed) -> Result<()
     }
     stream.shutdown(Shutdown::Write)?;
     ensure!(stream.read(&mut [0])? == 0, "no end");
-    let line = "client=203.0.113.7:5000";
+    let line = "session client=203.0.113.7:5000";
     stand.truepeer.wait_for_log("close=\"finished\"")?;
     let log = stand.truepeer.log();
     let line = log.lines().find(|one| one.contains(line)).context("no line")?;

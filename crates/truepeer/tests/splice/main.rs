@@ -5,10 +5,12 @@ mod bridge;
 mod busy;
 mod crowd;
 mod devices;
+mod family;
 mod firewalls;
 mod heirs;
 mod keeper;
 mod killed;
+mod leftovers;
 mod life;
 mod lossy;
 mod silent;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         heirs::tests(),
         keeper::tests(),
         killed::tests(),
+        leftovers::tests(),
         silent::tests(),
         bridge::tests(),
         crowd::tests(),

@@ -1,13 +1,15 @@
 //! Truepeer with `--splice auto` before a backend, and sessions through it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Truepeer, client};
+
+use crate::family::Family;
 
 pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 pub(crate) const DOOR: &str = "127.0.0.1:8443";
@@ -20,29 +22,30 @@ pub(crate) struct Stand {
     pub(crate) admin: PathBuf,
 }
 
-fn proxy_to(bed: &Bed, backend: &str, options: &[&str]) -> Truepeer {
-    proxy_at(bed, DOOR, backend, options)
-}
-
 fn proxy_at(bed: &Bed, listener: &str, backend: &str, options: &[&str]) -> Truepeer {
     let admin = bed.dir().join("admin").display().to_string();
     let always = ["--routes", "auto", "--log-format", "text", "-v", "2", "--admin", &admin];
-    Truepeer::proxy(TRUEPEER).listen(listener).ipv4(backend).args(&always).args(options)
+    let truepeer = Truepeer::proxy(TRUEPEER).listen(listener).args(&always).args(options);
+    match Family::of(backend) {
+        Family::V4 => truepeer.ipv4(backend),
+        Family::V6 => truepeer.ipv6(backend),
+    }
 }
 
 pub(crate) fn proxy(bed: &Bed, options: &[&str]) -> Truepeer {
-    proxy_to(bed, BACKEND, options)
+    proxy_at(bed, DOOR, BACKEND, options)
 }
 
 const AT_ONCE: [&str; 4] = ["--splice", "auto", "--splice-after", "0"];
 
+/// For senders of this host.
 pub(crate) fn spliced_to(bed: &Bed, backend: &str, options: &[&str]) -> Truepeer {
-    proxy_to(bed, backend, &[&AT_ONCE, options].concat())
+    proxy_at(bed, Family::of(backend).listener_here(), backend, &[&AT_ONCE, options].concat())
 }
 
-/// For senders of other hosts.
+/// With a backend on this host.
 pub(crate) fn spliced_at(bed: &Bed, listener: &str, options: &[&str]) -> Truepeer {
-    proxy_at(bed, listener, BACKEND, &[&AT_ONCE, options].concat())
+    proxy_at(bed, listener, Family::of(listener).backend(), &[&AT_ONCE, options].concat())
 }
 
 pub(crate) fn spliced(bed: &Bed, options: &[&str]) -> Truepeer {
@@ -52,8 +55,13 @@ pub(crate) fn spliced(bed: &Bed, options: &[&str]) -> Truepeer {
 impl Stand {
     pub(crate) fn make(bed: &Bed, options: &[&str]) -> Result<Stand> {
         mount_bpf_in_place()?;
-        let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-        let truepeer = spliced(bed, options).start(bed)?;
+        Self::on_this_host(bed, Family::V4, options)
+    }
+
+    /// With sender and backend on this host.
+    pub(crate) fn on_this_host(bed: &Bed, family: Family, options: &[&str]) -> Result<Stand> {
+        let backend = Behaviour::Echo.start(bed, &[family.backend()])?;
+        let truepeer = spliced_to(bed, family.backend(), options).start(bed)?;
         Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
     }
 
@@ -86,8 +94,8 @@ pub(crate) fn open(number: u16) -> Result<TcpStream> {
 pub(crate) fn open_at(listener: &str, number: u16) -> Result<TcpStream> {
     let mut stream = client::connect(listener)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let address: SocketAddr = format!("203.0.113.7:{}", 5000 + number).parse()?;
-    stream.write_all(&client::v2(address, SITE)?)?;
+    let family = Family::of(listener);
+    stream.write_all(&client::v2(family.client(number), family.site())?)?;
     echo(&mut stream, b"first")?;
     Ok(stream)
 }

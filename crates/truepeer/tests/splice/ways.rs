@@ -9,122 +9,182 @@ use std::fs;
 use std::net::TcpStream;
 
 use anyhow::{Context as _, Result, ensure};
-use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, skip, tests};
+use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, skip};
 
-use crate::stand::{self, Stand, echo, open_at, spliced_to};
-use crate::wire::{DOOR, far, stand, stays};
+use crate::family::{Family, in_both};
+use crate::stand::{Stand, echo, is_reset, open_at, spliced_to};
+use crate::wire::{far, second_link, stand, stays};
 
 pub(crate) fn tests() -> Vec<Test> {
-    let mut all = tests![
-        rules_that_ask_for_addresses_hinder_no_session,
-        an_ipsec_policy_keeps_sessions_in_user_space,
-        a_rule_that_comes_later_keeps_sessions_that_have_not_left,
-    ];
+    let mut all = Vec::new();
+    all.extend(in_both("rules_that_ask_for_addresses_hinder_no_session", beside_rules_on_addresses));
+    all.extend(in_both("a_session_leaves_by_a_rule_on_its_own_address", by_a_rule_on_its_address));
+    all.extend(in_both("an_ipsec_policy_keeps_sessions_in_user_space", beside_an_ipsec_policy));
     for (kind, rule) in RULES {
-        let name = format!("a_session_stays_beside_a_rule_on_{kind}");
-        all.push(Test::new(name, move |bed: &Bed| beside_a_rule(bed, rule)));
+        all.extend(in_both(&format!("a_session_stays_beside_a_rule_on_{kind}"), move |bed, family| {
+            beside_a_rule(bed, family, rule)
+        }));
+        let name = format!("a_rule_on_{kind}_that_comes_later_ends_sessions_that_have_left");
+        all.extend(in_both(&name, move |bed, family| before_a_rule(bed, family, rule)));
     }
-    let by_mark = |bed: &Bed| {
-        let mark = "table ip marks {\n chain out {\n type route hook output priority mangle\n \
-                    tcp sport 8443 meta mark set 7\n }\n }\n";
-        Program::new("nft").args(["-f", "-"]).input(mark).run(bed)?;
-        beside_a_rule(bed, "fwmark 7")
-    };
-    all.push(Test::new("a_session_stays_beside_a_rule_on_a_mark", by_mark).needs_program("nft"));
+    let by_mark = in_both("a_session_stays_beside_a_rule_on_a_mark", beside_a_rule_on_a_mark);
+    all.extend(by_mark.map(|test| test.needs_program("nft")));
     for (name, make) in STACKS {
-        let name = format!("a_session_over_{name}_leaves");
-        all.push(Test::new(name, move |bed: &Bed| over(bed, make)));
+        all.extend(in_both(&format!("a_session_over_{name}_leaves"), move |bed, family| {
+            over(bed, family, make)
+        }));
     }
-    all.push(Test::new("a_session_to_a_backend_over_a_macvlan_leaves", to_a_backend_over_a_macvlan));
+    all.extend(in_both("a_session_to_a_backend_over_a_macvlan_leaves", to_a_backend_over_a_macvlan));
     all
 }
 
-/// Each sends the answers to the sender by `near`. All other packets to it would go astray.
-const RULES: [(&str, &str); 4] = [
+/// Each holds for the answers to the sender.
+const RULES: [(&str, &str); 5] = [
     ("the_listeners_port", "sport 8443"),
     ("the_senders_port", "dport 1024-65534"),
     ("the_user", "uidrange 0-4000000000"),
     ("the_protocol", "ipproto tcp"),
+    ("the_lack_of_a_mark", "fwmark 0/8"),
 ];
 
-fn rule_here(rule: &str) -> Result<()> {
-    fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "0")?;
-    fs::write("/proc/sys/net/ipv4/conf/near/rp_filter", "0")?;
+fn without_rp_filter(device: &str) -> Result<()> {
+    for name in ["all", device] {
+        fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0")?;
+    }
+    Ok(())
+}
+
+/// Only by this rule a packet to the sender leaves by `near`; otherwise it goes astray.
+fn only_by_rule(family: Family, rule: &str) -> Result<()> {
+    without_rp_filter("near")?;
+    let (network, hosts) = family.pick(("10.78.50", "10.99.0.0/24"), ("fd78:50:", "fd99::/64"));
+    let (one, len) = family.pick((".1", 24), (":1", 64));
+    let (nowhere, there) = family.pick((".2", "10.78.9.2"), (":2", "fd78:9::2"));
     ip_here(&[
         "link add astray type veth peer name nowhere",
-        "addr add 10.78.50.1/24 dev astray",
+        &format!("addr add {network}{one}/{len} dev astray"),
         "link set astray up",
         "link set nowhere up",
-        "route add 10.99.0.0/24 via 10.78.50.2 dev astray",
-        "route add 10.99.0.0/24 via 10.78.9.2 dev near table 100",
-        &format!("rule add {rule} lookup 100"),
+    ])?;
+    ip_here(&[
+        &format!("route add {hosts} via {network}{nowhere} dev astray"),
+        &format!("route add {hosts} via {there} dev near table 100"),
+        &family.rule(&format!("add {rule} lookup 100")),
     ])
 }
 
-/// The far host's own address is 10.99.0.2, and no host on the wire has it.
+/// The far host's own address is 10.99.0.2 (fd99::2), and no host on the wire has it.
 fn behind_a_router(far: &NetNs) -> Result<()> {
     far.run(|| {
-        ip_here(&["addr add 10.99.0.2/32 dev lo", "route replace 10.78.9.0/24 dev wire src 10.99.0.2"])?;
+        ip_here(&["addr add 10.99.0.2/32 dev lo", "addr add fd99::2/128 dev lo nodad"])?;
+        ip_here(&[
+            "route replace 10.78.9.0/24 dev wire src 10.99.0.2",
+            "route add fd78:9::1/128 dev wire src fd99::2",
+        ])?;
         // Nor does anybody there hear of it by its questions.
         fs::write("/proc/sys/net/ipv4/conf/wire/arp_announce", "2")?;
         Ok(fs::write("/proc/sys/net/ipv4/conf/wire/arp_ignore", "1")?)
     })?
 }
 
-fn beside_a_rule(bed: &Bed, rule: &str) -> Result<()> {
+fn by_near(family: Family) -> &'static str {
+    family.pick("route add 10.99.0.0/24 via 10.78.9.2", "route add fd99::/64 via fd78:9::2")
+}
+
+/// A session of the far host by its own address.
+fn open_from(far: &NetNs, family: Family, number: u16) -> Result<TcpStream> {
+    let stream = far.run(|| open_at(family.listener(), number))??;
+    let own = stream.local_addr()?.ip().to_string();
+    ensure!(own == family.pick("10.99.0.2", "fd99::2"), "{own}");
+    Ok(stream)
+}
+
+fn beside_a_rule(bed: &Bed, family: Family, rule: &str) -> Result<()> {
     let far = far()?;
     behind_a_router(&far)?;
-    rule_here(rule)?;
-    let stand = stand(bed, DOOR)?;
-    let stream = far.run(|| open_at(DOOR, 0))??;
-    ensure!(stream.local_addr()?.ip().to_string() == "10.99.0.2", "{stream:?}");
+    only_by_rule(family, rule)?;
+    let stand = stand(bed, family.listener())?;
+    let stream = open_from(&far, family, 0)?;
     stays(bed, &stand, stream, "routing_rules")
 }
 
-fn rules_that_ask_for_addresses_hinder_no_session(bed: &Bed) -> Result<()> {
-    let far = far()?;
-    ip_here(&[
-        "rule add from 10.78.9.1 lookup main",
-        "rule add to 10.78.9.0/24 lookup main",
-        "rule add iif near lookup main",
-        "rule add ipproto udp sport 53 lookup 100",
-        "rule add from 127.0.0.1 iif lo lookup main",
-    ])?;
-    leaves(bed, &far, DOOR)
+fn beside_a_rule_on_a_mark(bed: &Bed, family: Family) -> Result<()> {
+    let mark = "table inet marks {\n chain out {\n type route hook output priority mangle\n \
+                tcp sport 8443 meta mark set 7\n }\n }\n";
+    Program::new("nft").args(["-f", "-"]).input(mark).run(bed)?;
+    beside_a_rule(bed, family, "fwmark 7")
 }
 
-fn a_rule_that_comes_later_keeps_sessions_that_have_not_left(bed: &Bed) -> Result<()> {
+fn beside_rules_on_addresses(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    let stand = stand(bed, DOOR)?;
-    let mut stream = far.run(|| open_at(DOOR, 0))??;
-    // The first session leaves; the next one meets the rule.
-    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    ip_here(&["rule add fwmark 7 lookup 100"])?;
-    let second = far.run(|| open_at(DOOR, 1))??;
-    stays_beside(bed, &stand, second)?;
+    let rules = family.pick(
+        ["from 10.78.9.1", "to 10.78.9.0/24", "iif near", "from 127.0.0.1 iif lo"],
+        ["from fd78:9::1", "to fd78:9::/64", "iif near", "from ::1 iif lo"],
+    );
+    for rule in rules {
+        ip_here(&[&family.rule(&format!("add {rule} lookup main"))])?;
+    }
+    ip_here(&[&family.rule("add ipproto udp sport 53 lookup 100")])?;
+    leaves(bed, &stand(bed, family.listener())?, far.run(|| open_at(family.listener(), 0))??)
+}
+
+/// Two ways out, and the own address decides.
+fn by_a_rule_on_its_address(bed: &Bed, family: Family) -> Result<()> {
+    let far = far()?;
+    behind_a_router(&far)?;
+    only_by_rule(family, &format!("from {}", family.pick("10.78.9.1", "fd78:9::1")))?;
+    let stand = stand(bed, family.listener())?;
+    leaves(bed, &stand, open_from(&far, family, 0)?)
+}
+
+/// By the rule, a socket's packets would take the second link from then on.
+fn before_a_rule(bed: &Bed, family: Family, rule: &str) -> Result<()> {
+    let far = far()?;
+    behind_a_router(&far)?;
+    second_link(&far)?;
+    far.run(|| without_rp_filter("wire2"))??;
+    let (hosts, there) = family.pick(("10.99.0.0/24", "10.78.7.2"), ("fd99::/64", "fd78:7::2"));
+    ip_here(&[by_near(family), &format!("route add {hosts} via {there} dev second table 100")])?;
+    let stand = stand(bed, family.listener())?;
+    let mut first = open_from(&far, family, 0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut first))?;
+    ip_here(&[&family.rule(&format!("add {rule} lookup 100"))])?;
+    is_reset(&mut first)?;
+    stand.backend.wait_for_log(&format!("{} reset", family.client(0)))?;
+    stand.truepeer.wait_for_log("close=\"way_lost\"")?;
+    let mut second = open_from(&far, family, 1)?;
+    stays_beside(bed, &stand, &mut second)?;
+    ip_here(&[&family.rule(&format!("del {rule} lookup 100"))])?;
+    moves_bytes(&mut second)?;
+    drop(second);
     // A rule that is gone hinders nobody.
-    ip_here(&["rule del fwmark 7 lookup 100"])?;
-    let third = far.run(|| open_at(DOOR, 2))??;
-    stand.wait_spliced(bed, &mut [stream, third]).map(drop)
+    leaves(bed, &stand, open_from(&far, family, 2)?)
 }
 
-/// As [`stays`], beside sessions that have left.
-fn stays_beside(bed: &Bed, stand: &Stand, mut stream: TcpStream) -> Result<()> {
+/// As [`stays`], with sessions before it.
+fn stays_beside(bed: &Bed, stand: &Stand, stream: &mut TcpStream) -> Result<()> {
     stand.truepeer.wait_state("the reason to be counted", || {
-        echo(&mut stream, &[3; 3000]).is_ok()
+        echo(stream, &[3; 3000]).is_ok()
             && stand.ask(bed, &["status"]).is_ok_and(|status| status.contains("1  routing_rules"))
     })
 }
 
-fn an_ipsec_policy_keeps_sessions_in_user_space(bed: &Bed) -> Result<()> {
+fn beside_an_ipsec_policy(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
-    let policy = "xfrm policy add dir out src 10.200.0.1/32 dst 10.200.0.2/32 action allow";
-    if ip_here(&[policy]).is_err() {
+    if ip_here(&[ipsec_policy(family)]).is_err() {
         return skip("this kernel has no IPsec (xfrm_user)");
     }
-    let stand = stand(bed, DOOR)?;
-    let stream = far.run(|| open_at(DOOR, 0))??;
+    let stand = stand(bed, family.listener())?;
+    let stream = far.run(|| open_at(family.listener(), 0))??;
     stays(bed, &stand, stream, "ipsec")
+}
+
+/// Between other hosts.
+pub(crate) fn ipsec_policy(family: Family) -> &'static str {
+    family.pick(
+        "xfrm policy add dir out src 10.200.0.1/32 dst 10.200.0.2/32 action allow",
+        "xfrm policy add dir out src fd78:200::1/128 dst fd78:200::2/128 action allow",
+    )
 }
 
 type Make = fn(&NetNs) -> Result<()>;
@@ -156,6 +216,7 @@ const STACKS: [(&str, Make); 5] = [
             "addr add 10.78.9.1/24 dev br0",
             "addr add fe80::1234/64 dev top nodad",
             "link set br0 up",
+            "addr add fd78:9::1/64 dev br0 nodad",
         ])
     }),
 ];
@@ -166,21 +227,21 @@ fn macvlan(lower: &str, mode: &str) -> Result<()> {
         &format!("addr add 10.78.8.1/24 dev {lower}"),
         &format!("link add top link {lower} type macvlan mode {mode}"),
         "addr add 10.78.9.1/24 dev top",
+        "addr add fd78:9::1/64 dev top nodad",
         "link set top up",
     ])
 }
 
-fn over(bed: &Bed, make: Make) -> Result<()> {
+fn over(bed: &Bed, family: Family, make: Make) -> Result<()> {
     let far = far()?;
     make(&far).context("making the devices")?;
     behind_a_router(&far)?;
-    ip_here(&["route add 10.99.0.0/24 via 10.78.9.2"])?;
-    leaves(bed, &far, DOOR)
+    ip_here(&[by_near(family)])?;
+    let stand = stand(bed, family.listener())?;
+    leaves(bed, &stand, open_from(&far, family, 0)?)
 }
 
-fn leaves(bed: &Bed, far: &NetNs, listener: &str) -> Result<()> {
-    let stand = stand(bed, listener)?;
-    let mut stream = far.run(|| open_at(listener, 0))??;
+fn leaves(bed: &Bed, stand: &Stand, mut stream: TcpStream) -> Result<()> {
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     moves_bytes(&mut stream)
 }
@@ -192,21 +253,19 @@ fn moves_bytes(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-fn to_a_backend_over_a_macvlan(bed: &Bed) -> Result<()> {
+fn to_a_backend_over_a_macvlan(bed: &Bed, family: Family) -> Result<()> {
     let far = far()?;
     macvlan("near", "bridge")?;
     // The sender's segments must fit through the wire.
     ip_here(&["link set lo mtu 1500"])?;
     behind_a_router(&far)?;
-    ip_here(&["route add 10.99.0.0/24 via 10.78.9.2"])?;
-    let backend_at = "10.99.0.2:8000";
+    ip_here(&[by_near(family)])?;
+    let backend_at = family.pick("10.99.0.2:8000", "[fd99::2]:8000");
     let backend = far.run(|| {
-        ip_here(&["route add default via 10.78.9.1"])?;
+        ip_here(&[&format!("route add default via {}", family.pick("10.78.9.1", "fd78:9::1"))])?;
         Behaviour::Echo.start(bed, &[backend_at])
     })??;
     let truepeer = spliced_to(bed, backend_at, &[]).start(bed)?;
     let stand = Stand { truepeer, backend, admin: bed.dir().join("admin") };
-    let mut stream = stand::open(0)?;
-    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    moves_bytes(&mut stream)
+    leaves(bed, &stand, open_at(family.listener_here(), 0)?)
 }

@@ -16,7 +16,8 @@ use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, skip, tests};
 
-use crate::stand::{BACKEND, Stand, echo, is_reset, open_at, spliced_at};
+use crate::family::Family;
+use crate::stand::{Stand, echo, is_reset, open_at, spliced_at};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
@@ -51,15 +52,41 @@ pub(crate) fn far() -> Result<NetNs> {
     ip_here(&[
         &format!("link add near type veth peer name wire netns {there}"),
         "addr add 10.78.9.1/24 dev near",
+        "addr add fd78:9::1/64 dev near nodad",
         "link set near up",
     ])?;
-    far.run(|| ip_here(&["link set lo up", "addr add 10.78.9.2/24 dev wire", "link set wire up"]))??;
+    far.run(|| {
+        ip_here(&[
+            "link set lo up",
+            "addr add 10.78.9.2/24 dev wire",
+            "addr add fd78:9::2/64 dev wire nodad",
+            "link set wire up",
+        ])
+    })??;
     Ok(far)
 }
 
+/// Another link to the sender's host: `second` here, `wire2` there.
+pub(crate) fn second_link(far: &NetNs) -> Result<()> {
+    let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
+    ip_here(&[
+        &format!("link add second type veth peer name wire2 netns {there}"),
+        "addr add 10.78.7.1/24 dev second",
+        "addr add fd78:7::1/64 dev second nodad",
+        "link set second up",
+    ])?;
+    far.run(|| {
+        ip_here(&[
+            "addr add 10.78.7.2/24 dev wire2",
+            "addr add fd78:7::2/64 dev wire2 nodad",
+            "link set wire2 up",
+        ])
+    })?
+}
+
 pub(crate) fn stand(bed: &Bed, listener: &str) -> Result<Stand> {
-    let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-    let truepeer = spliced_at(bed, listener, &["--allow", "10.0.0.0/8"]).start(bed)?;
+    let backend = Behaviour::Echo.start(bed, &[Family::of(listener).backend()])?;
+    let truepeer = spliced_at(bed, listener, &["--allow", "10.0.0.0/8,fd00::/8"]).start(bed)?;
     Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
 }
 

@@ -28,7 +28,8 @@ impl<S, P> Session<S, P> {
             let before = relaying.delivered_bytes();
             if let Some(watched) = relaying.offload(cx.io) {
                 cx.shard.count(Counter::Spliced);
-                debug!("a session has left user space");
+                let client = self.client().map(tracing::field::display);
+                debug!(client, "a session has left user space");
                 self.stage = Stage::Left(Box::new(Left::new(watched, before, cx.now)));
                 self.permit = None;
             }

@@ -7,6 +7,9 @@ use truepeer_sys::notices::attributes;
 /// Bits of NF_CT_STATE_BIT: all packets of a session behind its handshake are of an established connection.
 pub(super) const ESTABLISHED: u32 = 2;
 const TCP: u8 = 6;
+/// NFPROTO_IPV4 and NFPROTO_IPV6.
+const IPV4: u8 = 2;
+const IPV6: u8 = 10;
 /// NFT_REG_VERDICT.
 const VERDICT: u32 = 0;
 
@@ -36,6 +39,8 @@ pub(super) struct Rule {
     by_state: Option<String>,
     /// An address or port of the packet must be among each of these.
     ends: Vec<End>,
+    /// The packet's family.
+    family: Option<u8>,
     pub(super) effect: Effect,
 }
 
@@ -64,6 +69,7 @@ enum Loaded {
     /// The connection's state, and the mask that was applied.
     State(u32),
     Protocol,
+    Family,
     /// The first bytes of an address, by the mask that was applied.
     Address(Vec<u8>),
     Port,
@@ -88,6 +94,7 @@ impl Rule {
             states: Vec::new(),
             by_state: None,
             ends: Vec::new(),
+            family: None,
             effect,
         }
     }
@@ -121,6 +128,16 @@ impl Rule {
             match matches {
                 _ if !concerns => matches = Matches::Never,
                 Matches::Always => matches = Matches::Perhaps,
+                _ => {}
+            }
+        }
+        if let Some(family) = self.family {
+            // An IPv6 socket's IPv4 connection passes the rules of IPv4.
+            let is_of_it = |end: &SocketAddr| end.ip().to_canonical().is_ipv4() == (family == IPV4);
+            match ends {
+                Some(all) if all.iter().all(is_of_it) => {}
+                Some(all) if !all.iter().any(is_of_it) => matches = Matches::Never,
+                _ if matches == Matches::Always => matches = Matches::Perhaps,
                 _ => {}
             }
         }
@@ -174,7 +191,11 @@ impl Reader {
                 data,
                 1,
                 3,
-                if number(data, 2) == Some(16) { Loaded::Protocol } else { Loaded::Other },
+                match number(data, 2) {
+                    Some(15) => Loaded::Family,
+                    Some(16) => Loaded::Protocol,
+                    _ => Loaded::Other,
+                },
             ),
             "payload" => self.load(data, 1, 5, payload(data)),
             "exthdr" => self.load(data, 1, 7, Loaded::Other),
@@ -231,6 +252,12 @@ impl Reader {
                 native(with).map(|with| (ESTABLISHED & mask == with) == (how == Some(0)))
             }
             (Loaded::Protocol, Some(0 | 1)) => with.first().map(|with| (*with == TCP) == (how == Some(0))),
+            (Loaded::Family, Some(0)) => {
+                with.first().filter(|with| [IPV4, IPV6].contains(with)).map(|with| {
+                    // No packet is of two families.
+                    self.rule.family.replace(*with).is_none_or(|before| before == *with)
+                })
+            }
             (Loaded::Address(mask), Some(0)) if with.len() == mask.len() => {
                 self.rule.ends.push(End::Network { bytes: with.to_vec(), mask });
                 Some(true)
