@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
 use truepeer_handover::{ListenerAddr, SocketId, epolls_of, remind};
+use truepeer_sys::owner::signal_owner;
 use truepeer_sys::process::descriptor_of;
 
 use super::listener::SupervisedListener;
@@ -79,6 +80,21 @@ pub(super) fn remind_all(callers: &[Caller]) -> (Found, Vec<OwnedFd>) {
         }
     }
     (found, reminders)
+}
+
+/// Sends the signals by which programs are told of connections (SIGIO). Returns whether there were any.
+pub(super) fn signal_owners(callers: &[Caller]) -> bool {
+    let mut told = HashSet::new();
+    for caller in callers {
+        if told.contains(&caller.socket) {
+            continue;
+        }
+        let socket = descriptor_of(caller.process, caller.number);
+        if socket.is_ok_and(|socket| signal_owner(socket.as_fd(), caller.number) == Ok(true)) {
+            told.insert(caller.socket);
+        }
+    }
+    !told.is_empty()
 }
 
 impl Caller {
