@@ -36,7 +36,7 @@ static 8005 plain
 # The lines that truepeer's messages and its page name for these units.
 declare -A lines=(
   [redis-server]='ExecPaths=/usr/bin/truepeer'
-  [postfix]='SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev
+  [postfix]='SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev ptrace
 CapabilityBoundingSet=CAP_SYS_PTRACE'
 )
 packages=(redis-server nginx-light apache2 openssh-server mariadb-server memcached dovecot-imapd postfix vsftpd haproxy lighttpd bind9 postgresql)

@@ -176,6 +176,11 @@ impl Names {
         self.memory.announced().store(1, Ordering::Release);
     }
 
+    /// Whether a late connection was announced, and nobody has looked for it since.
+    pub fn is_announced(&self) -> bool {
+        self.memory.announced().load(Ordering::Acquire) != 0
+    }
+
     /// Whether a late connection was announced since the last call. Take all that are ready, or announce them
     /// again.
     pub fn take_announcement(&self) -> bool {

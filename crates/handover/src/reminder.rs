@@ -36,7 +36,12 @@ impl SocketId {
     /// Whether this descriptor of a process refers to it.
     pub fn is_at(&self, process: i32, number: RawFd) -> bool {
         fs::read_link(format!("/proc/{process}/fd/{number}"))
-            .is_ok_and(|target| target.as_os_str() == format!("socket:[{}]", self.inode).as_str())
+            .is_ok_and(|target| target.as_os_str() == self.link().as_str())
+    }
+
+    /// The target of its descriptors in `/proc/PID/fd`.
+    pub fn link(&self) -> String {
+        format!("socket:[{}]", self.inode)
     }
 }
 

@@ -29,8 +29,8 @@ const MOST: usize = 64;
 /// How often pending signals are checked. Also the longest wait of `accept()` if the query was too large to
 /// remember.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// How long `accept()` keeps a thread from its epoll, whose time-out is not known. And how long it is believed
-/// that no epoll watches a listener.
+/// How long `accept()` keeps a thread from its epoll, whose time-out is not known. And how long it is
+/// believed that no epoll watches a listener.
 const KEPT: Duration = Duration::from_secs(1);
 
 /// What a thread asked about one descriptor.

@@ -13,6 +13,7 @@ pub mod netlink;
 pub mod netns;
 pub mod notices;
 pub mod output;
+pub mod owner;
 pub mod packet;
 pub mod process;
 pub mod repair;

@@ -84,6 +84,30 @@ pub fn listen(socket: BorrowedFd<'_>, backlog: i32) -> Result<(), Errno> {
     call(libc::SYS_listen, [register(socket.as_raw_fd()), backlog, 0, 0, 0, 0]).map(drop)
 }
 
+/// In the upper half of listen()'s backlog, which the kernel ignores: the supervisor is asked to wake whoever
+/// waits for this listener.
+const WAKE: u32 = 0x7761_6b65;
+
+/// Asks the supervisor to wake the program's processes and threads that wait for this listener. `backlog` is
+/// the listener's, because the kernel carries the call out if another supervisor does not know it.
+///
+/// # Errors
+/// ENOSYS without a supervisor.
+pub fn ask_to_wake(listener: RawFd, backlog: i32) -> Result<(), Errno> {
+    if !ON.load(Ordering::Relaxed) {
+        return Err(Errno::NOSYS);
+    }
+    let fd = usize::try_from(listener.cast_unsigned()).unwrap_or_default();
+    let backlog = usize::try_from(backlog.cast_unsigned()).unwrap_or_default();
+    call(libc::SYS_listen, [fd, (WAKE as usize) << 32 | backlog, 0, 0, 0, 0]).map(drop)
+}
+
+/// Whether the backlog of an unmarked listen() is that of [`ask_to_wake`].
+#[must_use]
+pub fn asks_to_wake(backlog: u64) -> bool {
+    backlog >> 32 == u64::from(WAKE)
+}
+
 /// connect(2).
 ///
 /// # Errors

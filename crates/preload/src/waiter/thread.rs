@@ -1,5 +1,7 @@
 //! What the waiter does: it holds connections until their headers have come, and announces them.
 
+mod announcing;
+
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -10,17 +12,14 @@ use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use truepeer_handover::{
-    Decided, Late, ListenerAddr, Look, Reminded, SILENT, SocketId, epolls_of, is_silent, remind,
-    ringing_socket,
-};
+use truepeer_handover::{Decided, Late, ListenerAddr, Look, SILENT, is_silent};
 use truepeer_policy::SenderAddr;
 
-use super::{DONE, MESSAGE_BYTES, REMINDS, UNKNOWN, WANTED, WITHDRAW};
+use super::{DONE, MESSAGE_BYTES, UNKNOWN, WANTED, WITHDRAW};
 use crate::movable::is_inode;
 use crate::role::{Accepting, role};
 use crate::settling::settle;
-use crate::{bell, listeners, ours, say};
+use crate::{bell, ours, say};
 
 /// How soon to try again when a queue was full.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -262,136 +261,10 @@ impl Waiter {
         }
     }
 
-    fn ring(&mut self, listener: ListenerAddr, role: &Accepting) {
-        self.announced.retain(|announced| announced.listener != listener);
-        self.announce(listener, AGAIN, role);
-    }
-
-    /// By a connection, where this host can connect to its own listeners: that reaches every process that has
-    /// the listener. Elsewhere, and if nobody has answered, by reminders and the bell, in this process.
-    fn announce(&mut self, listener: ListenerAddr, interval: Duration, role: &Accepting) {
-        let is_first = interval == AGAIN;
-        let rung = if is_first && self.unreachable.contains(&listener) {
-            Err(Errno::HOSTUNREACH)
-        } else {
-            ring(listener, role)
-        };
-        if rung.is_ok() {
-            self.unreachable.remove(&listener);
-        } else if self.unreachable.len() < MOST_UNREACHABLE {
-            self.unreachable.insert(listener);
-        }
-        if (rung.is_err() || !is_first) && !self.remind(listener, role) {
-            match rung {
-                Ok(()) => {}
-                Err(Errno::CONNREFUSED) => return forget_listener(listener, role),
-                Err(error) => say::complaint(
-                    "not_woken",
-                    None,
-                    format_args!(
-                        "a connection to {0} is ready, whose header came late, but the program can't be \
-                        woken for it: connecting to its listener failed ({error}), and this process has \
-                        closed it; permit connections of this host to {0}",
-                        listener.local
-                    ),
-                ),
-            }
-        }
-        if let Err(error) = rung
-            && interval >= LONGEST_INTERVAL
-        {
-            say::complaint(
-                "unanswered",
-                None,
-                format_args!(
-                    "a connection to {0} is ready, whose header came late, and nobody has accepted it for \
-                    seconds: this process is busy, or waits in a way that truepeer can't end (SIGIO, poll() \
-                    without the C library), and connecting to its listener failed ({error}); permit \
-                    connections of this host to {0}",
-                    listener.local
-                ),
-            );
-        }
-        self.announced.push(Announced { listener, again_at: Instant::now() + interval, interval });
-    }
-
-    /// Wakes the threads of this process that wait for this listener. `false` if the process doesn't have it.
-    fn remind(&mut self, listener: ListenerAddr, role: &Accepting) -> bool {
-        role.family.names.announce();
-        let began = Instant::now();
-        let listeners: Vec<_> = ours::with_a_passing_descriptor(|| listeners::at(listener).collect());
-        // If the program has taken its number, it is opened again by the next start.
-        bell::ring(listeners.iter().map(|(number, _)| *number));
-        if began < self.next_search && self.reminders.iter().any(|(known, _)| *known == listener) {
-            return true; // announced again soon
-        }
-        self.retire(|known| known == listener);
-        let ids: Vec<SocketId> = listeners.iter().map(|(_, id)| *id).collect();
-        let programs = ours::with_a_passing_descriptor(|| epolls_of("self"));
-        let reminded: Vec<_> = programs
-            .into_iter()
-            .filter(|number| !ours::OURS.has(*number))
-            .filter_map(|number| {
-                ours::with_a_passing_descriptor(|| {
-                    ours::inspect(number, |epoll| Some(remind(epoll, &ids, ours::keep_waiting)))
-                })
-            })
-            .collect();
-        for Reminded { events, is_stale, .. } in reminded {
-            if is_stale {
-                events.into_iter().for_each(ours::close);
-            } else {
-                self.reminders.extend(events.into_iter().map(|event| (listener, event)));
-            }
-        }
-        REMINDS.store(!self.reminders.is_empty(), Ordering::Release);
-        self.next_search = Instant::now() + began.elapsed() * 9;
-        !listeners.is_empty()
-    }
-
-    /// Withdraws reminders.
-    fn retire(&mut self, whose: impl Fn(ListenerAddr) -> bool) {
-        let (retired, rest): (Vec<_>, Vec<_>) =
-            core::mem::take(&mut self.reminders).into_iter().partition(|(listener, _)| whose(*listener));
-        self.reminders = rest;
-        REMINDS.store(!self.reminders.is_empty(), Ordering::Release);
-        retired.into_iter().for_each(|(_, event)| ours::close(event));
-    }
-
-    fn announce_again(&mut self, role: &Accepting) {
-        if self.announced.is_empty() || role.family.ready.is_empty() {
-            return self.announced.clear();
-        }
-        let now = Instant::now();
-        let (due, rest) = core::mem::take(&mut self.announced).into_iter().partition(|a| a.again_at <= now);
-        self.announced = rest;
-        let due: Vec<Announced> = due;
-        for Announced { listener, interval, .. } in due {
-            self.announce(listener, (interval * 2).min(LONGEST_INTERVAL), role);
-        }
-    }
-
     fn next_attempt(&self) -> Option<Duration> {
         let now = Instant::now();
         let again = self.announced.iter().map(|announced| announced.again_at.saturating_duration_since(now));
         let full = (!self.again.is_empty()).then_some(AGAIN);
         again.chain(full).min()
-    }
-}
-
-/// By a socket with a high number: at a low one the program could put a descriptor of its own meanwhile
-/// (dup2).
-fn ring(listener: ListenerAddr, role: &Accepting) -> Result<(), Errno> {
-    let open =
-        |family| ours::with_a_passing_descriptor(|| ringing_socket(family).and_then(ours::keep_waiting));
-    role.family.wake.ring_by(listener, open, ours::close)
-}
-
-/// Nothing listens on that address any more: its connections are closed.
-fn forget_listener(listener: ListenerAddr, role: &Accepting) {
-    let entries: Vec<_> = core::iter::from_fn(|| role.family.ready.take()).collect();
-    for entry in entries.into_iter().filter(|entry| entry.listener != listener) {
-        role.family.ready.put_back(&entry);
-        let _ = ring(entry.listener, role);
     }
 }

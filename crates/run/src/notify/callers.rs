@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
 use truepeer_handover::{ListenerAddr, SocketId, epolls_of, is_watched, remind};
+use truepeer_sys::owner::signal_owner;
 use truepeer_sys::process::descriptor_of;
 
 use super::listener::SupervisedListener;
@@ -86,6 +87,21 @@ pub(super) fn epolls_with(thread: i32, listener: SocketId) -> Vec<OwnedFd> {
     let numbers = epolls_of(&thread.to_string()).into_iter();
     let epolls = numbers.filter_map(|number| descriptor_of(thread, number).ok());
     epolls.filter(|epoll| is_watched(epoll.as_fd(), listener)).collect()
+}
+
+/// Sends the signals by which programs are told of connections (SIGIO). Returns whether there were any.
+pub(super) fn signal_owners(callers: &[Caller]) -> bool {
+    let mut told = HashSet::new();
+    for caller in callers {
+        if told.contains(&caller.socket) {
+            continue;
+        }
+        let socket = descriptor_of(caller.process, caller.number);
+        if socket.is_ok_and(|socket| signal_owner(socket.as_fd(), caller.number) == Ok(true)) {
+            told.insert(caller.socket);
+        }
+    }
+    !told.is_empty()
 }
 
 impl Caller {

@@ -13,8 +13,9 @@ use truepeer_sys::seccomp;
 
 use crate::program::{Kind, Program};
 
-/// The line of a systemd unit that permits a supervisor. It names each of [`CALLS`].
-const LINE: &str = "SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev";
+/// The line of a systemd unit that permits a supervisor. It names each of [`CALLS`], and
+/// ptrace(2), by which threads in poll() and select() are woken where nothing else does (`pollers`).
+const LINE: &str = "SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev ptrace";
 
 /// Why a program can't be supervised.
 #[derive(Debug, thiserror::Error)]

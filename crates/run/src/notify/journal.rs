@@ -146,6 +146,15 @@ impl SupervisorLog {
         });
     }
 
+    /// At the start, because later it concerns connections that wait.
+    pub(super) fn on_may_not_trace(&self, obstacle: Obstacle) {
+        warn!(
+            "{obstacle}: if this host can't connect to the program's listener, a connection whose header \
+            comes late waits for the next one where a thread waits in poll() or select(); in a systemd unit \
+            add SystemCallFilter=ptrace"
+        );
+    }
+
     /// The program can be woken by a connection alone. With an obstacle it waits in poll() or select().
     pub(super) fn on_not_woken(&mut self, listener: SocketAddr, errno: Errno, obstacle: Option<Obstacle>) {
         let (how, also) = match obstacle {
@@ -153,7 +162,7 @@ impl SupervisorLog {
                 format!("it waits in poll() or select(), {obstacle}"),
                 ", or ptrace(2) (in a systemd unit SystemCallFilter=ptrace)",
             ),
-            None => ("it does not wait in accept(), epoll, poll() or select()".to_owned(), ""),
+            None => ("it does not wait in accept(), epoll, poll() or select(), or for SIGIO".to_owned(), ""),
         };
         self.complain("not_woken", None, |held_back| {
             warn!(%listener, held_back, "a connection is ready, whose header came late, but the program \

@@ -10,6 +10,7 @@
 //!    ├ accepting  the next connection whose client is known ─▶ handing_over: descriptor, address, answer
 //!    ├ Late       connections whose header has not come yet
 //!    ├ Ready      those whose header came late ─▶ Ringer: wakes the program, however it waits
+//!    │                 Kin: the library's processes, if it asks
 //!    ├ Parked     accept() of blocking listeners, checked for signals
 //!    ├ Siblings   listeners that no other thread serves
 //!    ├ Names      who the client of an open connection is: getpeername()
@@ -29,6 +30,7 @@ mod guard;
 mod handing_over;
 mod interrupt;
 mod journal;
+mod kin;
 mod life;
 mod listener;
 mod parked;

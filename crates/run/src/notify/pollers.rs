@@ -16,7 +16,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use truepeer_handover::SocketId;
 use truepeer_sys::process::{
-    self, PendingCall, StoppedThread, Tracer, may_trace, read_memory, trace_apart, write_memory,
+    self, PendingCall, StoppedThread, Tracer, read_memory, trace_apart, write_memory,
 };
 
 use super::callers::Caller;
@@ -76,20 +76,20 @@ struct Waiting<'callers> {
     listeners: &'callers [(i32, SocketId)],
 }
 
-/// Wakes threads. It knows whether ptrace(2) is permitted once it has been needed.
-#[derive(Debug, Default)]
+/// Wakes threads, if ptrace(2) is permitted.
+#[derive(Debug)]
 pub(super) struct Pollers {
-    permission: Option<Result<(), process::Untraceable>>,
+    permission: Result<(), Obstacle>,
 }
 
 impl Pollers {
+    /// `permission`: of [`process::may_trace`].
+    pub(super) fn new(permission: Result<(), Obstacle>) -> Self {
+        Self { permission }
+    }
+
     /// Wakes at most this many threads that wait for the callers' listener, while `is_ready`.
-    pub(super) fn wake(
-        &mut self,
-        callers: &[Caller],
-        most: usize,
-        is_ready: impl Fn() -> bool + Sync,
-    ) -> Woken {
+    pub(super) fn wake(&self, callers: &[Caller], most: usize, is_ready: impl Fn() -> bool + Sync) -> Woken {
         let mut listeners: HashMap<i32, Vec<(i32, SocketId)>> = HashMap::new();
         for caller in callers {
             listeners.entry(caller.process).or_default().push((caller.number, caller.socket));
@@ -100,8 +100,8 @@ impl Pollers {
         if waiting.is_empty() {
             return found;
         }
-        if let Err(why) = *self.permission.get_or_insert_with(may_trace) {
-            found.obstacle = Some(Obstacle::Forbidden(why));
+        if let Err(why) = self.permission {
+            found.obstacle = Some(why);
             return found;
         }
         let all = trace_apart(|tracer| {

@@ -2,18 +2,20 @@
 //! full queue blocks, and the supervisor must not.
 //!
 //! It connects to the listener. If that fails, or nobody accepts, it adds reminders to epolls, and interrupts
-//! threads in poll() and select().
+//! threads in poll() and select(), and signals owners (SIGIO).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use truepeer_handover::{ListenerAddr, WakeUp};
+use truepeer_handover::{ListenerAddr, Names, SocketId, WakeUp};
 
-use super::callers::{Caller, Found, remind_all};
+use super::callers::{Caller, Found, remind_all, signal_owners};
+use super::kin::Kin;
 use super::pollers::{Obstacle, Pollers};
 use super::ready::ReadyCounts;
 
@@ -37,36 +39,54 @@ struct Order {
     is_repeated: bool,
 }
 
+/// What the supervisor wants of the ringer.
+#[derive(Debug)]
+enum Wish {
+    Ring(ListenerAddr, Order),
+    /// The library asks for it.
+    WakeKin(SocketId),
+}
+
 /// Why nobody was woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotWoken {
     /// Nothing listens on that address any more.
     Gone,
-    /// The listener can't be connected to, and no epoll watches it. With an obstacle, a thread waits in
-    /// poll() or select().
+    /// The listener can't be connected to, and neither an epoll watches it nor a signal tells of it. With an
+    /// obstacle, a thread waits in poll() or select().
     Unreachable(Errno, Option<Obstacle>),
 }
 
 #[derive(Debug)]
 pub(super) struct Ringer {
-    orders: Sender<(ListenerAddr, Order)>,
+    orders: Sender<Wish>,
     failures: Receiver<(ListenerAddr, NotWoken)>,
 }
 
 impl Ringer {
-    pub(super) fn start(wake: WakeUp, ready: ReadyCounts) -> std::io::Result<Self> {
+    pub(super) fn start(
+        wake: WakeUp,
+        ready: ReadyCounts,
+        names: Arc<Names>,
+        pollers: Pollers,
+    ) -> std::io::Result<Self> {
         let (orders, incoming) = mpsc::channel();
         let (failing, failures) = mpsc::channel();
         thread::Builder::new()
             .name("ringer".to_owned())
-            .spawn(move || Ringing::new(wake, ready, failing).carry_out_all(&incoming))?;
+            .spawn(move || Ringing::new(wake, ready, names, pollers, failing).carry_out_all(&incoming))?;
         Ok(Self { orders, failures })
     }
 
     /// Makes the listener on this address readable soon.
     pub(super) fn wake(&self, listener: ListenerAddr, callers: Vec<Caller>, is_repeated: bool) {
         // The thread ends only with this process.
-        let _ = self.orders.send((listener, Order { callers, is_repeated }));
+        let _ = self.orders.send(Wish::Ring(listener, Order { callers, is_repeated }));
+    }
+
+    /// Wakes all processes with the library that wait for this listener, soon.
+    pub(super) fn wake_kin(&self, listener: SocketId) {
+        let _ = self.orders.send(Wish::WakeKin(listener));
     }
 
     /// The addresses for which nobody was woken.
@@ -79,6 +99,9 @@ impl Ringer {
 struct Ringing {
     wake: WakeUp,
     ready: ReadyCounts,
+    /// They say whether a connection waits in the library's queue.
+    names: Arc<Names>,
+    kin: Kin,
     failures: Sender<(ListenerAddr, NotWoken)>,
     reminders: HashMap<ListenerAddr, Reminder>,
     /// The listeners to which the last connection failed.
@@ -113,33 +136,52 @@ struct Poll {
 }
 
 impl Ringing {
-    fn new(wake: WakeUp, ready: ReadyCounts, failures: Sender<(ListenerAddr, NotWoken)>) -> Self {
+    fn new(
+        wake: WakeUp,
+        ready: ReadyCounts,
+        names: Arc<Names>,
+        pollers: Pollers,
+        failures: Sender<(ListenerAddr, NotWoken)>,
+    ) -> Self {
         Self {
             wake,
             ready,
+            names,
+            kin: Kin::default(),
             failures,
             reminders: HashMap::new(),
             unreachable: HashMap::new(),
             next_search: Instant::now(),
-            pollers: Pollers::default(),
+            pollers,
             polled: HashMap::new(),
         }
     }
 
-    fn carry_out_all(mut self, orders: &Receiver<(ListenerAddr, Order)>) {
+    fn carry_out_all(mut self, wishes: &Receiver<Wish>) {
         let mut last = Instant::now();
         loop {
             let next = self.polled.values().map(|poll| poll.at).min();
             let limit = next.map_or(REMINDED, |next| next.saturating_duration_since(Instant::now()));
-            match orders.recv_timeout(limit.min(REMINDED)) {
+            match wishes.recv_timeout(limit.min(REMINDED)) {
                 Ok(first) => {
                     last = Instant::now();
                     // One wake-up is enough for everything that is ready, so duplicate orders are carried out
                     // once.
-                    let all: HashMap<_, _> = [first].into_iter().chain(orders.try_iter()).collect();
-                    all.into_iter().for_each(|(listener, order)| self.carry_out(listener, order));
+                    let mut orders = HashMap::new();
+                    let mut kin = HashSet::new();
+                    for wish in [first].into_iter().chain(wishes.try_iter()) {
+                        match wish {
+                            Wish::Ring(listener, order) => drop(orders.insert(listener, order)),
+                            Wish::WakeKin(listener) => drop(kin.insert(listener)),
+                        }
+                    }
+                    orders.into_iter().for_each(|(listener, order)| self.carry_out(listener, order));
+                    kin.into_iter().for_each(|listener| self.wake_kin(listener));
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) if last.elapsed() >= REMINDED => self.reminders.clear(),
+                Err(mpsc::RecvTimeoutError::Timeout) if last.elapsed() >= REMINDED => {
+                    self.reminders.clear();
+                    self.kin.withdraw();
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
@@ -152,6 +194,11 @@ impl Ringing {
                 .collect();
             due.into_iter().for_each(|listener| self.poll(listener));
         }
+    }
+
+    fn wake_kin(&mut self, listener: SocketId) {
+        let names = &self.names;
+        self.kin.wake(listener, &self.pollers, || names.is_announced());
     }
 
     fn carry_out(&mut self, listener: ListenerAddr, order: Order) {
@@ -167,7 +214,8 @@ impl Ringing {
             self.polled.remove(&listener);
             return;
         }
-        let found = self.remind(listener, &callers);
+        let mut found = self.remind(listener, &callers);
+        found.watches |= signal_owners(&callers);
         if rung == Err(Errno::CONNREFUSED) && known.is_none() && !found.listens {
             self.polled.remove(&listener);
             return self.fail(listener, NotWoken::Gone);

@@ -8,10 +8,12 @@ use rustix::io::Errno;
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{
-    Late, ListenerAddr, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, WakeUp,
+    Late, ListenerAddr, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, SocketId, WakeUp,
 };
 use truepeer_policy::HeaderRule;
 use truepeer_session::Advise;
+use truepeer_sys::marked;
+use truepeer_sys::process::{descriptor_of, may_trace};
 use truepeer_sys::seccomp::{Answer, Notification, Notifier, calls};
 
 use super::caller::{descriptor_for, write_address};
@@ -20,6 +22,7 @@ use super::guard::Ending;
 use super::journal::SupervisorLog;
 use super::listener::{SupervisedListener, SupervisedListeners};
 use super::parked::Parked;
+use super::pollers::{Obstacle, Pollers};
 use super::ready::Ready;
 use super::relation::Relation;
 use super::ringer::{NotWoken, Ringer};
@@ -45,7 +48,7 @@ pub(super) struct Supervisor {
     pub(super) parked: Parked,
     pub(super) siblings: Siblings,
     pub(super) callers: Callers,
-    pub(super) names: Names,
+    pub(super) names: Arc<Names>,
     pub(super) census: SocketDiag,
     pub(super) ringer: Ringer,
     pub(super) journal: SupervisorLog,
@@ -71,16 +74,21 @@ impl Supervisor {
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
         let listeners =
             SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
-        let wake = names.wake_up();
+        let (wake, names) = (names.wake_up(), Arc::new(names));
         let ready = Ready::default();
         let mut census = SocketDiag::new();
         if !census.is_answered() {
             tracing::warn!("{NO_CENSUS}");
         }
+        let journal = SupervisorLog::new(Some(advise));
+        let may_trace = may_trace().map_err(Obstacle::Forbidden);
+        if let Err(obstacle) = may_trace {
+            journal.on_may_not_trace(obstacle);
+        }
         Ok(Self {
             late: Late::new(watch.as_fd())?,
             rules: RunRules::new(settings.clone()),
-            ringer: Ringer::start(wake.clone(), ready.counts())?,
+            ringer: Ringer::start(wake.clone(), ready.counts(), Arc::clone(&names), Pollers::new(may_trace))?,
             wake,
             listeners,
             ready,
@@ -89,7 +97,7 @@ impl Supervisor {
             callers: Callers::default(),
             names,
             census,
-            journal: SupervisorLog::new(Some(advise)),
+            journal,
             // The other half is for connections on their way.
             most_held: usize::try_from(open_files / 2).unwrap_or(usize::MAX).clamp(16, 65_536),
             notifier,
@@ -155,6 +163,7 @@ impl Supervisor {
             calls::ACCEPT | calls::ACCEPT4 => self.on_accept(call),
             calls::GETPEERNAME => self.on_name_asked(call, |name| Some(name.client)),
             calls::GETSOCKNAME => self.on_name_asked(call, |name| name.destination),
+            calls::LISTEN if marked::asks_to_wake(call.args[1]) => self.on_wake_asked(call),
             calls::LISTEN => self.on_listen(call),
             calls::IO_URING_SETUP => {
                 self.journal.on_io_uring(call.thread);
@@ -185,6 +194,18 @@ impl Supervisor {
             Some(Err(errno)) => Answer::Fail(errno),
         };
         self.answer(&call, answer);
+    }
+
+    /// The library of a process asks for help: a connection is ready, and nobody has accepted it. A process
+    /// that may not be looked into is served by its library all the same.
+    fn on_wake_asked(&mut self, call: Notification) {
+        if let Ok(socket) = descriptor_of(call.thread, call.int(0))
+            && self.notifier.is_waiting(call.id)
+            && let Ok(listener) = SocketId::of(socket.as_fd())
+        {
+            self.ringer.wake_kin(listener);
+        }
+        self.answer(&call, Answer::Value(0));
     }
 
     fn on_listen(&mut self, call: Notification) {

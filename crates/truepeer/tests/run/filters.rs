@@ -7,7 +7,7 @@ use truepeer_testbed::{Bed, Program, Test, User, tests};
 use crate::library::{LISTENER, SERVER, ask_late};
 use crate::{PYTHON, truepeer};
 
-const LINE: &str = "SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev";
+const LINE: &str = "SystemCallFilter=seccomp pidfd_getfd process_vm_readv process_vm_writev ptrace";
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![

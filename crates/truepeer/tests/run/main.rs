@@ -1,6 +1,7 @@
 //! `truepeer run` and `connect` with the library: real programs, the names of libproxyproto, and tests of the
 //! library alone. Tests of both mechanisms are shared with `run_notify`, or are in `matrix`.
 
+mod beside;
 #[path = "../run_notify/bodies.rs"]
 mod bodies;
 mod connect;
@@ -23,6 +24,8 @@ mod lives;
 mod mail;
 #[path = "../run_notify/obstacles.rs"]
 mod obstacles;
+#[path = "../run_notify/obstructed.rs"]
+mod obstructed;
 #[path = "../run_notify/programs.rs"]
 mod programs;
 #[path = "../run_notify/rings.rs"]
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
     ];
     let is_ours = |test: &Test| !NOTIFYS.iter().any(|name| test.name().contains(name));
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
+    all.extend(beside::tests());
     all.extend(connect::tests());
     all.extend(descriptors::tests());
     all.extend(dropin::tests());

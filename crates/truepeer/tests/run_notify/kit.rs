@@ -30,7 +30,12 @@ pub(crate) fn via() -> &'static str {
 
 /// The program, run by truepeer with these options.
 pub(crate) fn under(program: Program, options: &[&str]) -> Program {
-    let launch = [&["run", "--via", via()], options, &["--"]].concat();
+    under_by(via(), program, options)
+}
+
+/// Under this mechanism, whichever the test binary tests.
+pub(crate) fn under_by(mechanism: &str, program: Program, options: &[&str]) -> Program {
+    let launch = [&["run", "--via", mechanism], options, &["--"]].concat();
     program.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch)
 }
 

@@ -8,6 +8,7 @@ mod edges;
 mod kit;
 mod lives;
 mod obstacles;
+mod obstructed;
 mod pollers;
 mod programs;
 mod rings;

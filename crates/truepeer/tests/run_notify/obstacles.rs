@@ -3,85 +3,23 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 
 use anyhow::{Context, Result, ensure};
-use truepeer_testbed::sockets::{self, wait_until_sent};
-use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, User, client, tests, wait_for};
+use truepeer_testbed::sockets::wait_until_sent;
+use truepeer_testbed::{Bed, Host, Program, Test, Topology, User, client, tests};
 
 use crate::kit::{PYTHON, header_of, under, via};
-
-const CLIENT: &str = "203.0.113.7:5000";
-const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
-/// How a server waits for connections, and its port.
-const WAYS: [(&str, u16); 7] = [
-    ("level", 8081),
-    ("edge", 8082),
-    ("once", 8083),
-    ("exclusive", 8084),
-    ("accept", 8085),
-    ("poll", 8086),
-    ("select", 8087),
-];
-
-/// Answers with the client that it sees, once something has come from it.
-const SERVER: &str = "\
-import select, socket, sys
-way, port, device = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-listener = socket.socket(socket.AF_INET6)
-listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-if device:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
-listener.bind(('::', port))
-listener.listen()
-listener.setblocking(way == 'accept')
-def serve():
-    connection, peer = listener.accept()
-    connection.setblocking(True)
-    connection.recv(100)
-    connection.sendall(b'%s %d\\n' % (peer[0].encode(), peer[1]))
-    connection.close()
-def serve_all():
-    try:
-        while True:
-            serve()
-    except BlockingIOError:
-        pass
-if way == 'accept':
-    while True:
-        serve()
-if way == 'select':
-    while True:
-        select.select([listener], [], [])
-        serve_all()
-if way == 'poll':
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    while True:
-        poll.poll()
-        serve_all()
-flags = {'level': 0, 'edge': select.EPOLLET, 'once': select.EPOLLONESHOT, 'exclusive': select.EPOLLEXCLUSIVE}[way]
-epoll = select.epoll()
-epoll.register(listener, select.EPOLLIN | flags)
-while True:
-    for number, events in epoll.poll():
-        assert number == listener.fileno()
-        if way == 'level':
-            try:
-                serve()
-            except BlockingIOError:
-                pass
-        else:
-            serve_all()
-        if way == 'once':
-            epoll.modify(listener, select.EPOLLIN | flags)
-";
+use crate::obstructed::{
+    CLIENT, QUESTION, SERVER, are_served, is_served_in_parts, names_the_client, wait_until_accepted,
+};
 
 pub(crate) fn tests() -> Vec<Test> {
     let plain = tests![
         late_headers_without_ipv6,
         late_headers_at_a_listener_of_one_device,
         late_headers_without_a_loopback_device,
+        late_headers_without_the_loopback_address_of_ipv6,
         late_headers_at_a_node_server_without_ipv6,
         late_headers_at_haproxy_on_one_device,
         a_late_header_stays_at_the_listener_of_its_device,
@@ -114,6 +52,10 @@ fn late_headers_without_a_loopback_device(bed: &Bed) -> Result<()> {
     are_served(bed, "", |_, host| host.ip(&["link set lo down"]))
 }
 
+fn late_headers_without_the_loopback_address_of_ipv6(bed: &Bed) -> Result<()> {
+    are_served(bed, "", |_, host| host.ip(&["addr del ::1/128 dev lo"]))
+}
+
 /// As a service manager does (`IPAddressDeny=any`): connect() fails with EPERM.
 fn late_headers_where_the_program_may_not_send_to_itself(bed: &Bed) -> Result<()> {
     are_served(bed, "", |bed, host| {
@@ -135,64 +77,6 @@ fn without_ipv6(_: &Bed, host: &Host) -> Result<()> {
 fn filtered(bed: &Bed, host: &Host, chain: &str) -> Result<()> {
     let rules = format!("table inet t {{\n chain c {{\n  {}\n }}\n}}\n", chain.replace("; ", ";\n  "));
     Program::new("nft").args(["-f", "-"]).input(rules).in_netns(&host.netns).run(bed).map(drop)
-}
-
-/// Each server, by two connections at a time whose headers come in two parts.
-fn are_served(bed: &Bed, device: &str, obstruct: impl Fn(&Bed, &Host) -> Result<()>) -> Result<()> {
-    let line = Topology::line(&["lb", "host"])?;
-    let (lb, host) = (line.host("lb"), line.host("host"));
-    obstruct(bed, host)?;
-    let servers: Vec<(&str, SocketAddr, Running)> = WAYS
-        .iter()
-        .map(|(way, port)| Ok((*way, host.at(false, *port), server(bed, host, way, *port, device)?)))
-        .collect::<Result<_>>()?;
-    for (way, address, server) in &servers {
-        server.wait_listening(address)?;
-        for _ in 0..2 {
-            let parts = || is_served_in_parts(host, *address);
-            lb.run(parts)?.with_context(|| format!("{way}: {}", server.log()))?;
-        }
-        ensure!(server.is_alive(), "{way}: {}", server.log());
-    }
-    Ok(())
-}
-
-fn server(bed: &Bed, host: &Host, way: &str, port: u16, device: &str) -> Result<Running> {
-    let script = bed.write(&bed.fresh_name("server.py"), SERVER)?;
-    let python = Program::new(PYTHON).arg("-u").arg(script).args([way, port.to_string().as_str(), device]);
-    under(python.in_netns(&host.netns).as_user(User::TESTER), &["--allow", "10.77.0.1"]).start(bed)
-}
-
-fn is_served_in_parts(host: &Host, address: SocketAddr) -> Result<()> {
-    let header = header_of(CLIENT)?;
-    let mut both = [client::connect(address)?, client::connect(address)?];
-    for stream in &mut both {
-        stream.write_all(&header[..20])?;
-        wait_until_sent(stream)?;
-    }
-    host.run(|| wait_until_accepted(address.port()))??;
-    for stream in &mut both {
-        stream.write_all(&header[20..])?;
-        stream.write_all(QUESTION)?;
-    }
-    both.into_iter().try_for_each(names_the_client)
-}
-
-fn names_the_client(mut stream: TcpStream) -> Result<()> {
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    ensure!(said.ends_with("203.0.113.7 5000\n"), "{said:?}");
-    Ok(())
-}
-
-/// Waits until the listener's queue is empty.
-pub(crate) fn wait_until_accepted(port: u16) -> Result<()> {
-    wait_for("the connections to be accepted", || {
-        const LISTENS: u8 = 10;
-        let all = sockets::all();
-        let mut listeners = all.iter().filter(|one| one.state == LISTENS && one.local.port() == port);
-        listeners.all(|listener| listener.unread == 0)
-    })
 }
 
 /// Executes its words under a filter that treats ptrace() in a special way (seccomp(2)).
@@ -229,6 +113,7 @@ fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
         let server = python.launched_by(PYTHON, &words).in_netns(&host.netns).as_user(User::TESTER);
         let (server, address) = (server.start(bed)?, host.at(false, port));
         server.wait_listening(address)?;
+        ensure!(server.log().contains(why), "at the start: {}", server.log());
         let late = || -> Result<TcpStream> {
             let mut stream = client::connect(address)?;
             stream.write_all(&header[..20])?;
@@ -239,7 +124,7 @@ fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
         };
         let stream = lb.run(late)??;
         server.wait_for_log("can't be woken")?;
-        ensure!(server.log().contains(why), "{}", server.log());
+        ensure!(server.log().matches(why).count() == 2, "{}", server.log());
         ensure!(server.log().contains("SystemCallFilter=ptrace"), "{}", server.log());
         lb.run(|| -> Result<()> {
             let mut next = client::connect(address)?;

@@ -257,7 +257,7 @@ impl Server {
 }
 
 fn accepted(host: &Host, server: &Server) -> Result<()> {
-    host.run(|| crate::obstacles::wait_until_accepted(server.address.port()))?
+    host.run(|| crate::obstructed::wait_until_accepted(server.address.port()))?
 }
 
 fn a_late_header_ends_the_wait_of_a_static_program(bed: &Bed) -> Result<()> {

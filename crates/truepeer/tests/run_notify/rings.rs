@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use truepeer_testbed::client::{self, End};
 use truepeer_testbed::{Bed, Program, Test, User, skip, tests, wait_for};
 
-use crate::kit::{CLIENT4, PYTHON, V4, header_of, start, under, via};
+use crate::kit::{CLIENT4, PYTHON, V4, header_of, start, under, under_by, via};
 
 /// `accept(listener, flags)` by a ring: `flags` is 1 for multishot. `None` without io_uring.
 const RING: &str = "\
@@ -55,7 +55,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 fn programs_that_prefer_a_ring_are_covered(bed: &Bed) -> Result<()> {
     let script = bed.write("ring.py", format!("{RING}{SERVER}"))?;
-    for flags in ["0", "1"] {
+    for (flags, way) in [("0", via()), ("1", via()), ("0", "auto"), ("1", "auto")] {
         let server = Program::new(PYTHON).arg("-u").arg(&script).arg(flags).as_user(User::TESTER);
         let plain = start(bed, &server, &[V4])?;
         let said = client::ask(&mut client::connect(V4)?, b"hello")?;
@@ -66,12 +66,14 @@ fn programs_that_prefer_a_ring_are_covered(bed: &Bed) -> Result<()> {
             return skip("no io_uring here");
         }
         ensure!(said.starts_with("ring 127.0.0.1") && said.ends_with("hello\n"), "{said:?}");
-        let allowed = start(bed, &under(server.clone(), &[]), &[V4])?;
+        let allowed = start(bed, &under_by(way, server.clone(), &[]), &[V4])?;
         let first = [header_of(CLIENT4)?, b"hello".to_vec()].concat();
         let said = client::ask(&mut client::connect(V4)?, &first)?;
         allowed.stop()?;
-        ensure!(said == "call 203.0.113.7 5000 hello\n", "{said:?}");
-        let stranger = start(bed, &under(server, &["--allow", "192.0.2.1"]), &[V4])?;
+        ensure!(said == "call 203.0.113.7 5000 hello\n", "{way}: {said:?}");
+        let is_told = allowed.log().contains("asked for io_uring and gets ENOSYS");
+        ensure!(is_told == (way == "auto"), "{way}: {}", allowed.log());
+        let stranger = start(bed, &under_by(way, server, &["--allow", "192.0.2.1"]), &[V4])?;
         let mut stream = client::connect(V4)?;
         // It may have been refused already.
         let _ = stream.write_all(&first);
