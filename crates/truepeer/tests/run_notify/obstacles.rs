@@ -119,6 +119,8 @@ fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
             stream.write_all(&header[..20])?;
             wait_until_sent(&stream)?;
             host.run(|| wait_until_accepted(address.port()))??;
+            // The supervisor has looked at its first part.
+            server.wait_for_log("waits")?;
             stream.write_all(&[&header[20..], QUESTION].concat())?;
             Ok(stream)
         };
