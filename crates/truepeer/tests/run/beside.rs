@@ -47,7 +47,10 @@ fn a_program_that_the_library_cannot_wake_is_named(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     let server = Server::start_by("preload", bed, host, RAW, "lb", &[])?;
-    let late = lb.run(|| complete(begin(host, server.address)?))??;
+    let late = lb.run(|| begin(host, server.address))??;
+    // The library has looked at its first part.
+    server.running.wait_for_log("waits").with_context(|| server.log())?;
+    let late = complete(late)?;
     server.running.wait_for_log("nobody has accepted it for seconds").with_context(|| server.log())?;
     ensure!(server.log().contains("without a supervisor also poll()"), "{}", server.log());
     lb.run(|| next_is_served(server.address))??;

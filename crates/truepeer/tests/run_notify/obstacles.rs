@@ -119,13 +119,16 @@ fn a_program_that_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
             stream.write_all(&header[..20])?;
             wait_until_sent(&stream)?;
             host.run(|| wait_until_accepted(address.port()))??;
+            // The supervisor has looked at its first part.
+            server.wait_for_log("waits")?;
             stream.write_all(&[&header[20..], QUESTION].concat())?;
             Ok(stream)
         };
         let stream = lb.run(late)??;
         server.wait_for_log("can't be woken")?;
-        ensure!(server.log().matches(why).count() == 2, "{}", server.log());
-        ensure!(server.log().contains("SystemCallFilter=ptrace"), "{}", server.log());
+        for text in [why, "SystemCallFilter=ptrace"] {
+            ensure!(server.log().matches(text).count() == 2, "{text}: {}", server.log());
+        }
         lb.run(|| -> Result<()> {
             let mut next = client::connect(address)?;
             next.write_all(&[&header[..], QUESTION].concat())?;

@@ -26,7 +26,8 @@ const WAYS: [(&str, u16); 8] = [
 /// How much higher the port is of a server whose clients may do without a header.
 const OPTIONAL: u16 = 20;
 
-/// Answers with the client that it sees, once something has come from it. `raw` waits without the C library.
+/// Answers with the client that it sees, once something has come from it. Says when it has accepted all.
+/// `raw` waits without the C library.
 pub(crate) const SERVER: &str = "\
 import select, socket, sys
 way, port, device = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -48,7 +49,7 @@ def serve_all():
         while True:
             serve()
     except BlockingIOError:
-        pass
+        print('waits')
 if way == 'accept':
     while True:
         serve()
