@@ -3,7 +3,7 @@
 use truepeer_policy::Refusal;
 use truepeer_session::Hint;
 
-use crate::file::in_keys;
+use crate::in_keys::in_keys;
 use crate::table::{self, Commands};
 
 /// For `truepeer proxy`.

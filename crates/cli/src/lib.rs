@@ -16,6 +16,7 @@ mod groups;
 mod guess;
 pub mod hints;
 mod https;
+mod in_keys;
 pub mod manual;
 mod pages;
 mod proxy;
@@ -30,7 +31,6 @@ pub mod fuzzing {
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, FromArgMatches as _};
 
 pub use compat::Compat;
@@ -189,16 +189,7 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(subcommand) => go_style::rewrite(argv, subcommand),
         None => argv,
     };
-    let name = argv.get(1).cloned().unwrap_or_default();
-    let examples = command.find_subcommand(&name).map(dress::example_lines).unwrap_or_default();
-    let below = |command: &Command, word: &OsString| command.find_subcommand(word).map(guess::usual);
-    let usual = command.find_subcommand(&name).map(|command| {
-        argv.get(2).and_then(|action| below(command, action)).unwrap_or_else(|| guess::usual(command))
-    });
-    let matches = command.try_get_matches_from(argv).map_err(|error| {
-        guess::unknown(&name.to_string_lossy(), &usual.unwrap_or_default(), &error)
-            .unwrap_or_else(|| with_example(error, &examples).into())
-    })?;
+    let matches = command.try_get_matches_from(&argv).map_err(|error| guess::explain(&argv, error))?;
     match matches.subcommand() {
         Some((name @ ("proxy" | "https" | "attach"), matches)) if wants_file(matches) => print(name, matches),
         Some(("proxy", matches)) => {
@@ -218,9 +209,15 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("upgrade", matches)) => Ok(Invocation::Upgrade(UpgradeArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("oci-hook", matches)) => Ok(Invocation::OciHook(OciHookArgs::from_arg_matches(matches)?)),
-        Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
+        Some(("run", matches)) => {
+            let args = RunArgs::from_arg_matches(matches)?;
+            guess::behind_the_program(&argv, &args.how.command)?;
+            Ok(Invocation::Run(Box::new(args)))
+        }
         Some(("connect", matches)) => {
-            Ok(Invocation::Connect(Box::new(ConnectArgs::from_arg_matches(matches)?)))
+            let args = ConnectArgs::from_arg_matches(matches)?;
+            guess::behind_the_program(&argv, &args.how.command)?;
+            Ok(Invocation::Connect(Box::new(args)))
         }
         Some(("routes", matches)) => Ok(Invocation::Routes(RoutesArgs::from_arg_matches(matches)?)),
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
@@ -237,23 +234,6 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
                 .to_owned(),
         )),
     }
-}
-
-/// clap names the missing options. Adds an example that has the first of them, or else the first example.
-fn with_example(mut error: clap::Error, examples: &[String]) -> clap::Error {
-    if error.kind() != ErrorKind::MissingRequiredArgument {
-        return error;
-    }
-    let missing = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::Strings(all)) => all.first().and_then(|first| first.split(' ').next()),
-        _ => None,
-    };
-    let has_it = |line: &&String| missing.is_some_and(|option| line.split(' ').any(|word| word == option));
-    if let Some(example) = examples.iter().find(has_it).or(examples.first()) {
-        let tip = vec![format!("for example: {example}").into()];
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tip));
-    }
-    error
 }
 
 /// `--print-config`.

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use clap::ArgMatches;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 use super::entry::{ENTRIES, grammar};
 use super::finding::{Finding, Findings, Span};
-use super::keys::{self, nearest};
+use super::keys::{self, Grammar, nearest};
 use super::table::{self, Pair, pairs};
 use super::written::{Written, WrittenEntry};
+use crate::guess;
 use truepeer_config::spec::{AcmeTable, AdminTable, LogTable, ProcessTable};
 
 const TABLES: [&str; 3] = ["admin", "log", "acme"];
@@ -37,6 +38,7 @@ impl Written {
                         "acme" => (keys::of_table::<AcmeTable>(), &mut written.acme),
                         _ => (keys::of_table::<LogTable>(), &mut written.log),
                     };
+                    let of_table = Grammar { name: name.to_owned(), ..of_table };
                     let (words, read) =
                         table::parse(&of_table, key.span(), &pairs(table), reader.dir, reader.findings);
                     *matches = read.unwrap_or_else(|| of_table.nothing());
@@ -54,11 +56,13 @@ impl Written {
                     let text = format!("`{name}`: expected [[{name}]]: each entry is a table of its own");
                     reader.findings.add(Finding::error(key.span(), text).help(format!("type [[{name}]]")));
                 }
-                (DeValue::Table(_), None) => reader.findings.add(unknown_table(name, key.span(), false)),
-                (DeValue::Array(values), None) if values.iter().any(|value| value.get_ref().is_table()) => {
-                    reader.findings.add(unknown_table(name, key.span(), true));
+                (DeValue::Table(table), None) => {
+                    reader.findings.add(unknown_table(name, key.span(), table, false));
                 }
-                (_, None) => top.push((key, value)),
+                (value_of, None) => match value_of.as_array().and_then(first_table) {
+                    Some(table) => reader.findings.add(unknown_table(name, key.span(), table, true)),
+                    None => top.push((key, value)),
+                },
             }
         }
         written.top = reader.top(&top);
@@ -74,19 +78,21 @@ impl Reader<'_> {
 
     fn top(&mut self, pairs: &[Pair<'_, '_>]) -> ArgMatches {
         let grammar = keys::of_table::<ProcessTable>();
-        let entry_of = |key: &str| ENTRIES.into_iter().find(|entry| self::grammar(entry).key(key).is_some());
-        let mut own = Vec::new();
-        for &(key, value) in pairs {
+        let is_misplaced = |&&(key, _): &&Pair<'_, '_>| {
             let name: &str = key.get_ref();
-            match entry_of(name).filter(|_| grammar.key(name).is_none()) {
-                Some(entry) => {
-                    let text = format!("`{name}`: there is no such key here");
-                    let help = format!("it belongs to an entry: write [[{entry}]] in a line before it");
-                    self.findings.add(Finding::error(key.span(), text).help(help));
-                }
-                None => own.push((key, value)),
-            }
+            grammar.key(name).is_none()
+                && ENTRIES.iter().any(|entry| self::grammar(entry).key(name).is_some())
+        };
+        let misplaced: Vec<_> = pairs.iter().filter(is_misplaced).collect();
+        if let Some((first, _)) = misplaced.first() {
+            let names: Vec<&str> = misplaced.iter().map(|(key, _)| key.get_ref().as_ref()).collect();
+            let entry = likeliest(&names).unwrap_or(ENTRIES[0]);
+            let quoted: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+            let text = format!("{}: no key of the whole process", quoted.join(", "));
+            let help = format!("write [[{entry}]] in a line before `{}`", first.get_ref());
+            self.findings.add(Finding::error(first.span(), text).help(help));
         }
+        let own: Vec<_> = pairs.iter().filter(|pair| !is_misplaced(pair)).copied().collect();
         let matches = table::parse(&grammar, 0..0, &own, self.dir, self.findings).1;
         matches.unwrap_or_else(|| grammar.nothing())
     }
@@ -102,13 +108,37 @@ impl Reader<'_> {
     }
 }
 
-fn unknown_table(name: &str, span: Span, is_list: bool) -> Finding {
+fn first_table<'a, 'i>(values: &'a DeArray<'i>) -> Option<&'a DeTable<'i>> {
+    values.iter().find_map(|value| value.get_ref().as_table())
+}
+
+/// The entry that has the most of these keys, the first of several.
+fn likeliest(keys: &[&str]) -> Option<&'static str> {
+    let count = |entry: &str| {
+        let grammar = grammar(entry);
+        let is_its = |key: &&&str| grammar.key(key).is_some() || guess::key(entry, key, None).is_some();
+        keys.iter().filter(is_its).count()
+    };
+    ENTRIES.into_iter().rev().max_by_key(|entry| count(entry)).filter(|entry| count(entry) > 0)
+}
+
+fn unknown_table(name: &str, span: Span, table: &DeTable<'_>, is_list: bool) -> Finding {
     let (open, close) = if is_list { ("[[", "]]") } else { ("[", "]") };
     let finding = Finding::error(span, format!("{open}{name}{close}: there is no such table"));
-    let shown =
-        |name: &str| if ENTRIES.contains(&name) { format!("[[{name}]]") } else { format!("[{name}]") };
-    match nearest(name, ENTRIES.into_iter().chain(TABLES)) {
-        Some(meant) => finding.help(format!("did you mean {}?", shown(meant))),
-        None => finding.help("expected [[proxy]], [[https]], [[attach]], [admin], [log] or [acme]"),
+    let keys: Vec<&str> = table.keys().map(|key| key.get_ref().as_ref()).collect();
+    let whole = keys::of_table::<ProcessTable>();
+    if !keys.is_empty() && keys.iter().all(|key| whole.key(key).is_some()) {
+        return finding.help("write these keys at the top of the file, before the first table");
+    }
+    if ["Unit", "Service", "Socket", "Install"].contains(&name) {
+        return finding
+            .help("this is a unit of systemd; the file of truepeer has [[proxy]], [[https]] or [[attach]]");
+    }
+    let meant = nearest(name, ENTRIES.into_iter().chain(TABLES)).or_else(|| likeliest(&keys));
+    match meant {
+        Some(meant) if ENTRIES.contains(&meant) => finding.help(format!("did you mean [[{meant}]]?")),
+        Some(meant) => finding.help(format!("did you mean [{meant}]?")),
+        None => finding
+            .help("expected [[proxy]], [[https]], [[attach]], [admin], [log] or [acme]: truepeer.toml(5)"),
     }
 }

@@ -53,10 +53,12 @@ impl Shared {
 pub(super) fn grammar(entry: &str) -> Grammar {
     match entry {
         "proxy" => keys::of_entry::<ProxySpec>(
+            entry,
             rows(entry),
             &[keys::group::<ProcessTable>, keys::group::<AdminSpec>, keys::group::<LogSpec>],
         ),
         "https" => keys::of_entry::<HttpsSpec>(
+            entry,
             rows(entry),
             &[
                 keys::group::<ProcessSpec>,
@@ -66,7 +68,7 @@ pub(super) fn grammar(entry: &str) -> Grammar {
                 keys::group::<StackArgs>,
             ],
         ),
-        _ => keys::of_entry::<AttachSpec>(rows(entry), &[]),
+        _ => keys::of_entry::<AttachSpec>(entry, rows(entry), &[]),
     }
 }
 

@@ -67,6 +67,20 @@ impl Findings {
         self.found.sort_by_key(|finding| finding.span.as_ref().map(|span| span.start));
     }
 
+    /// Forgets what was found in the lines of the first `count` findings, which are about the syntax.
+    pub(super) fn keep_one_a_line(&mut self, count: usize) {
+        let line = |finding: &Finding| finding.span.as_ref().map(|span| self.place(span).0);
+        let lines: Vec<_> = self.found.iter().take(count).map(line).collect();
+        let keep = |(index, finding): (usize, &Finding)| index < count || !lines.contains(&line(finding));
+        let kept: Vec<_> = self.found.iter().enumerate().map(keep).collect();
+        let mut kept = kept.into_iter();
+        self.found.retain(|_| kept.next().unwrap_or(true));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.found.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
@@ -125,6 +139,11 @@ impl Findings {
         let at = self.within(span).start;
         let start = self.text[..at].rfind('\n').map_or(0, |end| end + 1);
         self.text[start..].lines().next().unwrap_or_default()
+    }
+
+    /// What stands before a span in its line.
+    pub(super) fn before_in_line(&self, span: &Span) -> &str {
+        self.text[..self.within(span).start].rsplit('\n').next().unwrap_or_default()
     }
 
     /// Line and column, from 1, in characters.

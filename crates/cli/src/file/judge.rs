@@ -9,6 +9,7 @@ use toml::de::DeTable;
 use super::entry::{Entry, Shared};
 use super::finding::{Finding, Findings, Span};
 use super::keys::in_keys;
+use super::syntax;
 use super::table::Words;
 use super::written::Written;
 use truepeer_config::plan::{
@@ -62,6 +63,9 @@ fn text_of(path: &Path) -> Result<String, Findings> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             format!("can't read the file: {error}; name another with -c FILE")
         }
+        Err(error) if error.kind() == ErrorKind::IsADirectory => {
+            format!("it is a directory; name a file in it, such as {}", path.join("truepeer.toml").display())
+        }
         Err(error) => format!("can't read the file: {error}"),
     };
     let mut findings = Findings::new(path, String::new());
@@ -88,39 +92,16 @@ pub(super) fn tables(path: &Path, text: String) -> (Written, Findings, bool) {
     let mut findings = Findings::new(path, text.clone());
     let dir = path.parent().unwrap_or(Path::new(""));
     let (root, errors) = DeTable::parse_recoverable(&text);
-    let mut helped = None;
-    for error in &errors {
-        let span = error.span().unwrap_or_default();
-        let finding = Finding::error(span.clone(), error.message().replace('\n', "; "));
-        let is_open = error.message().contains("between array elements");
-        let unclosed = is_open.then(|| "is a ] missing in the line before?".to_owned());
-        let help = instead(findings.line(&span)).or(unclosed).filter(|help| helped.as_ref() != Some(help));
-        findings.add(match &help {
-            Some(help) => finding.help(help),
-            None => finding,
-        });
-        helped = help.or(helped);
-    }
-    let written = Written::of(root.get_ref(), dir, &mut findings);
+    let is_readable = syntax::add(&errors, &mut findings);
+    let syntax_count = findings.len();
+    let written = match is_readable {
+        true => Written::of(root.get_ref(), dir, &mut findings),
+        false => Written::nothing(),
+    };
+    findings.keep_one_a_line(syntax_count);
     findings.is_json =
         LogTable::from_arg_matches(&written.log).is_ok_and(|log| log.format == Some(LogFormat::Json));
     (written, findings, errors.is_empty())
-}
-
-const IS_TOML: &str = "the file is TOML: [[proxy]] in a line of its own, and below it KEY = VALUE";
-
-/// What to type instead of a line that is not TOML.
-fn instead(line: &str) -> Option<String> {
-    let line = line.split(" #").next().unwrap_or_default().trim();
-    match line.split_once('=') {
-        None if line.starts_with('{') => Some(IS_TOML.to_owned()),
-        Some((key, value)) => {
-            let (key, value) = (key.trim(), value.trim());
-            let is_bare = !value.contains(['"', '\'', '[', ']', '{', ' ']) && value.contains([':', '/', '.']);
-            is_bare.then(|| format!("type {key} = \"{value}\""))
-        }
-        None => (line.ends_with(':') || line.contains(": ")).then(|| IS_TOML.to_owned()),
-    }
 }
 
 impl Written {
@@ -138,7 +119,7 @@ impl Written {
         let shared = match Shared::of(self)? {
             Ok(shared) => shared,
             Err(problem) => {
-                self.acme_words.add(problem.into(), findings);
+                findings.add(self.acme_words.of_problem(problem, "acme-"));
                 return None;
             }
         };
@@ -205,13 +186,13 @@ fn second_attachment(words: &Words, first: Span) -> Finding {
 
 impl Words {
     fn add(&self, problems: Problems, findings: &mut Findings) {
-        problems.into_iter().for_each(|problem| findings.add(self.of_problem(problem)));
+        problems.into_iter().for_each(|problem| findings.add(self.of_problem(problem, "")));
     }
 
-    /// Places a problem at the value that it is about.
-    fn of_problem(&self, problem: Problem) -> Finding {
+    /// Places a problem at the value that it is about. The table's keys lack `start`, which the options have.
+    fn of_problem(&self, problem: Problem, start: &str) -> Finding {
         let (key, value) = problem.about();
-        let text = in_keys(&format!("{:#}", anyhow::Error::new(problem)));
-        self.at(&key, value.as_deref(), text)
+        let text = in_keys(&format!("{:#}", anyhow::Error::new(problem))).replace(start, "");
+        self.at(key.strip_prefix(start).unwrap_or(&key), value.as_deref(), text)
     }
 }

@@ -1,18 +1,21 @@
 //! The keys of a table: which ones there are, which one was meant, and messages about options in their words.
 
-use std::fmt::Write as _;
-
 use clap::{Arg, ArgMatches, Args, Command};
+use toml::de::{DeTable, DeValue};
 
 use super::finding::{Finding, Span};
+use crate::guess;
+pub(crate) use crate::in_keys::{any_of, in_keys, quoted};
 use crate::table::{self, Commands};
 use truepeer_config::spec::{AcmeSpec, AdminSpec, LogSpec, ProcessTable, StackArgs};
 
 /// The keys of one kind of table: the options of a command.
 pub(super) struct Grammar {
     pub(super) command: Command,
+    /// The table's name; "top" for the keys before the first table.
+    pub(super) name: String,
     /// Options of the command that are no keys of the table.
-    excluded: Vec<String>,
+    pub(super) excluded: Vec<String>,
 }
 
 /// Whether a key is one of these, and what to do with it.
@@ -28,7 +31,6 @@ const ELSEWHERE: [Elsewhere; 9] = [
         |key| ["file", "logfile", "log-file", "output"].contains(&key),
         "the log goes to standard error: under systemd `journalctl -u truepeer` shows it",
     ),
-    (|key| key == "port", "write it behind the address, as in \"127.0.0.1:443\""),
     (
         |key| key == "timeout",
         "expected header-timeout, connect-timeout or idle-timeout; https has more: truepeer.toml(5)",
@@ -36,7 +38,11 @@ const ELSEWHERE: [Elsewhere; 9] = [
     (|key| key == "log-format", "write it as `format` in the table [log]"),
     (has::<AdminSpec>, "write it as `listen` in the table [admin]"),
     (has::<AcmeSpec>, "write it without `acme-` in the table [acme]"),
-    (has::<LogSpec>, "write `level` in the table [log]"),
+    (|key| ["email", "directory"].contains(&key), "write it in the table [acme]"),
+    (
+        |key| has::<LogSpec>(key) || ["log-level", "loglevel", "verbosity"].contains(&key),
+        "write `level` in the table [log]",
+    ),
     (has::<StackArgs>, "VPP's stack takes a process of its own: truepeer https --stack vpp"),
 ];
 
@@ -44,7 +50,7 @@ const ELSEWHERE: [Elsewhere; 9] = [
 const ACTIONS: [&str; 5] = ["dry-run", "netns-inode", "print-config", "replace", "watch"];
 
 /// The keys of an entry: the command's options but those of [`ELSEWHERE`], which are its groups.
-pub(super) fn of_entry<T: Args>(rows: Commands, groups: &[fn() -> Command]) -> Grammar {
+pub(super) fn of_entry<T: Args>(name: &str, rows: Commands, groups: &[fn() -> Command]) -> Grammar {
     let groups = groups.iter().map(|group| group());
     let excluded = groups.flat_map(|group| names(&group).collect::<Vec<_>>());
     let command = T::augment_args(Command::new("entry")).mut_args(|arg| {
@@ -55,12 +61,12 @@ pub(super) fn of_entry<T: Args>(rows: Commands, groups: &[fn() -> Command]) -> G
         }
     });
     let excluded = excluded.chain(ACTIONS.map(str::to_owned)).collect();
-    Grammar { command: bare(command), excluded }
+    Grammar { command: bare(command), name: name.to_owned(), excluded }
 }
 
 /// The keys of a table that is no command.
 pub(super) fn of_table<T: Args>() -> Grammar {
-    Grammar { command: group::<T>(), excluded: Vec::new() }
+    Grammar { command: group::<T>(), name: "top".to_owned(), excluded: Vec::new() }
 }
 
 /// A group of options as a command of its own.
@@ -100,26 +106,59 @@ impl Grammar {
     }
 
     /// What is known about a key that is not there.
-    pub(super) fn unknown(&self, key: &str, span: Span) -> Finding {
+    pub(super) fn unknown(&self, key: &str, span: Span, value: &DeValue<'_>) -> Finding {
         let finding = Finding::error(span, format!("`{key}`: there is no such key here"));
-        let elsewhere = ELSEWHERE.iter().find(|(has, _)| has(key));
-        if let Some((_, text)) = elsewhere.filter(|_| self.excluded.iter().any(|name| name == key)) {
-            return finding.help(*text);
+        let tables =
+            value.as_array().into_iter().flat_map(|values| values.iter().map(|value| value.get_ref()));
+        let table = std::iter::once(value).chain(tables).find_map(DeValue::as_table);
+        if let Some(keys) = table.and_then(|table| self.flattened(key, table)) {
+            let name = &self.name;
+            return finding
+                .help(format!("[[{name}]] has no tables of its own: write {keys} directly below it"));
         }
-        match (self.meant(key), elsewhere) {
-            (Some(meant), _) => finding.help(format!("did you mean `{meant}`?")),
-            (None, Some((_, text))) => finding.help(*text),
-            (None, None) => finding.help(format!("the keys here: {}", self.listed())),
-        }
+        let elsewhere = || {
+            let (_, text) = ELSEWHERE.iter().find(|(has, _)| has(&typed(key)))?;
+            Some((*text).to_owned())
+        };
+        let is_excluded = self.excluded.iter().any(|name| name == key);
+        let meant = || self.meant(key).map(|meant| format!("did you mean `{meant}`?"));
+        let other = || guess::key(&self.name, key, value.as_str());
+        let near = || {
+            let near = nearest(&typed(key), self.names())?;
+            Some(format!("did you mean `{near}`?"))
+        };
+        let related = || {
+            let some: Vec<_> =
+                guess::sharing_a_word(key, self.names()).iter().map(|name| format!("`{name}`")).collect();
+            (!some.is_empty()).then(|| format!("did you mean {}?", any_of(&some)))
+        };
+        let help = elsewhere().filter(|_| is_excluded).or_else(meant).or_else(elsewhere).or_else(other);
+        let help = help.or_else(near).or_else(related);
+        finding.help(
+            help.unwrap_or_else(|| format!("the keys here: {}", self.names().collect::<Vec<_>>().join(", "))),
+        )
     }
 
-    fn listed(&self) -> String {
-        self.keys().filter_map(Arg::get_long).collect::<Vec<_>>().join(", ")
+    /// The keys that a table in this one stands for: `[proxy.tls]` with `cert` for `tls-cert`.
+    fn flattened(&self, name: &str, table: &DeTable<'_>) -> Option<String> {
+        let keys = table.keys().map(|key| {
+            let (key, one) = (key.get_ref(), name.strip_suffix('s').unwrap_or(name));
+            [format!("{name}-{key}"), format!("{key}-{one}"), key.to_string()]
+                .into_iter()
+                .map(|key| typed(&key))
+                .find(|key| self.key(key).is_some())
+        });
+        let keys: Vec<String> = keys.flatten().map(|key| format!("`{key}`")).collect();
+        (!keys.is_empty()).then(|| keys.join(", "))
     }
 
-    /// By an option's short or other name, or by the nearest spelling.
+    /// The names of all keys.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.keys().filter_map(Arg::get_long)
+    }
+    /// By an option's short or other name, or in another spelling.
     fn meant(&self, key: &str) -> Option<&str> {
-        let typed = key.trim_start_matches('-').to_lowercase().replace('_', "-");
+        let typed = typed(key);
         let also = |arg: &&Arg| {
             let is_short =
                 arg.get_short().is_some_and(|short| key.trim_start_matches('-') == short.to_string());
@@ -127,9 +166,13 @@ impl Grammar {
             is_short || is_alias
         };
         let named = self.keys().find(also).and_then(Arg::get_long);
-        let exactly = || self.keys().filter_map(Arg::get_long).find(|long| *long == typed);
-        named.or_else(exactly).or_else(|| nearest(&typed, self.keys().filter_map(Arg::get_long)))
+        named.or_else(|| self.names().find(|long| *long == typed))
     }
+}
+
+/// A key as options are written.
+fn typed(key: &str) -> String {
+    key.trim_start_matches('-').to_lowercase().replace('_', "-")
 }
 
 /// The most similar name, if one is similar.
@@ -137,109 +180,3 @@ pub(super) fn nearest<'a>(typed: &str, names: impl Iterator<Item = &'a str>) -> 
     let alike = names.map(|name| (strsim::jaro_winkler(typed, name), name));
     alike.filter(|(likeness, _)| *likeness > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
 }
-
-/// `a, b or c`.
-pub(super) fn any_of(names: &[String]) -> String {
-    match names {
-        [] => String::new(),
-        [one] => one.clone(),
-        [some @ .., last] => format!("{} or {last}", some.join(", ")),
-    }
-}
-
-/// A string as it is written in the file.
-pub(super) fn quoted(text: &str) -> String {
-    toml::Value::String(text.to_owned()).to_string()
-}
-
-/// A message about options, in keys: `--allow PREFIX` becomes `allow = "PREFIX"`, `-4` becomes `ipv4`.
-pub(crate) fn in_keys(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, name, after)) = next_option(rest) {
-        out.push_str(before);
-        match value_after(after) {
-            Some((value, behind)) => {
-                let _ = write!(out, "{name} = {}", quoted(value));
-                rest = behind;
-            }
-            None => {
-                out.push_str(name);
-                rest = after;
-            }
-        }
-    }
-    out + rest
-}
-
-/// The text before an option, its long name, and the text behind it.
-fn next_option(text: &str) -> Option<(&str, &str, &str)> {
-    let mut from = 0;
-    loop {
-        let at = from + text[from..].find('-')?;
-        let is_start = text[..at].chars().next_back().is_none_or(|c| " (`;:,[".contains(c));
-        let behind = &text[at..];
-        if is_start {
-            for (short, long) in [("-4", "ipv4"), ("-6", "ipv6")] {
-                if let Some(after) = behind.strip_prefix(short)
-                    && !after.starts_with(|c: char| c.is_ascii_alphanumeric())
-                {
-                    return Some((&text[..at], long, after));
-                }
-            }
-            if let Some(name) = behind.strip_prefix("--")
-                && name.starts_with(|c: char| c.is_ascii_lowercase())
-            {
-                let end = name.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).unwrap_or(name.len());
-                return Some((&text[..at], &name[..end], &name[end..]));
-            }
-        }
-        from = at + 1;
-    }
-}
-
-/// The value that follows an option: a placeholder, an address, a path, or a word in brackets `<…>`.
-fn value_after(text: &str) -> Option<(&str, &str)> {
-    let rest = text.strip_prefix([' ', '='])?;
-    if let Some(inner) = rest.strip_prefix('<') {
-        return inner.split_once('>');
-    }
-    let word = rest.split(' ').next()?.trim_end_matches([',', ';', ':', ')', '`', '?']);
-    let is_value = word
-        .starts_with(|c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || "[/.:".contains(c))
-        || word.contains(['.', ':', '/', '='])
-        || VALUES.contains(&word);
-    is_value.then(|| (word, &rest[word.len()..]))
-}
-
-/// Words that are values where they follow an option.
-const VALUES: [&str; 28] = [
-    "any",
-    "auto",
-    "aws-nlb",
-    "dnsdist",
-    "edgeone",
-    "ephemeral",
-    "every",
-    "first",
-    "forbid",
-    "frp",
-    "haproxy",
-    "loopback",
-    "manual",
-    "nginx",
-    "none",
-    "optional",
-    "private",
-    "proxy",
-    "refuse",
-    "require",
-    "self",
-    "spectrum",
-    "spp",
-    "standalone",
-    "tcp",
-    "udp",
-    "v1",
-    "v2",
-];

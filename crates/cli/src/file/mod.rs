@@ -23,12 +23,12 @@ mod keys;
 mod manual;
 mod show;
 mod source;
+mod syntax;
 mod table;
 mod value;
 mod written;
 
 pub use check::check;
-pub(crate) use keys::in_keys;
 pub(crate) use manual::manual;
 pub(crate) use show::of_command;
 pub use source::{ConfigSource, LoadedConfig, Rejected};

@@ -10,6 +10,7 @@ use toml::de::{DeString, DeTable, DeValue};
 use super::finding::{Finding, Findings, Span};
 use super::keys::{self, Grammar};
 use super::value;
+use crate::guess::meant;
 
 /// The words of a table.
 #[derive(Debug, Default)]
@@ -61,7 +62,7 @@ pub(super) fn parse(
     let mut is_whole = true;
     for (key, value) in pairs {
         let Some(arg) = grammar.key(key.get_ref()) else {
-            findings.add(grammar.unknown(key.get_ref(), key.span()));
+            findings.add(grammar.unknown(key.get_ref(), key.span(), value.get_ref()));
             is_whole = false;
             continue;
         };
@@ -107,8 +108,22 @@ impl Words {
         let mut wrong = Vec::new();
         for word in &self.words {
             if let Err(error) = alone.try_get_matches_from_mut([word.argument()]) {
-                let text = format!("{} = {}: {}", word.key, word.typed, reason(&error));
-                wrong.push(Finding::error(word.at_value.clone(), text));
+                let text = format!("{} = {}: {}", word.key, word.typed, keys::in_keys(&reason(&error)));
+                let finding = Finding::error(word.at_value.clone(), text);
+                let typed = word.text.as_deref().unwrap_or_default();
+                let help = match meant(command, &word.key, typed) {
+                    Some(words) => {
+                        Some(words.iter().map(|word| keys::quoted(word)).collect::<Vec<_>>().join(", "))
+                    }
+                    None => None,
+                };
+                let help = help.map(|words| format!("type {words}"));
+                let variable =
+                    typed.contains('$').then(|| "write the value: no variable is replaced".to_owned());
+                wrong.push(match help.or(variable) {
+                    Some(help) => finding.help(help),
+                    None => finding,
+                });
             }
         }
         wrong

@@ -55,14 +55,10 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
                 number.as_str()
             )));
         }
-        DeValue::Boolean(_) => return Err(wrong("expected a string or a number; got true or false")),
+        DeValue::Boolean(_) => return Err(wrong(&format!("{}; got true or false", expected(arg)))),
         DeValue::Datetime(_) => return Err(wrong("expected a string, in quotes; got a date")),
         DeValue::Array(_) => return Err(wrong("expected a list of strings; got a list in a list")),
-        DeValue::Table(_) => {
-            let names = arg.get_value_names().unwrap_or_default();
-            let value = names.first().map_or("VALUE", |name| name.as_str());
-            return Err(wrong(&format!("expected a value; got a table; type {} = \"{value}\"", key(arg))));
-        }
+        DeValue::Table(_) => return Err(wrong(&format!("{}; got a table", expected(arg)))),
     };
     if text.contains('\0') {
         return Err(wrong("expected no NUL character"));
@@ -79,6 +75,13 @@ pub(super) fn absolute(arg: &Arg, text: String, dir: &Path) -> String {
 pub(super) fn written(arg: &Arg, word: &str) -> String {
     let is_number = word.parse().is_ok_and(|number: i64| number.to_string() == word);
     if is_number && !takes_names(arg) { word.to_owned() } else { keys::quoted(word) }
+}
+
+/// `expected send-proxy = "v1|v2|spp"`.
+fn expected(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    let value = names.first().map_or("VALUE", |name| name.as_str());
+    format!("expected {} = \"{value}\"", key(arg))
 }
 
 fn key(arg: &Arg) -> &str {

@@ -4,70 +4,119 @@ use std::ffi::OsString;
 
 use super::UsageError;
 use truepeer_config::spec::defaults;
-use words::{COMMANDS, COMPAT, OTHERS};
+use truepeer_policy::PrefixSet;
+use words::find;
 
+mod behind;
 mod unknown;
+mod value;
 mod words;
 
-pub(crate) use unknown::{unknown, usual};
+pub(crate) use behind::behind_the_program;
+pub(crate) use unknown::{explain, sharing_a_word};
+pub(crate) use value::meant;
+pub(crate) use words::key;
 
 /// Commands with a file, which `-c` names.
 const WITH_FILE: [&str; 7] = ["serve", "check", "reload", "upgrade", "status", "sessions", "top"];
-
-/// Options for the backend that other programs have.
-const BACKEND: [&str; 6] = ["backend", "target", "to", "upstream", "destination", "forward"];
 
 /// Refuses words of other programs, and says what to type instead.
 pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
     let words: Vec<&str> = argv.iter().skip(1).map_while(|word| word.to_str()).collect();
     let refused = |typed: &str, expected: &str, instead: &str| {
-        Err(UsageError::Options(format!("{typed}: {expected}; type: {instead}")))
+        Err(UsageError::Options(words::saying(typed, expected, instead)))
     };
     let Some((&first, rest)) = words.split_first() else { return Ok(()) };
-    if let Some((_, instead)) = COMMANDS.iter().find(|(names, _)| names.contains(&first)) {
-        return refused(first, "no command of truepeer", instead);
+    if let Some((_, instead)) = find("COMMAND", &[first]) {
+        return refused(first, "no command of truepeer", &instead);
     }
     if let ("-c" | "--config", [file, command, ..]) = (first, rest) {
         return refused(first, "expected after the command", &format!("truepeer {command} -c {file}"));
     }
-    let is_command = |word: &&&str| super::command().find_subcommand(**word).is_some();
-    if first.starts_with('-')
-        && !["-h", "-V", "--help", "--version"].contains(&first)
-        && let Some(command) = rest.iter().find(is_command)
-    {
-        return refused(first, "expected after the command", &format!("truepeer {command} {first} …"));
+    let is_long = |word: &&&str| word.starts_with(['—', '–', '−']);
+    if let Some(word) = words.iter().take_while(|word| **word != "--").find(is_long) {
+        let name = word.trim_start_matches(['—', '–', '−', '-']);
+        let dashes = if name.chars().count() > 1 { "--" } else { "-" };
+        return refused(word, "its dash is a long one", &format!("{dashes}{name}"));
     }
-    if COMPAT.contains(&first) {
-        return refused(first, "no command of truepeer", &format!("truepeer --compat {first} OPTIONS"));
+    let all = super::command();
+    let is_command = |word: &&&str| all.find_subcommand(**word).is_some();
+    let lower = first.to_lowercase();
+    if !is_command(&&first) && is_command(&&lower.as_str()) {
+        return refused(first, "no command of truepeer", &format!("truepeer {lower} {}", rest.join(" ")));
+    }
+    // The words of `run` and `connect` may be programs.
+    if let (Some(way), Some(second)) = (all.find_subcommand(first), rest.first())
+        && !["run", "connect", "completion"].contains(&first)
+        && way.find_subcommand(second).is_none()
+        && is_command(&second)
+    {
+        return refused(second, "expected one command", &format!("truepeer {}", rest.join(" ")));
+    }
+    if first.starts_with('-') && !["-h", "-V", "--help", "--version"].contains(&first) {
+        if let Some((typed, instead)) = find("START", &words).filter(|(typed, _)| *typed == first) {
+            return refused(typed, "not a word of truepeer", &instead);
+        }
+        if let Some(command) = rest.iter().find(is_command) {
+            return refused(first, "expected after the command", &format!("truepeer {command} {first} …"));
+        }
+        if let Some(command) = unknown::with_most(&all, &words) {
+            return refused(
+                first,
+                "expected a command before it",
+                &format!("truepeer {command} {}", words.join(" ")),
+            );
+        }
+    }
+    if is_address(first) {
+        let backend = rest.iter().find(|word| is_address(word)).unwrap_or(&"127.0.0.1:443");
+        let instead = format!("truepeer proxy -l {first} {}", to("proxy", backend));
+        return refused(first, "expected a command before an address", &instead);
+    }
+    if first.contains('/') || first.ends_with(".toml") {
+        return refused(first, "expected a command before a file", &format!("truepeer serve -c {first}"));
     }
     if let ("status", [port, ..]) = (first, rest)
         && is_number(port)
     {
         return refused(port, "expected no port here", &format!("truepeer doctor {port}"));
     }
-    if let ("sessions", ["--kill", client, ..]) = (first, rest)
-        && !client.starts_with('-')
+    if let ("status" | "reload", [unit]) = (first, rest)
+        && !unit.starts_with('-')
+        && (unit.ends_with(".service") || !unit.contains(['.', '/']))
     {
+        let instead = format!("truepeer {first}; of a unit: systemctl {first} {unit}");
+        return refused(unit, "expected nothing behind the command", &instead);
+    }
+    if let ("sessions", ["--kill", client, ..] | [client, ..]) = (first, rest)
+        && client.starts_with(|c: char| c.is_ascii_hexdigit())
+        && (client.contains(':') || client.split('.').count() == 4)
+    {
+        let kill = if rest.contains(&"--kill") { " --kill" } else { "" };
         return refused(
             client,
             "expected --client before it",
-            &format!("truepeer sessions --client {client} --kill"),
+            &format!("truepeer sessions --client {client}{kill}"),
         );
     }
     if let ("attach", [action @ ("remove" | "add")]) = (first, rest) {
         return refused(action, "expected ports", &format!("truepeer attach {action} --port 443"));
     }
-    if let ("attach", ["remove", port, ..]) = (first, rest)
+    if let ("attach", [action @ ("remove" | "add"), port, ..]) = (first, rest)
         && port.starts_with(|c: char| c.is_ascii_digit())
     {
-        return refused(port, "expected an option", &format!("truepeer attach remove --port {port}"));
+        return refused(port, "expected an option", &format!("truepeer attach {action} --port {port}"));
     }
-    if let ("attach", ["status", "-p" | "--port", port, ..]) = (first, rest) {
+    if let ("attach", ["status", "-p" | "--port", port, ..] | ["status", port]) = (first, rest)
+        && port.starts_with(|c: char| c.is_ascii_digit())
+    {
         let instead = format!("truepeer attach status, or truepeer doctor {port}");
-        return refused("--port", "status shows all ports", &instead);
+        return refused(port, "status shows all ports", &instead);
     }
-    if let ("attach", ["detach", "--port", port, ..]) = (first, rest) {
-        return refused("--port", "detach takes all ports", &format!("truepeer attach remove --port {port}"));
+    if let ("attach", ["detach", "--port", port, ..] | ["detach", port]) = (first, rest)
+        && port.starts_with(|c: char| c.is_ascii_digit())
+    {
+        return refused(port, "detach takes all ports", &format!("truepeer attach remove --port {port}"));
     }
     if let ("attach", ["--port", port, sender, ..]) = (first, rest)
         && sender.starts_with(|c: char| c.is_ascii_hexdigit())
@@ -82,20 +131,20 @@ pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
     if let Some((typed, expected, instead)) = misshapen(first, rest) {
         return refused(typed, expected, &instead);
     }
-    if let Some((typed, instead)) = OTHERS.iter().find_map(|other| other.find(first, rest)) {
+    // Where the program of `run` begins, only clap knows.
+    if let Some((typed, instead)) = find(first, rest).filter(|_| !["run", "connect"].contains(&first)) {
         return refused(typed, "not a word of this command", &instead);
     }
-    let option = |word: &str, names: &[&str]| {
-        let name = word.strip_prefix("--").unwrap_or_default();
-        let (name, value) = name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value)));
-        names.contains(&name).then(|| value.map(str::to_owned))
-    };
     match (first, rest) {
-        (command, [file, ..]) if WITH_FILE.contains(&command) && !file.starts_with('-') => refused(
-            file,
-            "expected -c before a file",
-            &format!("truepeer {command} -c {file} (without -c it is {})", defaults::CONFIG),
-        ),
+        (command, [file, ..]) if WITH_FILE.contains(&command) && (file == &"-" || !file.starts_with('-')) => {
+            let path = if file == &"-" { "/dev/stdin" } else { file };
+            let usual = defaults::CONFIG;
+            refused(
+                file,
+                "expected -c before a file",
+                &format!("truepeer {command} -c {path} (without -c it is {usual})"),
+            )
+        }
         ("connect", [to, ..]) if is_address(to) => {
             refused(to, "expected a program", &format!("truepeer connect --to {to} -- COMMAND"))
         }
@@ -108,35 +157,13 @@ pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
             &format!("truepeer doctor --try {}", to("proxy", backend)),
         ),
         ("proxy" | "https", [listen, more @ ..]) if is_address(listen) || is_number(listen) => {
-            let backend = more.first().filter(|word| is_address(word)).unwrap_or(&"127.0.0.1:443");
+            let backend = more.iter().find(|word| is_address(word)).unwrap_or(&"127.0.0.1:443");
             let colon = if is_number(listen) { ":" } else { "" };
             refused(
                 listen,
                 "expected an option before an address",
                 &format!("truepeer {first} -l {colon}{listen} {}", to(first, backend)),
             )
-        }
-        ("proxy" | "https", _) => {
-            for (place, word) in rest.iter().enumerate().take_while(|(_, word)| **word != "--") {
-                let next = rest.get(place + 1).copied();
-                if let Some(value) = option(word, &BACKEND) {
-                    let value = value.as_deref().or(next).unwrap_or("127.0.0.1:443");
-                    return refused(
-                        word,
-                        "no option of this command",
-                        &format!("truepeer {first} … {}", to(first, value)),
-                    );
-                }
-                if let Some(value) = option(word, &["port"]) {
-                    let value = value.as_deref().or(next).unwrap_or("8443");
-                    return refused(
-                        word,
-                        "no option of this command",
-                        &format!("truepeer {first} … -l :{value}"),
-                    );
-                }
-            }
-            Ok(())
         }
         _ => Ok(()),
     }
@@ -147,6 +174,19 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
     let end = rest.iter().position(|word| *word == "--").unwrap_or(rest.len());
     let rest = &rest[..end];
     let of_pair = |pair: &[&'a str]| match (command, pair) {
+        ("proxy" | "https", &["-l" | "--listen", pair]) => {
+            let (listen, backend) = pair.split_once(':').filter(|(listen, _)| is_number(listen))?;
+            let backend =
+                if is_number(backend) { format!("127.0.0.1:{backend}") } else { backend.to_owned() };
+            let backend = to(command, &backend);
+            Some((pair, "expected an address before the port", format!("-l :{listen} {backend}")))
+        }
+        ("ban", &[client, time]) if client.contains(['.', ':']) && is_time(time) => {
+            Some((time, "expected an option before it", format!("truepeer ban {client} --for {time}")))
+        }
+        ("doctor", &["-p", port]) if is_number(port) => {
+            Some((port, "expected no option before a port", format!("truepeer doctor {port}")))
+        }
         ("proxy" | "https", &["-c", file]) if file.contains('/') || file.ends_with(".toml") => {
             Some((file, "a file is for serve", format!("truepeer serve -c {file}")))
         }
@@ -155,28 +195,25 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
             "expected the number of a container's process",
             format!("--pid \"$(pidof -s {name})\", or --container NAME; for a server of this host neither"),
         )),
-        ("proxy", &[option @ ("-4" | "-6" | "--ipv4" | "--ipv6"), url]) => {
-            let (_, host) = url.split_once("://")?;
-            let host = host.split('/').next().unwrap_or(host);
-            Some((url, "expected HOST:PORT, not a URL", format!("{option} {host}")))
+        ("proxy", &["-a" | "--allowed-subnets", prefix]) if prefix.parse::<PrefixSet>().is_ok() => {
+            Some((prefix, "expected a file behind --allowed-subnets", format!("--allow {prefix}")))
+        }
+        ("attach", &["--container", container]) => {
+            let (name, port) = container.rsplit_once(':').filter(|(_, port)| is_number(port))?;
+            let port = if rest.contains(&"--port") { String::new() } else { format!(" --port {port}") };
+            Some((container, "expected a name, without a port", format!("--container {name}{port}")))
         }
         _ => None,
     };
     let of_three = |three: &[&'a str]| match (command, three) {
-        ("attach", &["--port", port, other]) if is_number(port) && is_number(other) => {
-            Some((other, "expected the ports in one word", format!("--port {port},{other}")))
+        (_, &[option, sign @ "=", value]) if option.starts_with('-') => {
+            Some((sign, "expected no blanks beside it", format!("{option}={value}")))
         }
         ("proxy" | "https", &["--tls-cert", cert, key]) if !cert.starts_with('-') && is_file(key) => {
             Some((key, "expected an option before it", format!("--tls-cert {cert} --tls-key {key}")))
         }
         ("connect", &["--to", host, port]) if is_number(port) && !is_address(host) => {
             Some((port, "expected the port behind its host", format!("--to {host}:{port}")))
-        }
-        (
-            "proxy" | "https",
-            &[option @ ("-l" | "--listen" | "-4" | "-6" | "--ipv4" | "--ipv6"), host, port],
-        ) if is_number(port) && !is_address(host) && !host.starts_with('-') => {
-            Some((port, "expected the port behind its host", format!("{option} {host}:{port}")))
         }
         _ => None,
     };
@@ -186,6 +223,11 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
 /// `site.key`, not an option or an address.
 fn is_file(word: &str) -> bool {
     !word.starts_with('-') && !is_address(word) && word.contains(['.', '/'])
+}
+
+/// `1h`.
+fn is_time(word: &str) -> bool {
+    word.strip_suffix(['s', 'm', 'h', 'd']).is_some_and(is_number)
 }
 
 fn is_number(word: &str) -> bool {

@@ -122,7 +122,7 @@ impl ListenerConfig {
         let is_shared = key.copy > 0 && address.port() != 0;
         let is_site = has_sites && same().all(is_site);
         if is_shared && !is_site {
-            problems.add(Problem::ListenTwice(address));
+            problems.add(Problem::ListenTwice { listener: address, is_proxy: !has_sites });
         } else if is_shared {
             // What sites can't share is found below.
         } else if let Some(other) = beside

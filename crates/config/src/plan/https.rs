@@ -164,8 +164,10 @@ fn senders(spec: &HttpsSpec) -> Result<SendersConfig, Problem> {
 fn acme(spec: &HttpsSpec) -> Result<AcmeConfig, Problem> {
     let config = AcmeConfig::of(&spec.authority)?;
     if spec.acme.is_empty() {
-        let given = config != AcmeConfig::default();
-        return if given { Err(Problem::needs("acme-directory", "acme", "NAME")) } else { Ok(config) };
+        return match spec.authority.given() {
+            Some(option) => Err(Problem::needs(option, "acme", "NAME")),
+            None => Ok(config),
+        };
     }
     if spec.stack.stack.unwrap_or_default() == Stack::Vpp {
         return Err(Problem::at(

@@ -44,8 +44,11 @@ pub enum Problem {
         OptionName("listen").to_string() + " " + &listener.to_string()
     )]
     Loop { place: OptionName, backend: BackendAddr, listener: SocketAddr },
-    #[error("--listen {0} is given twice; for several sockets on one address use --listeners")]
-    ListenTwice(SocketAddr),
+    #[error(
+        "--listen {listener} is given twice; leave one out{}",
+        if *.is_proxy { "; for several sockets on one address: --listeners N" } else { "" }
+    )]
+    ListenTwice { listener: SocketAddr, is_proxy: bool },
     #[error("--listen {0}: --listen {1} has this port of all addresses; leave one of the two out")]
     ListenWithin(SocketAddr, SocketAddr),
     #[error("no listener: expected at least one --listen ADDR")]
@@ -153,6 +156,7 @@ fn expected(error: &ConfigError) -> String {
         Subject::OriginKeyBesideCertificate => {
             format!("; name the key's file with {} FILE", OptionName("origin-key"))
         }
+        _ if error.to_string().contains("Is a directory") => "; expected a file in it".to_owned(),
         _ => String::new(),
     }
 }
@@ -185,7 +189,7 @@ impl Problem {
             | Self::Device { place, name, .. }
             | Self::NoAddress { place, name } => (*place, Some(name.clone())),
             Self::Loop { place, backend, .. } => (*place, Some(backend.to_string())),
-            Self::ListenTwice(listener) | Self::ListenWithin(listener, _) => {
+            Self::ListenTwice { listener, .. } | Self::ListenWithin(listener, _) => {
                 (OptionName("listen"), Some(listener.to_string()))
             }
             Self::NoListener => (OptionName("listen"), None),

@@ -71,7 +71,7 @@ fn refuse_unlike(one: &ListenerConfig, other: &ListenerConfig) -> Result<(), Pro
                 "without TLS, sites can share an address only for --on-http redirect to the same port",
             ));
         }
-        _ => return Err(Problem::ListenTwice(one.bind)),
+        _ => return Err(Problem::ListenTwice { listener: one.bind, is_proxy: false }),
     }
     let unknown = |config: &ListenerConfig| config.http.as_ref().and_then(|http| http.unknown_host);
     let timeout = |config: &ListenerConfig| config.tls.as_ref().map(|tls| tls.timeout);

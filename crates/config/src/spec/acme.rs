@@ -25,6 +25,22 @@ pub struct AcmeSpec {
     pub(crate) acme_ca: Option<PathBuf>,
 }
 
+impl AcmeSpec {
+    /// The first option that is given, by its long name.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let Self { acme_directory, acme_email, acme_state, acme_eab_id, acme_eab_key, acme_ca } = self;
+        let given = [
+            ("acme-directory", acme_directory.is_some()),
+            ("acme-email", acme_email.is_some()),
+            ("acme-state", acme_state.is_some()),
+            ("acme-eab-id", acme_eab_id.is_some()),
+            ("acme-eab-key", acme_eab_key.is_some()),
+            ("acme-ca", acme_ca.is_some()),
+        ];
+        given.into_iter().find(|(_, is_given)| *is_given).map(|(name, _)| name)
+    }
+}
+
 /// `[acme]`: the same.
 #[derive(Debug, Clone, Default, Args)]
 pub struct AcmeTable {
@@ -97,6 +113,12 @@ pub(super) fn name(text: &str) -> Result<String, String> {
     if name.starts_with('*') {
         return Err(
             "authorities check wildcards by DNS alone, which truepeer can't answer; expected names, such as www.site.example"
+                .to_owned(),
+        );
+    }
+    if !name.contains('.') {
+        return Err(
+            "expected a name that is in DNS, such as www.site.example; for a first try --tls-cert self"
                 .to_owned(),
         );
     }

@@ -1,7 +1,7 @@
 //! Addresses as users write them, host names included.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -57,11 +57,8 @@ impl FromStr for HostPort {
     }
 }
 
-/// What is wrong with a list, or with a number in the place of a port.
-fn about(text: &str) -> String {
-    if text.contains(',') {
-        return "; one for each option".to_owned();
-    }
+/// What is wrong with a number in the place of a port.
+pub(super) fn about(text: &str) -> String {
     let port = text.rsplit(':').next().unwrap_or_default();
     let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     if is_number && port.parse::<u16>().is_err() { format!("; {port} is above 65535") } else { String::new() }
@@ -157,6 +154,11 @@ fn split(text: &str) -> Option<(&str, u16)> {
         None if host.contains([':', ']', ' ', '/']) => return None,
         None => host,
     };
+    // `8080:80`, as Docker has it, or 300.1.1.1: no host's name.
+    let is_number = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if is_number && [0, 3].contains(&host.matches('.').count()) && host.parse::<Ipv4Addr>().is_err() {
+        return None;
+    }
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     Some((host, if digits { port.parse().ok()? } else { return None }))
 }
@@ -232,7 +234,7 @@ impl FromStr for AdminAddr {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.contains('/') || text.starts_with('.') {
+        if (text.contains('/') || text.starts_with('.')) && !text.contains("://") {
             return Ok(Self::Unix(text.into()));
         }
         let wrong =

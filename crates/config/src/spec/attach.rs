@@ -43,7 +43,7 @@ pub struct AttachSpec {
     pub(crate) max_flows: Option<NonZeroU32>,
     #[arg(long, value_parser = values::count::<NonZeroU32>)]
     pub(crate) max_udp_flows: Option<NonZeroU32>,
-    #[arg(long)]
+    #[arg(long, value_parser = device)]
     pub dev: Vec<String>,
     #[arg(long, conflicts_with = "unit")]
     pub cgroup: Option<PathBuf>,
@@ -209,4 +209,9 @@ fn unshowable(text: &str) -> Result<Unshowable, &'static str> {
         "refuse" => Ok(Unshowable::Refuse),
         _ => Err("expected show-sender or refuse"),
     }
+}
+/// A device's name, or all.
+fn device(text: &str) -> Result<String, &'static str> {
+    let is_name = !text.is_empty() && !text.contains([',', ' ', '/']);
+    if is_name { Ok(text.to_owned()) } else { Err("expected the name of a device, such as eth0, or all") }
 }

@@ -94,7 +94,11 @@ fn why(text: &str) -> Result<String, String> {
 fn time(text: &str) -> Result<Duration, String> {
     let days = text.strip_suffix('d').and_then(|days| days.parse::<u64>().ok());
     let days = days.and_then(|days| days.checked_mul(86_400)).filter(|seconds| *seconds > 0);
-    days.map_or_else(|| values::positive_duration(text), |seconds| Ok(Duration::from_secs(seconds)))
+    let other = || {
+        let days = "or days (7d); without it the ban lasts until unban";
+        values::positive_duration(text).map_err(|error| format!("{error}, {days}"))
+    };
+    days.map_or_else(other, |seconds| Ok(Duration::from_secs(seconds)))
 }
 
 fn port(text: &str) -> Result<NonZeroU16, String> {

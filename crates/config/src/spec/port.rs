@@ -5,6 +5,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use super::address::about;
+
 /// TCP ports: `443`, `80,443`, `8000-8010`, `https`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ports(pub(crate) Vec<u16>);
@@ -113,16 +115,18 @@ fn range(text: &str, protocol: &str) -> Result<RangeInclusive<u16>, String> {
         return Ok(port..=port);
     }
     let range = text.split_once('-').and_then(|(first, last)| Some(number(first)?..=number(last)?));
-    range.filter(|range| !range.is_empty()).ok_or_else(wrong)
+    range.filter(|range| !range.is_empty()).ok_or_else(|| wrong(text))
 }
 
 fn one(text: &str) -> Result<u16, String> {
-    number(text).or_else(|| service(text, "udp")).ok_or_else(wrong)
+    number(text).or_else(|| service(text, "udp")).ok_or_else(|| wrong(text))
 }
 
-fn wrong() -> String {
-    "expected a port such as 443, several (80,443), a range (8000-8010), a service's name (https) or, with attach, 53/udp"
-        .to_owned()
+fn wrong(text: &str) -> String {
+    let about = about(text);
+    format!(
+        "expected a port such as 443, several (80,443), a range (8000-8010), a service's name (https) or, with attach, 53/udp{about}"
+    )
 }
 
 fn number(text: &str) -> Option<u16> {

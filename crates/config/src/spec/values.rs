@@ -164,10 +164,13 @@ impl FromStr for PrefixesOrFile {
         }
         let mut all = PrefixSet::new();
         for part in text.split(',').map(str::trim) {
+            if ["0.0.0.0", "::"].contains(&part) {
+                return Err(format!("{part} is nobody's address; expected any for every address"));
+            }
             let prefixes: PrefixSet = part.parse().map_err(|_| {
                 let of = if part == text { String::new() } else { format!("{part:?}: ") };
                 let hint = match part {
-                    file if Path::new(file).is_file() => format!("; did you mean ./{file}?"),
+                    file if is_list(file) => format!("; did you mean ./{file}?"),
                     name if is_host_name(name) => {
                         format!("; names are not looked up: type the addresses of `getent ahosts {name}`")
                     }
@@ -182,6 +185,12 @@ impl FromStr for PrefixesOrFile {
         }
         Ok(Self::Prefixes(Box::new(all)))
     }
+}
+
+/// A file that is there, or a name as lists have.
+fn is_list(word: &str) -> bool {
+    let endings = [".txt", ".list", ".lst", ".conf", ".csv"];
+    Path::new(word).is_file() || endings.iter().any(|ending| word.ends_with(ending))
 }
 
 /// `lb.example.com`.
@@ -233,6 +242,12 @@ impl FromStr for HeaderOption {
 /// `-4` and `-6` of `proxy`: HOST:PORT, or HOST, as port 0, which stands for the port that a connection came
 /// to.
 pub(super) fn backend(text: &str) -> Result<HostPort, String> {
+    let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
+    if ["0.0.0.0", "[::]"].contains(&host) {
+        return Err(format!(
+            "{host} is for listening; expected the address of one host, such as 127.0.0.1:443"
+        ));
+    }
     let in_brackets = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let bare = in_brackets.unwrap_or(text);
     // Without brackets ::1:443 could be either.

@@ -1,0 +1,72 @@
+//! The words behind a program that `run` and `connect` start.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::UsageError;
+
+/// Options that no usual program has: behind the program they would go to it, and truepeer would use its
+/// defaults.
+const OURS: [&str; 9] = [
+    "--allow",
+    "--allow-claims",
+    "--deny-clients",
+    "--header-timeout",
+    "--header-wait",
+    "--header-max",
+    "--sender",
+    "--via",
+    "--send-proxy",
+];
+
+/// Refuses options of truepeer behind the program, unless `--` stands before it or the option also stands
+/// there; and a whole command line in one word.
+pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Result<(), UsageError> {
+    let before = &argv[..argv.len().saturating_sub(program.len())];
+    let shown = |words: &[OsString]| {
+        words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    };
+    if let [line] = program
+        && let Some(text) = line.to_str().filter(|text| text.contains(' '))
+        && !Path::new(line).exists()
+    {
+        let before = shown(before.strip_suffix(&["--".into()]).unwrap_or(before));
+        return Err(UsageError::Options(format!(
+            "{text:?}: one word, so the name of one program; type without quotes: {before} -- {text}"
+        )));
+    }
+    if before.last().is_some_and(|word| word == "--") {
+        let option = program.first().filter(|word| word.as_encoded_bytes().starts_with(b"-"));
+        return option.map_or(Ok(()), |option| {
+            let option = option.to_string_lossy();
+            Err(UsageError::Options(format!(
+                "{option}: expected a program behind --; options come before --"
+            )))
+        });
+    }
+    let name = |word: &OsString| word.to_str().map(|word| word.split('=').next().unwrap_or(word).to_owned());
+    let given: Vec<String> = before.iter().filter_map(name).collect();
+    let is_ours =
+        |word: &OsString| name(word).filter(|name| OURS.contains(&name.as_str()) && !given.contains(name));
+    let Some((place, option)) =
+        program.iter().enumerate().find_map(|(place, word)| Some((place, is_ours(word)?)))
+    else {
+        return Ok(());
+    };
+    let is_alone = program[place].to_str().is_some_and(|word| word.contains('='));
+    let end = program.len().min(place + if is_alone { 1 } else { 2 });
+    let rest = [&program[..place], &program[end..]].concat();
+    let (before, options) = (shown(before), shown(&program[place..end]));
+    Err(UsageError::Options(format!(
+        "{option}: expected before the program; type: {before} {options} -- {} (if it is the program's own option: \
+         {before} -- {})",
+        shown(&rest),
+        shown(program),
+    )))
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+[]".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{word}'") }
+}
