@@ -102,11 +102,11 @@ fn repaired(value: &str) -> Option<String> {
         return None;
     }
     let is_quoted = value.contains(['"', '\'', '“', '”']);
-    let is_list = value.starts_with('[') || value.contains(',') || (value.contains(' ') && !is_quoted);
+    let is_list = value.starts_with(['[', '(']) || value.contains(',') || (value.contains(' ') && !is_quoted);
     if !is_list {
         return Some(if value.matches('"').count() > 2 { ONE_A_LINE.to_owned() } else { word(value) });
     }
-    let inner = value.trim_matches(['[', ']']);
+    let inner = value.trim_matches(['[', ']', '(', ')']);
     let words = inner.split([',', ' ']).map(str::trim).filter(|part| !part.is_empty()).map(word);
     Some(format!("[{}]", words.collect::<Vec<_>>().join(", ")))
 }

@@ -19,6 +19,9 @@ const OURS: [&str; 9] = [
     "--send-proxy",
 ];
 
+/// Options that stand beside them, but that programs have, too.
+const OFTEN: [&str; 3] = ["--header", "--port", "--listen"];
+
 /// Refuses options of truepeer behind the program, unless `--` stands before it or the option also stands
 /// there; and a whole command line in one word.
 pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Result<(), UsageError> {
@@ -36,13 +39,14 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
         )));
     }
     if before.last().is_some_and(|word| word == "--") {
-        let option = program.first().filter(|word| word.as_encoded_bytes().starts_with(b"-"));
-        return option.map_or(Ok(()), |option| {
-            let option = option.to_string_lossy();
-            Err(UsageError::Options(format!(
-                "{option}: expected a program behind --; options come before --"
-            )))
-        });
+        let option = program.first().and_then(|word| word.to_str()).unwrap_or_default();
+        return match OURS.contains(&option.split('=').next().unwrap_or_default()) {
+            true => {
+                let text = format!("{option}: expected a program behind --; options come before --");
+                Err(UsageError::Options(text))
+            }
+            false => Ok(()),
+        };
     }
     let name = |word: &OsString| word.to_str().map(|word| word.split('=').next().unwrap_or(word).to_owned());
     let given: Vec<String> = before.iter().filter_map(name).collect();
@@ -53,8 +57,14 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
     else {
         return Ok(());
     };
-    let is_alone = program[place].to_str().is_some_and(|word| word.contains('='));
-    let end = program.len().min(place + if is_alone { 1 } else { 2 });
+    // And the options right behind it.
+    let mut end = place;
+    while let Some(word) = program.get(end).and_then(|word| word.to_str())
+        && (is_ours(&program[end]).is_some() || OFTEN.contains(&word.split('=').next().unwrap_or(word)))
+    {
+        end += if word.contains('=') { 1 } else { 2 };
+    }
+    let end = end.min(program.len());
     let rest = [&program[..place], &program[end..]].concat();
     let (before, options) = (shown(before), shown(&program[place..end]));
     Err(UsageError::Options(format!(
@@ -68,5 +78,9 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
 /// A word as a shell takes it.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+[]".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("'{word}'") }
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }

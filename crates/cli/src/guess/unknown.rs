@@ -67,11 +67,13 @@ fn unknown(
             }
             let suggested =
                 text(error, ContextKind::SuggestedArg).and_then(|meant| main_name(command, meant));
-            if let Some(meant) = suggested.filter(|meant| is_like(&typed, meant)) {
+            let by_part = find_by_part(name, &typed).filter(|_| typed.starts_with("--"));
+            let least = if by_part.is_some() { 0.93 } else { 0.85 };
+            if let Some(meant) = suggested.filter(|meant| is_like(&typed, meant, least)) {
                 error.insert(ContextKind::SuggestedArg, ContextValue::String(format!("--{meant}")));
                 return None;
             }
-            if let Some(instead) = find_by_part(name, &typed).filter(|_| typed.starts_with("--")) {
+            if let Some(instead) = by_part {
                 return Some(saying(&typed, "not a word of this command", &instead));
             }
             let more = format!("more: truepeer {name} --help");
@@ -99,7 +101,8 @@ fn unknown(
         }
         ErrorKind::InvalidSubcommand => {
             let typed = text(error, ContextKind::InvalidSubcommand)?;
-            if text(error, ContextKind::SuggestedSubcommand).is_some_and(|meant| is_like(typed, meant)) {
+            if text(error, ContextKind::SuggestedSubcommand).is_some_and(|meant| is_like(typed, meant, 0.85))
+            {
                 return None;
             }
             Some(format!(
@@ -266,7 +269,8 @@ fn tip(error: &clap::Error, command: &Command, examples: &[String]) -> Option<St
                 return Some(format!("the option is --{typed}"));
             }
             let Some(words) = meant(command, name, typed) else {
-                return typed.contains(',').then(|| "expected one value, not a list".to_owned());
+                let is_list = typed.contains(',') && typed.split(',').all(|part| takes(command, name, part));
+                return is_list.then(|| "expected one value, not a list".to_owned());
             };
             let is_option = option.starts_with('-');
             let words =
@@ -282,6 +286,7 @@ fn tip(error: &clap::Error, command: &Command, examples: &[String]) -> Option<St
         ErrorKind::ArgumentConflict => {
             let prior = text(error, ContextKind::PriorArg)?.split(' ').next()?;
             let tip = match prior == option {
+                true if !["--ipv4", "--ipv6"].contains(&option) => "give it once",
                 true => "give it once; listeners with other settings are entries of a file: truepeer serve",
                 false => "leave one of the two out",
             };
@@ -291,8 +296,8 @@ fn tip(error: &clap::Error, command: &Command, examples: &[String]) -> Option<St
     }
 }
 
-/// Whether one is a part of the other, or nearly the same.
-fn is_like(typed: &str, meant: &str) -> bool {
+/// Whether one is a part of the other, or they are alike: at least so, from 0 to 1.
+fn is_like(typed: &str, meant: &str, least: f64) -> bool {
     let (typed, meant) = (typed.trim_start_matches('-'), meant.trim_start_matches('-'));
-    meant.contains(typed) || typed.contains(meant) || strsim::jaro_winkler(typed, meant) > 0.85
+    meant.contains(typed) || typed.contains(meant) || strsim::jaro_winkler(typed, meant) > least
 }

@@ -26,11 +26,11 @@ pub struct AcmeSpec {
 }
 
 impl AcmeSpec {
-    /// The first option that is given, by its long name.
+    /// The first option that is given, by its long name. The usual authority needs no name.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let Self { acme_directory, acme_email, acme_state, acme_eab_id, acme_eab_key, acme_ca } = self;
         let given = [
-            ("acme-directory", acme_directory.is_some()),
+            ("acme-directory", acme_directory.as_ref().is_some_and(|one| *one != AcmeDirectory::default())),
             ("acme-email", acme_email.is_some()),
             ("acme-state", acme_state.is_some()),
             ("acme-eab-id", acme_eab_id.is_some()),

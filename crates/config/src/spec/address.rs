@@ -151,7 +151,7 @@ fn split(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let host = match host.strip_prefix('[') {
         Some(inner) => inner.strip_suffix(']').filter(|inner| inner.contains(':'))?,
-        None if host.contains([':', ']', ' ', '/']) => return None,
+        None if host.contains([':', ']', ' ', '/', ',']) => return None,
         None => host,
     };
     // `8080:80`, as Docker has it, or 300.1.1.1: no host's name.
