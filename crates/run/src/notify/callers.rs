@@ -97,7 +97,8 @@ pub(super) fn signal_owners(callers: &[Caller]) -> bool {
             continue;
         }
         let socket = descriptor_of(caller.process, caller.number);
-        if socket.is_ok_and(|socket| signal_owner(socket.as_fd(), caller.number) == Ok(true)) {
+        if socket.is_ok_and(|socket| signal_owner(socket.as_fd(), caller.process, caller.number) == Ok(true))
+        {
             told.insert(caller.socket);
         }
     }

@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::time::Instant;
 
 use rustix::io::Errno;
+use rustix::process::getpid;
 use truepeer_handover::{ListenerAddr, Reminded, SocketId, epolls_of, remind, ringing_socket};
 use truepeer_sys::marked;
 use truepeer_sys::owner::signal_owner;
@@ -78,8 +79,9 @@ impl Waiter {
         let listeners: Vec<_> = ours::with_a_passing_descriptor(|| listeners::at(listener).collect());
         // If the program has taken its number, it is opened again by the next start.
         bell::ring(listeners.iter().map(|(number, _)| *number));
+        let own = getpid().as_raw_nonzero().get();
         for (number, _) in &listeners {
-            let signal = || ours::inspect(*number, |fd| signal_owner(fd, *number).ok());
+            let signal = || ours::inspect(*number, |fd| signal_owner(fd, own, *number).ok());
             let _ = ours::with_a_passing_descriptor(signal);
             if asks {
                 // If there is no supervisor any more, this process's threads were woken all the same.
