@@ -122,7 +122,7 @@ impl Grammar {
         };
         let is_excluded = self.excluded.iter().any(|name| name == key);
         let meant = || self.meant(key).map(|meant| format!("did you mean `{meant}`?"));
-        let other = || guess::key(&self.name, key, value.as_str());
+        let other = || guess::key(&self.name, key, first_text(value));
         let near = || {
             let near = nearest(&typed(key), self.names())?;
             Some(format!("did you mean `{near}`?"))
@@ -168,6 +168,13 @@ impl Grammar {
         let named = self.keys().find(also).and_then(Arg::get_long);
         named.or_else(|| self.names().find(|long| *long == typed))
     }
+}
+
+/// A string or a number, or the first one of a list.
+fn first_text<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
+    let first = value.as_array().and_then(|values| Some(values.iter().next()?.get_ref()));
+    let one = first.unwrap_or(value);
+    one.as_str().or_else(|| Some(one.as_integer()?.as_str()))
 }
 
 /// A key as options are written.

@@ -21,7 +21,10 @@ pub(super) fn add(errors: &[Error], findings: &mut Findings) -> bool {
     errors.sort_by_key(|(span, _)| span.start);
     let (mut last, mut is_readable) = (None, true);
     for (span, message) in errors {
-        let line = findings.line(&span).split(" #").next().unwrap_or_default().trim().to_owned();
+        let line = findings.line(&span);
+        let line =
+            [" #", " ;", " //"].iter().fold(line, |line, start| line.split(start).next().unwrap_or(line));
+        let line = line.trim().to_owned();
         let before = findings.before_in_line(&span);
         let is_open = message.contains("between array elements") && before.trim().is_empty();
         let help = match message.as_str() {

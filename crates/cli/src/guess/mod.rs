@@ -151,6 +151,9 @@ pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
         ("doctor", [port, protocol @ ("tcp" | "udp"), ..]) => {
             refused(protocol, "expected it behind the port", &format!("truepeer doctor {port}/{protocol}"))
         }
+        ("doctor", [port, ..]) if port.strip_prefix(':').is_some_and(is_number) => {
+            refused(port, "expected a port alone", &format!("truepeer doctor {}", &port[1..]))
+        }
         ("doctor", [backend, ..]) if is_address(backend) => refused(
             backend,
             "expected a port, or an option before an address",
