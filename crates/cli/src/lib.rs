@@ -183,13 +183,17 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
             "attach {port}: expected an option; type: truepeer attach --port {port} --allow PREFIX"
         )));
     }
-    guess::refuse(&argv)?;
     let command = command();
+    let typed = argv.clone();
     let argv = match argv.get(1).and_then(|word| command.find_subcommand(word)) {
         Some(subcommand) => go_style::rewrite(argv, subcommand),
         None => argv,
     };
-    let matches = command.try_get_matches_from(&argv).map_err(|error| guess::explain(&argv, error))?;
+    let matches = command.try_get_matches_from(&argv);
+    // Help and the version are no mistakes, either.
+    let is_valid = matches.as_ref().err().is_none_or(|error| !error.use_stderr());
+    guess::refuse(&typed, is_valid)?;
+    let matches = matches.map_err(|error| guess::explain(&argv, error))?;
     match matches.subcommand() {
         Some((name @ ("proxy" | "https" | "attach"), matches)) if wants_file(matches) => print(name, matches),
         Some(("proxy", matches)) => {

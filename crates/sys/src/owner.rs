@@ -37,8 +37,8 @@ struct About {
 const SI_SIGIO: i32 = -5;
 
 /// Sends the signal that the kernel sends when the socket becomes readable; `number` is its descriptor in
-/// `process`. `false` if none is wanted, or if the owner is not this process or a thread of it: the caller may
-/// have more rights than a program, which could have any signal sent to anybody else.
+/// `process`. `false` if none is wanted, or if the owner is not this process or a thread of it: the caller
+/// may have more rights than a program, which could have any signal sent to anybody else.
 ///
 /// # Errors
 /// Those of fcntl(2); ESRCH if the owner has ended, EAGAIN if it has too many signals.

@@ -20,8 +20,8 @@ pub(crate) use words::key;
 /// Commands with a file, which `-c` names.
 const WITH_FILE: [&str; 7] = ["serve", "check", "reload", "upgrade", "status", "sessions", "top"];
 
-/// Refuses words of other programs, and says what to type instead.
-pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
+/// Refuses words of other programs, and says what to type instead. `is_valid`: all words are truepeer's own.
+pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError> {
     let words: Vec<&str> = argv.iter().skip(1).map_while(|word| word.to_str()).collect();
     let refused = |typed: &str, expected: &str, instead: &str| {
         Err(UsageError::Options(words::saying(typed, expected, instead)))
@@ -132,7 +132,14 @@ pub(super) fn refuse(argv: &[OsString]) -> Result<(), UsageError> {
         return refused(typed, expected, &instead);
     }
     // Where the program of `run` begins, only clap knows.
-    if let Some((typed, instead)) = find(first, rest).filter(|_| !["run", "connect"].contains(&first)) {
+    let innermost = rest.iter().fold(all.find_subcommand(first), |command, word| {
+        command.map(|command| command.find_subcommand(word).unwrap_or(command))
+    });
+    let is_own = |typed: &str| innermost.is_some_and(|command| unknown::has(command, typed));
+    if !is_valid
+        && !["run", "connect"].contains(&first)
+        && let Some((typed, instead)) = find(first, rest).filter(|(typed, _)| !is_own(typed))
+    {
         return refused(typed, "not a word of this command", &instead);
     }
     match (first, rest) {

@@ -131,4 +131,30 @@ mod tests {
         }
         assert!(words > 300, "{words}");
     }
+
+    /// Also behind the commands of a command (`attach detach --now`).
+    #[test]
+    fn no_option_of_any_command_is_taken_for_a_word_of_another_program() {
+        fn all_of(command: &clap::Command, path: &[String], lines: &mut Vec<Vec<String>>) {
+            for arg in command.get_arguments() {
+                let names = [
+                    arg.get_long().map(|name| format!("--{name}")),
+                    arg.get_short().map(|n| format!("-{n}")),
+                ];
+                lines.extend(names.into_iter().flatten().map(|name| [path, &[name]].concat()));
+            }
+            for inner in command.get_subcommands() {
+                all_of(inner, &[path, &[inner.get_name().to_owned()]].concat(), lines);
+            }
+        }
+        let mut lines = Vec::new();
+        all_of(&crate::command(), &["truepeer".to_owned()], &mut lines);
+        for line in &lines {
+            let argv: Vec<std::ffi::OsString> = line.iter().map(Into::into).collect();
+            let refused = crate::guess::refuse(&argv, false).err().map(|error| error.to_string());
+            let is_taken = refused.as_ref().is_some_and(|text| text.contains("not a word of"));
+            assert!(!is_taken, "{line:?}: {refused:?}");
+        }
+        assert!(lines.len() > 200, "{}", lines.len());
+    }
 }
