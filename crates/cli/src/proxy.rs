@@ -21,7 +21,7 @@ pub(super) const PAGE: Page = Page {
         ),
         example(
             "All ports of a range, redirected by TPROXY, each to its own backend port",
-            "truepeer proxy -l 0.0.0.0:25577 --listen-transparent -4 127.0.0.1 -6 ::1",
+            "truepeer proxy -l 0.0.0.0:25577 --listen-transparent -4 127.0.0.1 -6 [::1]",
         ),
         example(
             "TLS with clients that connect directly; the backend gets plain bytes",
