@@ -27,6 +27,21 @@ pub struct KernelState {
     pub programs: String,
 }
 
+/// A counter of the calling thread's network namespace, by its name in /proc/net/snmp or netstat.
+pub fn kernel_counter(name: &str) -> anyhow::Result<u64> {
+    for file in ["snmp", "netstat"] {
+        let table = fs::read_to_string(format!("/proc/thread-self/net/{file}"))?;
+        // A line of names is followed by that of their values.
+        let mut lines = table.lines().map(str::split_whitespace);
+        while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
+            if let Some((_, value)) = names.zip(values).find(|(found, _)| *found == name) {
+                return Ok(value.parse()?);
+            }
+        }
+    }
+    anyhow::bail!("the kernel has no counter {name}")
+}
+
 /// Removes the pin of a link and ends the link. The kernel ends a link whose last reference is a pin later,
 /// by a work queue; one whose last reference is a descriptor ends while that is closed.
 pub fn end_link(pin: &Path) -> anyhow::Result<()> {

@@ -3,10 +3,10 @@
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use truepeer_testbed::crowd::in_parallel;
 use truepeer_testbed::pattern::{Digest, Pattern};
-use truepeer_testbed::{Bed, Behaviour, Host, Program, Test, Topology, client, skip};
+use truepeer_testbed::{Bed, Behaviour, Host, Program, Test, Topology, client, kernel_counter, skip};
 
 use crate::kit::{attach_on, backend_on, converse, counter_on, header, longer_header, who};
 use crate::offloads::Offloads;
@@ -100,6 +100,7 @@ fn overtaken_packets_are_put_in_order(bed: &Bed) -> Result<()> {
     attach_on(bed, host, &["--port", "80"])?;
     let mut n = 0_u16;
     // How many are overtaken depends on chance and the machine's speed.
+    let out_of_order = |host: &Host| host.run(|| kernel_counter("TCPOFOQueue"))?;
     while n < 12 || out_of_order(lb)? < 20 || out_of_order(host)? < 20 {
         let client = format!("203.0.113.1:{}", 1000 + n);
         let header = if n.is_multiple_of(3) { longer_header(&client)? } else { header(&client)? };
@@ -115,15 +116,6 @@ tc qdisc add dev DEVICE root handle 1: htb default 1
 tc class add dev DEVICE parent 1: classid 1:1 htb rate 100gbit quantum 60000
 tc class add dev DEVICE parent 1: classid 1:2 htb rate 2mbit burst 1500 quantum 1500
 ";
-
-/// How many segments a host has received before one that precedes them.
-fn out_of_order(host: &Host) -> Result<u64> {
-    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))??;
-    let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
-    let (names, values) = (lines.next().context("names")?, lines.next().context("values")?);
-    let found = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "TCPOFOQueue");
-    Ok(found.context("TCPOFOQueue")?.1.parse()?)
-}
 
 /// Sends a header, whole or in two segments, and two megabytes. Returns a digest of the echo.
 fn echo_in_parts(to: SocketAddr, header: &[u8], split: bool) -> Result<String> {

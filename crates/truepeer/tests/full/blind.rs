@@ -12,7 +12,7 @@ use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::packets::{ACK, FIN, PSH, RST, SYN, Segment, Talker, Wire, timestamps};
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, client, kernel_counter, tests};
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 const DOOR: &str = "10.77.0.2:8443";
@@ -355,14 +355,7 @@ fn forwarded_connections_to_other_hosts_pass(bed: &Bed) -> Result<()> {
         .host
         .ip(&["route add 10.88.0.0/24 dev far", "neigh add 10.88.0.9 lladdr 02:00:00:00:01:01 dev far"])?;
     ground.wire.host.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1"))??;
-    // The names of its counters are on the line before.
-    let passed = || -> Result<u64> {
-        let table = ground.wire.host.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))??;
-        let mut lines = table.lines().filter_map(|line| line.strip_prefix("Ip: "));
-        let (names, values) = (lines.next().context("no Ip:")?, lines.next().context("no Ip:")?);
-        let at = names.split(' ').position(|name| name == "ForwDatagrams").context("no ForwDatagrams")?;
-        Ok(values.split(' ').nth(at).context("no number")?.parse()?)
-    };
+    let passed = || ground.wire.host.run(|| kernel_counter("ForwDatagrams"))?;
     let before = passed()?;
     let other =
         Talker::new(&ground.wire, "10.77.0.1:2000".parse()?, "10.88.0.9:8443".parse()?, 1).with_clock(5000);

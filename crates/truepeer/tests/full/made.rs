@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::pattern::{Digest, Pattern};
-use truepeer_testbed::{Bed, Behaviour, Test, Topology, client as sender, tests, wait_for};
+use truepeer_testbed::{Bed, Behaviour, Test, Topology, client as sender, kernel_counter, tests, wait_for};
 
 use crate::stand::{Stand, client, echo, header, header_v1};
 
@@ -150,18 +150,9 @@ fn a_backend_that_answers_by_cookies_gets_what_it_asks_for(bed: &Bed) -> Result<
         }
         stand.wait_made(made)?;
     }
-    let cookies = far.run(received_cookies)??;
+    let cookies = far.run(|| kernel_counter("SyncookiesRecv"))??;
     ensure!(cookies >= made, "the backend has taken {cookies} cookies only");
     Ok(())
-}
-
-/// SYN cookies that have come back, on this host.
-fn received_cookies() -> Result<u64> {
-    let table = fs::read_to_string("/proc/thread-self/net/netstat")?;
-    let mut lines = table.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
-    let (names, values) = (lines.next().context("no TcpExt:")?, lines.next().context("no TcpExt:")?);
-    let at = names.split(' ').position(|name| name == "SyncookiesRecv").context("no SyncookiesRecv")?;
-    Ok(values.split(' ').nth(at).context("no number")?.parse()?)
 }
 
 /// Where this host forwards, its routes tell how the sender is reached.

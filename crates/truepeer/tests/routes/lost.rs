@@ -1,7 +1,6 @@
 //! Rules that were missing for a moment: what their loss has broken ends, and what waited for a route goes
 //! on.
 
-use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering::Relaxed};
@@ -11,7 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client, tests};
+use truepeer_testbed::{
+    Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client, kernel_counter, tests,
+};
 
 use crate::support::TRUEPEER;
 
@@ -96,9 +97,9 @@ fn a_session_goes_on_when_the_route_to_its_backend_is_back(bed: &Bed) -> Result<
     bed.wait_for("a session without a route", || sessions().is_ok_and(|list| list.contains(" connecting ")))?;
     // As if there was no route at all, which the kernel counts.
     host.ip(&[&format!("route replace throw {address}")])?;
-    let before = host.run(dials_without_a_route)??;
+    let before = host.run(|| kernel_counter("OutNoRoutes"))??;
     bed.wait_for("further attempts, four a second", || {
-        host.run(dials_without_a_route).is_ok_and(|now| now.is_ok_and(|now| now >= before + 20))
+        host.run(|| kernel_counter("OutNoRoutes")).is_ok_and(|now| now.is_ok_and(|now| now >= before + 20))
     })?;
     host.ip(&[&format!("route del throw {address}")])?;
     listener.set_nonblocking(true)?;
@@ -109,14 +110,6 @@ fn a_session_goes_on_when_the_route_to_its_backend_is_back(bed: &Bed) -> Result<
     })?;
     ensure!(seen.as_deref() == Some("192.0.2.7:5000"), "{seen:?}");
     Ok(())
-}
-
-fn dials_without_a_route() -> Result<u64> {
-    let table = fs::read_to_string("/proc/thread-self/net/snmp")?;
-    let mut lines = table.lines().filter(|line| line.starts_with("Ip:")).map(str::split_whitespace);
-    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
-    let found = names.zip(values).find(|(name, _)| *name == "OutNoRoutes").context("no OutNoRoutes")?;
-    Ok(found.1.parse()?)
 }
 
 const FLUSHES: usize = 8;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, Running, Test, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Running, Test, client, kernel_counter, tests};
 
 use crate::stand::{BACKEND, DOOR, SITE, Stand, echo, open, proxy, spliced};
 
@@ -193,7 +193,7 @@ fn beside_long_sessions(bed: &Bed, load: Load) -> Result<()> {
     let truepeer = spliced(bed, &[]).start(bed)?;
     let long = (0..20).map(|n| ask_for(1 << 40, 30_000 + n, &format!("203.0.113.1:{}", 2000 + n)));
     let long = long.collect::<Result<Vec<_>>>()?;
-    let before = repeated_syns()?;
+    let before = kernel_counter("TCPSynRetrans")?;
     let ask_once = |sender: u16, round: u16| -> Result<()> {
         let client = format!("203.0.113.{sender}:{}", 2000 + round);
         let mut stream = ask_for(BYTES, 40_000 + sender, &client)?;
@@ -222,7 +222,7 @@ fn beside_long_sessions(bed: &Bed, load: Load) -> Result<()> {
         senders.into_iter().map(join).sum::<Result<usize>>()
     })?;
     drop(long);
-    let repeated = repeated_syns()? - before;
+    let repeated = kernel_counter("TCPSynRetrans")? - before;
     // Other load on the machine makes the loopback lose some.
     let all = usize::from(load.senders) * usize::from(load.rounds);
     eprintln!("{left} of {all} sessions have left, {repeated} SYNs were repeated");
@@ -234,13 +234,4 @@ fn have_left(truepeer: &Running, sender: u16) -> usize {
     let client = format!("client=203.0.113.{sender}:");
     let log = truepeer.log();
     log.lines().filter(|line| line.contains("has left user space") && line.contains(&client)).count()
-}
-
-/// SYNs and answers to SYNs that this host has sent again.
-fn repeated_syns() -> Result<u64> {
-    let table = fs::read_to_string("/proc/thread-self/net/netstat")?;
-    let mut lines = table.lines().filter(|line| line.starts_with("TcpExt:")).map(str::split_whitespace);
-    let (names, values) = (lines.next().context("no names")?, lines.next().context("no values")?);
-    let found = names.zip(values).find(|(name, _)| *name == "TCPSynRetrans").context("no TCPSynRetrans")?;
-    Ok(found.1.parse()?)
 }
