@@ -126,7 +126,7 @@ fn attach_all(
     installed
 }
 
-/// What is to be attached where.
+/// An attachment as it is asked for: the rules, and the devices and cgroups that they apply to.
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
     place: &'a Place,

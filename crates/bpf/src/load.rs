@@ -78,7 +78,7 @@ impl Global {
 /// object takes.
 pub(crate) struct Loader<'a> {
     loader: EbpfLoader<'a>,
-    /// What it refers to.
+    /// The values that `loader` points to.
     globals: &'a Arena<Global>,
 }
 

@@ -141,7 +141,7 @@ impl Findings {
         self.text[start..].lines().next().unwrap_or_default()
     }
 
-    /// What stands before a span in its line.
+    /// The text of the span's line up to the span.
     pub(super) fn before_in_line(&self, span: &Span) -> &str {
         self.text[..self.within(span).start].rsplit('\n').next().unwrap_or_default()
     }

@@ -41,7 +41,7 @@ pub(super) fn add(errors: &[Error], findings: &mut Findings) -> bool {
             None => finding,
         });
         is_readable &= !line.starts_with('[');
-        // What follows would be about lines that are right.
+        // The errors after this one follow from it: their lines may be right.
         if is_open || help.as_deref() == Some(IS_TOML) {
             return false;
         }

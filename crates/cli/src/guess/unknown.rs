@@ -17,7 +17,8 @@ const LIKELY: [&str; 12] = [
     "serve", "sessions", "ban", "doctor", "probe", "status", "top",
 ];
 
-/// What to type instead of what clap refuses; clap's own text with a tip, if that says it.
+/// Turns an error of clap into one that names what to type. Where clap's own text does, it stays, and gets a
+/// tip.
 pub(crate) fn explain(argv: &[OsString], mut error: clap::Error) -> UsageError {
     let all = command();
     let named = |command: &Command, place: usize| {

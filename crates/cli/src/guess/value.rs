@@ -1,4 +1,4 @@
-//! What a value that its option refuses may mean: the same in another notation, tried on the option's parser.
+//! Reads a value that an option refuses in other notations, and keeps those that the option's parser accepts.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -42,7 +42,7 @@ fn parts(typed: &str) -> impl Iterator<Item = String> {
     parts.map(|part| format!("--{}", part.to_lowercase()))
 }
 
-/// What to write instead of a key, in a table that is called as its command.
+/// The help for a key that other programs have. `table` has the name of the command with the same options.
 pub(crate) fn key(table: &str, key: &str, value: Option<&str>) -> Option<String> {
     let typed = format!("--{}", key.trim_start_matches('-').to_lowercase().replace('_', "-"));
     // Lists have the name of what they list.
@@ -60,7 +60,7 @@ pub(crate) fn key(table: &str, key: &str, value: Option<&str>) -> Option<String>
     })
 }
 
-/// What was typed, what is wrong with it, and what to type.
+/// A message: the word that was typed, what is wrong with it, and what to type.
 pub(super) fn saying(typed: &str, expected: &str, instead: &str) -> String {
     match instead.strip_prefix("nothing: ") {
         Some(why) => format!("{typed}: {expected}: {why}"),
