@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::mount::{MountFlags, mount};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, User, client, sockets, tests};
 
 use crate::stand::{BACKEND, DOOR, SITE, Stand, TRUEPEER, echo, is_reset, open, open_at, proxy, spliced};
 
@@ -43,11 +43,17 @@ pub(crate) fn tests() -> Vec<Test> {
 fn a_session_leaves_user_space_and_its_bytes_are_counted(bed: &Bed) -> Result<()> {
     let stand = Stand::make(bed, &[])?;
     let mut stream = open(0)?;
-    let descriptors = stand.truepeer.descriptors()?;
     let echoed = 5 + 150_000 + stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    let (sender, listener) = (stream.local_addr()?, stream.peer_addr()?);
+    let (client, backend) = ("203.0.113.7:5000".parse::<SocketAddr>()?, BACKEND.parse::<SocketAddr>()?);
     // The stage comes first.
-    bed.wait_for("its sockets to be closed", || {
-        stand.truepeer.descriptors().is_ok_and(|now| now + 2 <= descriptors)
+    bed.wait_for("its sockets to be closed, and no others", || {
+        let open: Vec<_> = sockets::all().iter().map(|socket| (socket.local, socket.remote)).collect();
+        let has = |ends| open.contains(&ends);
+        has((sender, listener))
+            && has((backend, client))
+            && !has((listener, sender))
+            && !has((client, backend))
     })?;
     for _ in 0..50 {
         echo(&mut stream, &[7; 3000])?;
