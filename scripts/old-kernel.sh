@@ -16,15 +16,13 @@ tests=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belong
        an_ended_flow_does_not_translate_other_connections cut::)
 # again:: is two tests there: the others need Linux 6.9. Datagrams, links that lose packets, and floods take too long under emulation.
 packets=(damage:: handshake:: paths:: unjudged:: holds:: again::)
-# A session leaves there, over a VLAN, too, and `full` says that it works like `auto`.
-proxy_splice=(a_session_leaves_user_space_and_its_bytes_are_counted a_session_over_a_vlan_leaves
-              full_without_what_it_needs_is_as_auto)
-proxy_full=(what_full_cannot_do_is_done_as_auto)
+# A session leaves there, over a VLAN, too.
+proxy_splice=(a_session_leaves_user_space_and_its_bytes_are_counted a_session_over_a_vlan_leaves)
 # Only a few short tests of each kind: every packet costs fifty times as much here.
 models=(splice_in_does_what_its_model_says errors_go a_segment_that_is_too_long a_window_probe a_damaged_segment_teaches what_follows_a_damaged)
 links=(questions_and_answers_over_good_links questions_and_answers_over_bad_links_by_ipv4 bulk_both_ways_over_good_links_by_ipv6
        a_reset_in_the_tail learns_of_a_path a_third_host)
-[ $# -eq 0 ] || { tests=("$@") packets=() proxy_splice=() proxy_full=() models=() links=(); }
+[ $# -eq 0 ] || { tests=("$@") packets=() proxy_splice=() models=() links=(); }
 say() { echo "old-kernel: $*"; }
 skip() { echo "SKIP old-kernel: $*"; exit 0; }
 
@@ -73,7 +71,7 @@ modules=$(find "$root" -type d -path "*lib/modules/$version/kernel" | head -1)
 # The test binaries by cargo's names, and truepeer in the place where the tests look for it. With --workspace, what
 # `make test` has built is used again.
 say "building"
-built=$(cargo test --workspace --test attach --test packets --test splice --test full --test links --bin truepeer --no-run --message-format=json 2>"$home/build.log") ||
+built=$(cargo test --workspace --test attach --test packets --test splice --test links --bin truepeer --no-run --message-format=json 2>"$home/build.log") ||
   { tail -20 "$home/build.log"; exit 1; }
 # binary_of TEST CRATE: two crates have a test called splice.
 binary_of() { grep "crates/$2[/#]" <<<"$built" | grep -o '"executable":"[^"]*/'"$1"'-[^"]*"' | tail -1 | cut -d'"' -f4; }
@@ -93,7 +91,6 @@ put "$busybox" bin/busybox
 put_program "$(binary_of attach truepeer)" attach
 put_program "$(binary_of packets truepeer)" packets
 put_program "$(binary_of splice truepeer)" proxy-splice
-put_program "$(binary_of full truepeer)" proxy-full
 put_program "$(binary_of splice bpf)" models
 put_program "$(binary_of links splice)" links
 put_program "$truepeer" "$truepeer"
@@ -132,7 +129,6 @@ failed=0
 for test in ${tests[*]}; do /attach --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
 for test in ${packets[*]}; do /packets --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
 for test in ${proxy_splice[*]}; do /proxy-splice --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
-for test in ${proxy_full[*]}; do /proxy-full --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
 export MODEL_SEGMENTS=5000 HANDOVERS=4
 for test in ${models[*]}; do /models --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
 for test in ${links[*]}; do /links --color never --test-threads 1 \$test || failed=\$((failed + 1)); done
@@ -152,7 +148,7 @@ LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:$root/
 say "took $((SECONDS - start)) s"
 # Count by the summaries: some tests print figures before their "ok".
 passed=$(awk '/^test result: ok/ { passed += $4 } END { print passed + 0 }' "$home/console.log")
-if grep -q '^old-kernel: 0 failed' "$home/console.log" && [ "$passed" -ge $((${#tests[@]} + ${#packets[@]} + ${#proxy_splice[@]} + ${#proxy_full[@]} + ${#models[@]} + ${#links[@]})) ]; then
+if grep -q '^old-kernel: 0 failed' "$home/console.log" && [ "$passed" -ge $((${#tests[@]} + ${#packets[@]} + ${#proxy_splice[@]} + ${#models[@]} + ${#links[@]})) ]; then
   say "$passed passed on Linux $version"
 else
   tail -5 "$home/qemu.log"

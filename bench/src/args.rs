@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     only: Vec<Selection>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1),
-    /// haproxy, nginx, truepeer, truepeer-spliced, truepeer-full, truepeer-attach, truepeer-run,
+    /// haproxy, nginx, truepeer, truepeer-relay (--splice off), truepeer-attach, truepeer-run,
     /// truepeer-notify; nginx-https, haproxy-https, hitch-haproxy, hitch-nginx, truepeer-https,
     /// truepeer-https-h2; no-proxy-vpp, nginx-kernel, nginx-vpp, truepeer-kernel, truepeer-vpp; and those of
     /// --peer

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-const PROGRAMS: [&str; 13] = [
+const PROGRAMS: [&str; 11] = [
     "attach/tcp_ingress",
     "attach/tcp_egress",
     "attach/peer_name",
@@ -18,15 +18,12 @@ const PROGRAMS: [&str; 13] = [
     "attach/witness",
     "offload/splice_in",
     "offload/splice_out",
-    "offload/full_in",
-    "offload/full_out",
 ];
 
 /// Programs that only tests run. A release has none of them.
-const TEST_PROGRAMS: [&str; 7] = [
+const TEST_PROGRAMS: [&str; 6] = [
     "test/bans_test",
     "test/header_check",
-    "test/full_in_test",
     "test/tcp_ingress_test",
     "test/tcp_egress_test",
     "test/tcp_end_test",

@@ -21,7 +21,7 @@ use truepeer_testbed::{Bed, Program, Running, find_program};
 pub(crate) use command::Command;
 
 use self::https::{Behind, Haproxy, Https};
-use self::truepeer::{Attached, Splice, Via};
+use self::truepeer::{Attached, Via};
 use crate::backend;
 use crate::credentials::Credentials;
 use crate::measure::cpu;
@@ -36,10 +36,10 @@ use crate::tls;
 enum Way {
     /// Not at all: the load connects to the backend and writes no header.
     Direct,
-    /// truepeer's relay, with the path of its binary.
+    /// `truepeer proxy` by default: sessions that last leave user space. With the path of its binary.
     TruepeerProxy(PathBuf),
-    /// The same, with sessions that leave user space.
-    TruepeerSpliced(PathBuf, Splice),
+    /// The same, but every session is relayed.
+    TruepeerRelay(PathBuf),
     TruepeerAttach(PathBuf),
     TruepeerRun(PathBuf, Via),
     Haproxy,
@@ -65,11 +65,10 @@ pub(crate) struct Contestant {
 
 /// The contestant that all others are compared with.
 pub(crate) const NO_PROXY: &str = "no-proxy";
-/// truepeer's relay. The names of its other ways start with it.
+/// `truepeer proxy` by default. The names of its other ways start with it.
 pub(crate) const TRUEPEER: &str = "truepeer";
 /// The contestant that determines the constant rate of the HTTPS loads.
 pub(crate) const REFERENCE: &str = "nginx-https";
-const TRUEPEER_SPLICED: &str = "truepeer-spliced";
 const TRUEPEER_HTTPS: &str = "truepeer-https";
 const NO_PROXY_OF_STACKS: &str = "no-proxy-kernel";
 const TRUEPEER_ON_VPP: &str = "truepeer-vpp";
@@ -77,8 +76,7 @@ const TRUEPEER_ON_VPP: &str = "truepeer-vpp";
 /// The contestant that a suite's summary compares with the best of the others.
 pub(crate) const fn own_of(suite: Suite) -> &'static str {
     match suite {
-        Suite::Proxy => TRUEPEER,
-        Suite::Hosts => TRUEPEER_SPLICED,
+        Suite::Proxy | Suite::Hosts => TRUEPEER,
         Suite::Https => TRUEPEER_HTTPS,
         Suite::Stacks => TRUEPEER_ON_VPP,
     }
@@ -177,16 +175,7 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant("haproxy", "HAProxy", Way::Haproxy),
         contestant("nginx", "NGINX stream", Way::Nginx),
         contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer.clone())),
-        contestant(
-            TRUEPEER_SPLICED,
-            "truepeer proxy (spliced)",
-            Way::TruepeerSpliced(truepeer.clone(), Splice::Auto),
-        ),
-        contestant(
-            "truepeer-full",
-            "truepeer proxy (spliced, full)",
-            Way::TruepeerSpliced(truepeer.clone(), Splice::Full),
-        ),
+        contestant("truepeer-relay", "truepeer proxy --splice off", Way::TruepeerRelay(truepeer.clone())),
         contestant("truepeer-attach", "truepeer attach", Way::TruepeerAttach(truepeer.clone())),
         contestant("truepeer-run", "truepeer run", Way::TruepeerRun(truepeer.clone(), Via::Auto)),
         contestant(
@@ -243,8 +232,6 @@ impl Contestant {
             // They run on the backend's host, so there is no third host.
             (Way::TruepeerAttach(_) | Way::TruepeerRun(..), _) if load.is_over_hosts() => false,
             (Way::Command(command), _) if load.is_over_hosts() && command.starts_the_backend() => false,
-            // Once a session stands, both ways of splicing are the same.
-            (Way::TruepeerSpliced(_, Splice::Full), _) => load == Load::Connections || load.is_over_hosts(),
             (Way::Stacked(_), transport) => transport == Transport::Stacked,
             (_, Transport::Stacked) => false,
             (Way::Direct, _) => true,
@@ -252,9 +239,9 @@ impl Contestant {
             (Way::Command(command), transport) => command.carries(transport),
             (_, Transport::Https) => false,
             (_, Transport::Tcp) => true,
-            // Splicing concerns TCP. HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but
+            // HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but
             // can't receive them. truepeer run concerns accept().
-            (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..) | Way::TruepeerSpliced(..), Transport::Udp) => {
+            (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..) | Way::TruepeerRelay(_), Transport::Udp) => {
                 false
             }
             (Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), Transport::Udp) => true,
@@ -269,8 +256,9 @@ impl Contestant {
     /// Whether all bytes pass through its program between load and backend.
     pub(crate) fn is_relay(&self) -> bool {
         match &self.way {
-            Way::Direct | Way::TruepeerSpliced(..) | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
-            Way::TruepeerProxy(_) | Way::Haproxy | Way::Nginx | Way::GoMmproxy(_) | Way::Https(_) => true,
+            Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
+            Way::TruepeerProxy(_) | Way::TruepeerRelay(_) | Way::Haproxy | Way::Nginx => true,
+            Way::GoMmproxy(_) | Way::Https(_) => true,
             Way::Stacked(case) => case.proxy != Proxy::None,
             Way::Command(command) => !command.starts_the_backend(),
         }
@@ -290,11 +278,9 @@ impl Contestant {
         };
         match &self.way {
             Way::Direct | Way::Command(_) => None,
-            Way::TruepeerAttach(_) | Way::TruepeerSpliced(..) if ByAttach::missing().is_some() => {
-                ByAttach::missing().map(str::to_owned)
-            }
+            Way::TruepeerAttach(_) if ByAttach::missing().is_some() => ByAttach::missing().map(str::to_owned),
             Way::TruepeerProxy(path)
-            | Way::TruepeerSpliced(path, _)
+            | Way::TruepeerRelay(path)
             | Way::TruepeerAttach(path)
             | Way::TruepeerRun(path, _) => (!path.exists())
                 .then(|| format!("{} does not exist (cargo build -p truepeer)", path.display())),
@@ -311,7 +297,7 @@ impl Contestant {
         match &self.way {
             Way::Direct => None,
             Way::TruepeerProxy(path)
-            | Way::TruepeerSpliced(path, _)
+            | Way::TruepeerRelay(path)
             | Way::TruepeerAttach(path)
             | Way::TruepeerRun(path, _) => Some(truepeer::version(bed, path)),
             Way::Haproxy => Some(haproxy::version(bed)),
@@ -346,10 +332,11 @@ impl Contestant {
         let between = self.between(bed, at, transport, credentials)?;
         let entrance = if between.is_empty() { at.backend } else { at.entrance };
         common.pin.for_contestant()?;
+        let can_splice = ByAttach::missing().is_none();
         let programs = between.into_iter().map(|(program, address)| {
             let running = start(&place.on_the_relay(program), address, bed, transport)?;
-            if let Way::TruepeerSpliced(_, splice) = self.way {
-                running.wait_for_log(splice.ready())?;
+            if matches!(self.way, Way::TruepeerProxy(_)) && transport == Transport::Tcp && can_splice {
+                running.wait_for_log(truepeer::MAY_LEAVE)?;
             }
             Ok(running)
         });
@@ -399,7 +386,7 @@ impl Contestant {
             Way::Command(command) if command.starts_the_backend() => return Ok(Vec::new()),
             Way::Https(https) => return https.programs(bed, credentials.context("certificates")?),
             Way::TruepeerProxy(path) => truepeer::proxy(path, at, transport),
-            Way::TruepeerSpliced(path, splice) => truepeer::spliced(path, *splice, at, transport),
+            Way::TruepeerRelay(path) => truepeer::relay(path, at, transport),
             Way::Haproxy => haproxy::program(bed, at)?,
             Way::Nginx => nginx::program(bed, at)?,
             Way::GoMmproxy(threads) => go_mmproxy::program(*threads, at, transport),

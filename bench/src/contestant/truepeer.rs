@@ -10,7 +10,7 @@ use crate::place::{BACKEND, Endpoints};
 use crate::suites::Transport;
 
 /// `truepeer proxy` as in its manual. It creates its own routes.
-pub(super) fn proxy(path: &Path, at: Endpoints, transport: Transport) -> Program {
+fn command(path: &Path, at: Endpoints, transport: Transport) -> Program {
     let protocol = if transport == Transport::Tcp { "tcp" } else { "udp" };
     // Loopback's senders are trusted by default.
     let allowed = (!at.entrance.ip().is_loopback()).then(|| format!("--allow={SENDERS_NETWORK}"));
@@ -25,34 +25,21 @@ pub(super) fn proxy(path: &Path, at: Endpoints, transport: Transport) -> Program
         .args(allowed)
 }
 
-/// The values of `--splice`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Splice {
-    /// Sessions leave user space when they are worth it.
-    Auto,
-    /// The kernel makes sessions as well.
-    Full,
-}
+/// The log line once the kernel has taken the programs by which sessions leave user space. Without it, every
+/// session is relayed.
+pub(super) const MAY_LEAVE: &str = "sessions may leave user space";
 
-impl Splice {
-    /// The log line once the kernel has taken the programs. Without it, every session is relayed.
-    pub(super) const fn ready(self) -> &'static str {
-        match self {
-            Self::Auto => "sessions may leave user space",
-            Self::Full => "the kernel accepts and connects by itself at",
-        }
-    }
-}
-
-/// The same, with sessions that leave user space. Its pins are in a BPF file system of its own, which ends
-/// with it.
-pub(super) fn spliced(path: &Path, splice: Splice, at: Endpoints, transport: Transport) -> Program {
+/// The default of `truepeer proxy`: sessions leave user space when they are worth it. Its pins are in a BPF file
+/// system of its own, which ends with it.
+pub(super) fn proxy(path: &Path, at: Endpoints, transport: Transport) -> Program {
     let own_pins = ["--mount", "sh", "-c", "mount -t bpf bpf /sys/fs/bpf && exec \"$@\"", "sh"];
-    let splice = match splice {
-        Splice::Auto => "--splice=auto",
-        Splice::Full => "--splice=full",
-    };
-    proxy(path, at, transport).arg(splice).launched_by("unshare", &own_pins)
+    let program = command(path, at, transport);
+    if ByAttach::missing().is_none() { program.launched_by("unshare", &own_pins) } else { program }
+}
+
+/// Every session is relayed.
+pub(super) fn relay(path: &Path, at: Endpoints, transport: Transport) -> Program {
+    command(path, at, transport).arg("--splice=off")
 }
 
 /// The mechanisms of `truepeer run`.

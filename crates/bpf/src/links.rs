@@ -44,13 +44,10 @@ pub(crate) const UDP_INGRESS: Stage = stage("udp_ingress", TcAttachType::Ingress
 pub(crate) const UDP_EGRESS: Stage = stage("udp_egress", TcAttachType::Egress, 51);
 pub(crate) const SPLICE_IN: Stage = stage("splice_in", TcAttachType::Ingress, 52);
 pub(crate) const SPLICE_OUT: Stage = stage("splice_out", TcAttachType::Egress, 52);
-/// These run behind the programs of spliced sessions.
-pub(crate) const FULL_IN: Stage = stage("full_in", TcAttachType::Ingress, 53);
-pub(crate) const FULL_OUT: Stage = stage("full_out", TcAttachType::Egress, 53);
 /// Those of `attach`.
 pub(crate) const STAGES: [Stage; 4] = [TCP_INGRESS, TCP_EGRESS, UDP_INGRESS, UDP_EGRESS];
 /// Those of sessions that leave user space.
-pub(crate) const OF_SPLICE: [Stage; 4] = [SPLICE_IN, SPLICE_OUT, FULL_IN, FULL_OUT];
+pub(crate) const OF_SPLICE: [Stage; 2] = [SPLICE_IN, SPLICE_OUT];
 
 /// Whether devices support links here (Linux 6.6). Without, filters stay until somebody removes them.
 pub fn has_tcx() -> bool {
@@ -165,18 +162,6 @@ pub(crate) fn detach_clsact(stages: &[Stage]) {
             let _ = qdisc_detach_program(device.trim(), stage.direction, stage.name);
         }
     }
-}
-
-/// Detaches the programs that make sessions, and removes their tables. Flows stay. The programs of a process
-/// that was killed would accept connections for the next one's listeners.
-pub(crate) fn detach_full(place: &Place) -> Result<(), AttachError> {
-    let begins = |path: &PathBuf, with: &[&str]| {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        with.iter().any(|with| name.starts_with(with))
-    };
-    let links = entries(&place.links())?.into_iter().filter(|pin| begins(pin, &["full_in-", "full_out-"]));
-    let maps = entries(&place.maps())?.into_iter().filter(|pin| begins(pin, &["tf_", "tp_"]));
-    unlink(links.chain(maps))
 }
 
 /// Removes a hook from its cgroup, if there is one.

@@ -32,8 +32,6 @@ pub(crate) enum Global {
     HasUdp(u32),
     /// How many slots there are for answers (`c/attach/udp_slots.h`).
     Slots(u32),
-    /// The secret of the cookies (`c/offload/full_cookie.h`).
-    FullSecret([u64; 2]),
     /// Whose connections are meant (`c/attach/cgroup.h`).
     Named(Box<Named>),
     /// Whether hooks are below the root of the cgroups.
@@ -63,7 +61,6 @@ impl Global {
             Self::OtherPorts(bits) => loader.override_global("other_ports", &bits[..], false),
             Self::HasUdp(has) => loader.override_global("has_udp", has, false),
             Self::Slots(count) => loader.override_global("slots", count, false),
-            Self::FullSecret(words) => loader.override_global("full_secret", &words[..], false),
             Self::Named(named) => loader
                 .override_global("named_cgroups", &named.way[..], false)
                 .override_global("named_levels", &named.levels, false)

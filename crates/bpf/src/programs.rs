@@ -63,8 +63,6 @@ object!(BACKSTOP, "backstop");
 object!(WITNESS, "witness");
 object!(SPLICE_IN, "splice_in");
 object!(SPLICE_OUT, "splice_out");
-object!(FULL_IN, "full_in");
-object!(FULL_OUT, "full_out");
 
 /// Programs of tests: `c/test`.
 #[cfg(test_programs)]
@@ -73,7 +71,6 @@ pub(crate) mod of_tests {
 
     object!(BANS_TEST, "bans_test");
     object!(HEADER_CHECK, "header_check");
-    object!(FULL_IN_TEST, "full_in_test");
     object!(TCP_INGRESS_TEST, "tcp_ingress_test");
     object!(TCP_EGRESS_TEST, "tcp_egress_test");
     object!(TCP_END_TEST, "tcp_end_test");

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
 use truepeer_splice::{
-    Broken, Full, Grace, Handover, Progress, Question, Reason, Sockets, Splices, Streams, Sweeper, Turn,
-    Watched, Ways, arm,
+    Broken, Grace, Handover, Progress, Question, Reason, Sockets, Splices, Streams, Sweeper, Turn, Watched,
+    Ways, arm,
 };
 use truepeer_sys::{repair, socket};
 
@@ -43,8 +43,6 @@ pub struct Splicing {
     ways: Arc<Ways>,
     /// Why sessions stay while another process has the tables.
     while_guest: Reason,
-    /// Set if the kernel makes sessions by itself.
-    pub(crate) full: Option<Arc<Full>>,
     /// Set when the relay starts.
     sweeper: Arc<OnceLock<Sweeper>>,
 }
@@ -61,13 +59,8 @@ impl Splicing {
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn start(
-        splices: Arc<Splices>,
-        ways: Arc<Ways>,
-        full: Option<Arc<Full>>,
-        while_guest: Reason,
-    ) -> std::io::Result<Self> {
-        Ok(Self { splices, ways, full, while_guest, grace: Grace::start()?, sweeper: Arc::default() })
+    pub fn start(splices: Arc<Splices>, ways: Arc<Ways>, while_guest: Reason) -> std::io::Result<Self> {
+        Ok(Self { splices, ways, while_guest, grace: Grace::start()?, sweeper: Arc::default() })
     }
 
     /// Starts the thread that cleans up after flows. It passes flows of another process to `hand_out`.

@@ -18,7 +18,6 @@ pub mod kernel;
 mod leaving;
 mod listener;
 mod listener_sockets;
-mod made;
 mod relay;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../tests/simulator/mod.rs"]

@@ -18,7 +18,6 @@ use truepeer_sys::{CallError, Named as _};
 
 use crate::leaving::Splicing;
 use crate::listener_sockets;
-use crate::made::Lookout;
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
 use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};
@@ -34,7 +33,6 @@ pub struct Relay {
     /// Shared by all flows.
     tuples: Tuples,
     /// Dropped before the workers end.
-    lookout: Option<Lookout>,
     splicing: Option<Splicing>,
 }
 
@@ -72,7 +70,6 @@ impl Relay {
             journal: Arc::clone(journal),
             listeners: Listeners::default(),
             tuples: Tuples::default(),
-            lookout: None,
             splicing: splicing.clone().ok(),
         };
         for (number, (postbox, mailbox)) in boxes.into_iter().enumerate() {
@@ -91,9 +88,6 @@ impl Relay {
             };
             splicing.sweep(hand_out).map_err(EngineError::Thread)?;
         }
-        if let Some(full) = splicing.ok().and_then(|splicing| splicing.full) {
-            relay.lookout = Some(Lookout::start(full, team).map_err(EngineError::Thread)?);
-        }
         Ok(relay)
     }
 
@@ -103,9 +97,6 @@ impl Relay {
     /// If a worker has ended.
     pub fn release_spliced(&mut self) -> Result<(), EngineError> {
         let Some(splicing) = self.splicing.take() else { return Ok(()) };
-        if let Some(lookout) = self.lookout.take() {
-            lookout.release();
-        }
         self.workers.order_all(|_, done| Order::ReleaseSessions { done })?;
         splicing.release();
         Ok(())
@@ -281,7 +272,6 @@ impl Engine for Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.lookout = None;
         // A worker that has ended needs no order.
         self.workers.stop(|postbox| _ = postbox.post(Order::Stop));
     }

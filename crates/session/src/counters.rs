@@ -55,11 +55,9 @@ counters! {
     HeaderNone = "headers_none",
     /// Sessions whose backend was reached.
     Relayed = "sessions_relayed",
-    /// Sessions that went on in the kernel alone (`proxy --splice auto`, `full`).
+    /// Sessions that went on in the kernel alone (`proxy --splice auto`).
     Spliced = "sessions_spliced",
-    /// Of these, those that the kernel made by itself (`proxy --splice full`).
-    MadeByKernel = "sessions_made_by_kernel",
-    /// Sessions that were to go on in the kernel alone and stayed (`proxy --splice auto`, `full`).
+    /// Sessions that were to go on in the kernel alone and stayed (`proxy --splice auto`).
     NotSpliced = "sessions_not_spliced",
     /// Sessions whose backend could not be reached.
     ConnectFailed = "connects_failed",

@@ -28,5 +28,5 @@ pub use mapping::{Mapping, Position};
 pub use reason::{Reason, StaysHere};
 pub use sockets::Sockets;
 pub use sweeper::{Sweeper, ask};
-pub use truepeer_bpf::{Attention, Begun, Care, Full, Question, Removed, Splices, Stage, Watched};
+pub use truepeer_bpf::{Attention, Care, Question, Removed, Splices, Stage, Watched};
 pub use ways::{Changes, Ways};

@@ -107,17 +107,6 @@ static __always_inline int is_same_key(const struct flow_key *one, const struct 
 	       one->remote_port == other->remote_port && one->local_port == other->local_port;
 }
 
-/* The other end's key of the same connection. */
-static __always_inline struct flow_key turned_key(const struct flow_key *key)
-{
-	return (struct flow_key){
-		.remote = key->local,
-		.local = key->remote,
-		.remote_port = key->local_port,
-		.local_port = key->remote_port,
-	};
-}
-
 _Static_assert(sizeof(struct prefix) == 20 && sizeof(struct flow_key) == 36, "src/layout.rs");
 
 /* The unit of the kernel's timestamps. */

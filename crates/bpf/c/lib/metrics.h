@@ -16,9 +16,3 @@ static __always_inline int drop_in(void *counters, __u32 reason)
 	count_in(counters, reason);
 	return DROP;
 }
-
-static __always_inline int pass_in(void *counters, __u32 reason)
-{
-	count_in(counters, reason);
-	return PASS;
-}

@@ -78,7 +78,7 @@ struct face {
  * other for each segment. */
 struct spliced {
 	volatile __u32 stage; /* enum splice_stage */
-	__u32 listener;       /* truepeer's number of the listener, if the kernel has made the session */
+	__u32 unused;
 	__u64 since_ns;       /* truepeer writes it: when the session began, in time since boot */
 	struct face faces[2]; /* 0: downstream, the sender's; 1: upstream, the backend's */
 } __attribute__((aligned(64)));

@@ -188,7 +188,6 @@ SEC("classifier")
 int splice_in(struct __sk_buff *skb)
 {
 	struct segment segment = {};
-	skb->cb[0] = 0;
 	if (skb->pkt_type != 0 /* PACKET_HOST */)
 		return PASS;
 	if (is_on_lap(skb))

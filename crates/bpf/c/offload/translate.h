@@ -192,18 +192,13 @@ static __always_inline int is_by_its_way(struct __sk_buff *skb, const struct fac
 	return (from->device == LOOPBACK) == (skb->ifindex == LOOPBACK);
 }
 
-/* In cb[0] of a segment that splice_in has translated: full_in, which runs behind it, leaves that alone. */
-#define TRANSLATED 0x7472616e
-
 /* Sends the segment on to the other peer: out by its device or, from loopback to loopback, up to a socket of
  * this host. A redirection to loopback's ingress would drop the route: without one, the kernel drops
  * loopback's addresses as martians as soon as the socket's own route is out of date. */
 static __always_inline int send_on(struct __sk_buff *skb, const struct face *to)
 {
-	if (to->device == LOOPBACK && skb->ifindex == LOOPBACK) {
-		skb->cb[0] = TRANSLATED;
+	if (to->device == LOOPBACK && skb->ifindex == LOOPBACK)
 		return PASS;
-	}
 	/* The priority tag (VLAN 0) belongs to the wire that the segment came by. */
 	if (skb->vlan_present && bpf_skb_vlan_pop(skb))
 		return DROP;

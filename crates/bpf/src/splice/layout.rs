@@ -8,7 +8,7 @@ use super::mapped::Shared;
 use crate::layout::{Address, FlowKey};
 
 /// Raised whenever a struct or a map of the splice programs changes its shape.
-pub(crate) const SPLICE_LAYOUT: u32 = 7;
+pub(crate) const SPLICE_LAYOUT: u32 = 8;
 
 /// `enum splice_stage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +94,7 @@ pub(crate) struct Face {
 #[repr(C, align(64))]
 pub(crate) struct Spliced {
     pub(crate) stage: AtomicU32,
-    /// The number of the listener, if the kernel has made the session.
-    pub(crate) listener: AtomicU32,
+    unused: AtomicU32,
     pub(crate) since_ns: AtomicU64,
     pub(crate) faces: [Face; 2],
 }

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, SkStorage};
@@ -87,7 +87,6 @@ pub struct Splices {
     questions: Mutex<Vec<Question>>,
     locks: Locks,
     role: Mutex<Role>,
-    before_adopting: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// How many entries of the tables are in use.
@@ -143,12 +142,6 @@ impl Splices {
         splices.take_part(as_heir)?;
         splices.locks.let_others_start();
         Ok(Arc::new(splices))
-    }
-
-    /// Sets the work that an heir does once the kernel may make sessions for it, before it adopts flows.
-    pub(crate) fn before_adopting(&self, work: impl Fn() + Send + Sync + 'static) {
-        // Err: the programs that make sessions are attached once.
-        let _ = self.before_adopting.set(Box::new(work));
     }
 
     /// Opens the tables of an earlier or another process at `pins`, if there are any. A guest begins no flow:
@@ -217,7 +210,6 @@ impl Splices {
             questions: Mutex::default(),
             locks,
             role: Mutex::new(Role::Guest),
-            before_adopting: OnceLock::new(),
         })
     }
 

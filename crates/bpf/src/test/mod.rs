@@ -2,7 +2,6 @@
 //! of a release.
 
 pub mod bans;
-pub mod full;
 pub mod header;
 pub mod other_programs;
 pub mod splice;

@@ -11,12 +11,12 @@ use typed_arena::Arena;
 use crate::again::kernel_function;
 use crate::load::{Loaded, Loader};
 use crate::programs::of_tests::OTHER_PROGRAMS;
-use crate::programs::{FULL_IN, FULL_OUT, Object, SPLICE_IN, SPLICE_OUT};
+use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
 use crate::splice::SPLICE_LAYOUT;
 use crate::{AttachError, Place};
 
-/// The programs of `proxy --splice full`, and one that does nothing.
-pub const PROGRAMS: [&str; 5] = ["nothing", "splice_in", "splice_out", "full_in", "full_out"];
+/// The programs of `proxy --splice auto`, and one that does nothing.
+pub const PROGRAMS: [&str; 3] = ["nothing", "splice_in", "splice_out"];
 
 /// All of them, with empty tables.
 pub struct Bystanders(Vec<(&'static str, Loaded)>);
@@ -26,7 +26,7 @@ impl Bystanders {
     pub fn load(pins: &Path) -> Result<Self, AttachError> {
         let place = Place::of_layout(pins, SPLICE_LAYOUT)?;
         place.make()?;
-        let objects: [Object; 5] = [OTHER_PROGRAMS, SPLICE_IN, SPLICE_OUT, FULL_IN, FULL_OUT];
+        let objects: [Object; 3] = [OTHER_PROGRAMS, SPLICE_IN, SPLICE_OUT];
         let globals = Arena::new();
         let mut loader = Loader::new(&place, &globals);
         let load = |(object, name): (Object, &'static str)| {
@@ -39,8 +39,8 @@ impl Bystanders {
     }
 
     /// The time that each of [`PROGRAMS`] takes for a frame, averaged over so many runs.
-    pub fn costs(&self, frame: &[u8], repeat: u32) -> Result<[Duration; 5], AttachError> {
-        let mut costs = [Duration::ZERO; 5];
+    pub fn costs(&self, frame: &[u8], repeat: u32) -> Result<[Duration; 3], AttachError> {
+        let mut costs = [Duration::ZERO; 3];
         for (cost, (name, loaded)) in costs.iter_mut().zip(&self.0) {
             let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::default() };
             let program: Result<&SchedClassifier, _> = loaded.shared(name).try_into();

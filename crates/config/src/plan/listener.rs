@@ -231,26 +231,6 @@ impl ListenerConfig {
         self.splice_after().is_some_and(|after| !after.is_marked)
     }
 
-    /// Whether the kernel may make sessions by itself. Err: the option that prevents it; `None`: `--splice
-    /// full` was not given.
-    pub fn splice_full(&self) -> Option<Result<(), &'static str>> {
-        if self.splice.mode != SpliceMode::Full || self.protocol != Protocol::Tcp {
-            return None;
-        }
-        let obstacles = [
-            (self.needs_https(), "--tls-cert or --origin-tls: truepeer itself does TLS"),
-            (self.transparent, "--listen-transparent: the listener takes other hosts' addresses"),
-            (self.dynamic.is_some(), "--dynamic-destination: each header names its backend"),
-            (self.send_proxy.is_some(), "--send-proxy: truepeer writes the backend's header"),
-            (self.mark != 0, "--mark: the kernel's programs send without a mark"),
-            (
-                self.senders.versions() != Versions::BOTH,
-                "--sender: the kernel's programs take both versions of the header",
-            ),
-        ];
-        Some(obstacles.into_iter().find(|(is_there, _)| *is_there).map_or(Ok(()), |(_, what)| Err(what)))
-    }
-
     /// Whether the engine for TLS and HTTP serves it.
     pub fn needs_https(&self) -> bool {
         self.tls.is_some() || self.origin_tls.is_some() || self.http.is_some()
@@ -421,9 +401,6 @@ impl ListenerConfig {
             .extend(self.datagram_ports().filter_map(|(to, backend)| datagrams::warn_of_raknet(to, backend)));
         let is_tcp = self.protocol == Protocol::Tcp;
         warnings.extend(speaks_first::warning(self.senders.sender, self.backend_ports().filter(|_| is_tcp)));
-        if let Some(Err(what)) = self.splice_full() {
-            warnings.push(format!("--splice full: as auto at {}: {what}", self.bind));
-        }
         warnings.extend(self.tls.as_ref().and_then(TlsConfig::warning_of_own));
         if self.all_origin_tls().any(|origin| origin.insecure) {
             warnings.push(

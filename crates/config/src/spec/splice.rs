@@ -15,8 +15,6 @@ use super::values::size;
 pub enum SpliceMode {
     /// Where kernel and capabilities permit; other sessions are relayed.
     Auto,
-    /// Likewise, and the kernel makes sessions by itself where nothing has to be decided.
-    Full,
     /// Every session is relayed.
     #[default]
     Off,
@@ -25,12 +23,8 @@ pub enum SpliceMode {
 pub(super) fn mode(text: &str) -> Result<SpliceMode, String> {
     match text {
         "auto" => Ok(SpliceMode::Auto),
-        "full" => Ok(SpliceMode::Full),
         "off" => Ok(SpliceMode::Off),
-        _ => Err(
-            "expected auto (where kernel and capabilities permit), full (the kernel accepts and connects, too) or off"
-                .to_owned(),
-        ),
+        _ => Err("expected auto (where kernel and capabilities permit) or off".to_owned()),
     }
 }
 

@@ -129,7 +129,6 @@ pub(super) fn text(running: &dyn Running, format: MetricsFormat) -> String {
 struct Snapshot {
     state: State,
     listeners: Vec<ListenerValues>,
-    made_by_kernel: Vec<(&'static str, u64)>,
     attachments: Vec<AttachmentDoc>,
 }
 
@@ -148,7 +147,6 @@ impl Snapshot {
         Self {
             state: running.state(),
             listeners: running.listeners().iter().map(|view| ListenerValues::of(running, view)).collect(),
-            made_by_kernel: running.made_by_kernel(),
             attachments: running.attachments(),
         }
     }
@@ -223,7 +221,7 @@ impl Collector for Snapshot {
         let not_spliced = Counter::NotSpliced;
         let mut metric = encoder.encode_descriptor(
             not_spliced.name(),
-            "Sessions that were to leave user space (--splice auto, full) and stayed, by reason.",
+            "Sessions that were to leave user space (--splice auto) and stayed, by reason.",
             None,
             MetricType::Counter,
         )?;
@@ -235,7 +233,6 @@ impl Collector for Snapshot {
         for timing in Timing::ALL {
             self.encode_times(&mut encoder, timing)?;
         }
-        self.encode_made_by_kernel(&mut encoder)?;
         self.encode_attachments(&mut encoder)
     }
 }
@@ -278,18 +275,6 @@ impl Snapshot {
                 &buckets,
                 None,
             )?;
-        }
-        Ok(())
-    }
-
-    fn encode_made_by_kernel(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        if self.made_by_kernel.is_empty() {
-            return Ok(());
-        }
-        let help = "What the kernel's programs of --splice full have counted, by event (truepeer doctor --admin explains those by which sessions stay in user space).";
-        let mut metric = encoder.encode_descriptor("splice_full", help, None, MetricType::Counter)?;
-        for (event, value) in &self.made_by_kernel {
-            count(&mut metric, &vec![("event", (*event).to_owned())], *value)?;
         }
         Ok(())
     }

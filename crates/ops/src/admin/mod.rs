@@ -71,12 +71,6 @@ pub trait Running: Send + Sync {
         None
     }
 
-    /// What the kernel's programs of `--splice full` have counted ([`truepeer_bpf::FULL_COUNTERS`]), if they
-    /// are loaded.
-    fn made_by_kernel(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
     /// What is attached in the kernel for this program.
     fn attachments(&self) -> Vec<AttachmentDoc> {
         Vec::new()

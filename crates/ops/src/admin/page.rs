@@ -137,7 +137,6 @@ mod tests {
             listeners: Vec::new(),
             missing: Vec::new(),
             splice: None,
-            made_by_kernel: std::collections::BTreeMap::new(),
             attachments: Vec::new(),
             complaints: Vec::new(),
         };

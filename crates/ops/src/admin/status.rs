@@ -37,9 +37,6 @@ pub struct StatusDoc {
     /// Whether sessions may leave user space; `None`: no listener's are to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) splice: Option<SpliceDoc>,
-    /// What the kernel's programs of `--splice full` have counted, by name.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) made_by_kernel: BTreeMap<String, u64>,
     pub(crate) attachments: Vec<AttachmentDoc>,
     /// Who was refused in the last minutes, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -86,7 +83,7 @@ pub(crate) struct ListenerDoc {
     pub(crate) counters: BTreeMap<String, u64>,
     /// Refused connections, datagrams and requests since the start, by reason.
     pub(crate) refusals: BTreeMap<String, u64>,
-    /// Sessions that were to leave user space and stay, by reason (`--splice auto`, `full`).
+    /// Sessions that were to leave user space and stay, by reason (`--splice auto`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) not_spliced: BTreeMap<String, u64>,
 }
@@ -127,11 +124,6 @@ impl StatusDoc {
             listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
             missing: running.missing(),
             splice: running.splice(),
-            made_by_kernel: running
-                .made_by_kernel()
-                .into_iter()
-                .map(|(name, count)| (name.to_owned(), count))
-                .collect(),
             attachments: running.attachments(),
             complaints: running.complaints().iter().map(ComplaintDoc::of).collect(),
         }

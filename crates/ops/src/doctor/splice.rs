@@ -18,14 +18,10 @@ use truepeer_privilege::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PE
 /// SO_NETNS_COOKIE.
 const OLDEST: needs::Version = (5, 14);
 const AUTO: &str = "truepeer proxy --splice auto (sessions that leave user space)";
-const FULL: &str = "truepeer proxy --splice full (sessions that the kernel makes)";
 
 pub(super) fn examine(running: Option<&AdminAddr>, report: &mut Report) {
     match obstacle() {
-        None => {
-            report.add(auto());
-            report.add(full());
-        }
+        None => report.add(auto()),
         Some((found, mend)) => {
             let check = Check::note("splice", AUTO, format!("sessions are relayed: {found}"));
             report.add(if mend.is_empty() { check } else { check.mend(mend) });
@@ -76,16 +72,6 @@ fn auto() -> Check {
     ))
 }
 
-fn full() -> Check {
-    if truepeer_bpf::can_begin_again() {
-        return Check::ok("splice_full", FULL);
-    }
-    let cookies = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_syncookies").unwrap_or_default();
-    let note =
-        Check::note("splice_full", FULL, "it is as auto: it needs Linux 6.9 and net.ipv4.tcp_syncookies");
-    if cookies.trim() == "0" { note.mend("sysctl -w net.ipv4.tcp_syncookies=1") } else { note }
-}
-
 fn ask(running: &AdminAddr) -> anyhow::Result<StatusDoc> {
     let answer = Client::of_address(running.clone()).ask("GET", "/status")?;
     serde_json::from_str(&answer).context("the answer is not of this version of truepeer")
@@ -97,20 +83,7 @@ fn stays(status: &StatusDoc) -> Vec<Check> {
         let tried = format!("the truepeer of process {}", status.pid);
         Check::note("splice_running", tried, format!("sessions are relayed: {obstacle}"))
     });
-    let mut checks: Vec<Check> = all_stay.into_iter().collect();
-    checks.extend(status.listeners.iter().filter_map(stays_of));
-    if !status.made_by_kernel.is_empty() {
-        let why: BTreeMap<String, u64> = status
-            .made_by_kernel
-            .iter()
-            .filter(|(name, _)| is_reason(name))
-            .map(|(n, c)| (n.clone(), *c))
-            .collect();
-        let begun = status.made_by_kernel.get("begun").copied().unwrap_or_default();
-        let tried = format!("sessions of the kernel ({begun} made)");
-        checks.push(check("splice_full_stays", tried, "truepeer's instead", &why));
-    }
-    checks
+    all_stay.into_iter().chain(status.listeners.iter().filter_map(stays_of)).collect()
 }
 
 fn stays_of(listener: &ListenerDoc) -> Option<Check> {
@@ -134,26 +107,10 @@ fn check(name: &'static str, tried: String, what: &str, why: &BTreeMap<String, u
 }
 
 fn reason_with_meaning(reason: &str, times: u64) -> String {
-    let of_full = truepeer_bpf::FULL_COUNTERS.iter().find(|(name, _)| *name == reason);
-    let of_auto = || Reason::ALL.iter().find(|one| one.label() == reason);
-    let meaning = of_full.map(|(_, meaning)| *meaning).or_else(|| of_auto().map(|one| one.meaning()));
-    meaning.map_or_else(|| format!("{times} {reason}"), |meaning| format!("{times} {reason} ({meaning})"))
-}
-
-/// Those of the counters of `full` that say why truepeer has a connection.
-fn is_reason(counter: &str) -> bool {
-    const REASONS: [&str; 9] = [
-        "backend_said_no",
-        "backend_differs",
-        "no_place",
-        "tuple_taken",
-        "other_rule",
-        "backend_unknown",
-        "sender_unknown",
-        "other_options",
-        "not_clear",
-    ];
-    REASONS.contains(&counter)
+    match Reason::ALL.iter().find(|one| one.label() == reason) {
+        Some(one) => format!("{times} {reason} ({})", one.meaning()),
+        None => format!("{times} {reason}"),
+    }
 }
 
 #[cfg(test)]
@@ -172,12 +129,6 @@ mod tests {
         documented.sort_unstable();
         counted.sort_unstable();
         assert_eq!(documented, counted);
-    }
-
-    #[test]
-    fn each_reason_of_full_is_a_counter() {
-        let named = truepeer_bpf::FULL_COUNTERS.iter().filter(|(name, _)| is_reason(name));
-        assert_eq!(named.count(), 9);
     }
 
     #[test]

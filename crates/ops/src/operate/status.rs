@@ -35,10 +35,6 @@ fn write(status: &StatusDoc, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(obstacle) = status.splice.as_ref().and_then(SpliceDoc::obstacle) {
         writeln!(out, "all sessions stay in user space: {obstacle}")?;
     }
-    if !status.made_by_kernel.is_empty() {
-        writeln!(out, "the kernel's programs (--splice full):")?;
-        write_reasons(&status.made_by_kernel, out)?;
-    }
     for place in &status.attachments {
         let netns = if place.netns.is_empty() { String::new() } else { format!(" in {}", place.netns) };
         match place.attached {

@@ -221,7 +221,7 @@ pub const ATTACH_NET: Need = Need {
 
 pub const SPLICE_BPF: Need = Need {
     name: "splice-bpf",
-    of: "`proxy --splice auto`, `full`",
+    of: "`proxy --splice auto`",
     any_of: &[is(Bpf)],
     when: &[Start],
     grade: Helps,
@@ -233,7 +233,7 @@ pub const SPLICE_BPF: Need = Need {
 /// that is open.
 pub(crate) const SPLICE_TABLES: Need = Need {
     name: "splice-tables",
-    of: "`proxy --splice auto`, `full`",
+    of: "`proxy --splice auto`",
     any_of: &[is(Bpf)],
     when: &[Running],
     grade: Helps,
@@ -243,7 +243,7 @@ pub(crate) const SPLICE_TABLES: Need = Need {
 
 pub const SPLICE_PERFMON: Need = Need {
     name: "splice-perfmon",
-    of: "`proxy --splice auto`, `full`",
+    of: "`proxy --splice auto`",
     any_of: &[is(Perfmon)],
     when: &[Start],
     grade: Helps,
@@ -253,7 +253,7 @@ pub const SPLICE_PERFMON: Need = Need {
 
 pub const SPLICE_NET: Need = Need {
     name: "splice-net",
-    of: "`proxy --splice auto`, `full`",
+    of: "`proxy --splice auto`",
     any_of: &[is(NetAdmin)],
     when: &[Start, Running],
     grade: Helps,
@@ -351,11 +351,6 @@ pub const KERNELS: &[(&str, Version, &str)] = &[
         "`proxy --splice auto`",
         SPLICE_TESTED,
         "the oldest kernel that its programs are tested on; truepeer tries from 5.14 on (SO_NETNS_COOKIE), and relays if the kernel refuses them",
-    ),
-    (
-        "`proxy --splice full`",
-        (6, 9),
-        "bpf_sk_assign_tcp_reqsk; before that, and where net.ipv4.tcp_syncookies is 0, it is as auto",
     ),
     ("`run`, `connect` by notify", (5, 19), "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"),
     ("Landlock", (5, 13), "landlock_create_ruleset; where it is off, a process does without it"),

@@ -5,12 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use truepeer_policy::{Policy, SenderAddr};
-use truepeer_proto::{Addresses, Command, Header, Tlvs, Transport, Version};
-use truepeer_session::counters::Counter;
+use truepeer_policy::Policy;
 use truepeer_session::table::Key;
 use truepeer_session::{CloseReason, ListenerId};
-use truepeer_splice::{Begun, Watched};
+use truepeer_splice::Watched;
 
 use super::{Entry, Worker};
 use crate::listener::Listener;
@@ -33,24 +31,6 @@ impl Worker {
         for watched in std::mem::take(&mut self.unclaimed) {
             self.adopt_left(watched, now);
         }
-    }
-
-    /// Watches a session that the kernel has made. The team has counted it here already.
-    pub(super) fn watch(&mut self, begun: Begun, now: Instant) {
-        let Some(listener) = self.known(ListenerId::new(begun.listener)) else {
-            // The listener was closed meanwhile: the session goes on unwatched.
-            return self.team.on_end(self.number);
-        };
-        listener.shard.count(Counter::Accepted);
-        listener.shard.on_open();
-        let (sender, header) = (SenderAddr::new(begun.sender), header_of(&begun));
-        let session = Session::made_by_kernel(begun.watched, sender, now);
-        let key = self.sessions.insert(Entry { session, listener });
-        self.give_turn(key, now, |session, cx, scratch| match session.judge(cx, &header) {
-            // Look at once: a short session has ended by now, and its place is needed.
-            Verdict::Wait(Deadline::Left) => session.on_deadline(cx, scratch, Deadline::Left),
-            verdict => verdict,
-        });
     }
 
     fn listener_at(&self, own: SocketAddr) -> Option<Rc<Listener>> {
@@ -89,19 +69,5 @@ impl Worker {
             self.sessions.get_mut(*key).is_some_and(|entry| entry.session.has_left() && is_meant(entry))
         };
         keys.into_iter().filter(is_left).collect()
-    }
-}
-
-/// The session's header. The programs take no header with extensions.
-fn header_of(begun: &Begun) -> Header<'static> {
-    Header {
-        version: if begun.by_v1 { Version::V1 } else { Version::V2 },
-        command: Command::Proxy,
-        addresses: Addresses::Inet {
-            transport: Transport::Stream,
-            source: begun.client,
-            destination: begun.listens,
-        },
-        tlvs: Tlvs::EMPTY,
     }
 }

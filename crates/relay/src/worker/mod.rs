@@ -298,7 +298,6 @@ impl Worker {
                     let listener = self.known(id).unwrap_or_else(|| self.listener(id, rules));
                     self.begin(&listener, connection, now);
                 }
-                Order::Begun(begun) => self.watch(begun, now),
                 Order::Flows(order) => self.with_flows(now, |flows, cx| move_flows(flows, cx, order)),
                 Order::Sessions(order) => self.on_session_order(order, now),
                 Order::Left(watched) => self.adopt_left(watched, now),

@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use truepeer_session::budget::Permit;
 use truepeer_session::registry::SessionOrder;
 use truepeer_session::{ListenerId, ListenerRules};
-use truepeer_splice::{Begun, Watched};
+use truepeer_splice::Watched;
 use truepeer_sys::CallError;
 
 use crate::listener_sockets::ListenerSockets;
@@ -30,8 +30,6 @@ pub(crate) enum Order {
     SetRules { id: ListenerId, rules: Arc<ListenerRules>, done: Sender<()> },
     /// Serve a connection that a busier worker has accepted.
     Adopt { id: ListenerId, rules: Arc<ListenerRules>, connection: AcceptedConnection },
-    /// Watch a session that the kernel has made.
-    Begun(Begun),
     /// Move flows from or to another process.
     Flows(FlowsOrder),
     /// List or end sessions, for the operator.

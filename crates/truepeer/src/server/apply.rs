@@ -20,7 +20,6 @@ use truepeer_relay::{Relay, Splicing, StaysReason};
 use truepeer_session::budget::Budgets;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, SessionList};
 
-use super::full::FullListeners;
 use super::rules::Marks;
 use super::signals::Bell;
 use super::splice::{Obstacle, Programs};
@@ -174,24 +173,11 @@ impl Engines {
         let opens = changes.iter().position(|change| matches!(change, Change::Open(_))).unwrap_or(0);
         let (in_the_way, others) = changes.split_at(opens);
         let outcome = in_the_way.iter().try_for_each(|change| self.carry_out(change, marks, inherited));
-        let outcome = outcome.and_then(|()| {
+        outcome.and_then(|()| {
             let closed: Vec<_> = in_the_way.iter().map(Change::key).collect();
             self.free(&closed.iter().map(|key| (key.protocol, key.address)).collect::<Vec<_>>());
             others.iter().try_for_each(|change| self.carry_out(change, marks, inherited))
-        });
-        self.settle();
-        outcome
-    }
-
-    /// Offers the kernel's programs again the listeners that they did not take. New listeners are opened
-    /// before old ones are closed, so now there may be room.
-    fn settle(&mut self) {
-        let Some(full) = &mut self.programs.full else { return };
-        for listener in &self.running {
-            if let Some(id) = self.ids.get(&listener.key) {
-                full.try_again(*id, listener);
-            }
-        }
+        })
     }
 
     fn carry_out(
@@ -245,19 +231,12 @@ impl Engines {
             let rules = self.https_rules(listener, marks);
             self.https()?.open(id, rules, inherited)
         } else {
-            let addresses = self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)?;
-            if let Some(full) = &mut self.programs.full {
-                full.open(id, listener, &addresses);
-            }
-            Ok(addresses)
+            self.relay()?.open(id, rules::relay(listener, marks.of(listener)), inherited)
         }
     }
 
     fn close(&mut self, listener: &CheckedListener) -> Result<(), EngineError> {
         let id = self.id(listener.key);
-        if let Some(full) = &self.programs.full {
-            full.leave(id);
-        }
         if listener.config.needs_https() { self.https()?.close(id) } else { self.relay()?.close(id) }
     }
 
@@ -268,11 +247,7 @@ impl Engines {
             let rules = self.https_rules(listener, marks);
             self.https()?.set_rules(id, rules)
         } else {
-            self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))?;
-            if let Some(full) = &mut self.programs.full {
-                full.set_rules(id, listener);
-            }
-            Ok(())
+            self.relay()?.set_rules(id, rules::relay(listener, marks.of(listener)))
         }
     }
 
@@ -314,21 +289,15 @@ impl Engines {
         is_wanted.then(|| self.programs.obstacle.as_ref().map(Obstacle::shown).unwrap_or_default())
     }
 
-    /// The programs of `--splice full`.
-    pub(super) fn full(&self) -> Option<Arc<truepeer_bpf::Full>> {
-        self.programs.full.as_ref().map(FullListeners::programs)
-    }
-
     fn relay(&mut self) -> Result<&mut Relay, EngineError> {
         if self.relay.is_none() {
             let bell = self.bell.clone();
             let on_end = move || bell.ring();
-            let full = self.full();
             let programs = self.programs.splices.as_ref().zip(self.programs.ways.as_ref());
             let obstacle = self.programs.obstacle.as_ref();
             let stays = obstacle.map_or(StaysReason::NotLoaded, |obstacle| obstacle.reason);
             let start = |(splices, ways): (&Arc<_>, &Arc<_>)| {
-                Splicing::start(Arc::clone(splices), Arc::clone(ways), full, stays)
+                Splicing::start(Arc::clone(splices), Arc::clone(ways), stays)
             };
             let splicing = programs.map(start).transpose().map_err(EngineError::Thread)?.ok_or(stays);
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
@@ -454,13 +423,11 @@ impl Engines {
 
     /// Lets another process have the sessions that have left user space.
     pub(super) fn release_spliced(&mut self) -> Result<(), EngineError> {
-        self.programs.full.iter().for_each(FullListeners::leave_all);
         self.relay.as_mut().map_or(Ok(()), Relay::release_spliced)
     }
 
     /// Stops accepting connections and flows. The bell rings when the last session of an engine has ended.
     pub(super) fn drain(&mut self) {
-        self.programs.full.iter().for_each(FullListeners::drain);
         self.relay.iter_mut().for_each(Engine::drain);
         self.https.iter_mut().for_each(Engine::drain);
     }

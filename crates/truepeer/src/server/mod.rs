@@ -5,7 +5,6 @@ mod attachments;
 #[cfg_attr(not(feature = "acme"), path = "without_acme.rs")]
 mod certificates;
 mod changes;
-mod full;
 mod holder;
 mod inherited;
 mod notify;
@@ -104,8 +103,6 @@ struct Server<'a> {
     confined: Confined,
     /// Whether a listener wanted the kernel's programs for spliced sessions at the start.
     wants_splice: bool,
-    /// Whether those that make sessions are loaded.
-    makes_sessions: bool,
     /// Dropped after the process: at the end, sessions that have left user space are reset.
     repairs: Option<RepairKeeper>,
     /// Dropped last: nobody has the tables any more.
@@ -156,7 +153,6 @@ impl<'a> Server<'a> {
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the
         // keeper.
         let confined = plan.enter()?;
-        let can_make_sessions = programs.full.is_some();
         let bell = events.bell();
         let attachments = match attach_keeper {
             Some(keeper) => Attachments::Keeper(keeper.hear(bell.clone())?),
@@ -185,7 +181,6 @@ impl<'a> Server<'a> {
             are_bans_new: false,
             confined,
             wants_splice: splice::is_wanted(&loaded.process),
-            makes_sessions: can_make_sessions,
             repairs,
             _pins: pins,
         };
@@ -381,7 +376,7 @@ impl<'a> Server<'a> {
         for warning in loaded.warnings(self.source) {
             warn!("{warning}");
         }
-        splice::warn_of_reload(&loaded.process, self.wants_splice, self.makes_sessions);
+        splice::warn_of_reload(&loaded.process, self.wants_splice);
         Ok(changes)
     }
 

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use anyhow::Chain;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
-use truepeer_bpf::{AttachError, Device, Splices};
+use truepeer_bpf::{AttachError, Splices};
 use truepeer_relay::{StaysReason as Reason, Ways};
 
-use super::full::FullListeners;
 use truepeer_attach::devices_in_use;
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
@@ -32,7 +31,6 @@ pub(super) struct Programs {
     /// With an obstacle: the tables of an earlier or another process, if there are any. Their clients'
     /// addresses are not free.
     pub(super) splices: Option<Arc<Splices>>,
-    pub(super) full: Option<FullListeners>,
     /// Opened with the programs: a confined process can't list IPsec policies.
     pub(super) ways: Option<Arc<Ways>>,
     pub(super) obstacle: Option<Obstacle>,
@@ -85,29 +83,16 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
         let found = "no listener wanted it when truepeer started: restart it";
         return relaying(Obstacle::new(Reason::NotLoaded, found));
     }
-    let (splices, devices) = match attach(is_upgrade) {
-        Ok(attached) => attached,
+    match attach(is_upgrade) {
+        Ok(splices) => {
+            Programs { splices: Some(splices), ways: Some(Arc::new(Ways::open())), obstacle: None }
+        }
         Err(obstacle) => {
             debug!("--splice: {}; sessions are relayed", obstacle.found);
-            if wants_full(process) {
-                warn!("--splice full: {}; sessions are relayed", obstacle.found);
-            }
-            return relaying(obstacle);
+            relaying(obstacle)
         }
-    };
-    let full = wants_full(process).then(|| FullListeners::attach(&splices, Path::new(PINS), &devices));
-    let full = full.transpose().unwrap_or_else(|failure| {
-        warn!("--splice full: {failure:#}; until the next start it is as auto");
-        None
-    });
-    if full.is_some() {
-        warn!(
-            "--splice full is experimental and not for production: docs/splice.md, \"Sessions that the kernel makes\", says what is open"
-        );
     }
-    Programs { splices: Some(splices), full, ways: Some(Arc::new(Ways::open())), obstacle: None }
 }
-
 fn listeners(process: &ProcessConfig) -> impl Iterator<Item = &ListenerConfig> {
     process.entries.iter().flat_map(|entry| match entry {
         EntryConfig::Proxy(config) => config.listeners.as_slice(),
@@ -119,18 +104,9 @@ pub(super) fn is_wanted(process: &ProcessConfig) -> bool {
     listeners(process).any(ListenerConfig::may_splice)
 }
 
-fn wants_full(process: &ProcessConfig) -> bool {
-    listeners(process).any(|listener| listener.splice_full() == Some(Ok(())))
-}
-
 /// A reload loads no programs, because the process has given up the privileges for that. `was_wanted`: it has
 /// tried at the start.
-pub(super) fn warn_of_reload(process: &ProcessConfig, was_wanted: bool, is_full_loaded: bool) {
-    if was_wanted && !is_full_loaded && wants_full(process) {
-        warn!(
-            "--splice full: the kernel's programs for it are loaded at the next start; until then it is as auto"
-        );
-    }
+pub(super) fn warn_of_reload(process: &ProcessConfig, was_wanted: bool) {
     if is_wanted(process) && !was_wanted {
         warn!(
             "--splice: the kernel's programs are loaded at the next start; until then sessions are relayed"
@@ -143,7 +119,7 @@ fn relaying(obstacle: Obstacle) -> Programs {
     remove_unused();
     let splices = left_behind();
     let ways = splices.as_ref().map(|_| Arc::new(Ways::open()));
-    Programs { splices, full: None, ways, obstacle: Some(obstacle) }
+    Programs { splices, ways, obstacle: Some(obstacle) }
 }
 
 /// The tables of an earlier or another process: its sessions may go on, and their clients' addresses are not
@@ -163,7 +139,7 @@ fn left_behind() -> Option<Arc<Splices>> {
     })
 }
 
-fn attach(is_upgrade: bool) -> Result<(Arc<Splices>, Vec<Device>), Obstacle> {
+fn attach(is_upgrade: bool) -> Result<Arc<Splices>, Obstacle> {
     if !truepeer_bpf::are_built_in() {
         return Err(Obstacle::new(Reason::NotBuilt, "this truepeer was built without clang"));
     }
@@ -184,7 +160,7 @@ fn attach(is_upgrade: bool) -> Result<(Arc<Splices>, Vec<Device>), Obstacle> {
     let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
     let splices = attach(Path::new(PINS), &devices, FLOWS).map_err(|failure| Obstacle::of(&failure))?;
     info!("sessions may leave user space, on {}", names.join(", "));
-    Ok((splices, devices))
+    Ok(splices)
 }
 
 impl Obstacle {

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use truepeer_bpf::Full;
 use truepeer_policy::{BannedPrefix, Bans};
 use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counters;
@@ -24,7 +23,6 @@ const LATELY: Duration = Duration::from_secs(600);
 /// A view that the server's thread brings up to date after each change.
 pub(super) struct View {
     journal: Arc<Journal>,
-    full: Option<Arc<Full>>,
     requests: Requests,
     bans: Arc<Bans>,
     /// A new process reads who is banned, so nothing of it may change.
@@ -54,9 +52,8 @@ impl View {
             running: Vec::new(),
         };
         let journal = Arc::clone(&process.engines.journal);
-        let full = process.engines.full();
         let (bans, is_upgrading) = (Arc::clone(&process.engines.bans), AtomicBool::new(false));
-        Arc::new(Self { journal, full, requests, bans, is_upgrading, shown: Mutex::new(shown) })
+        Arc::new(Self { journal, requests, bans, is_upgrading, shown: Mutex::new(shown) })
     }
 
     fn shown(&self) -> MutexGuard<'_, Shown> {
@@ -114,12 +111,6 @@ impl Running for View {
 
     fn splice(&self) -> Option<SpliceDoc> {
         self.shown().splice.clone()
-    }
-
-    fn made_by_kernel(&self) -> Vec<(&'static str, u64)> {
-        let counters = self.full.as_ref().map(|full| full.counters());
-        // Unreadable: they are not shown.
-        counters.and_then(Result::ok).unwrap_or_default()
     }
 
     fn attachments(&self) -> Vec<AttachmentDoc> {

@@ -186,9 +186,9 @@ fn json_has_the_same_verdicts(bed: &Bed) -> Result<()> {
     ensure!(report["ok"] == false, "{}", ill.text);
     let checks = report["checks"].as_array().context("no checks")?;
     let needs = report["needs"].as_array().context("no needs")?;
-    let full = report["kernels"].as_array().context("no kernels")?;
-    let full = full.iter().find(|kernel| kernel["of"] == "`proxy --splice full`").context("no full")?;
-    ensure!(full["since"] == "6.9" && full["held"].is_boolean(), "{full}");
+    let kernels = report["kernels"].as_array().context("no kernels")?;
+    let auto = kernels.iter().find(|kernel| kernel["of"] == "`proxy --splice auto`").context("no auto")?;
+    ensure!(auto["since"] == "6.1" && auto["held"].is_boolean(), "{auto}");
     let low_port = needs.iter().find(|need| need["name"] == "low-port").context("no low-port")?;
     ensure!(low_port["any_of"] == serde_json::json!(["cap_net_bind_service"]), "{low_port}");
     let spoofed: Vec<_> = checks.iter().filter(|check| check["name"] == "backend_spoofed").collect();
@@ -267,7 +267,7 @@ fn a_running_truepeer_tells_how_many_sessions_stay_and_why(bed: &Bed) -> Result<
     }
     let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
     let admin = bed.dir().join("admin").display().to_string();
-    let options = ["--routes", "auto", "--splice", "full", "--splice-after", "0", "--admin", &admin];
+    let options = ["--routes", "auto", "--splice", "auto", "--splice-after", "0", "--admin", &admin];
     let truepeer = Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&options).start(bed)?;
     let ask = || examine(bed, &format!("-4 {BACKEND} --admin {admin}"));
     ensure!(ask()?.line(DOOR).is_err(), "no session has come: {}", ask()?.text);

@@ -86,32 +86,30 @@ fn has_free_tables() -> bool {
 fn the_process_keeps_no_capability_for_sessions_that_leave(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
     let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-    for (number, way) in (0..).zip(["auto", "full"]) {
-        let truepeer = proxy(bed, &["--splice", way, "--splice-after", "0"]).start(bed)?;
-        let backend = Behaviour::Echo.start(bed, &["127.0.0.1:8009"])?;
-        let stand = Stand { truepeer, backend, admin: bed.dir().join("admin") };
-        let mut stream = open(number)?;
-        stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-        let process = stand.truepeer.pid();
-        let unwanted = NET_ADMIN | PERFMON | if has_free_tables() { BPF } else { 0 };
-        let held = capabilities(process)?;
-        ensure!(held.iter().all(|set| set & unwanted == 0), "{held:x?}: {}", stand.truepeer.log());
-        let keeper = keeper_of(&stand.truepeer)?;
-        let held = capabilities(keeper)?;
-        let wanted = NET_ADMIN | NET_BIND_SERVICE;
-        ensure!(held == [wanted, wanted, 0, 0], "the keeper's: {held:x?}");
-        for (name, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
-            ensure!(of_each_thread(keeper, name)? == [wanted], "the keeper's {name}");
-        }
-        ensure!(of_each_thread(keeper, "Uid")?[0] == of_each_thread(process, "Uid")?[0]);
-        let open = fs::read_dir(format!("/proc/{keeper}/fd"))?.count();
-        // The standard streams, and the socket to its process.
-        ensure!(open == 4, "{open} descriptors");
-        stand.ask(bed, &["sessions", "--kill", "--client", "203.0.113.0/24"])?;
-        crate::stand::is_reset(&mut stream)?;
-        stand.truepeer.stop()?;
-        ensure!(!fs::exists(format!("/proc/{keeper}"))?, "the keeper outlives its process");
+    let truepeer = spliced(bed, &[]).start(bed)?;
+    let backend = Behaviour::Echo.start(bed, &["127.0.0.1:8009"])?;
+    let stand = Stand { truepeer, backend, admin: bed.dir().join("admin") };
+    let mut stream = open(0)?;
+    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
+    let process = stand.truepeer.pid();
+    let unwanted = NET_ADMIN | PERFMON | if has_free_tables() { BPF } else { 0 };
+    let held = capabilities(process)?;
+    ensure!(held.iter().all(|set| set & unwanted == 0), "{held:x?}: {}", stand.truepeer.log());
+    let keeper = keeper_of(&stand.truepeer)?;
+    let held = capabilities(keeper)?;
+    let wanted = NET_ADMIN | NET_BIND_SERVICE;
+    ensure!(held == [wanted, wanted, 0, 0], "the keeper's: {held:x?}");
+    for (name, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
+        ensure!(of_each_thread(keeper, name)? == [wanted], "the keeper's {name}");
     }
+    ensure!(of_each_thread(keeper, "Uid")?[0] == of_each_thread(process, "Uid")?[0]);
+    let open = fs::read_dir(format!("/proc/{keeper}/fd"))?.count();
+    // The standard streams, and the socket to its process.
+    ensure!(open == 4, "{open} descriptors");
+    stand.ask(bed, &["sessions", "--kill", "--client", "203.0.113.0/24"])?;
+    crate::stand::is_reset(&mut stream)?;
+    stand.truepeer.stop()?;
+    ensure!(!fs::exists(format!("/proc/{keeper}"))?, "the keeper outlives its process");
     Ok(())
 }
 

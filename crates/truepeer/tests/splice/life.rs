@@ -28,7 +28,6 @@ pub(crate) fn tests() -> Vec<Test> {
         sessions_with_a_mark_stay,
         a_reload_that_wants_splice_says_when_it_takes_effect,
         without_a_capability_sessions_are_relayed,
-        full_without_what_it_needs_is_as_auto,
         each_of_two_truepeers_answers_for_its_own_sessions,
         truepeers_behind_each_other_deliver,
         where_others_have_all_shares_sessions_are_relayed,
@@ -182,20 +181,6 @@ fn without_a_capability_sessions_are_relayed(bed: &Bed) -> Result<()> {
         ensure!(!log.contains("cap_net_admin"), "without {missing:?}: {log}");
     }
     Ok(())
-}
-
-/// Linux 6.9 and SYN cookies. So this shows the same before Linux 6.9.
-fn full_without_what_it_needs_is_as_auto(bed: &Bed) -> Result<()> {
-    mount_bpf_in_place()?;
-    std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0")?;
-    let backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-    let truepeer = proxy(bed, &["--splice", "full", "--splice-after", "0"]).start(bed)?;
-    truepeer.wait_for_log("(Linux 6.9) and net.ipv4.tcp_syncookies other than 0")?;
-    truepeer.wait_for_log("until the next start it is as auto")?;
-    let stand = Stand { truepeer, backend, admin: bed.dir().join("admin") };
-    let mut stream = open(0)?;
-    stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
-    echo(&mut stream, &[7; 3000])
 }
 
 const SECOND: &str = "127.0.0.1:8444";

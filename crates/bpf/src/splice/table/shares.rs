@@ -5,12 +5,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::{Role, Splices, lock};
+use crate::AttachError;
 use crate::splice::layout::Stage;
 use crate::splice::locks::{SHARES, Share};
-use crate::{AttachError, links};
-
-/// The share whose owner may have the kernel make sessions. It is the first that a process takes.
-const MAKES_SESSIONS: Share = 0;
 
 /// The shares of this process.
 #[derive(Debug, Default)]
@@ -47,9 +44,6 @@ impl Splices {
             return Err(AttachError::TablesTaken);
         }
         lock(&self.shares).awaited = awaited;
-        if free.contains(&MAKES_SESSIONS) {
-            links::detach_full(&self.place)?;
-        }
         if !free.is_empty() {
             self.keys.begin()?;
             self.own(&free);
@@ -67,11 +61,6 @@ impl Splices {
             // The last owner may have been killed before it wrote a secret. If this fails, no key can be
             // entered, and sessions stay in user space.
             let _ = self.keys.begin();
-            if inherited.contains(&MAKES_SESSIONS)
-                && let Some(before_adopting) = self.before_adopting.get()
-            {
-                before_adopting();
-            }
             self.own(&inherited);
         }
         self.locks.let_others_start();
@@ -113,10 +102,6 @@ impl Splices {
     /// A guest answers for the flows of processes that have ended. No other process starts meanwhile.
     pub(super) fn look_after_orphans(&self) -> Result<(), AttachError> {
         let free = self.locks.take_free();
-        if free.contains(&MAKES_SESSIONS) {
-            // An earlier process's programs would accept connections for this one's listeners.
-            links::detach_full(&self.place)?;
-        }
         self.adopt(&free);
         // Let another process have the shares and their free places.
         lock(&self.free).clear();
@@ -129,8 +114,8 @@ impl Splices {
     fn adopt(&self, taken: &[Share]) {
         lock(&self.shares).own.extend(taken);
         let has_elder = self.locks.have_elder();
-        // Whatever was about to begin has begun by then: by that process, or by programs that make sessions.
-        let since = (has_elder || self.before_adopting.get().is_some()).then(Instant::now);
+        // Whatever that process was about to begin has begun by then.
+        let since = has_elder.then(Instant::now);
         let mut unfinished = Vec::new();
         let places: Vec<u32> = taken.iter().flat_map(|share| self.places_of(*share)).collect();
         lock(&self.free).grow(places.len());
@@ -179,12 +164,6 @@ impl Splices {
     }
 
     fn find_share(&self, own: &[Share]) -> Option<Share> {
-        if !own.contains(&MAKES_SESSIONS) && self.locks.take(MAKES_SESSIONS) {
-            // Its owner has ended, and the programs that made sessions for it may still use places of other
-            // shares.
-            self.locks.give(MAKES_SESSIONS);
-            return None;
-        }
         let others = (0..SHARES).filter(|share| !own.contains(share) && !self.places_of(*share).is_empty());
         let mut free = others.filter(|share| self.locks.take(*share));
         free.find(|share| {
@@ -212,11 +191,6 @@ impl Splices {
 
     pub(super) fn may_grow_again(&self) {
         lock(&self.shares).is_full_grown = false;
-    }
-
-    /// Whether the kernel may make sessions for this process.
-    pub(crate) fn may_make_sessions(&self) -> bool {
-        lock(&self.shares).own.contains(&MAKES_SESSIONS)
     }
 
     pub(super) fn own_places(&self) -> Vec<u32> {
