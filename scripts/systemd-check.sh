@@ -62,11 +62,16 @@ confined() {
   is NoNewPrivs 1
   is Seccomp 2
   case $(status Uid) in 0*) fail "it runs as root" ;; esac
-  keeper=$(debian_run cat "/proc/$(property MainPID)/task/$(property MainPID)/children")
-  keeper=$(debian_run grep -hE '^(Name|CapEff|CapPrm|Seccomp):' /proc/${keeper% }/status | tr -s '\t\n' ' ') # CAP_NET_BIND_SERVICE, CAP_NET_ADMIN
-  [ "$keeper" = "Name: truepeer-keeper CapPrm: 0000000000001400 CapEff: 0000000000001400 Seccomp: 2 " ] || fail "its keeper: $keeper"
+  local helper helpers=
+  for helper in $(debian_run cat "/proc/$(property MainPID)/task/$(property MainPID)/children"); do
+    helpers+=$(debian_run sed -nE 's/^(Name|CapPrm|CapEff|Seccomp):\s*//p' "/proc/$helper/status" | tr '\n' ' ')$'\n'
+  done
+  # 1400: CAP_NET_BIND_SERVICE, CAP_NET_ADMIN.
+  [ "$(sort <<<"$helpers" | tr '\n' ' ')" = " truepeer-keeper 0000000000001400 0000000000001400 2  truepeer-pins 0000000000000000 0000000000000000 2  truepeer-splice 0000000000001400 0000000000001400 2  " ] ||
+    fail "its helpers: $helpers"
 }
 confined
+logged 'sessions may leave user space, on lo' || fail "its sessions stay in user space"
 logged ', capabilities cap_net_raw cap_net_bind_service, files (Landlock' || fail "no line about confinement"
 if logged 'not confined'; then fail "something is missing"; fi
 [ "$(property NFileDescriptorStore)" = 1 ] || fail "systemd keeps $(property NFileDescriptorStore) sockets"
@@ -80,7 +85,8 @@ debian_run systemctl restart truepeer || fail "a restart within the port"
 say "an address changed within its port, by reload and by restart"
 first=$(property MainPID)
 clients
-say "started: user $(status Uid | cut -f1), capabilities and filters as declared, its socket in systemd's store"
+for _ in $(seq 100); do left=$(debian_run truepeer status | grep 'left user space') && break; sleep .1; done
+say "started: user $(status Uid | cut -f1), capabilities and filters as declared, its socket in systemd's store; ${left:?no session has left user space}"
 
 jobs 843 844 >"$config"
 debian_run systemctl reload truepeer || fail "reload"

@@ -28,7 +28,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow, ensure};
 use truepeer_bpf::{
     AttachError, BanTable, Cgroups, NewConnections, Others, Place, Rules, attach, can_look, covered_cgroup,
-    covered_devices, detach_now, find_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
+    covered_devices, detach_now, find_pins, find_splice_pins, gone, left_behind, make_pins, port_list,
+    remove, status, sweep,
 };
 
 use truepeer_config::plan::{attach_rules, note_of_sender};
@@ -146,7 +147,7 @@ fn act(
         Some(AttachAction::Sweep { .. }) => {
             tidy_up(&place, out)?;
             // Tables of sessions that have left user space.
-            tidy_up(&Place::here(Path::new(defaults::SPLICE_PINS))?, out)
+            tidy_up(&Place::here(&find_splice_pins())?, out)
         }
         Some(AttachAction::Status { follow: true, json, .. }) => {
             let places = || Ok(if place.exists()? { vec![place.clone()] } else { Vec::new() });

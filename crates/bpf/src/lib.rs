@@ -59,7 +59,7 @@ pub use leftovers::{gone, left_behind, sweep};
 pub use links::covered_devices;
 pub use links::has_tcx;
 pub use memory::Memory;
-pub use pins::{DEFAULT_PINS, can_look, find_pins, make_pins};
+pub use pins::{DEFAULT_PINS, can_look, find_pins, find_splice_pins, make_pins, make_splice_pins};
 pub use place::Place;
 pub use ports::{PortRange, port_list, without_overlaps};
 pub use programs::are_built_in;

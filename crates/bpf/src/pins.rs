@@ -36,6 +36,19 @@ pub fn find_pins() -> PathBuf {
     all.into_iter().find(|pins| Place::can_be_at(pins)).unwrap_or(default.to_owned())
 }
 
+/// A directory apart from that of `attach`, which lists all pins that it finds in its own.
+const SPLICE: &str = "truepeer-splice";
+
+/// The directory of the tables of sessions that leave user space (`proxy --splice`).
+pub fn find_splice_pins() -> PathBuf {
+    find_pins().with_file_name(SPLICE)
+}
+
+/// The same; mounts a BPF file system if there is none and the process may do that.
+pub fn make_splice_pins() -> PathBuf {
+    make_pins().unwrap_or(DEFAULT_PINS.into()).with_file_name(SPLICE)
+}
+
 /// Whether it is certain that nothing is attached if [`find_pins`] has nothing: a BPF file system was found,
 /// or at least looked for among the mounts of process 1.
 pub fn can_look() -> bool {

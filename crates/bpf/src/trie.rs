@@ -160,11 +160,6 @@ fn under_nat64(ip: IpAddr) -> Option<IpAddr> {
     Some(Ipv6Addr::from_bits((0x0064_ff9b << 96) | u128::from(ip.to_bits())).into())
 }
 
-/// These addresses as denied clients.
-pub(crate) fn hosts(addresses: &BTreeSet<IpAddr>) -> Vec<Entry> {
-    addresses.iter().map(|ip| (to_ipv6((*ip).into()), DENIED)).collect()
-}
-
 /// Clients that are refused.
 pub(crate) fn denied(claims: &Claims) -> Vec<Entry> {
     of_set(&claims.deny, DENIED)

@@ -327,7 +327,7 @@ fn udp_receiver(datagrams: Datagrams, fault: Fault, at: IpAddr) -> Receiver {
         }
     });
     let from = at.is_ipv4().then_some(Ipv4Addr::new(127, 0, 0, 9).into());
-    Receiver { target, from, patience: Duration::from_millis(60), ..receiver }
+    Receiver { target, from, patience: Duration::from_millis(300), ..receiver }
 }
 
 fn judged_datagrams(datagrams: Datagrams, fault: Fault, at: IpAddr) -> Report {

@@ -10,7 +10,7 @@ use std::{env, fs, io};
 
 use anyhow::Context;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Resource, getrlimit};
 use truepeer_sys::netns::{NetNs, enter_new_mount_namespace};
 
@@ -222,6 +222,8 @@ pub(crate) fn isolate() -> anyhow::Result<()> {
     enter_new_mount_namespace()?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .context("private mounts")?;
+    // As under systemd. Where a plain user tests, nothing can be pinned.
+    let _ = mount("bpf", "/sys/fs/bpf", "bpf", MountFlags::empty(), c"mode=700");
     NetNs::create_and_enter()?;
     small_tables_within()?;
     topology::ip_here(&["link set lo up"])

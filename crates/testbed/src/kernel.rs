@@ -5,7 +5,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{SchedClassifier, TcAttachType};
 
@@ -65,12 +65,6 @@ impl KernelState {
             last.as_ref() == Some(self)
         });
         again.with_context(|| last.map_or_else(|| "unknown".to_owned(), |last| last.differences(self)))
-    }
-
-    /// Fails if the other one is different.
-    pub fn must_be(&self, other: &KernelState) -> anyhow::Result<()> {
-        ensure!(self == other, "{}", self.differences(other));
-        Ok(())
     }
 
     fn lines(&self) -> impl Iterator<Item = &str> {

@@ -76,6 +76,15 @@ impl Running {
         children.split_whitespace().map(|child| child.parse().context("a process id")).collect()
     }
 
+    /// Its child that `ps` shows by this name.
+    pub fn helper(&self, name: &str) -> anyhow::Result<i32> {
+        let is_it = |child: &i32| {
+            fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|found| found.trim() == name)
+        };
+        let found = self.children()?.into_iter().find(is_it);
+        found.with_context(|| format!("no {name}: {}", self.log()))
+    }
+
     /// Its standard output so far.
     pub fn stdout(&self) -> String {
         read(&self.out)

@@ -133,29 +133,11 @@ impl Keys {
         }
     }
 
-    /// The hash of a key, for tests.
-    pub(crate) fn hash_of(&self, key: &FlowKey) -> Option<u32> {
-        self.secret().map(|secret| hash(secret, key))
-    }
-
     /// How many there are, for tests.
     pub(crate) fn count(&self) -> usize {
-        count(&self.buckets)
-    }
-}
-
-/// The number of slots in use. For tests.
-pub(crate) fn count(buckets: &Mapped<Bucket>) -> usize {
-    let in_use =
-        |place| buckets.at(place).slots.iter().filter(|slot| slot.load(Ordering::Acquire) != 0).count();
-    (0..buckets.count()).map(in_use).sum()
-}
-
-/// Every free slot becomes that of a key with another hash, for tests.
-pub(crate) fn fill(bucket: &Bucket, hash: u32) {
-    for slot in &bucket.slots {
-        // Err: it is another one's already.
-        let _ = slot.compare_exchange(0, slot_of(!hash, 0), Ordering::AcqRel, Ordering::Relaxed);
+        let is_used = |slot: &&AtomicU32| slot.load(Ordering::Acquire) != 0;
+        let in_use = |place| self.buckets.at(place).slots.iter().filter(is_used).count();
+        (0..self.buckets.count()).map(in_use).sum()
     }
 }
 
@@ -219,7 +201,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::splice::key_of;
+    use crate::splice::layout::key_of;
 
     const SECRET: Secret = Secret {
         words: [3 << 40, 5 << 41, 7 << 42, 11 << 43, 13 << 44, 17, 19, 23, 29, 31],

@@ -11,7 +11,7 @@ use truepeer_policy::{
     BackendAddr, Backends, Delivery, Destinations, Dialect, Dynamic, HeaderRule, HeaderTimes, Nat64Prefix,
     OnConflict, Policy, Source,
 };
-use truepeer_proto::{Transport, Version, Versions};
+use truepeer_proto::{Transport, Version};
 use truepeer_session::settings::{self, UdpSettings};
 
 use super::datagrams;

@@ -37,8 +37,6 @@ pub const ORIGIN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 pub const ATTACH_MAX_FLOWS: NonZeroU32 = truepeer_bpf::MAX_FLOWS;
 pub const ATTACH_MAX_UDP_FLOWS: NonZeroU32 = truepeer_bpf::MAX_UDP_FLOWS;
 pub const PINS: &str = truepeer_bpf::DEFAULT_PINS;
-/// A directory apart from that of `attach`, which lists all pins that it finds in its own.
-pub const SPLICE_PINS: &str = "/sys/fs/bpf/truepeer-splice";
 /// `connect --send-proxy`.
 pub(crate) const SEND_PROXY: Version = Version::V2;
 /// The addresses of `vpp up --ethernet`: on the clients' side, and on the origin's side.

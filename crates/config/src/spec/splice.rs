@@ -14,9 +14,9 @@ use super::values::size;
 #[serde(rename_all = "lowercase")]
 pub enum SpliceMode {
     /// Where kernel and capabilities permit; other sessions are relayed.
+    #[default]
     Auto,
     /// Every session is relayed.
-    #[default]
     Off,
 }
 

@@ -2,7 +2,6 @@
 //! they are relayed otherwise. Of a running truepeer: how many have stayed, and why.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use anyhow::Context as _;
 use rustix::system::uname;
@@ -12,8 +11,9 @@ use super::report::{Check, Report};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, SpliceDoc, StatusDoc};
 use truepeer_config::spec::AdminAddr;
-use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
-use truepeer_privilege::confine::needs::{self, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED};
+use truepeer_privilege::confine::needs::{
+    self, ATTACH_MOUNT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED,
+};
 
 /// SO_NETNS_COOKIE.
 const OLDEST: needs::Version = (5, 14);
@@ -56,9 +56,10 @@ fn obstacle() -> Option<(String, &'static str)> {
     if !missing.is_empty() {
         return Some((format!("missing: {}", missing.join(", ")), "sudo truepeer doctor"));
     }
-    let is_mounted = truepeer_bpf::Place::can_be_at(Path::new(PINS));
+    let is_there = truepeer_bpf::Place::can_be_at(&truepeer_bpf::find_splice_pins());
     let mend = "mount -t bpf bpf /sys/fs/bpf";
-    (!is_mounted).then(|| ("no BPF file system is mounted at /sys/fs/bpf".to_owned(), mend))
+    (!is_there && !ATTACH_MOUNT.is_held())
+        .then(|| ("no BPF file system is mounted at /sys/fs/bpf".to_owned(), mend))
 }
 
 fn auto() -> Check {

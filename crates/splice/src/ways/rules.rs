@@ -22,7 +22,7 @@ const OURS: [u8; 2] = [123, 124];
 
 /// The rules that decide by more than addresses, each as the kernel writes it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Rules(Vec<Vec<u8>>);
+pub(super) struct Rules(pub(super) Vec<Vec<u8>>);
 
 impl Rules {
     /// Reads them, of both families.

@@ -1,4 +1,4 @@
-use super::rules::decides_by_more;
+use super::rules::{Rules, decides_by_more};
 
 /// A rule as the kernel writes it: to the tables that all rules have, with these attributes.
 fn rule(tos: u8, flags: u32, selectors: &[(u16, &[u8])]) -> Vec<u8> {
@@ -65,4 +65,14 @@ fn truepeers_own_rules_decide_nothing() {
 #[test]
 fn a_broken_rule_counts_as_one_that_decides() {
     assert!(decides_by_more(&[]) && decides_by_more(&[2, 0, 0]));
+}
+
+#[test]
+fn only_a_rule_that_is_new_is_one_more() {
+    let of = |ports: &[u8]| Rules(ports.iter().map(|port| rule(0, 0, &[(24, &[*port, 0, *port, 0])])).collect());
+    let before = of(&[80, 81]);
+    assert!(!of(&[81, 80]).have_more_than(&before), "the same in another order");
+    assert!(!of(&[80]).have_more_than(&before), "one went");
+    assert!(of(&[80, 82]).have_more_than(&before), "one went, another came");
+    assert!(of(&[80]).have_more_than(&Rules::default()) && !Rules::default().have_more_than(&before));
 }

@@ -153,6 +153,7 @@ impl<'a> Server<'a> {
         // Before the first thread, because threads inherit it. Listeners can still be added, and rules by the
         // keeper.
         let confined = plan.enter()?;
+        let spliced_on = programs.devices.clone();
         let bell = events.bell();
         let attachments = match attach_keeper {
             Some(keeper) => Attachments::Keeper(keeper.hear(bell.clone())?),
@@ -190,6 +191,9 @@ impl<'a> Server<'a> {
                 server.process.apply(loaded, inherited.sockets())?;
                 server.open_admin(inherited)?;
             }
+        }
+        if let Some(devices) = spliced_on {
+            info!("sessions may leave user space, on {devices}");
         }
         server.confined.announce();
         server.view.set_state(State::Serving);
@@ -376,7 +380,7 @@ impl<'a> Server<'a> {
         for warning in loaded.warnings(self.source) {
             warn!("{warning}");
         }
-        splice::warn_of_reload(&loaded.process, self.wants_splice);
+        splice::tell_of_reload(&loaded.process, self.wants_splice);
         Ok(changes)
     }
 

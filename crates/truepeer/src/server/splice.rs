@@ -3,18 +3,16 @@
 use std::error::Error;
 use std::io;
 use std::num::NonZeroU32;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Chain;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
-use truepeer_bpf::{AttachError, Splices};
+use truepeer_bpf::{AttachError, Splices, find_splice_pins, make_splice_pins};
 use truepeer_relay::{StaysReason as Reason, Ways};
 
 use truepeer_attach::devices_in_use;
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
-use truepeer_config::spec::defaults::SPLICE_PINS as PINS;
 use truepeer_ops::admin::SpliceDoc;
 use truepeer_privilege::confine::Plan;
 use truepeer_privilege::confine::needs::{SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON};
@@ -33,6 +31,8 @@ pub(super) struct Programs {
     pub(super) splices: Option<Arc<Splices>>,
     /// Opened with the programs: a confined process can't list IPsec policies.
     pub(super) ways: Option<Arc<Ways>>,
+    /// The devices whose packets the programs see.
+    pub(super) devices: Option<String>,
     pub(super) obstacle: Option<Obstacle>,
 }
 
@@ -55,7 +55,8 @@ impl Programs {
     pub(super) fn pins(&self, plan: &mut Plan<'_>) -> Option<Pins> {
         let splices = self.splices.as_ref()?;
         let remove = || _ = splices.remove_unused();
-        let keeper = plan.start_pins_keeper(Path::new(PINS), !truepeer_bpf::has_tcx(), remove);
+        let pins = find_splice_pins();
+        let keeper = plan.start_pins_keeper(&pins, !truepeer_bpf::has_tcx(), remove);
         Some(Pins { keeper })
     }
 }
@@ -64,7 +65,7 @@ fn remove_unused() {
     if !truepeer_bpf::are_built_in() {
         return;
     }
-    if let Err(failure) = truepeer_bpf::remove_unused(Path::new(PINS)) {
+    if let Err(failure) = truepeer_bpf::remove_unused(&find_splice_pins()) {
         debug!("--splice: what is pinned stays: {failure}");
     }
 }
@@ -84,9 +85,12 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
         return relaying(Obstacle::new(Reason::NotLoaded, found));
     }
     match attach(is_upgrade) {
-        Ok(splices) => {
-            Programs { splices: Some(splices), ways: Some(Arc::new(Ways::open())), obstacle: None }
-        }
+        Ok((splices, devices)) => Programs {
+            splices: Some(splices),
+            ways: Some(Arc::new(Ways::open())),
+            devices: Some(devices),
+            obstacle: None,
+        },
         Err(obstacle) => {
             debug!("--splice: {}; sessions are relayed", obstacle.found);
             relaying(obstacle)
@@ -106,9 +110,9 @@ pub(super) fn is_wanted(process: &ProcessConfig) -> bool {
 
 /// A reload loads no programs, because the process has given up the privileges for that. `was_wanted`: it has
 /// tried at the start.
-pub(super) fn warn_of_reload(process: &ProcessConfig, was_wanted: bool) {
+pub(super) fn tell_of_reload(process: &ProcessConfig, was_wanted: bool) {
     if is_wanted(process) && !was_wanted {
-        warn!(
+        info!(
             "--splice: the kernel's programs are loaded at the next start; until then sessions are relayed"
         );
     }
@@ -119,7 +123,7 @@ fn relaying(obstacle: Obstacle) -> Programs {
     remove_unused();
     let splices = left_behind();
     let ways = splices.as_ref().map(|_| Arc::new(Ways::open()));
-    Programs { splices, ways, obstacle: Some(obstacle) }
+    Programs { splices, ways, devices: None, obstacle: Some(obstacle) }
 }
 
 /// The tables of an earlier or another process: its sessions may go on, and their clients' addresses are not
@@ -128,18 +132,20 @@ fn left_behind() -> Option<Arc<Splices>> {
     if !truepeer_bpf::are_built_in() {
         return None;
     }
-    Splices::visit(Path::new(PINS)).unwrap_or_else(|failure| {
+    let pins = find_splice_pins();
+    Splices::visit(&pins).unwrap_or_else(|failure| {
         match failure {
             AttachError::Untrusted { .. } => {
                 warn!("what an earlier process has left is not looked at: {failure}")
             }
-            _ => debug!("what an earlier process has left at {PINS}: {failure}"),
+            _ => debug!("what an earlier process has left at {}: {failure}", pins.display()),
         }
         None
     })
 }
 
-fn attach(is_upgrade: bool) -> Result<Arc<Splices>, Obstacle> {
+/// Also returns the devices' names.
+fn attach(is_upgrade: bool) -> Result<(Arc<Splices>, String), Obstacle> {
     if !truepeer_bpf::are_built_in() {
         return Err(Obstacle::new(Reason::NotBuilt, "this truepeer was built without clang"));
     }
@@ -158,9 +164,8 @@ fn attach(is_upgrade: bool) -> Result<Arc<Splices>, Obstacle> {
     }
     let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
     let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
-    let splices = attach(Path::new(PINS), &devices, FLOWS).map_err(|failure| Obstacle::of(&failure))?;
-    info!("sessions may leave user space, on {}", names.join(", "));
-    Ok(splices)
+    let splices = attach(&make_splice_pins(), &devices, FLOWS).map_err(|failure| Obstacle::of(&failure))?;
+    Ok((splices, names.join(", ")))
 }
 
 impl Obstacle {
@@ -183,10 +188,14 @@ impl Obstacle {
             _ => Reason::NotLoaded,
         };
         let found = match failure.downcast_ref() {
-            Some(AttachError::OtherLayout { .. }) => format!(
-                "{PINS} is of another version of truepeer; its sessions go on in the kernel, and this version can't list or end them; \
-                 to end them: rm -r {PINS}, then restart truepeer"
-            ),
+            Some(AttachError::OtherLayout { .. }) => {
+                let pins = find_splice_pins();
+                let pins = pins.display();
+                format!(
+                    "{pins} is of another version of truepeer; its sessions go on in the kernel, and this version can't list or end them; \
+                     to end them: rm -r {pins}, then restart truepeer"
+                )
+            }
             _ => Chain::new(failure).map(ToString::to_string).collect::<Vec<_>>().join(": "),
         };
         let found = found.lines().next().unwrap_or_default().chars().take(LONGEST).collect();

@@ -258,7 +258,7 @@ fn a_loopback_interface_that_is_down_is_found(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Without a BPF file system truepeer can't load the programs.
+/// Without a BPF file system, and without CAP_SYS_ADMIN to mount one, truepeer can't load the programs.
 fn a_running_truepeer_tells_how_many_sessions_stay_and_why(bed: &Bed) -> Result<()> {
     const DOOR: &str = "127.0.0.1:8443";
     const BACKEND: &str = "127.0.0.1:80";
@@ -268,7 +268,10 @@ fn a_running_truepeer_tells_how_many_sessions_stay_and_why(bed: &Bed) -> Result<
     let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
     let admin = bed.dir().join("admin").display().to_string();
     let options = ["--routes", "auto", "--splice", "auto", "--splice-after", "0", "--admin", &admin];
-    let truepeer = Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&options).start(bed)?;
+    let truepeer = Truepeer::proxy(TRUEPEER).listen(DOOR).ipv4(BACKEND).args(&options);
+    let capabilities = ["net_raw", "net_admin", "bpf", "perfmon"];
+    let truepeer = truepeer.with(|program| program.as_user(User::ROOT).with_capabilities(&capabilities));
+    let truepeer = truepeer.start(bed)?;
     let ask = || examine(bed, &format!("-4 {BACKEND} --admin {admin}"));
     ensure!(ask()?.line(DOOR).is_err(), "no session has come: {}", ask()?.text);
     let mut streams = Vec::new();

@@ -58,6 +58,8 @@ fn nobody_listens_beside(bed: &Bed) -> Result<()> {
     let victim = TcpListener::bind("127.0.0.1:0")?;
     let taken = victim.local_addr()?;
     let truepeer = proxy(bed, 8443, BACKENDS)?;
+    // It has read the keeper's answers to its own orders.
+    truepeer.wait_for_log("confined: ")?;
     let line = line_of(&truepeer)?;
     // Stopped, so that it doesn't read the answers itself.
     truepeer.signal(Signal::STOP)?;

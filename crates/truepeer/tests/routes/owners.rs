@@ -137,7 +137,8 @@ fn a_killed_keeper_is_told_of_and_the_instance_serves_on(bed: &Bed) -> Result<()
     let running = state(bed)?;
     kill_process(Pid::from_raw(keeper).context("0")?, Signal::KILL)?;
     truepeer.wait_for_log(&format!("the keeper (process {keeper}) has ended by itself"))?;
-    bed.wait_for("the keeper is reaped", || truepeer.children().is_ok_and(|children| children.is_empty()))?;
+    let is_reaped = || truepeer.children().is_ok_and(|children| !children.contains(&keeper));
+    bed.wait_for("the keeper is reaped", is_reaped)?;
     other.stop()?;
     ensure!(state(bed)? == running, "the other has removed them:\n{}", state(bed)?);
     delivers_both("127.0.0.1:8443")?;
@@ -259,9 +260,7 @@ pub(crate) fn line_of(truepeer: &truepeer_testbed::Running) -> Result<OwnedFd> {
 }
 
 pub(crate) fn keeper_of(truepeer: &truepeer_testbed::Running) -> Result<i32> {
-    let children = truepeer.children()?;
-    ensure!(children.len() == 1, "{children:?}: {}", truepeer.log());
-    Ok(children[0])
+    truepeer.helper("truepeer-keeper")
 }
 
 /// Nobody may have waited for the end of an orphan.

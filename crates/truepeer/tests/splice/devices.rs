@@ -137,8 +137,7 @@ fn move_addresses(host: u8, from: &str, to: &str) -> Result<()> {
 
 const SESSIONS: u16 = 8;
 
-/// A session that stands still for 14 s repeats its bytes six times, each time after twice as long. A device
-/// that was down asks for addresses of IPv6 for some four seconds.
+/// A session that stands still for 14 s repeats its bytes six times, each time after twice as long.
 const REPETITIONS: u32 = 5;
 
 fn under_open_sessions(
@@ -167,6 +166,8 @@ fn under_open_sessions(
         far.run(|| to_the_clients(family))??;
     }
     if outcome == Outcome::GoOn {
+        // A device that was down asks for its addresses of IPv6 for some four seconds, longer under load.
+        bed.wait_for("addresses of IPv6", || is_any_tentative().is_ok_and(|any| !any))?;
         for stream in &mut streams {
             echo(stream, b"after the change")?;
         }
@@ -201,6 +202,13 @@ fn to_the_clients(family: Family) -> Result<()> {
 }
 
 /// How often the kernel of this host, or of a far one, has repeated something in each open connection.
+fn is_any_tentative() -> Result<bool> {
+    const TENTATIVE: u8 = 0x40; // IFA_F_TENTATIVE
+    let addresses = fs::read_to_string("/proc/thread-self/net/if_inet6")?;
+    let mut flags = addresses.lines().filter_map(|line| line.split_whitespace().nth(4));
+    Ok(flags.any(|flags| u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & TENTATIVE != 0)))
+}
+
 fn repetitions(bed: &Bed, far: Option<&NetNs>) -> Result<Vec<u32>> {
     let list = Program::new("ss").args(["-tinH", "state", "established"]);
     let listed = far.into_iter().fold(list, Program::in_netns).run(bed)?;

@@ -21,7 +21,7 @@ use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Behaviour, Running, Test, client, tests, wait_for};
 
-use crate::stand::{BACKEND, DOOR, SITE, Stand, echo, open, proxy, spliced};
+use crate::stand::{BACKEND, DOOR, SITE, Stand, echo, open, spliced};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = tests![
@@ -65,12 +65,8 @@ fn capabilities(process: i32) -> Result<Vec<u64>> {
     Ok(all)
 }
 
-/// The process that `ps` shows as truepeer-splice.
 fn keeper_of(truepeer: &Running) -> Result<i32> {
-    let is_it = |process: &i32| {
-        fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim() == "truepeer-splice")
-    };
-    truepeer.children()?.into_iter().find(is_it).with_context(|| format!("no keeper: {}", truepeer.log()))
+    truepeer.helper("truepeer-splice")
 }
 
 fn signal(process: i32, signal: Signal) -> Result<()> {

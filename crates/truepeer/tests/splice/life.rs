@@ -23,7 +23,8 @@ pub(crate) fn tests() -> Vec<Test> {
         an_idle_session_that_has_left_is_ended,
         sessions_outlive_their_truepeer_and_the_next_one_serves,
         a_stop_waits_for_sessions_that_have_left_and_ends_them,
-        by_default_no_session_leaves,
+        by_default_a_session_that_lasts_leaves,
+        with_off_no_session_leaves,
         sessions_with_a_header_for_the_backend_leave,
         sessions_with_a_mark_stay,
         a_reload_that_wants_splice_says_when_it_takes_effect,
@@ -428,10 +429,35 @@ fn another_user_can_hold_no_lock_of_the_tables(bed: &Bed) -> Result<()> {
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream)).map(drop)
 }
 
-fn by_default_no_session_leaves(bed: &Bed) -> Result<()> {
+/// Truepeer mounts a BPF file system where there is none.
+fn by_default_a_session_that_lasts_leaves(bed: &Bed) -> Result<()> {
+    const ALONE: [&str; 7] = [
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "sh",
+        "-c",
+        "while umount /sys/fs/bpf; do :; done 2>/dev/null; exec \"$0\" \"$@\"",
+    ];
     mount_bpf_in_place()?;
     let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
-    let truepeer = proxy(bed, &[]).start(bed)?;
+    let truepeer = proxy(bed, &[]).with(|program| program.launched_by("unshare", &ALONE)).start(bed)?;
+    let mut stream = open(0)?;
+    bed.wait_for("the session to leave", || {
+        let _ = echo(&mut stream, &[1; 2000]);
+        truepeer.log().contains("has left user space")
+    })?;
+    ensure!(!Path::new(FILE_SYSTEM).join("truepeer-splice").exists(), "the file system was still there");
+    echo(&mut stream, b"goes on")?;
+    drop(stream);
+    truepeer.wait_for_log("close=\"finished\"")
+}
+
+fn with_off_no_session_leaves(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _backend = Behaviour::Echo.start(bed, &[BACKEND])?;
+    let truepeer = proxy(bed, &["--splice", "off"]).start(bed)?;
     let mut stream = open(0)?;
     for _ in 0..100 {
         echo(&mut stream, &[1; 2000])?;

@@ -82,7 +82,7 @@ impl Stand {
                 return Ok(echoed);
             }
         }
-        bail!("not all have left:\n{}", self.ask(bed, &["sessions"])?)
+        bail!("not all have left:\n{}\n{}", self.ask(bed, &["sessions"])?, self.ask(bed, &["status"])?)
     }
 }
 

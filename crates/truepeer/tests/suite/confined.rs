@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
+use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Truepeer, tests};
 
 use crate::stand::{
@@ -61,9 +62,11 @@ const NET_BIND_SERVICE: u64 = 1 << 10;
 
 fn after_the_start_every_thread_has_only_what_its_job_needs(bed: &Bed) -> anyhow::Result<()> {
     classic_rules(bed)?;
-    let manual = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4).option("--routes", "manual");
+    let manual = proxy_without_routes().listen(DOOR_V4).ipv4(BACKEND_V4);
+    let manual = manual.args(&["--routes", "manual", "--splice", "off"]);
+    let auto = proxy().args(&["--splice", "off"]);
     let wanted = NET_RAW | NET_BIND_SERVICE;
-    for (truepeer, has_keeper) in [(&manual, false), (&proxy(), true)] {
+    for (truepeer, has_keeper) in [(&manual, false), (&auto, true)] {
         let Stand { truepeer, backend: _backend } = Stand::behind(bed, Behaviour::Who, truepeer)?;
         ensure!(ask(&header_of(CLIENT_V4.parse()?)?)? == CLIENT_V4);
         for sets in ["CapEff", "CapPrm", "CapBnd"] {
@@ -185,6 +188,7 @@ fn a_user_that_does_not_exist_is_named(bed: &Bed) -> anyhow::Result<()> {
 }
 
 fn started_by_root_it_becomes_another_user(bed: &Bed) -> anyhow::Result<()> {
+    mount_bpf_in_place()?;
     let stand = Stand::with_options(bed, Behaviour::Who, &[])?;
     for ids in ["Uid", "Gid"] {
         for found in of_every_thread(&stand.truepeer, ids)? {
@@ -192,7 +196,9 @@ fn started_by_root_it_becomes_another_user(bed: &Bed) -> anyhow::Result<()> {
         }
     }
     all_are(&stand.truepeer, "Groups", " ")?;
-    for keeper in stand.truepeer.children()? {
+    // truepeer-pins stays root.
+    for name in ["truepeer-keeper", "truepeer-splice"] {
+        let keeper = stand.truepeer.helper(name)?;
         for ids in ["Uid", "Gid"] {
             let found = of_every_thread_of(keeper, ids)?;
             ensure!(found[0] == of_every_thread(&stand.truepeer, ids)?[0], "the keeper's {ids}: {found:?}");

@@ -46,7 +46,7 @@ enum Kind {
     /// The same with a keeper, which alone listens: under repair, a socket binds and listens beside other
     /// programs' ones.
     Serving,
-    /// The same with --splice.
+    /// The same, and its sessions may leave user space.
     Splicing,
     /// It changes rules.
     Keeper,
@@ -176,10 +176,11 @@ fn serves(truepeer: &Running) -> Result<()> {
 /// Without confinement the same tries have other results: they arrive in the kernel.
 fn proxies(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
-    let splices = &["--splice", "auto"][..];
-    for (options, kind) in
-        [(&[][..], Kind::Serving), (&["-p", "both"], Kind::Serving), (splices, Kind::Splicing)]
-    {
+    for (options, kind) in [
+        (&["--splice", "off"][..], Kind::Serving),
+        (&["--splice", "off", "-p", "both"], Kind::Serving),
+        (&["-p", "both"], Kind::Splicing),
+    ] {
         let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, options)?;
         kind.is_confined(bed, truepeer.pid())?;
         serves(&truepeer)?;
@@ -226,6 +227,7 @@ fn https(bed: &Bed) -> Result<()> {
 
 /// With TCP, UDP and HTTPS.
 fn with_a_file(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
     key(bed)?;
     let https = format!(
         "[[https]]\nlisten = [\"{HTTPS}\"]\ntls-cert = [\"site.pem\"]\norigin = \"http://127.0.0.1:8001\"\n"
@@ -235,34 +237,26 @@ fn with_a_file(bed: &Bed) -> Result<()> {
     truepeer.wait_listening(DOOR_V4)?;
     truepeer.wait_listening(HTTPS)?;
     truepeer.wait_for_log(&format!("listening on {GATE}"))?;
-    Kind::Serving.is_confined(bed, truepeer.pid())?;
+    Kind::Splicing.is_confined(bed, truepeer.pid())?;
     serves_https(bed)?;
     serves(&truepeer)
 }
 
-/// Its child with this name.
-fn child(truepeer: &Running, name: &str) -> Result<i32> {
-    let is_it = |process: &i32| {
-        fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|found| found.trim() == name)
-    };
-    truepeer.children()?.into_iter().find(is_it).with_context(|| format!("no {name}: {}", truepeer.log()))
-}
-
 /// It may add rules and routes, write switches of the network, has netlink, and listens.
 fn keeper(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
     let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, &["-p", "both"])?;
-    Kind::Keeper.is_confined(bed, child(&truepeer, "truepeer-keeper")?)?;
+    Kind::Keeper.is_confined(bed, truepeer.helper("truepeer-keeper")?)?;
     serves(&truepeer)?;
-    ensure!(truepeer.children()?.len() == 1, "the keeper has ended: {}", truepeer.log());
+    ensure!(truepeer.children()?.len() == 3, "the keeper has ended: {}", truepeer.log());
     truepeer.stop().map(drop)
 }
 
 /// It may make TCP sockets, which a reset needs, and opens no file.
 fn repair_keeper(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
-    let Stand { truepeer, backend: _backend } =
-        Stand::with_options(bed, Behaviour::Who, &["--splice", "auto"])?;
-    Kind::RepairKeeper.is_confined(bed, child(&truepeer, "truepeer-splice")?)?;
+    let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, &[])?;
+    Kind::RepairKeeper.is_confined(bed, truepeer.helper("truepeer-splice")?)?;
     serves(&truepeer)?;
     ensure!(truepeer.children()?.len() == 3, "a keeper has ended: {}", truepeer.log());
     truepeer.stop().map(drop)
@@ -271,9 +265,8 @@ fn repair_keeper(bed: &Bed) -> Result<()> {
 /// It stays root where truepeer was started as root, with no other power of it.
 fn pins_keeper(bed: &Bed) -> Result<()> {
     mount_bpf_in_place()?;
-    let Stand { truepeer, backend: _backend } =
-        Stand::with_options(bed, Behaviour::Who, &["--splice", "auto"])?;
-    Kind::PinsKeeper.is_confined(bed, child(&truepeer, "truepeer-pins")?)?;
+    let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Who, &[])?;
+    Kind::PinsKeeper.is_confined(bed, truepeer.helper("truepeer-pins")?)?;
     serves(&truepeer)?;
     ensure!(truepeer.children()?.len() == 3, "a keeper has ended: {}", truepeer.log());
     truepeer.stop()?;

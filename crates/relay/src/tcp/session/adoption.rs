@@ -1,16 +1,12 @@
 //! Sessions that left user space in another process, which has handed them over or is gone.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tracing::debug;
 use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Origin, Route, SenderAddr};
-use truepeer_proto::Header;
-use truepeer_session::counters::Counter;
 use truepeer_splice::Watched;
 
-use super::super::context::Context;
 use super::super::left::Left;
-use super::{Deadline, Session, Stage, Verdict};
+use super::{Session, Stage};
 
 impl<S, P> Session<S, P> {
     /// A session that has left user space in another process, which is gone or hands over.
