@@ -55,7 +55,7 @@ impl<S, P> Session<S, P> {
         }
         cx.journal.on_route(cx.shard, &route, Some(header.version), Duration::ZERO);
         if let Some(range) = route.special {
-            cx.journal.on_special_claim(&route, self.sender, range, cx.now);
+            cx.journal.on_special_claim(cx.shard, &route, (self.sender, range), cx.now);
         }
         cx.journal.on_connected(cx.shard, Duration::ZERO);
         cx.shard.count(Counter::Spliced);
