@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check conformance book setup servers engines kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -31,7 +31,7 @@ test: setup servers
 	scripts/test.sh
 
 # Runs the long tests and the whole matrix as well.
-test-all: setup servers engines kube frp h2spec pebble
+test-all: setup servers engines kube frp h2spec pebble browser
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
 # Compares truepeer with its peers in a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their
@@ -56,6 +56,10 @@ servers:
 # ~/.cache/truepeer (XDG_CACHE_HOME), or where TRUEPEER_ENGINES says. 600 MiB.
 engines:
 	@scripts/servers.sh scripts/engines.txt "$${TRUEPEER_ENGINES:-$${XDG_CACHE_HOME:-$$HOME/.cache}/truepeer/engines}"
+
+# The browser that opens the status page in a test, likewise: under ~/.cache/truepeer, or where TRUEPEER_BROWSER says. 300 MiB.
+browser:
+	@scripts/servers.sh scripts/browser.txt "$${TRUEPEER_BROWSER:-$${XDG_CACHE_HOME:-$$HOME/.cache}/truepeer/browser}"
 
 # Kubernetes' programs and helm for the test of the chart, built from the Go module proxy once for each machine: 15 minutes.
 kube:

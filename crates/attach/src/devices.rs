@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use netlink_packet_route::link::{
     InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
-use truepeer_bpf::Device;
+use truepeer_bpf::{Device, Place, covered_devices};
 
 use truepeer_routes::netlink::Netlink;
 
@@ -47,6 +47,11 @@ pub(super) fn numbered(names: &[String]) -> Result<Vec<(u32, Device)>> {
 pub fn in_use() -> Result<Vec<Device>> {
     let devices: BTreeSet<_> = Links::read()?.in_use().filter_map(device).collect();
     Ok(devices.into_iter().collect())
+}
+
+/// The names of devices in use without the programs; none where the kernel can't tell (before Linux 6.6).
+pub(super) fn uncovered(place: &Place) -> Result<Vec<String>> {
+    covered_devices(place)?.map_or(Ok(Vec::new()), |covered| in_use_beside(&covered))
 }
 
 /// The names of devices in use whose numbers are not among these.

@@ -6,7 +6,7 @@ use truepeer_bpf::{
     NewConnections, Others, Place, Rules, Status, detach_now, drain, finish, status, still_open,
 };
 
-use super::{pins, privileges, put_rules, target, tidy_up};
+use super::{devices, pins, privileges, put_rules, target, tidy_up};
 use truepeer_config::plan::AttachKey;
 use truepeer_config::spec::AttachSpec;
 
@@ -66,6 +66,14 @@ pub fn leave(key: &AttachKey, now: bool, is_first: bool) -> Result<usize> {
 /// The state of an attachment; `None`: there is none.
 pub fn status_of(key: &AttachKey) -> Result<Option<Status>> {
     in_place(key, false, |place, _| Ok(status(place)?))
+}
+
+/// The devices in use that it does not cover: up, with an address, and without its programs.
+///
+/// # Errors
+/// The devices, or where it is pinned, can't be read.
+pub fn uncovered_of(key: &AttachKey) -> Result<Vec<String>> {
+    in_place(key, false, |place, _| devices::uncovered(place))
 }
 
 fn in_place<T: Send>(

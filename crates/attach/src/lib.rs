@@ -28,8 +28,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow, ensure};
 use truepeer_bpf::{
     AttachError, BanTable, Cgroups, NewConnections, Others, Place, Rules, attach, can_look, covered_cgroup,
-    covered_devices, detach_now, find_pins, find_splice_pins, gone, left_behind, make_pins, port_list,
-    remove, status, sweep,
+    detach_now, find_pins, find_splice_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
 };
 
 use truepeer_config::plan::{attach_rules, note_of_sender};
@@ -40,7 +39,7 @@ use truepeer_sys::tell;
 
 pub use bans::AttachedBans;
 pub use devices::in_use as devices_in_use;
-pub use entry::{leave, status_of};
+pub use entry::{leave, status_of, uncovered_of};
 pub use following::Following;
 pub use kept::{KEPT_BANS, keep, keep_only, kept_bans, seconds_now};
 pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
@@ -160,11 +159,7 @@ fn act(
                 "can't look for what is attached: no BPF file system is mounted here, and process 1's mounts can't be read; run it as root, \
                  or outside of this mount namespace with --netns NAME (instead of ip netns exec) or --pid PID"
             );
-            let uncovered = match &status {
-                Some(_) => covered_devices(&place)?.map(|covered| devices::in_use_beside(&covered)),
-                None => None,
-            };
-            let uncovered = uncovered.transpose()?.unwrap_or_default();
+            let uncovered = if status.is_some() { devices::uncovered(&place)? } else { Vec::new() };
             if json {
                 return report::write_json(&place, status.as_ref(), left_behind, uncovered, out);
             }

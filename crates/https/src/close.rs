@@ -2,7 +2,7 @@
 
 use truepeer_policy::Route;
 use truepeer_session::counters::Counter;
-use truepeer_session::{Ending, Hint};
+use truepeer_session::{Ending, Hint, Reason};
 
 use crate::reactor::refused_late;
 use crate::tls::HandshakeError;
@@ -65,11 +65,11 @@ impl Ending for TlsCloseReason {
         }
     }
 
-    fn complaint(&self) -> Option<&'static str> {
+    fn complaint(&self) -> Option<Reason> {
         match self {
             Self::Tcp(reason) => reason.complaint(),
             Self::Downstream(error) => Some(error.reason()),
-            Self::Upstream { .. } => Some("origin_tls"),
+            Self::Upstream { .. } => Some(Reason::OriginTls),
             Self::Validated | Self::TruncatedByClient | Self::TruncatedByBackend => None,
         }
     }
@@ -86,8 +86,8 @@ impl Ending for TlsCloseReason {
     fn name(&self) -> &'static str {
         match self {
             Self::Tcp(reason) => reason.name(),
-            Self::Downstream(error) => error.reason(),
-            Self::Upstream { .. } => "origin_tls",
+            Self::Downstream(error) => error.reason().code(),
+            Self::Upstream { .. } => Reason::OriginTls.code(),
             Self::Validated => "acme_validated",
             Self::TruncatedByClient => "truncated_by_client",
             Self::TruncatedByBackend => "truncated_by_backend",

@@ -11,6 +11,7 @@ pub mod admin;
 pub mod doctor;
 pub mod log;
 mod operate;
+mod reasons;
 mod units;
 
 pub use operate::{ban, bans, sessions, status, top, unban};

@@ -221,7 +221,7 @@ mod tests {
         let counters = Counters::default();
         let shard = counters.shard(truepeer_session::ListenerId::new(0));
         shard.add(Counter::BytesUp, 5);
-        shard.refuse("sender_not_allowed");
+        shard.refuse(truepeer_session::Reason::SenderNotAllowed);
         let line: serde_json::Value =
             serde_json::from_str(&json_counters("now".to_owned(), &counters, 3)).unwrap();
         assert_eq!((&line["timestamp"], &line["level"]), (&"now".into(), &"INFO".into()));

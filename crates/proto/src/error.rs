@@ -70,7 +70,6 @@ impl fmt::Debug for Quote {
 
 /// The kind of rule that was broken; one counter each ([`DecodeErrorKind::as_str`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
 pub enum DecodeErrorKind {
     /// Neither `PROXY` nor the version 2 signature: not a PROXY header at all.
     NotProxy,

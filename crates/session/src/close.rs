@@ -11,6 +11,7 @@ use crate::connect_as::ConnectError;
 use crate::counters::Counter;
 use crate::hint::Hint;
 use crate::journal::Ending;
+use crate::reason::Reason;
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,17 +117,17 @@ impl Ending for CloseReason {
         }
     }
 
-    fn complaint(&self) -> Option<&'static str> {
+    fn complaint(&self) -> Option<Reason> {
         Some(match self {
-            Self::Header(error) => return error.complaint(),
-            Self::Refused(refusal) => refusal.reason(),
-            Self::ConnectFailed { error, .. } => error.label(),
-            Self::ConnectTimeout { .. } => "connect_timeout",
-            Self::OverHeaderBudget => "header_budget",
-            Self::TooManyOfClient(_) => "too_many_of_client",
-            Self::Unwatchable(_) => "unwatchable",
-            Self::Unencodable(_) => "unencodable",
-            Self::Panicked => "panicked",
+            Self::Header(error) => return Reason::of_header(error),
+            Self::Refused(refusal) => refusal.into(),
+            Self::ConnectFailed { error, .. } => error.reason(),
+            Self::ConnectTimeout { .. } => Reason::ConnectTimeout,
+            Self::OverHeaderBudget => Reason::HeaderBudget,
+            Self::TooManyOfClient(_) => Reason::TooManyOfClient,
+            Self::Unwatchable(_) => Reason::Unwatchable,
+            Self::Unencodable(_) => Reason::Unencodable,
+            Self::Panicked => Reason::Panicked,
             Self::Finished
             | Self::ResetByClient
             | Self::ResetByBackend
@@ -150,7 +151,14 @@ impl Ending for CloseReason {
     }
 
     fn name(&self) -> &'static str {
-        self.complaint().unwrap_or(match self {
+        self.complaint().map_or_else(|| self.name_of_normal(), Reason::code)
+    }
+}
+
+impl CloseReason {
+    /// The name of an end without a complaint.
+    fn name_of_normal(&self) -> &'static str {
+        match self {
             Self::ResetByClient => "reset_by_client",
             Self::ResetByBackend => "reset_by_backend",
             Self::WayLost => "way_lost",
@@ -160,7 +168,7 @@ impl Ending for CloseReason {
             Self::EndedByOperator => "ended_by_operator",
             Self::Banned => "banned",
             _ => "finished",
-        })
+        }
     }
 }
 

@@ -12,6 +12,8 @@ use socket2::{Domain, Socket, Type};
 use truepeer_policy::{OnConflict, Origin, Route};
 use truepeer_sys::{CallError, Named as _, socket};
 
+use crate::reason::Reason;
+
 /// The delay between attempts to bind the client's own tuple. Its earlier connection may be closing.
 pub const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 const CONFLICT_RETRIES: u8 = 2;
@@ -124,13 +126,13 @@ impl ConnectError {
         }
     }
 
-    /// A stable label.
+    /// As it is counted.
     #[must_use]
-    pub fn label(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::TupleInUse | Self::NoRoute(_) | Self::Call(_) => "connect_failed",
-            Self::PortHeld => "client_port_held",
-            Self::WithItself => "connected_with_itself",
+            Self::TupleInUse | Self::NoRoute(_) | Self::Call(_) => Reason::ConnectFailed,
+            Self::PortHeld => Reason::PortHeld,
+            Self::WithItself => Reason::WithItself,
         }
     }
 }

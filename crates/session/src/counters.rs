@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::histogram::{Histogram, Times, Timing};
+use crate::reason::Reason;
 use crate::settings::ListenerId;
 
 macro_rules! counters {
@@ -113,13 +114,10 @@ counters! {
     AcceptPaused = "accept_pauses",
 }
 
-/// Reasons for refusals that one shard tells apart: more than there are. The rest would be counted together.
-const REASONS: usize = 64;
+/// Reasons for staying in user space that one shard tells apart. The rest would be counted together.
+const STAYS: usize = 24;
 /// The reason of the rest.
 const OTHER: &str = "other";
-
-/// Reasons for staying in user space that one shard tells apart.
-const STAYS: usize = 24;
 
 /// The counters of one listener in one worker.
 ///
@@ -128,28 +126,30 @@ const STAYS: usize = 24;
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Shard {
+    listener: ListenerId,
     counts: [AtomicU64; Counter::ALL.len()],
     open: AtomicUsize,
     times: [Histogram; Timing::ALL.len()],
-    refusals: Reasons<REASONS>,
-    stays: Reasons<STAYS>,
+    /// By [`Reason`].
+    refusals: [AtomicU64; Reason::ALL.len()],
+    stays: Stays,
 }
 
 /// Counts by reason.
 #[derive(Debug)]
-struct Reasons<const MOST: usize> {
+struct Stays {
     /// A reason takes the first free place, and keeps it.
-    known: [(OnceLock<&'static str>, AtomicU64); MOST],
+    known: [(OnceLock<&'static str>, AtomicU64); STAYS],
     other: AtomicU64,
 }
 
-impl<const MOST: usize> Default for Reasons<MOST> {
+impl Default for Stays {
     fn default() -> Self {
-        Self { known: [const { (OnceLock::new(), AtomicU64::new(0)) }; MOST], other: AtomicU64::new(0) }
+        Self { known: [const { (OnceLock::new(), AtomicU64::new(0)) }; STAYS], other: AtomicU64::new(0) }
     }
 }
 
-impl<const MOST: usize> Reasons<MOST> {
+impl Stays {
     fn count(&self, reason: &'static str) {
         let is_its_own = |(known, _): &&(OnceLock<_>, _)| *known.get_or_init(|| reason) == reason;
         let counter = self.known.iter().find(is_its_own).map_or(&self.other, |(_, count)| count);
@@ -167,19 +167,24 @@ impl<const MOST: usize> Reasons<MOST> {
     }
 }
 
-impl Default for Shard {
-    fn default() -> Self {
+impl Shard {
+    fn of(listener: ListenerId) -> Self {
         Self {
+            listener,
             counts: [const { AtomicU64::new(0) }; Counter::ALL.len()],
             open: AtomicUsize::new(0),
             times: Default::default(),
-            refusals: Reasons::default(),
-            stays: Reasons::default(),
+            refusals: [const { AtomicU64::new(0) }; Reason::ALL.len()],
+            stays: Stays::default(),
         }
     }
-}
 
-impl Shard {
+    /// Whose counters these are.
+    #[must_use]
+    pub fn listener(&self) -> ListenerId {
+        self.listener
+    }
+
     /// Increments `counter`.
     pub fn count(&self, counter: Counter) {
         self.add(counter, 1);
@@ -190,12 +195,13 @@ impl Shard {
         self.counts[counter as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Counts one refusal. `reason` is a constant snake_case label, never text from the network.
-    pub fn refuse(&self, reason: &'static str) {
-        self.refusals.count(reason);
+    /// Counts one refusal.
+    pub fn refuse(&self, reason: Reason) {
+        self.refusals[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a session that was to leave user space and stays. `reason`: as for [`Self::refuse`].
+    /// Counts a session that was to leave user space and stays. `reason` is a constant snake_case label,
+    /// never text from the network.
     pub fn stay(&self, reason: &'static str) {
         self.count(Counter::NotSpliced);
         self.stays.count(reason);
@@ -236,7 +242,7 @@ impl Counters {
     /// A shard for `listener` in another worker.
     #[must_use]
     pub fn shard(&self, listener: ListenerId) -> Arc<Shard> {
-        let shard = Arc::new(Shard::default());
+        let shard = Arc::new(Shard::of(listener));
         self.shards.lock().unwrap_or_else(PoisonError::into_inner).push((listener, Arc::clone(&shard)));
         shard
     }
@@ -310,7 +316,12 @@ impl Counters {
         let mut refusals = BTreeMap::new();
         self.each(|of, shard| {
             if which(of) {
-                shard.refusals.add_to(&mut refusals);
+                for reason in Reason::ALL {
+                    let count = shard.refusals[reason as usize].load(Ordering::Relaxed);
+                    if count > 0 {
+                        *refusals.entry(reason.code()).or_default() += count;
+                    }
+                }
             }
         });
         refusals
@@ -363,9 +374,9 @@ mod tests {
         let [first, second] = [0, 1].map(ListenerId::new);
         let shards = [first, first, second].map(|listener| counters.shard(listener));
         for shard in &shards {
-            shard.refuse("sender_not_allowed");
-            shard.refuse("header_timeout");
-            shard.refuse("sender_not_allowed");
+            shard.refuse(Reason::SenderNotAllowed);
+            shard.refuse(Reason::HeaderTimeout);
+            shard.refuse(Reason::SenderNotAllowed);
         }
         let counts = |times| BTreeMap::from([("sender_not_allowed", 2 * times), ("header_timeout", times)]);
         assert_eq!(counters.refusals_of(second), counts(1));
@@ -390,14 +401,15 @@ mod tests {
     #[test]
     fn more_reasons_than_expected_are_counted_together() {
         let counters = Counters::default();
-        let shard = counters.shard(ListenerId::new(0));
+        let listener = ListenerId::new(0);
+        let shard = counters.shard(listener);
         // Each beginning of it is a reason of its own.
-        const LONGEST: &str = "0123456789012345678901234567890123456789012345678901234567890123456789";
-        for len in 1..=REASONS + 3 {
-            shard.refuse(&LONGEST[..len]);
+        const LONGEST: &str = "012345678901234567890123456789";
+        for len in 1..=STAYS + 3 {
+            shard.stay(&LONGEST[..len]);
         }
-        let refusals = counters.refusals();
-        assert_eq!((refusals.len(), refusals[OTHER]), (REASONS + 1, 3));
+        let stays = counters.stays_of(listener);
+        assert_eq!((stays.len(), stays[OTHER]), (STAYS + 1, 3));
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Reports about sessions: a log line at the end of each, complaints and counts.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 use truepeer_policy::{Origin, Refusal, Route, SenderAddr, SpecialRange};
 use truepeer_proto::Version;
 
-use crate::complaints::{Complaints, RecentComplaint};
+use crate::complaints::{Complaints, RecentComplaint, Subject};
 use crate::connect_as::ConnectError;
 use crate::counters::{Counter, Counters, Shard};
 use crate::hint::{Advise, Advised, Hint};
 use crate::histogram::Timing;
+use crate::reason::Reason;
 use crate::refusals::Refusals;
 use crate::tags::Tags;
 
@@ -66,7 +67,7 @@ pub struct Ended<'a> {
     /// The destination and the client; `None`: the connection ended before they were known.
     pub route: Option<&'a Route>,
     /// The listener's address.
-    pub listener: std::net::SocketAddr,
+    pub listener: SocketAddr,
     /// Bytes delivered to the backend.
     pub bytes_up: u64,
     /// Bytes delivered to the sender.
@@ -83,8 +84,8 @@ pub struct Ended<'a> {
 pub trait Ending: fmt::Display {
     /// The counter to increment.
     fn counter(&self) -> Counter;
-    /// The label of a complaint; `None`: a normal end without a warning.
-    fn complaint(&self) -> Option<&'static str>;
+    /// The reason of a complaint; `None`: a normal end without a warning.
+    fn complaint(&self) -> Option<Reason>;
     /// The setting that has to do with it.
     fn hint(&self) -> Option<Hint>;
     /// A short name for the session's log line.
@@ -99,7 +100,7 @@ pub struct EndedFlow<'a> {
     /// The destination and the client.
     pub route: &'a Route,
     /// The listener's address.
-    pub listener: std::net::SocketAddr,
+    pub listener: SocketAddr,
     /// Datagrams delivered to the backend.
     pub datagrams_up: u64,
     /// Datagrams delivered to the sender.
@@ -122,10 +123,10 @@ pub struct RefusedDatagram<'a> {
     /// Its sender.
     pub sender: SenderAddr,
     /// The listener's address.
-    pub listener: std::net::SocketAddr,
-    /// A stable label of the reason.
-    pub label: &'static str,
-    /// The reason in words.
+    pub listener: SocketAddr,
+    /// The reason.
+    pub reason: Reason,
+    /// The reason in words, with what this datagram has to do with it.
     pub why: &'a dyn fmt::Display,
     /// The setting that has to do with it.
     pub hint: Option<Hint>,
@@ -185,23 +186,24 @@ impl Journal {
         now: Instant,
     ) {
         shard.count(Counter::DatagramsRefused);
-        let RefusedDatagram { sender, listener, label, why, hint } = *datagram;
-        shard.refuse(label);
-        if let Some(held_back) = refusals.note(&self.complaints, label, sender.ip(), now) {
+        let RefusedDatagram { sender, listener, reason, why, hint } = *datagram;
+        shard.refuse(reason);
+        let subject = Subject { reason, listener: shard.listener(), about: Some(sender.ip()) };
+        if let Some(held_back) = refusals.note(&self.complaints, subject, now) {
             let (why, held_back) = (self.advised(why, hint), some(held_back));
-            warn!(%sender, %listener, reason = label, held_back, "{why}");
+            warn!(%sender, %listener, reason = reason.code(), held_back, "{why}");
         }
     }
 
     /// Records the end of a session.
     pub fn on_close(&self, shard: &Shard, ended: &Ended<'_>, reason: &dyn Ending, now: Instant) {
         shard.count(reason.counter());
-        if let Some(label) = reason.complaint() {
-            shard.refuse(label);
-            self.complain(label, ended.sender.ip(), now, |held_back| {
+        if let Some(why) = reason.complaint() {
+            shard.refuse(why);
+            self.complain(shard, why, ended.sender.ip(), now, |held_back| {
                 let reason = self.advised(&reason, reason.hint());
                 let (sender, listener) = (ended.sender, ended.listener);
-                warn!(%sender, %listener, reason = label, held_back, "{reason}");
+                warn!(%sender, %listener, reason = why.code(), held_back, "{reason}");
             });
         }
         let Some(route) = ended.route else {
@@ -213,13 +215,20 @@ impl Journal {
         log_end!("session", ended, route, now, [], close = reason.name(), tls = ended.tls,);
     }
 
-    /// Records a connection that was refused because of its sender.
-    pub fn on_refused_sender(&self, shard: &Shard, sender: SenderAddr, refusal: &Refusal, now: Instant) {
+    /// Records a connection to `listener` that was refused because of its sender.
+    pub fn on_refused_sender(
+        &self,
+        shard: &Shard,
+        (sender, listener): (SenderAddr, SocketAddr),
+        refusal: &Refusal,
+        now: Instant,
+    ) {
+        let reason = Reason::from(refusal);
         shard.count(Counter::Refused);
-        shard.refuse(refusal.reason());
-        self.complain(refusal.reason(), sender.ip(), now, |held_back| {
+        shard.refuse(reason);
+        self.complain(shard, reason, sender.ip(), now, |held_back| {
             let text = self.advised(refusal, Some(Hint::Refusal(*refusal)));
-            warn!(%sender, reason = refusal.reason(), held_back, "{text}");
+            warn!(%sender, %listener, reason = reason.code(), held_back, "{text}");
         });
     }
 
@@ -228,9 +237,10 @@ impl Journal {
         shard.count(Counter::PortReplaced);
         if *error == ConnectError::PortHeld {
             shard.count(Counter::PortHeld);
-            self.complain(error.label(), route.client.ip(), now, |held_back| {
+            self.complain(shard, error.reason(), route.client.ip(), now, |held_back| {
                 warn!(
-                    client = %route.client, backend = %route.backend, reason = error.label(), held_back,
+                    client = %route.client, backend = %route.backend, reason = error.reason().code(),
+                    held_back,
                     "{error}: the backend sees the client with another port; give truepeer CAP_NET_ADMIN to \
                     share a TCP port, or make that program listen on one address only"
                 );
@@ -240,7 +250,7 @@ impl Journal {
         if route.origin != Origin::Header {
             return;
         }
-        self.complain("client_port_in_use", route.client.ip(), now, |held_back| {
+        self.complain(shard, Reason::ClientPortInUse, route.client.ip(), now, |held_back| {
             let text = "the client's port is in use on this machine: the backend sees another one";
             let text = self.advised(&text, Some(Hint::PortReplaced));
             warn!(client = %route.client, backend = %route.backend, held_back, "{text}");
@@ -248,8 +258,14 @@ impl Journal {
     }
 
     /// Records a claim that only a setting permits.
-    pub fn on_special_claim(&self, route: &Route, sender: SenderAddr, range: SpecialRange, now: Instant) {
-        self.complain("special_claim", sender.ip(), now, |held_back| {
+    pub fn on_special_claim(
+        &self,
+        shard: &Shard,
+        route: &Route,
+        (sender, range): (SenderAddr, SpecialRange),
+        now: Instant,
+    ) {
+        self.complain(shard, Reason::SpecialClaim, sender.ip(), now, |held_back| {
             let text =
                 format_args!("the sender claims that the client is {range}: the backend will believe it");
             let text = self.advised(&text, Some(Hint::SpecialClaimAllowed));
@@ -266,7 +282,7 @@ impl Journal {
         now: Instant,
     ) {
         shard.count(Counter::AcceptPaused);
-        self.complain("accept_pause", listener, now, |held_back| match lacking {
+        self.complain(shard, Reason::AcceptPause, listener, now, |held_back| match lacking {
             Some(lacking) => error!(held_back, "accepting paused for a moment: {lacking}"),
             None => error!(
                 held_back,
@@ -280,7 +296,7 @@ impl Journal {
     /// closed.
     pub fn on_reclaimed(&self, shard: &Shard, about: IpAddr, waited: Duration, now: Instant) {
         shard.count(Counter::Reclaimed);
-        self.complain("idle_connections_reclaimed", about, now, |held_back| {
+        self.complain(shard, Reason::IdleReclaimed, about, now, |held_back| {
             warn!(
                 held_back,
                 "sessions or descriptors ran short: closed the connection that had been idle longest ({} s); \
@@ -295,9 +311,18 @@ impl Journal {
         self.complaints.recent(within, now)
     }
 
-    /// Calls `say` unless the same complaint about the same address was logged less than a minute ago.
-    pub fn complain(&self, label: &'static str, about: IpAddr, now: Instant, say: impl FnOnce(Option<u64>)) {
-        if let Some(held_back) = self.complaints.may_log(label, about, now) {
+    /// Calls `say` unless the same complaint about the same address at the same listener was logged less than
+    /// a minute ago.
+    pub fn complain(
+        &self,
+        shard: &Shard,
+        reason: Reason,
+        about: IpAddr,
+        now: Instant,
+        say: impl FnOnce(Option<u64>),
+    ) {
+        let subject = Subject { reason, listener: shard.listener(), about: Some(about) };
+        if let Some(held_back) = self.complaints.may_log(subject, now) {
             say(some(held_back));
         }
     }

@@ -5,22 +5,19 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::complaints::Complaints;
+use crate::complaints::{Complaints, Subject};
 
 /// How long an answer of [`Complaints`] is reused.
 const HOLDS: Duration = Duration::from_secs(1);
 /// The most answers remembered. Above that, all other addresses share one.
 const MOST_REMEMBERED: usize = 256;
 
-type RefusalKey = (&'static str, Option<IpAddr>);
-
 /// The worker's refusals in the last moment.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    recent: HashMap<RefusalKey, Recent>,
+    recent: HashMap<Subject, Recent>,
     swept: Option<Instant>,
 }
 
@@ -31,17 +28,10 @@ struct Recent {
 }
 
 impl Refusals {
-    /// Notes one refusal of `about` for `reason`. Returns whether it may be logged at `now`, and if so, how
-    /// many were suppressed.
+    /// Notes one refusal. Returns whether it may be logged at `now`, and if so, how many were suppressed.
     #[must_use]
-    pub fn note(
-        &mut self,
-        complaints: &Complaints,
-        reason: &'static str,
-        about: IpAddr,
-        now: Instant,
-    ) -> Option<u64> {
-        let key = self.key(complaints, (reason, Some(about)), now);
+    pub fn note(&mut self, complaints: &Complaints, subject: Subject, now: Instant) -> Option<u64> {
+        let key = self.key(complaints, subject, now);
         match self.recent.entry(key) {
             Entry::Occupied(recent) if now.saturating_duration_since(recent.get().asked) < HOLDS => {
                 recent.into_mut().held_back += 1;
@@ -50,32 +40,32 @@ impl Refusals {
             Entry::Occupied(recent) => {
                 let recent = recent.into_mut();
                 recent.asked = now;
-                complaints.ask(key.0, key.1, std::mem::take(&mut recent.held_back), now)
+                complaints.ask(key, std::mem::take(&mut recent.held_back), now)
             }
             Entry::Vacant(vacant) => {
                 vacant.insert(Recent { asked: now, held_back: 0 });
-                complaints.ask(key.0, key.1, 0, now)
+                complaints.ask(key, 0, now)
             }
         }
     }
 
     /// The key itself while there is room for it, otherwise the shared one.
-    fn key(&mut self, complaints: &Complaints, key: RefusalKey, now: Instant) -> RefusalKey {
+    fn key(&mut self, complaints: &Complaints, key: Subject, now: Instant) -> Subject {
         if self.recent.len() < MOST_REMEMBERED || self.recent.contains_key(&key) {
             return key;
         }
         // At most once a second, because it visits all entries.
         if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) >= HOLDS) {
             self.swept = Some(now);
-            self.recent.retain(|(reason, about), recent| {
+            self.recent.retain(|subject, recent| {
                 let holds = now.saturating_duration_since(recent.asked) < HOLDS;
                 if !holds && recent.held_back > 0 {
-                    complaints.hold_back(reason, *about, recent.held_back);
+                    complaints.hold_back(*subject, recent.held_back);
                 }
                 holds
             });
         }
-        if self.recent.len() < MOST_REMEMBERED { key } else { (key.0, None) }
+        if self.recent.len() < MOST_REMEMBERED { key } else { key.of_others() }
     }
 }
 
@@ -85,10 +75,13 @@ mod tests {
 
     use super::*;
     use crate::counters::Counters;
+    use crate::reason::Reason;
     use crate::settings::ListenerId;
 
-    fn ip(n: u32) -> IpAddr {
-        Ipv4Addr::from_bits(n).into()
+    const BAD: Reason = Reason::NotProxy;
+
+    fn of(n: u32) -> Subject {
+        Subject { reason: BAD, listener: ListenerId::new(0), about: Some(Ipv4Addr::from_bits(n).into()) }
     }
 
     #[test]
@@ -96,16 +89,16 @@ mod tests {
         let (complaints, counters) = (Complaints::default(), Counters::default());
         let shard = counters.shard(ListenerId::new(0));
         let (mut refusals, now) = (Refusals::default(), Instant::now());
-        shard.refuse("bad");
-        assert_eq!(refusals.note(&complaints, "bad", ip(1), now), Some(0));
+        shard.refuse(BAD);
+        assert_eq!(refusals.note(&complaints, of(1), now), Some(0));
         // A thread that takes one of these locks now would wait forever.
         let held = (complaints.hold_lock(), counters.hold_lock());
         for _ in 0..100_000 {
-            shard.refuse("bad");
-            assert_eq!(refusals.note(&complaints, "bad", ip(1), now + HOLDS / 2), None);
+            shard.refuse(BAD);
+            assert_eq!(refusals.note(&complaints, of(1), now + HOLDS / 2), None);
         }
         drop(held);
-        assert_eq!(counters.refusals().get("bad"), Some(&100_001));
+        assert_eq!(counters.refusals().get(BAD.code()), Some(&100_001));
     }
 
     #[test]
@@ -116,7 +109,7 @@ mod tests {
         for second in 0..=60 {
             for worker in &mut workers {
                 for _ in 0..10 {
-                    said.extend(worker.note(&complaints, "bad", ip(1), start + HOLDS * second));
+                    said.extend(worker.note(&complaints, of(1), start + HOLDS * second));
                 }
             }
         }
@@ -131,11 +124,11 @@ mod tests {
         let (complaints, start) = (Complaints::default(), Instant::now());
         let mut refusals = Refusals::default();
         for n in 0..100_000 {
-            let _ = refusals.note(&complaints, "bad", ip(n), start);
+            let _ = refusals.note(&complaints, of(n), start);
         }
         assert!(refusals.recent.len() <= MOST_REMEMBERED + 1);
         // Later there is room again.
-        assert_eq!(refusals.note(&complaints, "bad", ip(200_000), start + HOLDS * 2), Some(0));
+        assert_eq!(refusals.note(&complaints, of(200_000), start + HOLDS * 2), Some(0));
         assert!(refusals.recent.len() <= 2);
     }
 }

@@ -90,7 +90,7 @@ impl Downstream {
         open.set_route(&route, &listening.policy, &opening.tlvs);
         open.set_stage(SessionStage::Handshake);
         if let Some(range) = route.special {
-            worker.journal.on_special_claim(&route, sender, range, reactor.now());
+            worker.journal.on_special_claim(&worker.shard, &route, (sender, range), reactor.now());
         }
         // Before the cost of a handshake.
         let rule = listening.policy.senders.rule(sender);

@@ -143,8 +143,10 @@ impl HttpsListener {
         let (worker, sessions) = (&self.worker, self.sessions.borrow().clone());
         worker.shard.count(Counter::Accepted);
         let sender = SenderAddr::new(sender);
-        if let Err(refusal) = sessions.listening().policy.admit(sender) {
-            return worker.journal.on_refused_sender(&worker.shard, sender, &refusal, self.reactor.now());
+        let listening = sessions.listening();
+        if let Err(refusal) = listening.policy.admit(sender) {
+            let arrival = (sender, listening.settings.address);
+            return worker.journal.on_refused_sender(&worker.shard, arrival, &refusal, self.reactor.now());
         }
         let permit = worker.budgets.sessions.take_anyway(1);
         let (counted, listed) = (OpenGuard::new(&worker.shard), self.open.list(self.id, sender, &stream));

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use truepeer_http::http2::Reason;
+use truepeer_http::http2;
 use truepeer_http::{BodyError, HeadError};
-use truepeer_session::Hint;
+use truepeer_session::{Hint, Reason};
 
 use crate::origin::DialError;
 
@@ -31,7 +31,7 @@ pub enum Failure {
     ClientStalled(Duration),
     /// The client violates HTTP/2.
     #[error("the client violates HTTP/2: {0}")]
-    Http2(Reason),
+    Http2(http2::Reason),
     /// It floods the connection with HTTP/2 frames that carry no request.
     #[error("the client sends too many HTTP/2 frames that carry no request")]
     Http2Excess,
@@ -85,13 +85,13 @@ pub enum Failure {
     OriginWantsHttp1,
     /// The origin reset the request's stream.
     #[error("the origin reset the request's stream (HTTP/2): {0}")]
-    OriginReset(Reason),
+    OriginReset(http2::Reason),
     /// The origin answers HTTP/1.1 with frames of HTTP/2.
     #[error("the origin does not speak HTTP/1.1: it answers with HTTP/2")]
     OriginNotHttp1,
     /// The origin violates HTTP/2.
     #[error("the origin violates HTTP/2: {0}")]
-    OriginHttp2(Reason),
+    OriginHttp2(http2::Reason),
     /// The origin's response is not HTTP, or is ambiguous.
     #[error("the origin's response is refused: {0}")]
     BadResponse(HeadError),
@@ -114,42 +114,42 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The label for counters and the access log.
+    /// As it is counted, and named in the access log.
     #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::ClientGone => "client_gone",
-            Self::HeadTimeout(_) => "request_head_timeout",
-            Self::BodyTimeout(_) => "request_body_timeout",
-            Self::ClientStalled(_) => "client_stalled",
-            Self::BodyTooSlow(_) => "request_body_too_slow",
-            Self::ClientTooSlow(_) => "client_too_slow",
-            Self::Http2(_) => "http2_error",
-            Self::Http2Excess => "http2_excess",
-            Self::Http2TakenBack => "http2_rapid_reset",
-            Self::Http2Malformed => "http2_malformed",
-            Self::BadRequest(error) => error.reason(),
-            Self::BadRequestBody(error) => error.reason(),
-            Self::BodyTooLarge => "body_too_large",
-            Self::MethodNotAllowed => "method_not_allowed",
-            Self::Misdirected => "misdirected",
-            Self::Expectation => "unknown_expectation",
+            Self::ClientGone => Reason::ClientGone,
+            Self::HeadTimeout(_) => Reason::HeadTimeout,
+            Self::BodyTimeout(_) => Reason::BodyTimeout,
+            Self::ClientStalled(_) => Reason::ClientStalled,
+            Self::BodyTooSlow(_) => Reason::BodyTooSlow,
+            Self::ClientTooSlow(_) => Reason::ClientTooSlow,
+            Self::Http2(_) => Reason::Http2Error,
+            Self::Http2Excess => Reason::Http2Excess,
+            Self::Http2TakenBack => Reason::Http2RapidReset,
+            Self::Http2Malformed => Reason::Http2Malformed,
+            Self::BadRequest(error) => of_head(*error),
+            Self::BadRequestBody(error) => of_body(*error),
+            Self::BodyTooLarge => Reason::BodyTooLarge,
+            Self::MethodNotAllowed => Reason::MethodNotAllowed,
+            Self::Misdirected => Reason::Misdirected,
+            Self::Expectation => Reason::Expectation,
             Self::Dial(error) => error.reason(),
-            Self::OriginStalled(_) => "origin_stalled",
-            Self::OriginTimeout(_) => "origin_timeout",
-            Self::OriginDown => "origin_down",
-            Self::OriginClosed => "origin_closed",
-            Self::OriginRefused => "origin_refused_stream",
-            Self::OriginWantsHttp1 => "origin_wants_http1",
-            Self::OriginReset(_) => "origin_reset_stream",
-            Self::OriginNotHttp1 => "origin_not_http1",
-            Self::OriginHttp2(_) => "origin_http2_error",
-            Self::BadResponse(_) => "origin_bad_response",
-            Self::BadResponseBody(_) => "origin_bad_body",
-            Self::TooManyInterim(_) => "origin_too_many_interim",
-            Self::OriginTruncated => "origin_truncated",
-            Self::NoSwitch(_) => "origin_no_switch",
-            Self::UnaskedSwitch => "origin_unasked_switch",
+            Self::OriginStalled(_) => Reason::OriginStalled,
+            Self::OriginTimeout(_) => Reason::OriginTimeout,
+            Self::OriginDown => Reason::OriginDown,
+            Self::OriginClosed => Reason::OriginClosed,
+            Self::OriginRefused => Reason::OriginRefused,
+            Self::OriginWantsHttp1 => Reason::OriginWantsHttp1,
+            Self::OriginReset(_) => Reason::OriginReset,
+            Self::OriginNotHttp1 => Reason::OriginNotHttp1,
+            Self::OriginHttp2(_) => Reason::OriginHttp2Error,
+            Self::BadResponse(_) => Reason::OriginBadResponse,
+            Self::BadResponseBody(_) => Reason::OriginBadBody,
+            Self::TooManyInterim(_) => Reason::OriginInterim,
+            Self::OriginTruncated => Reason::OriginTruncated,
+            Self::NoSwitch(_) => Reason::OriginNoSwitch,
+            Self::UnaskedSwitch => Reason::OriginUnaskedSwitch,
         }
     }
 
@@ -212,5 +212,53 @@ impl Failure {
     #[must_use]
     pub fn is_the_origins(&self) -> bool {
         self.status().is_some_and(|status| status >= 500)
+    }
+}
+
+fn of_head(error: HeadError) -> Reason {
+    match error {
+        HeadError::BareLf => Reason::BareLf,
+        HeadError::EmptyLines => Reason::EmptyLines,
+        HeadError::TooLong => Reason::HeadTooLong,
+        HeadError::TooManyFields => Reason::TooManyFields,
+        HeadError::TargetTooLong => Reason::TargetTooLong,
+        HeadError::FirstLine => Reason::FirstLine,
+        HeadError::Version => Reason::HttpVersion,
+        HeadError::Field => Reason::InvalidField,
+        HeadError::ContentLength => Reason::ContentLength,
+        HeadError::TwoLengths => Reason::TwoLengths,
+        HeadError::TransferEncoding => Reason::TransferEncoding,
+        HeadError::HostMissing => Reason::HostMissing,
+        HeadError::HostRepeated => Reason::HostRepeated,
+        HeadError::HostInvalid => Reason::HostInvalid,
+        HeadError::HostDisagrees => Reason::HostDisagrees,
+        HeadError::Target => Reason::InvalidTarget,
+        HeadError::Status => Reason::InvalidStatus,
+    }
+}
+
+fn of_body(error: BodyError) -> Reason {
+    match error {
+        BodyError::ChunkSize => Reason::ChunkSize,
+        BodyError::ChunkExtension => Reason::ChunkExtension,
+        BodyError::ChunkExtensionsTooLong => Reason::ChunkExtensionsTooLong,
+        BodyError::ChunkEnd => Reason::ChunkEnd,
+        BodyError::TrailersTooLong => Reason::TrailersTooLong,
+        BodyError::Trailers => Reason::InvalidTrailers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_codes_of_heads_and_bodies_are_their_own() {
+        for &error in HeadError::ALL {
+            assert_eq!(of_head(error).code(), error.reason());
+        }
+        for &error in BodyError::ALL {
+            assert_eq!(of_body(error).code(), error.reason());
+        }
     }
 }

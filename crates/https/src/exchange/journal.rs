@@ -82,7 +82,7 @@ impl RequestJournal {
             bytes_up = served.bytes_up,
             bytes_down = served.bytes_down,
             duration_ms = (milliseconds * 1000.0).round() / 1000.0,
-            failure = served.failure.map_or("", Failure::reason),
+            failure = served.failure.map_or("", |failure| failure.reason().code()),
             "request"
         );
     }
@@ -102,10 +102,10 @@ impl RequestJournal {
             _ if failure.is_the_origins() => origin.ip(),
             _ => client_info.sender.ip(),
         };
-        self.shared.complain(failure.reason(), about, now, |held_back| {
+        self.shared.complain(&self.shard, failure.reason(), about, now, |held_back| {
             let text = self.shared.advised(failure, failure.hint());
             warn!(
-                client = %client_info.route.client, origin = %origin, reason = failure.reason(),
+                client = %client_info.route.client, origin = %origin, reason = failure.reason().code(),
                 status = failure.status(), held_back, "{text}"
             );
         });

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use truepeer_policy::BackendAddr;
-use truepeer_session::Hint;
 use truepeer_session::connect_as::ConnectError;
+use truepeer_session::{Hint, Reason};
 
 use crate::client_info::ClientInfo;
 use crate::stream::Connection;
@@ -113,20 +113,20 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// The label for counters.
+    /// As it is counted.
     #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::Connect(error) if is_ours(error) => "origin_no_resources",
-            Self::Connect(_) => "origin_unreachable",
-            Self::Timeout(_) => "origin_connect_timeout",
-            Self::Tls { .. } => "origin_tls",
-            Self::ClosedAtStart(_) => "origin_closed",
-            Self::NotHttp2(_) => "origin_not_http2",
-            Self::NotHttp1 => "origin_not_http1",
-            Self::NoStreams => "origin_no_streams",
-            Self::OtherFamily(_) => "origin_family",
-            Self::Header(_) => "origin_proxy_header",
+            Self::Connect(error) if is_ours(error) => Reason::OriginNoResources,
+            Self::Connect(_) => Reason::OriginUnreachable,
+            Self::Timeout(_) => Reason::OriginConnectTimeout,
+            Self::Tls { .. } => Reason::OriginTls,
+            Self::ClosedAtStart(_) => Reason::OriginClosed,
+            Self::NotHttp2(_) => Reason::OriginNotHttp2,
+            Self::NotHttp1 => Reason::OriginNotHttp1,
+            Self::NoStreams => Reason::OriginNoStreams,
+            Self::OtherFamily(_) => Reason::OriginFamily,
+            Self::Header(_) => Reason::OriginProxyHeader,
         }
     }
 

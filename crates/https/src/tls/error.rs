@@ -6,7 +6,7 @@ use std::{fmt, io};
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage, PeerIncompatible};
 
-use truepeer_session::Hint;
+use truepeer_session::{Hint, Reason};
 
 use super::verify::is_authority;
 use super::words;
@@ -96,22 +96,22 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// A stable label for the reason.
+    /// As it is counted.
     #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> Reason {
         match self {
-            Self::Closed { .. } => "tls_closed",
-            Self::Io(_) => "tls_broken",
-            Self::TimedOut { .. } => "tls_timeout",
-            Self::UnknownName { .. } => "tls_unknown_name",
+            Self::Closed { .. } => Reason::TlsClosed,
+            Self::Io(_) => Reason::TlsBroken,
+            Self::TimedOut { .. } => Reason::TlsTimeout,
+            Self::UnknownName { .. } => Reason::TlsUnknownName,
             Self::Tls { error, .. } => match error {
-                Error::InvalidMessage(_) => "tls_not_tls",
-                Error::PeerIncompatible(_) => "tls_incompatible",
-                Error::AlertReceived(_) => "tls_alert",
-                Error::InvalidCertificate(_) | Error::NoCertificatesPresented => "tls_certificate",
-                Error::NoApplicationProtocol => "tls_alpn",
-                Error::General(problem) if problem == NO_CERTIFICATE => "tls_no_certificate",
-                _ => "tls_failed",
+                Error::InvalidMessage(_) => Reason::TlsNotTls,
+                Error::PeerIncompatible(_) => Reason::TlsIncompatible,
+                Error::AlertReceived(_) => Reason::TlsAlert,
+                Error::InvalidCertificate(_) | Error::NoCertificatesPresented => Reason::TlsCertificate,
+                Error::NoApplicationProtocol => Reason::TlsAlpn,
+                Error::General(problem) if problem == NO_CERTIFICATE => Reason::TlsNoCertificate,
+                _ => Reason::TlsFailed,
             },
         }
     }

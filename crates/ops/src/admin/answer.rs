@@ -25,6 +25,8 @@ pub(crate) const HANDOVER: &str = "truepeer-handover";
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
 
 /// A response. The connection closes after it.
 pub(super) struct Response {
@@ -51,6 +53,10 @@ pub(super) enum Action {
 impl Response {
     pub(super) fn text(status: u16, text: &str) -> Self {
         Self { status, content_type: TEXT, body: Body::Whole(format!("{text}\n").into_bytes()) }
+    }
+
+    fn fixed(content_type: &'static str, text: &str) -> Self {
+        Self { status: 200, content_type, body: Body::Whole(text.as_bytes().to_vec()) }
     }
 
     fn json(value: &impl serde::Serialize) -> Self {
@@ -82,7 +88,8 @@ impl Response {
             Body::Listing(_) => Ok(()),
         };
         if self.content_type == HTML {
-            head.push_str("Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'\r\n");
+            // Writing to a String can't fail.
+            let _ = write!(head, "Content-Security-Policy: {}\r\n", page::POLICY);
         }
         head.push_str(
             "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n",
@@ -186,9 +193,12 @@ pub(super) fn answer(head: &RequestHead, user: Option<u32>, orders: &Orders) -> 
     let running = &*orders.running;
     let response = match (method, path) {
         ("GET" | "HEAD", "/") => {
-            let body = Body::Whole(page::html(&StatusDoc::of(running)).into_bytes());
+            let (status, bans) = (StatusDoc::of(running), bans::list(running));
+            let body = Body::Whole(page::html(&status, &bans, truepeer_attach::seconds_now()).into_bytes());
             Response { status: 200, content_type: HTML, body }
         }
+        ("GET" | "HEAD", path) if path == page::SCRIPT.0 => Response::fixed(SCRIPT, page::SCRIPT.1),
+        ("GET" | "HEAD", path) if path == page::STYLE.0 => Response::fixed(STYLE, page::STYLE.1),
         ("GET" | "HEAD", "/metrics") => {
             let accept = head.fields.iter().filter(|field| field.spelt.eq_ignore_ascii_case(b"accept"));
             let format = MetricsFormat::wanted_by(accept.map(|field| field.value));

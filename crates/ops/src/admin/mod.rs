@@ -42,7 +42,7 @@ use truepeer_session::{ListenerId, SessionList};
 pub use self::bans::{BanChange, BanDoc};
 pub use self::client::{Client, connect_to, switch_protocol};
 use self::listen::Entrance;
-pub use self::status::{AttachmentDoc, SpliceDoc, StatusDoc};
+pub use self::status::{AttachmentDoc, FromHere, SpliceDoc, StatusDoc, Trial};
 use self::stop::Stopper;
 use truepeer_config::spec::{AdminAddr, Protocol};
 
@@ -60,6 +60,11 @@ pub trait Running: Send + Sync {
 
     /// The listeners that should be open and are not, after a change that failed and could not be undone.
     fn missing(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What connections from this host to this listener may bring, without being refused.
+    fn from_here(&self, _: &ListenerView) -> Vec<FromHere> {
         Vec::new()
     }
 

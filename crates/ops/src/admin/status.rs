@@ -9,6 +9,7 @@ use truepeer_session::complaints::RecentComplaint;
 use truepeer_session::counters::Counter;
 
 use super::{ListenerView, Running, State, name_of};
+use crate::reasons;
 use truepeer_config::plan::passed::{self, PassedNames};
 use truepeer_config::spec::Protocol;
 
@@ -58,6 +59,11 @@ pub struct SpliceDoc {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ComplaintDoc {
     pub(crate) reason: String,
+    /// The listener that it happened at, as it is named elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) listener: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) protocol: Option<Protocol>,
     /// `None`: several addresses.
     pub(crate) about: Option<IpAddr>,
     pub(crate) count: u64,
@@ -77,6 +83,9 @@ pub(crate) struct ListenerDoc {
     pub(crate) site: Option<String>,
     /// Whether it takes new connections.
     pub(crate) listening: bool,
+    /// What a connection from this host may bring, for the doctor's round trip.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) from_here: Vec<FromHere>,
     /// Sessions or flows that are open.
     pub(crate) open: usize,
     /// Since the start, by name.
@@ -88,6 +97,32 @@ pub(crate) struct ListenerDoc {
     pub(crate) not_spliced: BTreeMap<String, u64>,
 }
 
+/// What becomes of a connection from this host to one of a listener's addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FromHere {
+    /// Where to connect.
+    pub to: SocketAddr,
+    /// What to send.
+    pub may: Trial,
+}
+
+/// What a connection from this host may bring. The client that a header names is
+/// [`truepeer_routes::item::IpFamily::example_client`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Trial {
+    /// A header of version 1.
+    V1,
+    /// A header of version 2.
+    V2,
+    /// No header: the sender's rule is `forbid`.
+    NoHeader,
+    /// More than bytes for the backend: TLS, or requests.
+    Spoken,
+    /// Nothing: it would be refused, for this reason.
+    Refused(String),
+}
+
 /// One attachment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AttachmentDoc {
@@ -95,6 +130,9 @@ pub struct AttachmentDoc {
     pub(crate) netns: String,
     /// `None`: unknown.
     pub(crate) attached: Option<bool>,
+    /// Devices that are up and have an address, and whose packets pass by the programs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) uncovered: Vec<String>,
     pub(crate) ports: Vec<PortDoc>,
 }
 
@@ -110,7 +148,7 @@ pub(crate) struct PortDoc {
 
 impl StatusDoc {
     pub(crate) fn of(running: &dyn Running) -> Self {
-        let state = running.state();
+        let (state, views) = (running.state(), running.listeners());
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -121,11 +159,11 @@ impl StatusDoc {
                 _ => None,
             },
             passed: passed::names().clone(),
-            listeners: running.listeners().iter().map(|view| ListenerDoc::of(running, view)).collect(),
+            listeners: views.iter().map(|view| ListenerDoc::of(running, view)).collect(),
             missing: running.missing(),
             splice: running.splice(),
             attachments: running.attachments(),
-            complaints: running.complaints().iter().map(ComplaintDoc::of).collect(),
+            complaints: running.complaints().iter().map(|one| ComplaintDoc::of(one, &views)).collect(),
         }
     }
 }
@@ -141,18 +179,23 @@ fn yes() -> bool {
 }
 
 impl SpliceDoc {
-    /// `no_privileges (missing: CAP_BPF)`; `None`: sessions may leave.
+    /// Why none may leave, in words; `None`: sessions may leave.
     pub(crate) fn obstacle(&self) -> Option<String> {
-        let reason = self.reason.as_deref()?;
-        Some(self.found.as_deref().map_or_else(|| reason.to_owned(), |found| format!("{reason} ({found})")))
+        let told = reasons::stay(self.reason.as_deref()?);
+        let found = self.found.as_deref().map_or_else(String::new, |found| format!(": {found}"));
+        Some(format!("{told}{found}"))
     }
 }
 
 impl ComplaintDoc {
-    fn of(complaint: &RecentComplaint) -> Self {
+    fn of(complaint: &RecentComplaint, views: &[ListenerView]) -> Self {
+        let subject = complaint.subject;
+        let view = views.iter().find(|view| view.id == subject.listener);
         Self {
-            reason: complaint.reason.to_owned(),
-            about: complaint.about,
+            reason: subject.reason.code().to_owned(),
+            listener: view.map(ListenerView::name),
+            protocol: view.map(|view| view.protocol),
+            about: subject.about,
             count: complaint.count,
             seconds: complaint.ago.as_secs(),
         }
@@ -187,6 +230,7 @@ impl ListenerDoc {
             addresses: view.addresses.clone(),
             site: view.site.clone(),
             listening: view.is_open,
+            from_here: running.from_here(view),
             open: counters.open(view.id),
             counters: Counter::ALL.iter().map(named).collect(),
             refusals: by_name(counters.refusals_of(view.id)),
@@ -197,11 +241,17 @@ impl ListenerDoc {
 
 impl AttachmentDoc {
     /// `netns`: as configured; empty: this one. `status`: `None` if it is unknown, `Some(None)` if it is not
-    /// attached.
-    pub fn of(netns: String, status: Option<Option<Status>>) -> Self {
+    /// attached. `uncovered`: devices in use without the programs.
+    pub fn of(netns: String, status: Option<Option<Status>>, uncovered: Vec<String>) -> Self {
         let attached = status.as_ref().map(Option::is_some);
         let ports = status.iter().flatten().flat_map(|status| &status.ports).map(PortDoc::of);
-        Self { netns, attached, ports: ports.collect() }
+        Self { netns, attached, uncovered, ports: ports.collect() }
+    }
+
+    /// What becomes of connections by devices that are not covered.
+    pub(crate) fn warning(&self) -> String {
+        let devices = self.uncovered.join(", ");
+        format!("not covered: {devices}; connections that come in there are refused (refused_unjudged)")
     }
 }
 

@@ -457,20 +457,32 @@ fn slow_connections_of_one_peer_keep_no_other_waiting() {
 }
 
 #[test]
-fn the_page_shows_listeners_and_refusals_and_runs_no_script() {
+fn the_page_shows_listeners_and_refusals_and_runs_its_own_script_alone() {
     let bed = Bed::new("page");
     let mut refused = tcp(bed.small.address);
     refused.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let _ = refused.read(&mut [0]); // its end, or a reset
     until("the refusal is counted", || {
-        bed.ask("GET / HTTP/1.0").1.contains("<h2>Refusals and failures</h2>")
+        bed.ask("GET / HTTP/1.0").1.contains("something else than a PROXY header")
     });
     let mut stream = tcp(bed.tcp);
     stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     let mut page = String::new();
     stream.read_to_string(&mut page).unwrap();
     assert!(page.contains("Content-Security-Policy: default-src 'none'"), "{page}");
-    assert!(page.contains(&bed.small.address.to_string()) && !page.contains("<script"), "{page}");
+    assert!(page.contains("script-src 'self'; style-src 'self'; connect-src 'self'"), "{page}");
+    assert!(page.contains(&bed.small.address.to_string()), "{page}");
+    // It is its own only script, and asks for nothing else.
+    assert_eq!(page.matches("<script").count(), 1, "{page}");
+    for (path, kind) in [("/page.js", "text/javascript"), ("/page.css", "text/css")] {
+        assert!(page.contains(&format!("={path}>")), "{page}");
+        let mut stream = tcp(bed.tcp);
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains(kind), "{answer}");
+        assert!(!answer.contains("http://") || kind == "text/javascript", "{answer}");
+    }
 }
 
 /// Every name in the dashboard's queries is one that `/metrics` exports.

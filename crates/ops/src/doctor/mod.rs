@@ -15,6 +15,7 @@ mod attach;
 mod backend;
 mod firewall;
 mod here;
+mod listener_trip;
 pub mod listening;
 mod machine;
 mod needed;

@@ -12,8 +12,9 @@ use truepeer_config::plan::{ASK_AWS, speaks_first};
 use super::owners::Owner;
 use super::report::{Check, Report};
 use super::scene::{AtPort, Scene};
-use super::trip;
+use super::{listener_trip, trip};
 use crate::admin::status::ListenerDoc;
+use crate::reasons;
 
 /// The time that "lately" means.
 const LATELY: Duration = Duration::from_secs(600);
@@ -26,7 +27,7 @@ const WITHOUT_HEADER: [&str; 3] = ["refused_no_header", "refused_timeout", "refu
 enum Way<'a> {
     Attach(&'a Attached, &'a PortStatus),
     /// truepeer itself listens.
-    Listener(Option<&'a ListenerDoc>, Owner),
+    Listener(Vec<&'a ListenerDoc>, Owner),
     Run(Owner),
     None,
 }
@@ -50,16 +51,19 @@ pub(super) fn examine(scene: &Scene<'_>, at: AtPort, report: &mut Report) {
             }
             senders(attached, port, at, &peers, report);
         }
-        Way::Listener(Some(listener), _) => refused_by_listener(scene, listener, at, report),
+        Way::Listener(listeners, _) => refused_by_listener(scene, listeners, at, report),
         _ => {}
     }
     connected(at, &peers, report);
-    if !sockets.is_empty() && !at.is_udp {
-        let rules = match &way {
-            Way::Attach(attached, port) if !port.draining => attached.rules(port),
-            _ => None,
-        };
-        trip::examine(at.port, &sockets, rules, scene.timeout, report);
+    if sockets.is_empty() || at.is_udp {
+        return;
+    }
+    match &way {
+        Way::Listener(listeners, _) => listener_trip::examine(scene, listeners, at, report),
+        Way::Attach(attached, port) if !port.draining => {
+            trip::examine(at.port, &sockets, attached.rules(port), scene.timeout, report);
+        }
+        _ => trip::examine(at.port, &sockets, None, scene.timeout, report),
     }
 }
 
@@ -88,7 +92,7 @@ fn way_of<'a>(scene: &'a Scene<'_>, at: AtPort, sockets: &[(SocketAddr, Option<O
     }
     let mut owners = sockets.iter().filter_map(|(_, owner)| owner.as_ref());
     if let Some(owner) = owners.clone().find(|owner| owner.is_truepeer()) {
-        return Way::Listener(scene.listener(at), owner.clone());
+        return Way::Listener(scene.listeners(at), owner.clone());
     }
     owners.find(|owner| owner.is_run()).map_or(Way::None, |owner| Way::Run(owner.clone()))
 }
@@ -97,13 +101,15 @@ fn served(way: &Way<'_>, at: AtPort, peers: &[(IpAddr, usize)]) -> Check {
     let tried = format!("headers to port {at}");
     match way {
         Way::Attach(attached, port) => attach(tried, attached, port),
-        Way::Listener(Some(listener), owner) => Check::ok("way", tried).found(format!(
-            "truepeer {} takes them off ({owner}): {} open of {} accepted",
-            listener.entry,
-            listener.open,
-            listener.taken()
-        )),
-        Way::Listener(None, owner) => Check::ok("way", tried).found(format!("{owner} takes them off")),
+        Way::Listener(listeners, owner) => Check::ok("way", tried).found(match listeners.first() {
+            Some(listener) => format!(
+                "truepeer {} takes them off ({owner}): {} open of {} accepted",
+                listener.entry,
+                listener.open,
+                listener.taken()
+            ),
+            None => format!("{owner} takes them off"),
+        }),
         Way::Run(owner) => Check::ok("way", tried).found(format!("truepeer run takes them off ({owner})")),
         Way::None => {
             let found = "nothing takes them off: the server gets them as data, and sees the sender";
@@ -239,23 +245,22 @@ fn late_header(reason: &str, port: u16) -> String {
     }
 }
 
-fn refused_by_listener(scene: &Scene<'_>, listener: &ListenerDoc, at: AtPort, report: &mut Report) {
-    let name = format!("the listener {}", listener.name());
-    for (reason, count) in &listener.refusals {
-        report.add(Check::note(
-            "refused",
-            name.clone(),
-            format!("{count} refused since the start: {reason}"),
-        ));
+fn refused_by_listener(scene: &Scene<'_>, listeners: &[&ListenerDoc], at: AtPort, report: &mut Report) {
+    for listener in listeners {
+        let name = format!("the listener {}", listener.name());
+        for (reason, count) in &listener.refusals {
+            let found = format!("{count} refused since the start: {}", reasons::refusal(reason));
+            report.add(Check::note("refused", name.clone(), found));
+        }
     }
-    let recent = scene.running.iter().flat_map(|status| &status.complaints);
+    let recent = scene.complaints(listeners).into_iter();
     for complaint in recent.filter(|complaint| complaint.seconds <= LATELY.as_secs()).take(MOST_SHOWN) {
         let about = complaint.about.map_or("others".to_owned(), |about| about.to_string());
         let found = format!(
             "{} in the last minutes, {} s ago: {}{}",
             complaint.count,
             complaint.seconds,
-            complaint.reason,
+            reasons::refusal(&complaint.reason),
             late_header_of_listener(&complaint.reason, scene, at)
         );
         report.add(Check::note("refused_lately", about, found));

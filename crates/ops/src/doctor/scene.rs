@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use truepeer_attach::Attached;
 use truepeer_config::plan::{AdminConfig, CheckedProcess, EntryConfig, ListenerConfig, ProcessConfig};
-use truepeer_config::spec::AdminAddr;
+use truepeer_config::spec::{AdminAddr, Protocol};
 use truepeer_routes::item::IpTransport;
 
 use super::listening::{self, Socket};
 use super::owners::{self, Owner};
 use super::report::{Check, Report};
 use crate::admin::client::Client;
-use crate::admin::status::{ListenerDoc, StatusDoc};
+use crate::admin::status::{ComplaintDoc, ListenerDoc, StatusDoc};
 
 /// Where to look.
 #[derive(Debug)]
@@ -49,6 +49,8 @@ pub struct ReadFile {
 pub(super) struct Scene<'a> {
     pub(super) loaded: Option<&'a ReadFile>,
     pub(super) running: Option<StatusDoc>,
+    /// Where that answers.
+    pub(super) admin: Option<Client>,
     pub(super) attached: Option<Attached>,
     pub(super) timeout: Duration,
 }
@@ -109,7 +111,9 @@ impl<'a> Scene<'a> {
     /// Looks, and reports what is wrong with the file and with the process.
     pub(super) fn look(options: &'a SceneOptions, report: &mut Report) -> Self {
         let loaded = file(options, report);
-        let (running, failure) = match address(options, loaded) {
+        let address = address(options, loaded);
+        let admin = address.clone().map(Client::of_address);
+        let (running, failure) = match address {
             Some(address) => match ask(&address) {
                 Ok(status) => (Some(status), None),
                 Err(error) => (None, Some((address, format!("{error:#}")))),
@@ -133,7 +137,7 @@ impl<'a> Scene<'a> {
                 None
             }
         };
-        Self { loaded, running, attached, timeout: options.timeout }
+        Self { loaded, running, admin, attached, timeout: options.timeout }
     }
 
     /// The ports of the backends behind a listener of the file at this port.
@@ -144,14 +148,24 @@ impl<'a> Scene<'a> {
         listeners.flat_map(ListenerConfig::backend_ports).collect()
     }
 
-    /// The listener of the running truepeer at this port.
-    pub(super) fn listener(&self, at: AtPort) -> Option<&ListenerDoc> {
+    /// The listeners of the running truepeer at this port, and the sites that share one.
+    pub(super) fn listeners(&self, at: AtPort) -> Vec<&ListenerDoc> {
         let is_here = |address: &SocketAddr| address.port() == at.port;
-        let is_udp = |listener: &ListenerDoc| listener.protocol.name() == "udp";
-        self.running
-            .iter()
-            .flat_map(|status| &status.listeners)
-            .find(|listener| is_udp(listener) == at.is_udp && listener.addresses.iter().any(is_here))
+        let is_udp = |listener: &ListenerDoc| listener.protocol == Protocol::Udp;
+        let all = self.running.iter().flat_map(|status| &status.listeners);
+        all.filter(|listener| is_udp(listener) == at.is_udp && listener.addresses.iter().any(is_here))
+            .collect()
+    }
+
+    /// Who was refused there in the last minutes, and why.
+    pub(super) fn complaints(&self, listeners: &[&ListenerDoc]) -> Vec<&ComplaintDoc> {
+        let is_of = |complaint: &&ComplaintDoc| {
+            listeners.iter().any(|listener| {
+                complaint.protocol == Some(listener.protocol)
+                    && complaint.listener.as_deref() == Some(&*listener.name())
+            })
+        };
+        self.running.iter().flat_map(|status| &status.complaints).filter(is_of).collect()
     }
 }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use rustix::system::uname;
-use truepeer_relay::StaysReason as Reason;
 
 use super::report::{Check, Report};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, SpliceDoc, StatusDoc};
+use crate::reasons;
 use truepeer_config::spec::AdminAddr;
 use truepeer_privilege::confine::needs::{
     self, ATTACH_MOUNT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED,
@@ -102,20 +102,15 @@ fn check(name: &'static str, tried: String, what: &str, why: &BTreeMap<String, u
         return Check::ok(name, tried);
     }
     why.sort_by_key(|(reason, times)| (std::cmp::Reverse(**times), (*reason).clone()));
-    let reasons: Vec<String> =
-        why.iter().map(|(reason, times)| reason_with_meaning(reason, **times)).collect();
-    Check::note(name, tried, format!("{what}: {}", reasons.join("; ")))
-}
-
-fn reason_with_meaning(reason: &str, times: u64) -> String {
-    match Reason::ALL.iter().find(|one| one.label() == reason) {
-        Some(one) => format!("{times} {reason} ({})", one.meaning()),
-        None => format!("{times} {reason}"),
-    }
+    let told: Vec<_> =
+        why.iter().map(|(reason, times)| format!("{times} times: {}", reasons::stay(reason))).collect();
+    Check::note(name, tried, format!("{what}: {}", told.join("; ")))
 }
 
 #[cfg(test)]
 mod tests {
+    use truepeer_relay::StaysReason as Reason;
+
     use super::*;
 
     #[test]
@@ -140,7 +135,8 @@ mod tests {
         assert_eq!(
             check.found.as_deref(),
             Some(
-                "stayed: 12 segment_sizes (segments of one side don't fit through the other's path); 3 sack (one connection has it, the other has not)"
+                "stayed: 12 times: segments of one side don't fit through the other's path (segment_sizes); \
+                 3 times: one connection has it, the other has not (sack)"
             )
         );
     }

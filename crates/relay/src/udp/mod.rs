@@ -246,7 +246,7 @@ impl UdpFlows {
         let datagram = RefusedDatagram {
             sender: refused.sender,
             listener: listener.rules.settings.address,
-            label: refused.reason(),
+            reason: refused.reason(),
             why: refused,
             hint: refused.hint(),
         };

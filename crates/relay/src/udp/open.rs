@@ -52,7 +52,7 @@ impl UdpFlows {
         let came_to = || Some(opening.downstream.destination_of(opening.arrival)?.port());
         let route = rules.policy.route_at(sender, opening.header, came_to)?;
         if let Some(range) = route.special {
-            cx.journal.on_special_claim(&route, sender, range, cx.now);
+            cx.journal.on_special_claim(&opening.listener.shard, &route, (sender, range), cx.now);
         }
         let sending = sending(&opening, &route)?;
         let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.downstream.tuples)?;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use truepeer_policy::{Refusal, SenderAddr};
 use truepeer_proto::DecodeError;
-use truepeer_session::Hint;
 use truepeer_session::connect_as::ConnectError;
+use truepeer_session::{Hint, Reason};
 
 use super::table::SenderKey;
 
@@ -63,17 +63,17 @@ impl DroppedDatagram {
         }
     }
 
-    /// A stable label.
-    pub(crate) fn reason(&self) -> &'static str {
+    /// As it is counted.
+    pub(crate) fn reason(&self) -> Reason {
         match &self.cause {
-            DropCause::Invalid { error, .. } => error.kind.as_str(),
-            DropCause::NoHeaderBefore => "flow_without_header",
-            DropCause::FlowForgotten { .. } | DropCause::FlowEvicted { .. } => "flow_forgotten",
-            DropCause::Policy(refusal) => refusal.reason(),
-            DropCause::Upstream(error) => error.label(),
-            DropCause::Unencodable(_) => "unencodable",
-            DropCause::Draining => "draining",
-            DropCause::Unwatchable(_) => "unwatchable",
+            DropCause::Invalid { error, .. } => error.kind.into(),
+            DropCause::NoHeaderBefore => Reason::FlowWithoutHeader,
+            DropCause::FlowForgotten { .. } | DropCause::FlowEvicted { .. } => Reason::FlowForgotten,
+            DropCause::Policy(refusal) => refusal.into(),
+            DropCause::Upstream(error) => error.reason(),
+            DropCause::Unencodable(_) => Reason::Unencodable,
+            DropCause::Draining => Reason::Draining,
+            DropCause::Unwatchable(_) => Reason::Unwatchable,
         }
     }
 }

@@ -456,7 +456,8 @@ impl Worker {
         let sender = SenderAddr::new(sender);
         if let Err(refusal) = listener.rules.policy.admit(sender) {
             self.team.on_end(self.number);
-            return self.journal.on_refused_sender(&listener.shard, sender, &refusal, now);
+            let arrival = (sender, listener.rules.settings.address);
+            return self.journal.on_refused_sender(&listener.shard, arrival, &refusal, now);
         }
         listener.shard.on_open();
         let session = Session::new(KernelSocket::from(socket), sender, now, permit);

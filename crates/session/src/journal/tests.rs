@@ -90,6 +90,10 @@ fn sender() -> SenderAddr {
     SenderAddr::new(addr("192.0.2.1:1000"))
 }
 
+fn arrival() -> (SenderAddr, SocketAddr) {
+    (sender(), addr("127.0.0.1:443"))
+}
+
 fn route(origin: Origin) -> Route {
     Route {
         client: ClientAddr::new(addr("198.51.100.7:2000")),
@@ -205,11 +209,12 @@ fn the_same_complaint_about_a_sender_is_logged_once_a_minute() {
     let refusal = Refusal::SenderNotAllowed { sender: sender() };
     let refuse = |seconds| {
         let now = case.now + Duration::from_secs(seconds);
-        lines_of(|| case.journal.on_refused_sender(&case.shard, sender(), &refusal, now))
+        lines_of(|| case.journal.on_refused_sender(&case.shard, arrival(), &refusal, now))
     };
     let first = refuse(0);
     assert_eq!((first[0].level, first[0].field("held_back")), (Level::WARN, None));
     assert_eq!(first[0].field("reason"), Some("sender_not_allowed"));
+    assert_eq!(first[0].field("listener"), Some("127.0.0.1:443"));
     assert_eq!(first[0].text, "192.0.2.1:1000 may not send here");
     assert_eq!((refuse(1), refuse(59)), (vec![], vec![]));
     assert_eq!(refuse(61)[0].field("held_back"), Some("2"));
@@ -222,13 +227,13 @@ fn a_complaint_ends_with_the_advice_for_its_hint() {
     let advise: Advise = |hint| matches!(hint, Hint::Refusal(_)).then(|| "see the allow list".to_owned());
     let case = Case::of(Journal::with_advice(advise));
     let refusal = Refusal::SenderNotAllowed { sender: sender() };
-    let refused = line_of(|| case.journal.on_refused_sender(&case.shard, sender(), &refusal, case.now));
+    let refused = line_of(|| case.journal.on_refused_sender(&case.shard, arrival(), &refusal, case.now));
     assert_eq!(refused.text, "192.0.2.1:1000 may not send here; see the allow list");
     let mut refusals = Refusals::default();
     let datagram = RefusedDatagram {
         sender: sender(),
         listener: addr("127.0.0.1:53"),
-        label: "dialect",
+        reason: Reason::NotProxy,
         why: &"no header",
         hint: Some(Hint::Dialect),
     };
@@ -276,8 +281,14 @@ fn a_replaced_port_is_reported_by_its_cause() {
 #[test]
 fn a_special_claim_is_told_with_client_and_sender() {
     let case = Case::new();
-    let tell =
-        || case.journal.on_special_claim(&route(Origin::Header), sender(), SpecialRange::Loopback, case.now);
+    let tell = || {
+        case.journal.on_special_claim(
+            &case.shard,
+            &route(Origin::Header),
+            (sender(), SpecialRange::Loopback),
+            case.now,
+        )
+    };
     let line = line_of(tell);
     assert_eq!(line.field("client"), Some("198.51.100.7:2000"));
     assert_eq!(line.field("sender"), Some("192.0.2.1:1000"));

@@ -11,11 +11,15 @@ use truepeer_session::counters::Counters;
 use truepeer_session::{Journal, SessionList};
 
 use super::attachments;
+use super::from_here::from_here;
 use super::process::Process;
 use super::requests::Requests;
 use super::upgrade;
 use truepeer_config::plan::CheckedListener;
-use truepeer_ops::admin::{AttachmentDoc, BanChange, BanFailure, ListenerView, Running, SpliceDoc, State};
+use truepeer_config::spec::Protocol;
+use truepeer_ops::admin::{
+    AttachmentDoc, BanChange, BanFailure, FromHere, ListenerView, Running, SpliceDoc, State,
+};
 
 /// Complaints are shown for this long.
 const LATELY: Duration = Duration::from_secs(600);
@@ -103,6 +107,21 @@ impl Running for View {
 
     fn missing(&self) -> Vec<String> {
         self.shown().missing.clone()
+    }
+
+    fn from_here(&self, view: &ListenerView) -> Vec<FromHere> {
+        if view.protocol != Protocol::Tcp || !view.is_open || view.site.is_some() {
+            return Vec::new();
+        }
+        let shown = self.shown();
+        let is_it = |listener: &&Arc<CheckedListener>| {
+            listener.config.protocol == Protocol::Tcp && view.addresses.contains(&listener.key.address)
+        };
+        shown
+            .running
+            .iter()
+            .find(is_it)
+            .map_or_else(Vec::new, |listener| from_here(listener, &view.addresses))
     }
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {

@@ -283,7 +283,8 @@ fn a_running_truepeer_tells_how_many_sessions_stay_and_why(bed: &Bed) -> Result<
         streams.push(stream);
     }
     let wanted = format!(
-        "note  sessions of {DOOR} (0 have left user space): stayed: 3 no_bpf_filesystem (no BPF file system was mounted when truepeer started)"
+        "note  sessions of {DOOR} (0 have left user space): stayed: 3 times: \
+         no BPF file system was mounted when truepeer started (no_bpf_filesystem)"
     );
     wait_for("three sessions that stay", || ask().is_ok_and(|report| report.text.contains(&wanted)))
         .with_context(|| ask().map(|report| report.text).unwrap_or_default())?;

@@ -21,6 +21,11 @@ pub(crate) fn tests() -> Vec<Test> {
         who_was_refused_lately_is_named,
         the_file_and_its_process_are_examined,
         a_listener_of_truepeer_tells_who_was_refused,
+        a_listener_tells_its_own_refusals_alone,
+        a_round_trip_through_a_listener_reaches_the_backend_and_alarms_nobody,
+        a_round_trip_that_would_be_refused_is_not_made,
+        a_round_trip_to_a_dead_backend_says_why,
+        status_names_devices_that_no_attachment_covers,
         a_host_without_truepeer_shows_its_servers,
     ]
 }
@@ -241,6 +246,127 @@ fn a_listener_of_truepeer_tells_who_was_refused(bed: &Bed) -> Result<()> {
         })
     })
     .with_context(|| examine(bed, "8443 -c truepeer.toml").map(|report| report.text).unwrap_or_default())
+}
+
+fn serve(bed: &Bed, file: &str) -> Result<Running> {
+    bed.write("truepeer.toml", format!("[log]\nlevel = \"sessions\"\n{file}"))?;
+    let serve = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    serve.wait_listening("127.0.0.1:8443")?;
+    wait_for("the admin socket", || {
+        Program::new(TRUEPEER).args(["status", "-c", "truepeer.toml"]).run(bed).is_ok()
+    })?;
+    Ok(serve)
+}
+
+fn a_listener_tells_its_own_refusals_alone(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    let other =
+        FILE.replace("listen = [\"127.0.0.1:8443\"]", "listen = [\"127.0.0.1:8443\", \"127.0.0.1:8444\"]");
+    let serve = serve(bed, &other)?;
+    serve.wait_listening("127.0.0.1:8444")?;
+    let mut stranger = client::connect_from("127.0.0.9:0", "127.0.0.1:8443")?;
+    let _ = stranger.read(&mut [0]);
+    let log = serve.log();
+    let line = log.lines().find(|line| line.contains("sender_not_allowed")).context("no line about it")?;
+    ensure!(line.contains("listener=127.0.0.1:8443"), "{line}");
+    let its = examine(bed, "8443 -c truepeer.toml")?;
+    let told = "the sender is not on the allow-list; if it is your load balancer, add it to `allow` \
+        (sender_not_allowed)";
+    ensure!(its.line("127.0.0.9: 1 in the last minutes, ")?.ends_with(told), "{}", its.text);
+    ensure!(
+        its.line("the listener 127.0.0.1:8443: 1 refused since the start: ")?.ends_with(told),
+        "{}",
+        its.text
+    );
+    let others = examine(bed, "8444 -c truepeer.toml")?;
+    ensure!(!others.text.contains("127.0.0.9"), "{}", others.text);
+    Ok(())
+}
+
+fn a_round_trip_through_a_listener_reaches_the_backend_and_alarms_nobody(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    for (rule, told, log_has) in [
+        (
+            "",
+            "whose header names 192.0.2.1: it reached the backend 127.0.0.1:80, which is told 192.0.2.1",
+            "truepeer-doctor",
+        ),
+        ("header = [\"optional\"]\n", "which is told 192.0.2.1", "truepeer-doctor"),
+        ("header = [\"forbid\"]\n", "it reached the backend 127.0.0.1:80, which is told 127.0.0.1", "close="),
+    ] {
+        let serve = serve(bed, &FILE.replace("routes =", &format!("{rule}routes =")))?;
+        let report = examine(bed, "8443 -c truepeer.toml")?;
+        let trip = report.line("a connection to 127.0.0.1:8443")?;
+        ensure!(report.healthy && trip.starts_with("ok") && trip.contains(told), "{rule}{}", report.text);
+        // It is told apart by its client and its id, and nothing warns of it.
+        bed.wait_for("the session's line", || serve.log().contains(log_has))?;
+        let log = serve.log();
+        ensure!(!log.contains("WARN") && !log.contains("ERROR"), "{log}");
+        let status = Program::new(TRUEPEER).args(["status", "--json", "-c", "truepeer.toml"]).run(bed)?;
+        ensure!(status.contains("\"refusals\":{}"), "{status}");
+        serve.stop()?;
+    }
+    Ok(())
+}
+
+fn a_round_trip_that_would_be_refused_is_not_made(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    for (from, to, code) in [
+        ("allow = [\"127.0.0.1\"]", "allow = [\"10.9.9.9\"]", "(sender_not_allowed)"),
+        ("routes =", "deny-clients = [\"192.0.2.0/24\"]\nroutes =", "(client_denied)"),
+    ] {
+        let serve = serve(bed, &FILE.replace(from, to))?;
+        let report = examine(bed, "8443 -c truepeer.toml")?;
+        let trip = report.line("a connection to 127.0.0.1:8443")?;
+        ensure!(
+            trip.starts_with("skip") && trip.contains("so none was made") && trip.contains(code),
+            "{trip}"
+        );
+        ensure!(!serve.log().contains("WARN"), "{}", serve.log());
+        serve.stop()?;
+    }
+    Ok(())
+}
+
+fn a_round_trip_to_a_dead_backend_says_why(bed: &Bed) -> Result<()> {
+    let _serve = serve(bed, FILE)?;
+    let report = examine(bed, "8443 -c truepeer.toml")?;
+    let trip = report.line("a connection to 127.0.0.1:8443")?;
+    ensure!(!report.healthy && trip.starts_with("FAIL"), "{}", report.text);
+    ensure!(
+        trip.contains("the backend could not be connected to") && trip.contains("(connect_failed)"),
+        "{trip}"
+    );
+    Ok(())
+}
+
+fn status_names_devices_that_no_attachment_covers(bed: &Bed) -> Result<()> {
+    mount_bpf_in_place()?;
+    let _echo = echo(bed)?;
+    let attach = "[[attach]]\nport = [\"80\"]\nallow = [\"127.0.0.1\"]\ndev = [\"lo\"]\n";
+    let _serve = serve(bed, &format!("{FILE}{attach}"))?;
+    let status =
+        |more: &[&str]| Program::new(TRUEPEER).args(["status", "-c", "truepeer.toml"]).args(more).run(bed);
+    bed.wait_for("the attachment", || status(&[]).is_ok_and(|said| said.contains("attach 80/tcp")))?;
+    ensure!(!status(&[])?.contains("not covered"), "{}", status(&[])?);
+    ip_here(&[
+        "link add later type veth peer name other",
+        "link set other up",
+        "address add 10.7.0.1/24 dev later",
+        "link set later up",
+    ])?;
+    let said = status(&[])?;
+    if examine(bed, "80").is_ok_and(|report| report.text.contains("devices by which port 80/tcp\n")) {
+        return truepeer_testbed::skip("this kernel can't tell which devices are covered (before Linux 6.6)");
+    }
+    // The other end has an address as well: fe80::….
+    let line = said.lines().find(|line| line.starts_with("attach: not covered: ")).context(said.clone())?;
+    let refused = "; connections that come in there are refused (refused_unjudged)";
+    ensure!(line.contains("later") && line.ends_with(refused), "{said}");
+    let json: serde_json::Value = serde_json::from_str(&status(&["--json"])?)?;
+    let uncovered = json["attachments"][0]["uncovered"].as_array().context(json.to_string())?;
+    ensure!(uncovered.iter().any(|device| device == "later"), "{json}");
+    Ok(())
 }
 
 fn a_host_without_truepeer_shows_its_servers(bed: &Bed) -> Result<()> {

@@ -76,7 +76,8 @@ fn why_a_session_stays_is_told(bed: &Bed) -> Result<()> {
     doctor.wait_end()?;
     let report = doctor.stdout();
     let line = report.lines().find(|line| line.contains("left user space)")).context("no line")?;
-    let wanted = "(0 have left user space): stayed: 1 segment_sizes (segments of one side don't fit through the other's path)";
+    let wanted = "(0 have left user space): stayed: 1 times: \
+        segments of one side don't fit through the other's path (segment_sizes)";
     ensure!(line.starts_with("note") && line.ends_with(wanted), "{line}");
     Ok(())
 }

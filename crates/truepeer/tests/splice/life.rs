@@ -279,7 +279,7 @@ fn where_others_have_all_shares_sessions_are_relayed(bed: &Bed) -> Result<()> {
     let second = Second::start(bed, BACKEND, &[])?;
     let mut stream = open_at(SECOND, 0)?;
     echo(&mut stream, &[7; 3000])?;
-    is_told(bed, &second.admin, "other_truepeer (other truepeers of this network namespace have")
+    is_told(bed, &second.admin, "(other_truepeer): other truepeers of this network namespace have")
 }
 
 fn only_entry(directory: &Path) -> Result<PathBuf> {
@@ -291,10 +291,11 @@ fn only_entry(directory: &Path) -> Result<PathBuf> {
 /// `status` says that all sessions stay, and has counted one by this reason.
 fn is_told(bed: &Bed, admin: &Path, reason: &str) -> Result<()> {
     let status = || Program::new(TRUEPEER).args(["status", "--admin", &admin.display().to_string()]).run(bed);
-    let label = reason.split(' ').next().unwrap_or_default();
-    let lines = [format!("all sessions stay in user space: {reason}"), format!("1  {label}\n")];
-    let is_there = || status().is_ok_and(|said| lines.iter().all(|line| said.contains(line)));
-    bed.wait_for(&lines.join(", "), is_there).with_context(|| status().unwrap_or_default())
+    let (label, _) = reason.split_once(')').context(reason.to_owned())?;
+    let is_told = |line: &str| line.starts_with("all sessions stay in user space: ") && line.contains(reason);
+    let is_counted = |line: &str| line.trim().starts_with("1  ") && line.ends_with(&format!("{label})"));
+    let is_there = || status().is_ok_and(|said| said.lines().any(is_told) && said.lines().any(is_counted));
+    bed.wait_for(reason, is_there).with_context(|| status().unwrap_or_default())
 }
 
 /// Without capabilities, and without a BPF file system.
@@ -306,11 +307,11 @@ fn where_no_session_can_leave_only_the_operator_is_told(bed: &Bed) -> Result<()>
         mount("none", FILE_SYSTEM, "tmpfs", MountFlags::empty(), None)?;
     }
     for (number, capabilities, reason) in [
-        (0, &["net_raw"][..], "no_privileges (missing: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN)"),
+        (0, &["net_raw"][..], "(no_privileges): missing: CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN"),
         (
             1,
             &["net_raw", "bpf", "perfmon", "net_admin"],
-            "no_bpf_filesystem (/sys/fs/bpf/truepeer-splice is not",
+            "(no_bpf_filesystem): /sys/fs/bpf/truepeer-splice is not",
         ),
     ] {
         let options = ["--splice", "auto", "--splice-after", "0", "--routes", "manual"];

@@ -126,12 +126,15 @@ fn top_shows_what_is_true_under_load(bed: &Bed) -> anyhow::Result<()> {
     let mut top = top(bed)?;
     let process = format!("process {}", truepeer.pid());
     top.wait_for(&["serving", "6 open of 13 taken", &process, "6 sessions by rate", CLIENT_V4])?;
-    top.wait_for(&["7           sender_not_allowed"])?;
+    top.wait_for(&["7           the sender is not on the allow-list (sender_not_allowed)"])?;
     // What happens while top runs is counted as new.
     for _ in 0..3 {
         client::read_end(&mut client::connect_from("127.0.0.9:0", DOOR_V4)?)?;
     }
-    top.wait_for(&["10       +3  sender_not_allowed", "6 open of 16 taken"])?;
+    top.wait_for(&[
+        "10       +3  the sender is not on the allow-list (sender_not_allowed)",
+        "6 open of 16 taken",
+    ])?;
 
     let load = Load::start(session_at(DOOR_V4, "203.0.113.8:5000")?);
     let (mut at, mut before) = (Instant::now(), 0);

@@ -228,7 +228,7 @@ fn the_clients_sni_selects_the_certificate() {
                 assert_eq!(accepted.unwrap().facts().sni, Some(name.to_ascii_lowercase()));
             } else {
                 let error = accepted.map(|_| ()).unwrap_err();
-                assert_eq!(error.reason(), "tls_alert", "{error}");
+                assert_eq!(error.reason().code(), "tls_alert", "{error}");
             }
         }
     });
@@ -259,7 +259,7 @@ fn versions_suites_and_protocols_are_as_configured() {
         let (_, accepted) = shake(1 << 16, server, &ClientTls::new(&options).unwrap()).await;
         let error = accepted.map(|_| ()).unwrap_err();
         assert_eq!(
-            (error.reason(), error.to_string().as_str()),
+            (error.reason().code(), error.to_string().as_str()),
             ("tls_incompatible", "no cipher suite in common")
         );
     });
@@ -321,7 +321,7 @@ fn an_unknown_authority_is_refused_unless_verification_is_off() {
     run(async move {
         let (connected, _) = shake(1 << 16, Arc::clone(&server), &authority.client("site.test")).await;
         let error = connected.map(|_| ()).unwrap_err();
-        assert_eq!(error.reason(), "tls_certificate");
+        assert_eq!(error.reason().code(), "tls_certificate");
         let options = ClientOptions { trust: Trust::Anybody, ..authority.client_options("whoever.test") };
         let (connected, _) = shake(1 << 16, server, &ClientTls::new(&options).unwrap()).await;
         assert!(connected.is_ok());

@@ -10,6 +10,7 @@ use ratatui::widgets::{Block, Borders, Paragraph, Sparkline};
 
 use super::model::{History, Model, Popup, RECENT};
 use super::{listeners, popup, sessions};
+use crate::reasons;
 use crate::units::{Age, Bytes, Count};
 
 /// The reasons that are shown; `truepeer status` prints all.
@@ -120,11 +121,23 @@ fn draw_refusals(model: &Model, frame: &mut Frame<'_>, area: Rect) {
     };
     let lines = reasons.into_iter().take(shown).map(|(recent, total, reason)| {
         let recent = if recent > 0 { format!("+{}", Count(recent)) } else { String::new() };
-        Line::raw(format!("{:>12} {recent:>8}  {reason}", Count(total)))
+        let left = usize::from(area.width).saturating_sub(BEFORE_REASON);
+        Line::raw(format!("{:>12} {recent:>8}  {}", Count(total), fitting(reason, left)))
     });
     let lines: Vec<_> = lines.collect();
     let title = format!("refusals, + in the last {RECENT} answers{more}");
     frame.render_widget(Paragraph::new(lines).block(part(title)), area);
+}
+
+/// The columns before a reason.
+const BEFORE_REASON: usize = 23;
+
+/// As much about a reason as there is room for: what it means, its code, what to do.
+fn fitting(reason: &str, width: usize) -> String {
+    let told = reasons::refusal(reason);
+    let mut longest_first = [told.to_string(), told.short()].into_iter();
+    let meaning = told.meaning.unwrap_or(reason);
+    longest_first.find(|text| text.chars().count() <= width).unwrap_or_else(|| meaning.to_owned())
 }
 
 fn draw_keys(model: &Model, frame: &mut Frame<'_>, area: Rect) {

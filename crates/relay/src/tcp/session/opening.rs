@@ -106,7 +106,7 @@ impl<S, P> Session<S, P> {
         let waited = cx.now.saturating_duration_since(self.began);
         cx.journal.on_route(cx.shard, &route, version, waited);
         if let Some(range) = route.special {
-            cx.journal.on_special_claim(&route, self.sender, range, cx.now);
+            cx.journal.on_special_claim(cx.shard, &route, (self.sender, range), cx.now);
         }
         let dialling = Connecting::dial(cx, downstream, route, header, rest);
         self.adopt(cx, dialling)

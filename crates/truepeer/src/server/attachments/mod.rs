@@ -142,5 +142,10 @@ impl Shown {
 }
 
 fn doc(key: &AttachKey, status: Option<Option<Status>>) -> AttachmentDoc {
-    AttachmentDoc::of(key.target.to_string(), status)
+    // Unreadable devices are named by nothing: the state says enough.
+    let uncovered = match &status {
+        Some(Some(_)) => attach::uncovered_of(key).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    AttachmentDoc::of(key.target.to_string(), status, uncovered)
 }

@@ -87,13 +87,24 @@ fn eighty_columns_and_twenty_four_lines_show_everything() {
         "87.9 KiB",
         "176 KiB",
         "1m01s",
-        "           7       +4  sender_not_allowed",
+        "           7       +4  the sender is not on the allow-list (sender_not_allowed)",
         "          41           not_a_header",
         "q quit  ? help",
     ] {
         assert!(screen.contains(part), "{part}\n{screen}");
     }
     assert!(screen.find("2001:db8") < screen.find("192.0.2.1"), "sorted by rate");
+}
+
+#[test]
+fn a_reason_is_told_as_far_as_there_is_room() {
+    let model = model();
+    let wide = screen(&model, 140, 24);
+    let whole = "the sender is not on the allow-list; if it is your load balancer, add it to `allow` \
+        (sender_not_allowed)";
+    assert!(wide.contains(whole), "{wide}");
+    let narrow = screen(&model, 70, 24);
+    assert!(narrow.contains("+4  the sender is not on the allow-list\n"), "{narrow}");
 }
 
 #[test]
@@ -145,7 +156,10 @@ fn another_process_is_named_and_silence_is_shown_with_its_reason() {
     let renewed = screen(&model, 80, 24);
     assert!(renewed.contains("process 8 instead of 7") && renewed.contains("0 sessions"), "{renewed}");
     // Its counters began anew: that is no rate, and nothing was refused just now.
-    assert!(renewed.contains("           1           sender_not_allowed"), "{renewed}");
+    assert!(
+        renewed.contains("           1           the sender is not on the allow-list (sender_not_allowed)"),
+        "{renewed}"
+    );
     model.update(now + Duration::from_secs(31), Snapshot { status: status(8, 0, 1), sessions: Vec::new() });
     assert!(!screen(&model, 80, 24).contains("instead of"));
 }
