@@ -35,8 +35,10 @@ const NETS: [Net; 4] = [
     Net { name: "a_vlan_ipv6", v6: true, is_vlan: true },
 ];
 
+type Cell = fn(&Bed, Net) -> Result<()>;
+
 /// A way, by the name that the table has.
-const WAYS: [(&str, fn(&Bed, Net) -> Result<()>); 5] = [
+const WAYS: [(&str, Cell); 5] = [
     ("attach", attach::tcp),
     ("auto", proxy::auto),
     ("full", proxy::full),
