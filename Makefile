@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations old-kernel package package-check conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -77,9 +77,13 @@ h2spec:
 pebble:
 	@scripts/pebble.sh
 
-# Tests attach on Debian's Linux 6.1 under qemu; some ten minutes.
-old-kernel:
-	@scripts/old-kernel.sh
+# Debian's kernels 6.1, 6.12 and the newest under qemu, with network cards of several drivers; writes docs/internals/kernels.md. Hours.
+kernels: setup
+	@scripts/kernels.sh --write
+
+# Of these, the tests on Linux 6.1; some ten minutes.
+old-kernel: setup
+	@scripts/kernels.sh tests bookworm
 
 # Probes programs of others that read or write headers, and writes docs/conformance.md. Needs root; many minutes.
 conformance: setup

@@ -42,6 +42,7 @@
 pub mod account;
 pub mod backend;
 mod bed;
+mod cards;
 pub mod chance;
 pub mod client;
 pub mod crowd;

@@ -1,4 +1,4 @@
-//! Hosts in a line. Each is a network namespace; veth pairs connect them.
+//! Hosts in a line. Each is a network namespace; veth pairs connect them, or cards of this machine.
 //!
 //! ```text
 //! client ──10.77.0.0/24── lb ──10.77.1.0/24── proxy ──10.77.2.0/24── backend
@@ -18,7 +18,7 @@ use truepeer_sys::netns::NetNs;
 use truepeer_sys::process::with_child_signal;
 
 use crate::wait::wait_for;
-use crate::whereabouts;
+use crate::{cards, skip, whereabouts};
 
 /// One host of a [`Topology`].
 #[derive(Debug, Clone)]
@@ -73,10 +73,26 @@ pub struct Topology {
 impl Topology {
     /// Creates the hosts and connects neighbours, for example `["client", "lb", "proxy", "backend"]`.
     pub fn line(names: &[&str]) -> anyhow::Result<Topology> {
+        Self::joined(names, false)
+    }
+
+    /// The same, with a VLAN on each link. Skips the test if the kernel has none.
+    pub fn line_of_vlans(names: &[&str]) -> anyhow::Result<Topology> {
+        Self::joined(names, true)
+    }
+
+    fn joined(names: &[&str], by_vlans: bool) -> anyhow::Result<Topology> {
         let hosts = names.iter().enumerate().map(|(place, name)| Host::make(name, place));
         let topology = Topology { hosts: hosts.collect::<anyhow::Result<_>>()? };
         for (link, pair) in topology.hosts.windows(2).enumerate() {
             join(link, &pair[0], &pair[1])?;
+            if by_vlans {
+                tag(&pair[0], &pair[1].name)?;
+                tag(&pair[1], &pair[0].name)?;
+            }
+            for (host, device, end) in [(&pair[0], &pair[1].name, 1), (&pair[1], &pair[0].name, 2)] {
+                bring_up(host, device, link, end)?;
+            }
         }
         for (link, pair) in topology.hosts.windows(2).enumerate() {
             pair[0].await_device(&pair[1].name).with_context(|| format!("link {link}"))?;
@@ -116,22 +132,43 @@ impl Host {
 }
 
 fn join(link: usize, left: &Host, right: &Host) -> anyhow::Result<()> {
-    let other = format!("/proc/{}/fd/{}", std::process::id(), right.netns.as_fd().as_raw_fd());
+    let file_of = |host: &Host| format!("/proc/{}/fd/{}", std::process::id(), host.netns.as_fd().as_raw_fd());
     let (to_right, to_left) = (&right.name, &left.name);
+    if let Some([left_card, right_card]) = cards::of_wire(link)? {
+        left_card.move_to(&file_of(left), to_right)?;
+        return right_card.move_to(&file_of(right), to_left);
+    }
     // If both ends have the same index, the kernel doesn't recognise them as a pair and they come up a second
     // later (linkwatch_urgent_event in net/core/link_watch.c).
     let (index, peer_index) = (100 + 2 * link, 101 + 2 * link);
-    let peer = format!("peer name {to_left} index {peer_index} netns {other}");
-    left.ip(&[&format!("link add {to_right} index {index} type veth {peer}")])?;
-    for (host, interface, end) in [(left, to_right, 1), (right, to_left, 2)] {
-        host.ip(&[
-            &format!("addr add {}/24 dev {interface}", v4(link, end)),
-            // Without duplicate address detection, which takes a second.
-            &format!("addr add {}/64 dev {interface} nodad", v6(link, end)),
-            &format!("link set {interface} up"),
-        ])?;
+    let peer = format!("peer name {to_left} index {peer_index} netns {}", file_of(right));
+    left.ip(&[&format!("link add {to_right} index {index} type veth {peer}")])
+}
+
+/// Puts a VLAN on a device, which gets the device's name.
+fn tag(host: &Host, device: &str) -> anyhow::Result<()> {
+    let below = format!("b-{device}");
+    host.ip(&[
+        &format!("link set {device} name {below}"),
+        &format!("link set {below} addrgenmode none"),
+        &format!("link set {below} up"),
+    ])?;
+    let vlan = host.ip(&[&format!("link add link {below} name {device} type vlan id 7")]);
+    match vlan {
+        Err(error) if format!("{error:#}").contains("Unknown device type") => {
+            skip("this kernel has no VLANs (8021q)")
+        }
+        other => other,
     }
-    Ok(())
+}
+
+fn bring_up(host: &Host, device: &str, link: usize, end: u8) -> anyhow::Result<()> {
+    host.ip(&[
+        &format!("addr add {}/24 dev {device}", v4(link, end)),
+        // Without duplicate address detection, which takes a second.
+        &format!("addr add {}/64 dev {device} nodad", v6(link, end)),
+        &format!("link set {device} up"),
+    ])
 }
 
 /// The routes of the host at `place`: networks to the right go through the right neighbour, everything else

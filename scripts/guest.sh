@@ -1,0 +1,153 @@
+# Debian's kernels in qemu, for scripts/kernels.sh; to be sourced. Packages come from the mirror of this machine's apt and are unpacked under
+# target/kernels; nothing is installed. The machine has no disk: tools, modules and tests are its initramfs. It runs under KVM or, slowly,
+# software emulation.
+guests=$target/kernels
+# The release that qemu comes from, with all of its libraries: this machine's own may be older.
+qemu_release=trixie
+# The drivers, and all that the kernel's network code loads by itself when it is used.
+modules=(net lib crypto arch/x86/crypto drivers/virtio drivers/ptp drivers/pps drivers/dca drivers/i2c/algos drivers/net/vmxnet3
+         drivers/net/ethernet/intel/{e1000e,igb,igc} drivers/net/{veth,virtio_net,net_failover,macvlan,dummy,tun}.ko)
+mkdir -p "$guests"
+
+# Downloads packages of a Debian release with all that they depend on, to $guests/NAME/debs.
+guest_download() { # NAME RELEASE PACKAGE...
+  local home=$guests/$1 release=$2 mirror options
+  shift 2
+  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -1)
+  mkdir -p "$home/apt/lists/partial" "$home/apt/cache" "$home/debs/partial"
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >"$home/apt/sources.list"
+  # As if nothing were installed: otherwise apt would leave out what is installed already.
+  options=(-q -o "Dir::Etc::SourceList=$home/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::lists=$home/apt/lists"
+           -o "Dir::Cache=$home/apt/cache" -o "Dir::Cache::archives=$home/debs" -o Dir::State::status=/dev/null -o Debug::NoLocking=1
+           -o APT::Sandbox::User= -o Acquire::Languages=none -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
+  say "downloading (not installing) from $release: $*"
+  apt-get "${options[@]}" update >"$home/apt.log" 2>&1 &&
+    apt-get "${options[@]}" -y --no-install-recommends --download-only install "$@" >>"$home/apt.log" 2>&1 ||
+    { tail -3 "$home/apt.log"; return 1; }
+  rm -rf "$home/apt"
+}
+
+# qemu, and a busybox without libraries.
+guest_qemu() {
+  qemu=$guests/qemu
+  if [ "$(cat "$qemu/stamp" 2>/dev/null)" != "$qemu_release" ]; then
+    rm -rf "$qemu"
+    guest_download qemu "$qemu_release" qemu-system-x86 seabios busybox-static || return 1
+    for deb in "$qemu"/debs/*.deb; do dpkg-deb -x "$deb" "$qemu"; done
+    rm -rf "$qemu/debs"
+    echo "$qemu_release" >"$qemu/stamp"
+  fi
+  busybox=$qemu/usr/bin/busybox
+}
+
+# A release's newest kernel, once: `rm -r target/kernels` makes room for a newer one. Sets `kernel`, `version` and `package`, its version in
+# Debian; $guests/RELEASE/modules.gz is for guest_boot.
+guest_kernel() { # RELEASE
+  local home=$guests/$1 root=$guests/$1/root deb lib own
+  if [ ! -e "$home/stamp" ]; then
+    rm -rf "$home"
+    guest_download "$1" "$1" linux-image-amd64 || return 1
+    for deb in "$home"/debs/linux-{image,binary,modules}-[0-9]*.deb; do [ ! -e "$deb" ] || dpkg-deb -x "$deb" "$root"; done
+    package=$(basename "$home"/debs/linux-image-amd64_*.deb | cut -d_ -f2)
+    [ -d "$root/usr/lib/modules" ] || { mkdir -p "$root/usr" && mv "$root/lib" "$root/usr/"; }
+    lib=$(echo "$root"/usr/lib/modules/*)
+    version=${lib##*/}
+    cp "$lib/vmlinuz" "$home/vmlinuz" 2>/dev/null || cp "$root/boot/vmlinuz-$version" "$home/vmlinuz"
+    own=$home/tree/lib/modules/$version
+    mkdir -p "$own"
+    (cd "$lib" && cp -r --parents $(ls -d modules.* $(printf 'kernel/%s* ' "${modules[@]}") 2>/dev/null) "$own")
+    find "$own" -name '*.xz' -exec xz -d {} +
+    "$busybox" depmod -b "$home/tree" "$version"
+    guest_pack "$home/tree" "$home/modules.gz"
+    rm -rf "$root" "$home/debs" "$home/tree"
+    echo "$version $package" >"$home/stamp"
+  fi
+  kernel=$home/vmlinuz
+  read -r version package <"$home/stamp"
+}
+
+guest_pack() { (cd "$1" && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >"$2"; } # directory, file
+
+put() { mkdir -p "$tree/$(dirname "$2")"; cp -L "$1" "$tree/$2"; }
+# A program and its shared libraries.
+put_program() {
+  put "$1" "$2"
+  strip "$tree/$2" 2>/dev/null || true
+  ldd "$1" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do [ -e "$tree$library" ] || put "$library" "$library"; done
+}
+
+# Begins the machine's tree, `$tree`, with these tools. Its first process mounts what a Debian has, loads drivers, and runs /work.
+guest_tree() { # TOOL...
+  local tool
+  tree=$guests/tree
+  rm -rf "$tree"
+  mkdir -p "$tree"/{bin,sbin,proc,sys,dev,tmp,run,etc}
+  put "$busybox" bin/busybox
+  ln -s busybox "$tree/bin/true"
+  ln -s ../bin/busybox "$tree/sbin/modprobe" # the kernel calls it
+  echo root:x:0:0:root:/:/bin/sh >"$tree/etc/passwd"
+  echo root:x:0: >"$tree/etc/group"
+  for tool; do put_program "$(command -v "$tool")" "sbin/$tool"; done
+  cat >"$tree/init" <<END
+#!/bin/busybox sh
+export PATH=/sbin:/bin HOME=/ NO_COLOR=1
+busybox mount -t proc proc /proc
+busybox mount -t sysfs sysfs /sys
+busybox mount -t devtmpfs dev /dev
+busybox mount -t tmpfs run /run
+busybox mount -t bpf bpf /sys/fs/bpf
+busybox mount -t cgroup2 none /sys/fs/cgroup
+for device in /sys/bus/pci/devices/*; do modprobe -q "\$(busybox cat \$device/modalias)"; done
+for device in /sys/bus/virtio/devices/*; do [ ! -e \$device ] || modprobe -q "\$(busybox cat \$device/modalias)"; done
+ip link set lo up
+echo "Linux \$(busybox uname -r)"
+busybox sh /work
+busybox reboot -f
+END
+  chmod +x "$tree/init"
+}
+
+# KVM, if it boots $kernel with $guests/tree.gz in half a minute. In some virtual machines /dev/kvm is there, but emulates each
+# instruction of a kernel. KERNELS_ACCEL=kvm or tcg decides without trying.
+guest_accel() {
+  accel=${KERNELS_ACCEL:-kvm}
+  [ -z "${KERNELS_ACCEL-}" ] || return 0
+  echo true >"$guests/try"
+  if ! [ -r /dev/kvm ] || ! [ -w /dev/kvm ]; then say "software emulation, which takes tens of times longer: /dev/kvm can't be opened"
+  elif guest_boot "$guests/try" "$guests/try.log" 30 -nic none >/dev/null; grep -q '^Linux ' "$guests/try.log"; then return 0
+  else say "software emulation, which takes tens of times longer: with /dev/kvm no kernel boots in half a minute"; fi
+  accel=tcg
+}
+
+# Devices t0 to t3 of the host in a network namespace of qemu's own, joined in pairs by bridges. Fails if this user can't have them.
+guest_taps() { # [multi_queue]
+  inside=(unshare --net)
+  [ "$(id -u)" = 0 ] || inside=(unshare --map-root-user --net)
+  inside+=(bash -c '
+    set -e
+    scripts/new-network.sh guest_taps
+    for wire in 0 1; do ip link add "wire$wire" type bridge mcast_snooping 0; ip link set "wire$wire" addrgenmode none up; done
+    for number in 0 1 2 3; do
+      ip tuntap add "t$number" mode tap vnet_hdr $1
+      ip link set "t$number" addrgenmode none master "wire$((number / 2))" up
+    done
+    shift
+    exec "$@"' bash "${1-}")
+  "${inside[@]}" true || { inside=(); return 1; }
+}
+inside=()
+
+# Runs the file WORK in a machine with this kernel and $guests/tree.gz, for at most so many seconds. Output goes to LOG and to this one's.
+guest_boot() { # WORK LOG SECONDS [OPTION OF QEMU...]
+  local work=$1 log=$2 limit=$3 libraries=$qemu/usr/lib/x86_64-linux-gnu
+  shift 3
+  mkdir -p "$guests/work"
+  cp "$work" "$guests/work/work"
+  guest_pack "$guests/work" "$guests/work.gz"
+  cat "$guests/tree.gz" "$(dirname "$kernel")/modules.gz" "$guests/work.gz" >"$guests/initramfs"
+  # KVM may refuse the register of arch-capabilities.
+  QEMU_MODULE_DIR=$libraries/qemu "${inside[@]}" timeout "$limit" nice -n 5 "$libraries/ld-linux-x86-64.so.2" \
+    --library-path "$libraries" "$qemu/usr/bin/qemu-system-x86_64" -L "$qemu/usr/share/seabios" -L "$qemu/usr/share/qemu" \
+    -accel "$accel" -cpu max,-arch-capabilities -m 2048 -smp 2 -nodefaults -nographic -vga none -serial stdio -no-reboot "$@" -kernel "$kernel" -initrd "$guests/initramfs" \
+    -append "console=ttyS0 quiet panic=-1 no_timer_check init=/init" </dev/null 2>"$guests/qemu.log" | sed -u 's|\r||g' | tee "$log" || true
+}
