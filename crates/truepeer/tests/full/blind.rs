@@ -481,7 +481,7 @@ fn a_listener_on_loopback_is_not_reached_from_a_wire(bed: &Bed) -> Result<()> {
         .start(bed)?;
     let answered = || -> Result<Option<String>> {
         let status = Program::new(TRUEPEER).args(["status", "--admin", &admin]).run(bed)?;
-        Ok(status.lines().find(|line| line.ends_with("syn_answered")).map(str::to_owned))
+        Ok(status.lines().find(|line| line.ends_with("(syn_answered)")).map(str::to_owned))
     };
     let senders = ["10.77.0.1:2000", "[fd77::1]:2000"];
     let (clients, sites) = (["203.0.113.7", "[2001:db8::7]"], [SITE, "[2001:db8::1]:443"]);

@@ -186,7 +186,7 @@ fn doctor_tells_which_connections_are_truepeers(bed: &Bed) -> Result<()> {
     let report = stand.examine()?;
     let line = report.lines().find(|line| line.contains("sessions of the kernel")).context("no line")?;
     ensure!(line.starts_with("note") && line.contains("(1 made)"), "{line}");
-    let wanted = "3 not_clear (headers that are not whole, or leave something to decide";
+    let wanted = "3 times: headers that are not whole, or leave something to decide";
     ensure!(line.contains(wanted), "{line}");
     Ok(())
 }
