@@ -38,6 +38,15 @@ impl fmt::Display for Count {
     }
 }
 
+/// How often: `once`, or `1,234 times`.
+pub(crate) struct Times(pub(crate) u64);
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 1 { f.write_str("once") } else { write!(f, "{} times", Count(self.0)) }
+    }
+}
+
 /// A time in seconds, such as `42s`, `3m12s`, `5h06m` or `2d03h`.
 pub(crate) struct Age(pub(crate) f64);
 
@@ -80,6 +89,7 @@ mod tests {
         for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
             assert_eq!(Count(count).to_string(), text);
         }
+        assert_eq!([1, 1234].map(|count| Times(count).to_string()), ["once", "1,234 times"]);
         for (seconds, text) in
             [(0.9, "0s"), (59.9, "59s"), (192.0, "3m12s"), (18_360.0, "5h06m"), (183_600.0, "2d03h")]
         {

@@ -64,7 +64,7 @@ pub trait Running: Send + Sync {
     }
 
     /// What connections from this host to this listener may bring, without being refused.
-    fn from_here(&self, _: &ListenerView) -> Vec<FromHere> {
+    fn trials(&self, _: &ListenerView) -> Vec<FromHere> {
         Vec::new()
     }
 

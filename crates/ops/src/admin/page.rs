@@ -17,7 +17,7 @@ use self::table::{Cell, Escaped, Table};
 use super::bans::BanDoc;
 use super::status::{AttachmentDoc, ListenerDoc, PortDoc, SpliceDoc, StatusDoc};
 use crate::reasons::{self, Told};
-use crate::units::{Age, Bytes, Count};
+use crate::units::{Age, Bytes, Count, Times};
 
 /// The script and the style, by their paths.
 pub(super) const SCRIPT: (&str, &str) = ("/page.js", include_str!("page/page.js"));
@@ -223,8 +223,7 @@ fn attached(place: &AttachmentDoc, port: &PortDoc) -> [Cell<'static>; 5] {
     let refusals = COUNTERS.iter().filter(|counter| counter.kind == Kind::Refusal);
     let counted = refusals.filter_map(|counter| Some((*port.counters.get(counter.name)?, counter.name)));
     let counted: Vec<_> = counted.filter(|(times, _)| *times > 0).collect();
-    let why =
-        counted.iter().map(|(times, name)| format!("{} times: {}", Count(*times), reasons::of_attach(name)));
+    let why = counted.iter().map(|(times, name)| format!("{}: {}", Times(*times), reasons::of_attach(name)));
     [
         Cell::Text(format!("{}/{}{draining}", port.port, port.protocol.name())),
         Cell::Text(netns(place)),

@@ -230,7 +230,7 @@ impl ListenerDoc {
             addresses: view.addresses.clone(),
             site: view.site.clone(),
             listening: view.is_open,
-            from_here: running.from_here(view),
+            from_here: running.trials(view),
             open: counters.open(view.id),
             counters: Counter::ALL.iter().map(named).collect(),
             refusals: by_name(counters.refusals_of(view.id)),

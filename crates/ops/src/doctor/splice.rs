@@ -10,6 +10,7 @@ use super::report::{Check, Report};
 use crate::admin::client::Client;
 use crate::admin::status::{ListenerDoc, SpliceDoc, StatusDoc};
 use crate::reasons;
+use crate::units::Times;
 use truepeer_config::spec::AdminAddr;
 use truepeer_privilege::confine::needs::{
     self, ATTACH_MOUNT, SPLICE_BPF, SPLICE_NET, SPLICE_PERFMON, SPLICE_TESTED,
@@ -103,7 +104,7 @@ fn check(name: &'static str, tried: String, what: &str, why: &BTreeMap<String, u
     }
     why.sort_by_key(|(reason, times)| (std::cmp::Reverse(**times), (*reason).clone()));
     let told: Vec<_> =
-        why.iter().map(|(reason, times)| format!("{times} times: {}", reasons::stay(reason))).collect();
+        why.iter().map(|(reason, times)| format!("{}: {}", Times(**times), reasons::stay(reason))).collect();
     Check::note(name, tried, format!("{what}: {}", told.join("; ")))
 }
 

@@ -109,7 +109,7 @@ impl Running for View {
         self.shown().missing.clone()
     }
 
-    fn from_here(&self, view: &ListenerView) -> Vec<FromHere> {
+    fn trials(&self, view: &ListenerView) -> Vec<FromHere> {
         if view.protocol != Protocol::Tcp || !view.is_open || view.site.is_some() {
             return Vec::new();
         }

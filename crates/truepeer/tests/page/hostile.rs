@@ -128,7 +128,7 @@ impl SessionList for Sessions {
     fn page(&self, filter: &SessionFilter, _: Option<PageStart>) -> Page {
         let session = |number: u32| {
             let client = SocketAddr::from(([203, 0, 113, (number % 250) as u8], 40_000));
-            let client = if number % 3 == 0 {
+            let client = if number.is_multiple_of(3) {
                 "[2001:db8:1234:5678:9abc:def0:1234:5678]:49152".parse().expect("an address")
             } else {
                 client

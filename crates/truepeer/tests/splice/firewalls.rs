@@ -114,7 +114,7 @@ fn while_a_set_is_empty(bed: &Bed, family: Family) -> Result<()> {
     let mut stream = far.run(|| open_at(family.listener(), 0))??;
     let is_counted = || {
         echo(&mut stream, &[3; 3000]).is_ok()
-            && stand.ask(bed, &["status"]).is_ok_and(|status| status.contains("1  firewall"))
+            && stand.ask(bed, &["status"]).is_ok_and(|status| crate::wire::counts_one(&status, "firewall"))
     };
     stand.truepeer.wait_state("a session that stays", is_counted)?;
     let sender = family.pick("10.78.9.2", "fd78:9::2");

@@ -165,7 +165,9 @@ fn before_a_rule(bed: &Bed, family: Family, rule: &str) -> Result<()> {
 fn stays_beside(bed: &Bed, stand: &Stand, stream: &mut TcpStream) -> Result<()> {
     stand.truepeer.wait_state("the reason to be counted", || {
         echo(stream, &[3; 3000]).is_ok()
-            && stand.ask(bed, &["status"]).is_ok_and(|status| status.contains("1  routing_rules"))
+            && stand
+                .ask(bed, &["status"])
+                .is_ok_and(|status| crate::wire::counts_one(&status, "routing_rules"))
     })
 }
 

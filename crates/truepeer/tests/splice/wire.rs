@@ -90,13 +90,18 @@ pub(crate) fn stand(bed: &Bed, listener: &str) -> Result<Stand> {
     Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
 }
 
+/// Whether `truepeer status` has counted one session that stays for this reason.
+pub(crate) fn counts_one(status: &str, reason: &str) -> bool {
+    let code = format!(" ({reason})");
+    status.lines().any(|line| line.trim_start().starts_with("1  ") && line.ends_with(&code))
+}
+
 /// The session works in user space, and this is the counted reason.
 pub(crate) fn stays(bed: &Bed, stand: &Stand, mut stream: TcpStream, reason: &str) -> Result<()> {
-    let counted = format!("1  {reason}");
     stand.truepeer.wait_state(&format!("{reason} to be counted"), || {
         // Bytes move.
         echo(&mut stream, &[3; 3000]).is_ok()
-            && stand.ask(bed, &["status"]).is_ok_and(|status| status.contains(&counted))
+            && stand.ask(bed, &["status"]).is_ok_and(|status| counts_one(&status, reason))
     })?;
     let listed = stand.ask(bed, &["sessions"])?;
     ensure!(listed.contains(" relaying "), "{listed}");
