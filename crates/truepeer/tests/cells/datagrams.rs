@@ -1,11 +1,14 @@
 //! Datagrams: `attach` on the backend's host, and `proxy -p udp` on the relay.
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, Result, ensure};
+use truepeer_sys::udp::{Run, send_runs};
 use truepeer_testbed::datagrams::{Backend, receive, send, socket, v2};
 use truepeer_testbed::pattern::{Digest, Pattern};
-use truepeer_testbed::{Bed, Host, Topology, Truepeer};
+use truepeer_testbed::{Bed, Host, Topology, Truepeer, skip};
 
 use crate::{Net, SESSIONS, TRUEPEER, attach::command};
 
@@ -25,6 +28,9 @@ pub(crate) fn attach(bed: &Bed, net: Net) -> Result<()> {
 
 pub(crate) fn proxy(bed: &Bed, net: Net) -> Result<()> {
     let hosts = net.hosts()?;
+    if !are_cut(net, &hosts)? {
+        return skip("the card does not cut what UDP_SEGMENT sends into datagrams, without truepeer either");
+    }
     let (relay, far) = (hosts.host("relay"), hosts.host("backend").at(net.v6, PORT));
     let listener = relay.at(net.v6, LISTENER);
     let truepeer = Truepeer::proxy(TRUEPEER)
@@ -36,6 +42,21 @@ pub(crate) fn proxy(bed: &Bed, net: Net) -> Result<()> {
     let truepeer = truepeer.start_unready(bed)?;
     truepeer.wait_for_log(&format!("listening on {listener}"))?;
     converse(net, &hosts, listener)
+}
+
+/// Whether datagrams that the relay's host sends in one call (UDP_SEGMENT) arrive as so many. truepeer sends
+/// some so, and nothing tells it if a card does not do its part.
+fn are_cut(net: Net, hosts: &Topology) -> Result<bool> {
+    let far = hosts.host("backend");
+    let at = far.at(net.v6, PORT + 1);
+    let _backend = far.run(|| Backend::who(&[at]))??;
+    let socket = hosts.host("relay").run(|| socket(if net.v6 { "[::]:0" } else { "0.0.0.0:0" }))??;
+    socket.connect(at)?;
+    let parts = [[1; 64]; BURST];
+    let slices = parts.each_ref().map(|part| IoSlice::new(part));
+    let run = Run { parts: &slices, segment_bytes: Some(64) };
+    ensure!(send_runs(socket.as_fd(), None, None, &[run])? == 1, "not sent");
+    Ok((0..BURST).all(|_| receive(&socket).is_ok()))
 }
 
 /// Each client's datagrams come back, with its name before them.
