@@ -1,6 +1,6 @@
-# Debian's kernels in qemu, for scripts/kernels.sh; to be sourced. Packages come from the mirror of this machine's apt and are unpacked under
-# target/kernels; nothing is installed. The machine has no disk: tools, modules and tests are its initramfs. It runs under KVM or, slowly,
-# software emulation.
+# Debian's kernels in qemu, for scripts/kernels.sh; to be sourced. Packages come from the mirror of this
+# machine's apt and are unpacked under target/kernels; nothing is installed. The machine has no disk: tools,
+# modules and tests are its initramfs. It runs under KVM or, slowly, software emulation.
 guests=$target/kernels
 # The release that qemu comes from, with all of its libraries: this machine's own may be older.
 qemu_release=trixie
@@ -40,8 +40,8 @@ guest_qemu() {
   busybox=$qemu/usr/bin/busybox
 }
 
-# A release's newest kernel, once: `rm -r target/kernels` makes room for a newer one. Sets `kernel`, `version` and `package`, its version in
-# Debian; $guests/RELEASE/modules.gz is for guest_boot.
+# A release's newest kernel, once: `rm -r target/kernels` makes room for a newer one. Sets `kernel`, `version`
+# and `package`, its version in Debian; $guests/RELEASE/modules.gz is for guest_boot.
 guest_kernel() { # RELEASE
   local home=$guests/$1 root=$guests/$1/root deb lib own
   if [ ! -e "$home/stamp" ]; then
@@ -76,7 +76,8 @@ put_program() {
   ldd "$1" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do [ -e "$tree$library" ] || put "$library" "$library"; done
 }
 
-# Begins the machine's tree, `$tree`, with these tools. Its first process mounts what a Debian has, loads drivers, and runs /work.
+# Begins the machine's tree, `$tree`, with these tools. Its first process mounts what a Debian has, loads
+# drivers, and runs /work.
 guest_tree() { # TOOL...
   local tool
   tree=$guests/tree
@@ -107,8 +108,8 @@ END
   chmod +x "$tree/init"
 }
 
-# KVM, if it boots $kernel with $guests/tree.gz in half a minute. In some virtual machines /dev/kvm is there, but emulates each
-# instruction of a kernel. KERNELS_ACCEL=kvm or tcg decides without trying.
+# KVM, if it boots $kernel with $guests/tree.gz in half a minute. In some virtual machines /dev/kvm is there,
+# but emulates each instruction of a kernel. KERNELS_ACCEL=kvm or tcg decides without trying.
 guest_accel() {
   accel=${KERNELS_ACCEL:-kvm}
   [ -z "${KERNELS_ACCEL-}" ] || return 0
@@ -119,7 +120,8 @@ guest_accel() {
   accel=tcg
 }
 
-# Devices t0 to t3 of the host in a network namespace of qemu's own, joined in pairs by bridges. Fails if this user can't have them.
+# Devices t0 to t3 of the host in a network namespace of qemu's own, joined in pairs by bridges. Fails if this
+# user can't have them.
 guest_taps() { # [multi_queue]
   inside=(unshare --net)
   [ "$(id -u)" = 0 ] || inside=(unshare --map-root-user --net)
@@ -137,7 +139,8 @@ guest_taps() { # [multi_queue]
 }
 inside=()
 
-# Runs the file WORK in a machine with this kernel and $guests/tree.gz, for at most so many seconds. Output goes to LOG and to this one's.
+# Runs the file WORK in a machine with this kernel and $guests/tree.gz, for at most so many seconds. Output
+# goes to LOG and to this one's.
 guest_boot() { # WORK LOG SECONDS [OPTION OF QEMU...]
   local work=$1 log=$2 limit=$3 libraries=$qemu/usr/lib/x86_64-linux-gnu
   shift 3

@@ -11,15 +11,15 @@ TEXT = """# Kernels and network cards
 
 <!-- Written by `make kernels` (scripts/kernels.py). -->
 
-Each way of delivery, between a sender, a relay and a backend in three network namespaces, which network cards of one model join in pairs. Kernels and drivers are Debian's; the machine and its cards are qemu's ({accel}). Dates: {dates}.
+Each way of delivery, between a sender, a relay and a backend in three network namespaces, which network cards of one model join in pairs. Kernels and drivers are Debian's; the machine and its cards are qemu's ({accel}). Dates: {dates}. `virtio-net-queues` has four queues, `virtio-net-plain` has TSO, GSO, GRO and checksums in the card off, `igb-no-uso` leaves UDP's segmentation to Linux.
 
-A cell counts the kinds of links (IPv4, IPv6, and each in a VLAN) on which all was right: the backend saw the client's address; 2 MiB and fifty short messages in each of four sessions at once came back with the right digest, for UDP 48 datagrams of each of four clients; `truepeer sessions` said that the sessions had left user space (`attach`: its status, that they were translated). A session that hangs fails its cell. Cells with a letter were done otherwise, were right, too, and have the reason below.
+A cell counts the kinds of links (IPv4, IPv6, and each in a VLAN) on which all was right: the backend saw the client's address; 2 MiB and fifty short messages in each of four sessions at once came back with the right digest, for UDP 48 datagrams of each of four clients; `truepeer sessions` said that the sessions had left user space (`attach`: its status, that they were translated). A session that hangs fails its cell. A letter stands for a reason below: the kernel or the card lacks something. Where the sessions then went another way, they were right, too.
 
 {table}
 {reasons}
 ## The cards
 
-As the driver reports them in the machine, with the state of its offloads.
+As the driver reports them in the machine, with the state of its offloads, and how many TCP packets the cards have cut into segments.
 
 {cards}
 {tests}"""
@@ -73,16 +73,18 @@ def main(directory):
                 reasons.append(reason)
             letter = chr(ord("a") + reasons.index(reason))
             marks.append(letter if ignored else f"**{letter}**")
-        text = f"{right} of {seen}" if seen else "not tried" if outcomes else "**the machine did not start**"
-        return " ".join([text] + sorted(set(marks)))
+        if not outcomes:
+            told = re.search(r"^kernels: not tried: .*: (.*)$", log, re.M)
+            return f"not tried: {told.group(1)}" if told else "**the machine did not start**"
+        return " ".join([f"{right} of {seen}" if seen else "not tried"] + sorted(set(marks)))
 
-    table, cards = [["Linux", "driver"] + [title for _, title in WAYS]], [["Linux", "machine", "driver", "queues"] + [t for _, t in OFFLOADS]]
+    table, cards = [["Linux", "driver"] + [title for _, title in WAYS]], [["Linux", "machine", "driver", "queues"] + [t for _, t in OFFLOADS] + ["packets cut"]]
     for _, card, (version, package, _, _), outcomes, log in machines:
         table.append([version, card] + [cell(way, outcomes, log) for way, _ in WAYS])
-        state = dict(re.findall(r"^card: ([\w-]+):? (.*?)\s*$", log, re.M))
+        state = dict(re.findall(r"^card: ([\w-]+):?[ \t]+(.*?)\s*$", log, re.M))
         queues = re.findall(r"\d+", state.get("queues", "")) or ["1"]
         cards.append([f"{version} ({package})", card, state.get("driver", "?"), queues[0]] +
-                     [state.get(key, "?").split()[0] for key, _ in OFFLOADS])
+                     [state.get(key, "?").split()[0] for key, _ in OFFLOADS] + [state.get("cut", "not counted")])
     tests = [["Linux", "passed", "failed", "left out, with a reason"]]
     for path in glob.glob(f"{directory}/tests-*.log"):
         log, end, _ = read(path)
@@ -96,7 +98,7 @@ def main(directory):
         accel=", ".join(sorted({"under KVM" if end[3] == "kvm" else "emulated in software" for end in ends})),
         dates=", ".join(sorted({end[2] for end in ends})),
         table=columns(table),
-        reasons="".join(f"- {chr(ord('a') + number)}: {reason}\n" for number, reason in enumerate(reasons)) + "\n" if reasons else "",
+        reasons="".join(f"- {chr(ord('a') + number)}: {reason}\n" for number, reason in enumerate(reasons)),
         cards=columns(cards),
         tests="\n## Other tests there\n\nOver veth pairs: `attach`, hand-made packets, models of the kernel programs, hand-overs over bad links.\n\n"
               + columns(tests) if len(tests) > 1 else "",
