@@ -11,9 +11,9 @@ TEXT = """# Kernels and network cards
 
 <!-- Written by `make kernels` (scripts/kernels.py). -->
 
-Each way of delivery, between a sender, a relay and a backend in three network namespaces, which network cards of one model join in pairs. Kernels and drivers are Debian's; the machine and its cards are qemu's ({accel}). Dates: {dates}. `virtio-net-queues` has four queues, `virtio-net-plain` has TSO, GSO, GRO and checksums in the card off, `igb-no-uso` leaves UDP's segmentation to Linux.
+Each way of delivery, between a sender, a relay and a backend in three network namespaces, which network cards of one model join in pairs. Kernels and drivers are Debian's; the machine and its cards are qemu's ({accel}). Dates: {dates}. `virtio-net-queues` has four queues, `virtio-net-plain` has TSO, GSO, GRO and the sums of what it sends off, `igb-no-uso` leaves UDP's segmentation to Linux.
 
-A cell counts the kinds of links (IPv4, IPv6, and each in a VLAN) on which all was right: the backend saw the client's address; 2 MiB and fifty short messages in each of four sessions at once came back with the right digest, for UDP 48 datagrams of each of four clients; `truepeer sessions` said that the sessions had left user space (`attach`: its status, that they were translated). A session that hangs fails its cell. A letter stands for a reason below: the kernel or the card lacks something. Where the sessions then went another way, they were right, too.
+A cell counts the kinds of links (IPv4, IPv6, and each in a VLAN) on which all was right: the backend saw the client's address; 2 MiB and fifty short messages in each of four sessions at once came back with the right digest, for UDP 48 datagrams of each of four clients; `truepeer sessions` said that the sessions had left user space (`attach`: its status, that its programs had them). A session that hangs fails its cell. A letter stands for a reason below: the kernel or the card lacks something. Sessions then went another way, and were right, too; datagrams have no other way and were not tried.
 
 {table}
 {reasons}
@@ -100,7 +100,7 @@ def main(directory):
         table=columns(table),
         reasons="".join(f"- {chr(ord('a') + number)}: {reason}\n" for number, reason in enumerate(reasons)),
         cards=columns(cards),
-        tests="\n## Other tests there\n\nOver veth pairs: `attach`, hand-made packets, models of the kernel programs, hand-overs over bad links.\n\n"
+        tests="## Other tests there\n\nOver veth pairs: `attach`, hand-made packets, models of the kernel programs, hand-overs over bad links.\n\n"
               + columns(tests) if len(tests) > 1 else "",
     ).rstrip())
 

@@ -38,7 +38,10 @@ impl<'a> Killed<'a> {
         let serves = KernelState::now(bed, None)?;
         once.stop()?;
         if peers::peer().is_none() {
-            before.wait_until_again(bed, None).context("after an end without a kill")?;
+            let is_spliced = serves.programs.contains("truepeer-splice");
+            let empty = if is_spliced { "/sys/fs/bpf/truepeer-splice\n" } else { "" };
+            let expected = KernelState { programs: format!("{empty}{}", before.programs), ..before };
+            expected.wait_until_again(bed, None).context("after an end without a kill")?;
         }
         let ended = KernelState::now(bed, None)?;
         eprintln!("seed {seed}");

@@ -16,10 +16,11 @@ const AT_ONCE: [&str; 4] = ["--splice", "auto", "--splice-after", "0"];
 /// Tests that would show nothing more, and why.
 const LEFT_OUT: [(&str, &[&str]); 7] = [
     (
-        "truepeer ends at the start, before it loads anything",
+        "truepeer ends at the start, before it says that it has loaded anything",
         &[
             "a_broken_line_of_an_allow_list_is_named",
             "a_dynamic_destination_needs_a_list",
+            "a_foreign_address_ends_it_with_one_clear_line",
             "a_loop_over_an_address_of_an_interface_is_refused",
             "an_ipv4_client_is_refused_by_an_ipv6_backend",
             "an_option_that_is_wrong_is_named",
