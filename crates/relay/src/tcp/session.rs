@@ -60,7 +60,10 @@ pub(crate) enum Deadline {
     ResetCheck,
     /// This [check](crate::leaving::check) of a session that leaves.
     Leaving(u8),
-    Left,
+    /// The next look at a session that has left. `moves`: soon.
+    Left {
+        moves: bool,
+    },
     Idle,
 }
 
@@ -309,16 +312,17 @@ impl<S, P> Session<S, P> {
                 self.work(cx, scratch)
             }
             (Stage::Left(mut left), _) => {
-                let (up, down) = left.uncounted_bytes();
-                cx.shard.add_bytes(up, down);
+                let bytes = left.uncounted_bytes();
+                cx.shard.add_bytes(bytes.0, bytes.1);
                 let ended = left.look(cx.settings.idle_timeout, cx.now);
                 let ended = ended.map_or_else(|| left.attend(cx.now), Err);
+                let next_look = left.next_look(bytes);
                 self.stage = Stage::Left(left);
                 match ended {
                     Ok(question) => {
                         let mark = cx.settings.mark;
                         question.into_iter().for_each(|question| cx.io.ask_unattended(question, mark));
-                        Verdict::Wait(Deadline::Left)
+                        Verdict::Wait(next_look)
                     }
                     Err(reason) => Verdict::Close(reason),
                 }
@@ -345,7 +349,7 @@ impl<S, P> Session<S, P> {
             Ok(Progress::Resetting) => Verdict::Wait(Deadline::ResetCheck),
             Ok(Progress::StillResetting) => Verdict::Wait(Deadline::Unchanged),
             Ok(Progress::Leaving(check)) => Verdict::Wait(Deadline::Leaving(check)),
-            Ok(Progress::Left) => Verdict::Wait(Deadline::Left),
+            Ok(Progress::Left) => Verdict::Wait(Deadline::Left { moves: true }),
             Err(reason) => Verdict::Close(reason),
         }
     }

@@ -23,7 +23,7 @@ impl Worker {
         listener.shard.on_open();
         let session = Session::adopt_left(watched, now);
         let key = self.sessions.insert(Entry { session, listener });
-        self.give_turn(key, now, |_, _, _| Verdict::Wait(Deadline::Left));
+        self.give_turn(key, now, |_, _, _| Verdict::Wait(Deadline::Left { moves: true }));
     }
 
     /// Tries `unclaimed` sessions again, because a listener has opened.

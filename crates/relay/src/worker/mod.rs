@@ -47,7 +47,7 @@ use crate::leaving::{self, Splicing};
 use crate::listener::{Listener, Waits};
 use crate::listener_sockets::ListenerSockets;
 use crate::tcp::context::{Context, Tokens};
-use crate::tcp::left::LEFT_CHECK;
+use crate::tcp::left::{LEFT_CHECK, MOVING_CHECK};
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
 use crate::udp::{self, UdpFlows};
@@ -122,6 +122,7 @@ pub(crate) struct Worker {
     reset_check: QueueId,
     leaving: [QueueId; leaving::CHECKS as usize],
     left: QueueId,
+    moving: QueueId,
     /// Sessions that have asked for another turn.
     again: Vec<Key>,
     scratch: Box<[u8]>,
@@ -146,7 +147,8 @@ impl Worker {
             let number = u8::try_from(number).unwrap_or(u8::MAX);
             deadlines.queue(Deadline::Leaving(number), leaving::check(number))
         });
-        let left = deadlines.queue(Deadline::Left, LEFT_CHECK);
+        let left = deadlines.queue(Deadline::Left { moves: false }, LEFT_CHECK);
+        let moving = deadlines.queue(Deadline::Left { moves: true }, MOVING_CHECK);
         Self {
             number,
             team,
@@ -164,6 +166,7 @@ impl Worker {
             reset_check,
             leaving,
             left,
+            moving,
             again: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES].into(),
             unclaimed: Vec::new(),
@@ -491,7 +494,7 @@ impl Worker {
             .unwrap_or(Verdict::Close(CloseReason::Panicked));
         let lets_go = self.lets_go || (self.is_draining && listener.rules.settings.leaves_spliced);
         match verdict {
-            Verdict::Wait(deadline) if deadline != Deadline::Left || !lets_go => {
+            Verdict::Wait(deadline) if !matches!(deadline, Deadline::Left { .. }) || !lets_go => {
                 let waits = &listener.waits;
                 let queue = match deadline {
                     Deadline::Unchanged => return,
@@ -503,7 +506,8 @@ impl Worker {
                     Deadline::RouteRetry => Some(self.route_retry),
                     Deadline::ResetCheck => Some(self.reset_check),
                     Deadline::Leaving(number) => Some(self.leaving[usize::from(number)]),
-                    Deadline::Left => Some(self.left),
+                    Deadline::Left { moves: false } => Some(self.left),
+                    Deadline::Left { moves: true } => Some(self.moving),
                     Deadline::Idle => waits.idle,
                 };
                 match queue {

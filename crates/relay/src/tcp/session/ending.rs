@@ -34,7 +34,7 @@ impl<S, P> Session<S, P> {
                 self.permit = None;
             }
         }
-        Verdict::Wait(Deadline::Left)
+        Verdict::Wait(Deadline::Left { moves: true })
     }
 
     /// Ends the flow of a session that has left user space, unless it has ended by itself. Returns its bytes.
