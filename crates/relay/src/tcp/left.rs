@@ -7,8 +7,6 @@ use truepeer_session::CloseReason;
 use truepeer_splice::{Attention, Care, Question, Stage, Watched};
 use truepeer_sys::repair;
 
-use super::session::Deadline;
-
 /// The time between two looks at the flow. An end is logged at the next look, a reset at the second one
 /// ([`Left::look_at_reset`]).
 pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
@@ -78,9 +76,9 @@ impl Left {
         idle_timeout.is_some_and(|most| self.silence(now) >= most).then_some(CloseReason::Idle)
     }
 
-    /// When to look again: after a look that has found `bytes`.
-    pub(crate) fn next_look(&self, bytes: (u64, u64)) -> Deadline {
-        Deadline::Left { moves: bytes != (0, 0) && self.reset_at.is_none() }
+    /// Whether to look again soon, after a look that has found `bytes`.
+    pub(crate) fn moves(&self, bytes: (u64, u64)) -> bool {
+        bytes != (0, 0) && self.reset_at.is_none()
     }
 
     /// How long no bytes have moved, as the looks have found.

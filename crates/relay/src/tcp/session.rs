@@ -316,13 +316,13 @@ impl<S, P> Session<S, P> {
                 cx.shard.add_bytes(bytes.0, bytes.1);
                 let ended = left.look(cx.settings.idle_timeout, cx.now);
                 let ended = ended.map_or_else(|| left.attend(cx.now), Err);
-                let next_look = left.next_look(bytes);
+                let moves = left.moves(bytes);
                 self.stage = Stage::Left(left);
                 match ended {
                     Ok(question) => {
                         let mark = cx.settings.mark;
                         question.into_iter().for_each(|question| cx.io.ask_unattended(question, mark));
-                        Verdict::Wait(next_look)
+                        Verdict::Wait(Deadline::Left { moves })
                     }
                     Err(reason) => Verdict::Close(reason),
                 }
