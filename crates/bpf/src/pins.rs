@@ -39,14 +39,21 @@ pub fn find_pins() -> PathBuf {
 /// A directory apart from that of `attach`, which lists all pins that it finds in its own.
 const SPLICE: &str = "truepeer-splice";
 
-/// The directory of the tables of sessions that leave user space (`proxy --splice`).
+/// The directory of the tables of sessions that leave user space (`proxy --splice`), among the mounts of this
+/// process. Those of process 1 do not count: the pins keeper, who removes the tables, may not name them.
 pub fn find_splice_pins() -> PathBuf {
-    find_pins().with_file_name(SPLICE)
+    let (own, default) = (Path::new(OWN).join(SPLICE), Path::new(DEFAULT_PINS).with_file_name(SPLICE));
+    if Place::can_be_at(&own) { own } else { default }
 }
 
-/// The same; mounts a BPF file system if there is none and the process may do that.
+/// The same; mounts a BPF file system if process 1 has the same mounts and none.
 pub fn make_splice_pins() -> PathBuf {
-    make_pins().unwrap_or(DEFAULT_PINS.into()).with_file_name(SPLICE)
+    let found = find_splice_pins();
+    // If it fails, the found one is missing, too.
+    if !Place::can_be_at(&found) && is_with_first() {
+        let _ = mount_own();
+    }
+    find_splice_pins()
 }
 
 /// Whether it is certain that nothing is attached if [`find_pins`] has nothing: a BPF file system was found,
@@ -61,8 +68,7 @@ pub fn make_pins() -> Result<PathBuf, AttachError> {
     if Place::can_be_at(&found) {
         return Ok(found);
     }
-    let is_here = mount_namespace("thread-self").is_some_and(|own| Some(own) == mount_namespace("1"));
-    if is_here {
+    if is_with_first() {
         mount_own()
     } else {
         in_mount_namespace_of(FIRST, mount_own).map_err(AttachError::mount("BPF"))?
@@ -81,6 +87,11 @@ fn mount_own() -> Result<(), AttachError> {
     }
     let mode = Some(c"mode=0700");
     mount("bpf", OWN, "bpf", MountFlags::empty(), mode).map_err(AttachError::mount("BPF"))
+}
+
+/// Whether this thread has the mounts of process 1.
+fn is_with_first() -> bool {
+    mount_namespace("thread-self").is_some_and(|own| Some(own) == mount_namespace("1"))
 }
 
 fn mount_namespace(process: &str) -> Option<u64> {
