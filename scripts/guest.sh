@@ -144,10 +144,10 @@ inside=()
 guest_boot() { # WORK LOG SECONDS [OPTION OF QEMU...]
   local work=$1 log=$2 limit=$3 libraries=$qemu/usr/lib/x86_64-linux-gnu
   shift 3
-  mkdir -p "$guests/work"
-  cp "$work" "$guests/work/work"
-  guest_pack "$guests/work" "$guests/work.gz"
-  cat "$guests/tree.gz" "$(dirname "$kernel")/modules.gz" "$guests/work.gz" >"$guests/initramfs"
+  mkdir -p "$guests/orders"
+  cp "$work" "$guests/orders/work"
+  guest_pack "$guests/orders" "$guests/orders.gz"
+  cat "$guests/tree.gz" "$(dirname "$kernel")/modules.gz" "$guests/orders.gz" >"$guests/initramfs"
   # KVM may refuse the register of arch-capabilities.
   QEMU_MODULE_DIR=$libraries/qemu "${inside[@]}" timeout "$limit" nice -n 5 "$libraries/ld-linux-x86-64.so.2" \
     --library-path "$libraries" "$qemu/usr/bin/qemu-system-x86_64" -L "$qemu/usr/share/seabios" -L "$qemu/usr/share/qemu" \

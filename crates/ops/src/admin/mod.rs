@@ -63,7 +63,7 @@ pub trait Running: Send + Sync {
         Vec::new()
     }
 
-    /// What connections from this host to this listener may bring, without being refused.
+    /// For each address of the listener: what this host may send there without a refusal.
     fn trials(&self, _: &ListenerView) -> Vec<FromHere> {
         Vec::new()
     }

@@ -23,7 +23,7 @@ use crate::units::{Age, Bytes, Count, Times};
 pub(super) const SCRIPT: (&str, &str) = ("/page.js", include_str!("page/page.js"));
 pub(super) const STYLE: (&str, &str) = ("/page.css", include_str!("page/page.css"));
 
-/// Nothing from elsewhere, no script within the page, and nobody may show the page in a frame.
+/// The page loads only its own script and style. No other page may show it in a frame.
 pub(super) const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -78,7 +78,7 @@ const SESSIONS: &str = "<section id=sessions hidden><div class=search><h2>Sessio
     <p id=found class=dim></p>\n<table><thead><tr><th>client<th>sender<th>listener<th>backend<th>stage\
     <th class=n>up<th class=n>down<th class=n>age</thead><tbody></tbody></table></section>\n";
 
-/// What somebody has to do something about.
+/// Faults that the operator has to mend.
 fn write_warnings(page: &mut String, status: &StatusDoc) -> fmt::Result {
     let mut warnings: Vec<String> = status.reason.iter().cloned().collect();
     warnings.extend(status.missing.iter().map(|name| format!("not open, although it should be: {name}")));
@@ -149,7 +149,7 @@ fn write_listeners(page: &mut String, status: &StatusDoc) -> fmt::Result {
     table.write(page)
 }
 
-/// Who was refused in the last minutes.
+/// Recent refusals: whom, how often, and why.
 fn write_lately(page: &mut String, status: &StatusDoc) -> fmt::Result {
     let head = ["whom", "listener", "times", "ago", "why, and what to do"];
     let mut table = Table::new("Refused in the last minutes", "lately", &head);

@@ -39,7 +39,7 @@ pub struct StatusDoc {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) splice: Option<SpliceDoc>,
     pub(crate) attachments: Vec<AttachmentDoc>,
-    /// Who was refused in the last minutes, and why.
+    /// Recent refusals: whom, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) complaints: Vec<ComplaintDoc>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct ListenerDoc {
     pub(crate) site: Option<String>,
     /// Whether it takes new connections.
     pub(crate) listening: bool,
-    /// What a connection from this host may bring, for the doctor's round trip.
+    /// The doctor's round trip: what this host may send to each address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) from_here: Vec<FromHere>,
     /// Sessions or flows that are open.
@@ -97,16 +97,16 @@ pub(crate) struct ListenerDoc {
     pub(crate) not_spliced: BTreeMap<String, u64>,
 }
 
-/// What becomes of a connection from this host to one of a listener's addresses.
+/// What this host may send to one of a listener's addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FromHere {
     /// Where to connect.
     pub to: SocketAddr,
-    /// What to send.
+    /// The header, or why no connection is made.
     pub may: Trial,
 }
 
-/// What a connection from this host may bring. The client that a header names is
+/// What this host may send. The client that a header names is
 /// [`truepeer_routes::item::IpFamily::example_client`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

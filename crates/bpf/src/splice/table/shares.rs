@@ -114,7 +114,7 @@ impl Splices {
     fn adopt(&self, taken: &[Share]) {
         lock(&self.shares).own.extend(taken);
         let has_elder = self.locks.have_elder();
-        // Whatever that process was about to begin has begun by then.
+        // A flow that the elder is just beginning may still take such a place: it rests first.
         let since = has_elder.then(Instant::now);
         let mut unfinished = Vec::new();
         let places: Vec<u32> = taken.iter().flat_map(|share| self.places_of(*share)).collect();
