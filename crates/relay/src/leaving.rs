@@ -16,6 +16,10 @@ use truepeer_sys::{repair, socket};
 /// an offer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// So many looks at what is waited for go with it: a worker that the machine kept from running for
+/// [`PATIENCE`] has not looked. Otherwise a look comes each 4 to 8 ms ([`CHECK_WHILE_PEERS_WAIT`]).
+const LOOKS: u32 = 50;
+
 /// After so many turns in which bytes moved the programs must have heard both peers, unless the session's
 /// packets pass other devices.
 const TURNS: u32 = 200;
@@ -150,8 +154,8 @@ impl Splicing {
 pub struct Leaving {
     steps: Handover,
     sockets: Sockets,
-    /// When the session began to wait for a peer ([`PATIENCE`]).
-    waits_since: Option<Instant>,
+    /// When the session began to wait for a peer ([`PATIENCE`]), and how often it has looked since.
+    waits_since: Option<(Instant, u32)>,
     began: Instant,
     turns: u32,
     state: State,
@@ -215,7 +219,7 @@ impl Leaving {
         }
         let turn = self.steps.turn(&mut self.sockets.with(sockets), streams)?;
         if matches!(turn, Turn::Hold(_)) || self.steps.progress() == Progress::Held {
-            self.waits_since.get_or_insert(now);
+            self.waits_since.get_or_insert((now, 0)).1 += 1;
         }
         self.note(streams, now);
         Ok(turn)
@@ -225,7 +229,9 @@ impl Leaving {
     /// wait longer for it.
     fn is_impatient(&self, now: Instant) -> bool {
         !self.is_cut()
-            && self.waits_since.is_some_and(|since| now.saturating_duration_since(since) > PATIENCE)
+            && self.waits_since.is_some_and(|(since, looks)| {
+                looks > LOOKS && now.saturating_duration_since(since) > PATIENCE
+            })
     }
 
     fn note(&mut self, streams: &Streams, now: Instant) {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use truepeer_testbed::chance::Chance;
 use truepeer_testbed::packets::{Datagram, Packet, Tag, Wire};
 use truepeer_testbed::{Bed, Test};
@@ -46,10 +46,11 @@ fn agree(bed: &Bed, count: u64) -> Result<()> {
         for number in numbers.clone() {
             let script = Script::new(number, rules);
             let outcome = ground.play(&script, &mut tally);
-            outcome.with_context(|| match ground.stage.status() {
-                Ok(status) => format!("TRUEPEER_SCRIPT={number}, {rules:?}: {script:#?}\n{status}"),
-                Err(error) => format!("{error:#}"),
-            })?;
+            if let Err(error) = outcome {
+                let status = ground.stage.status().unwrap_or_else(|error| format!("{error:#}").into());
+                // The script is long: the error comes first.
+                bail!("{error:#}\nTRUEPEER_SCRIPT={number}, {rules:?}: {script:#?}\n{status}");
+            }
         }
     }
     println!("{tally:?}");
@@ -323,8 +324,8 @@ impl<'b> Ground<'b> {
     ) -> Result<()> {
         let netns = self.stage.wire.host.netns.clone();
         let bound = PORTS[script.port].1;
-        self.servers[script.port].close();
-        self.plain.close();
+        self.servers[script.port].close()?;
+        self.plain.close()?;
         let port = self.stage.wire.host.at(script.v6, PORTS[script.port].0);
         let plain = self.stage.wire.host.at(script.v6, PLAIN);
         for (said, fate) in &round.sent {

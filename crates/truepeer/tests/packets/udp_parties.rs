@@ -10,6 +10,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use truepeer_sys::netns::NetNs;
 use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::packets::{Datagram, Packet, Wire};
+use truepeer_testbed::wait_for;
 
 /// How long a step may take on a busy machine.
 const STALL: Duration = Duration::from_secs(60);
@@ -66,10 +67,15 @@ impl Server {
         self.connections.clear();
     }
 
-    /// Closes all sockets.
-    pub(crate) fn close(&mut self) {
+    /// Closes all sockets, and waits until they are gone: a program that another test starts meanwhile has
+    /// copies of them until it executes.
+    pub(crate) fn close(&mut self) -> Result<()> {
         self.connections.clear();
         self.socket = None;
+        let (netns, port) = (self.netns.clone(), self.port);
+        wait_for("nobody to have the closed sockets", || {
+            netns.run(|| UdpSocket::bind(("::", port)).is_ok()).unwrap_or(false)
+        })
     }
 
     /// Reads all datagrams up to a marker, and answers each. Of the unconnected socket's datagrams, the
