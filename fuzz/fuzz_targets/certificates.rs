@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|der: &[u8]| truepeer_https::fuzzing::any_certificate(der));
+fuzz_target!(|der: &[u8]| truepeer_stream::tls::any_certificate(der));

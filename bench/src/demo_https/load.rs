@@ -15,9 +15,9 @@ use anyhow::Context;
 use clap::Parser;
 use httparse::{EMPTY_HEADER, Response, Status};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use truepeer_https::reactor::{Reactor, TcpStream, connect};
-use truepeer_https::tls::{ClientOptions, ClientTls, MinVersion, TlsStream, Trust};
 use truepeer_session::connect_as::Upstream;
+use truepeer_stream::reactor::{Reactor, TcpStream, connect};
+use truepeer_stream::tls::{ClientOptions, ClientTls, MinVersion, TlsStream, Trust};
 
 use super::args::LoadArgs;
 use super::report::{self, DemoReport};

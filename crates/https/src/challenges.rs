@@ -10,8 +10,7 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-
-use crate::tls::{ACME_PROTOCOL, Hello};
+use truepeer_stream::tls::{ACME_PROTOCOL, Hello};
 
 /// RFC 8555, 8.3.
 const PATH: &[u8] = b"/.well-known/acme-challenge/";

@@ -5,8 +5,7 @@ use std::rc::Rc;
 
 use truepeer_policy::{Route, SenderAddr};
 use truepeer_session::registry::SessionStage;
-
-use crate::open::OpenConnection;
+use truepeer_stream::open::OpenConnection;
 
 /// The facts about a connection before its first request.
 #[derive(Debug, Clone)]

@@ -3,9 +3,8 @@
 use truepeer_policy::Route;
 use truepeer_session::counters::Counter;
 use truepeer_session::{Ending, Hint, Reason};
-
-use crate::reactor::refused_late;
-use crate::tls::HandshakeError;
+use truepeer_stream::reactor::refused_late;
+use truepeer_stream::tls::HandshakeError;
 
 /// How a session ended.
 #[derive(Debug, thiserror::Error)]

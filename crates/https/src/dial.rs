@@ -7,9 +7,9 @@ use truepeer_policy::Route;
 use truepeer_session::CloseReason;
 use truepeer_session::connect_as::{AfterConflict, CONFLICT_RETRY, ConnectError, ROUTE_RETRY, Upstream};
 use truepeer_session::histogram::Timing;
+use truepeer_stream::reactor::{Reactor, TcpStream, connect};
 
 use crate::downstream::WorkerState;
-use crate::reactor::{Reactor, TcpStream, connect};
 
 /// Connects to the backend of `route` within `limit`. If the client's tuple stays in use, the route's
 /// conflict rule decides: another port, or an error.

@@ -1,7 +1,6 @@
 //! Entrances for fuzz/. Each takes any bytes, and panics where a promise is broken.
 
 pub use crate::exchange::any_exchanges;
-pub use crate::tls::any_certificate;
 
 /// Without a fuzzer, most bytes are small: these choose kinds of frames, lengths and streams.
 #[cfg(test)]

@@ -9,10 +9,9 @@ use std::time::Instant;
 
 use truepeer_http::HttpLimits;
 use truepeer_http::http2::{Connection as Http2State, Fault, Role};
-
-use crate::reactor::Reactor;
-use crate::read_buffer::Buffer;
-use crate::stream::Connection;
+use truepeer_stream::reactor::Reactor;
+use truepeer_stream::read_buffer::Buffer;
+use truepeer_stream::stream::Connection;
 
 pub(crate) type SharedState = Rc<RefCell<Http2State>>;
 

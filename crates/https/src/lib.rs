@@ -1,16 +1,14 @@
 //! TLS termination and origination for any TCP protocol, and the HTTPS reverse proxy.
 //!
-//! Each worker is a thread with its own executor and epoll. Each connection is one task, a function that
-//! reads from top to bottom. Streams implement tokio's I/O *traits*, but use neither its runtime nor its
-//! sockets. Every system call goes through libc, so that a network stack in user space can take it over.
+//! Each worker is a thread with an event loop and streams of `truepeer_stream`. Each connection is one task,
+//! a function that reads from top to bottom.
 //!
 //! ```text
-//! reactor ── accept ──▶ downstream: admit, PROXY header, TLS ──▶ tunnel ──────────────────────▶ backend
+//! stream ─── accept ──▶ downstream: admit, PROXY header, TLS ──▶ tunnel ──────────────────────▶ backend
 //!                                                          └──▶ exchange (http1 or http2) ──▶ origin
 //! ```
 #![forbid(unsafe_code)]
 
-mod buffers;
 pub mod challenges;
 mod client_info;
 pub mod close;
@@ -24,16 +22,9 @@ pub mod gateway;
 mod host;
 pub mod http2;
 mod http2_wire;
-pub mod open;
 pub mod origin;
 pub mod origin_h2;
-mod pump;
-pub mod reactor;
-mod read_buffer;
-mod shared_stream;
 pub mod sites;
-pub mod stream;
-pub mod tls;
 pub mod tunnel;
 
 pub use client_info::ClientInfo;

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-use truepeer_https::tls::ServerTls;
 use truepeer_policy::{BackendAddr, Policy, Source};
+use truepeer_stream::tls::ServerTls;
 
 use super::Config;
 use super::datagrams;

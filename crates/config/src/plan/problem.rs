@@ -6,8 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use truepeer_https::tls::{ConfigError, Subject};
 use truepeer_policy::{BackendAddr, PrefixFileError};
+use truepeer_stream::tls::{ConfigError, Subject};
 
 /// The option that was typed, without its dashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub(super) fn certificates<'a>(
         std::fs::read(path).unwrap_or_default().hash(&mut hasher);
     }
     if origin_tls.into_iter().any(OriginTlsConfig::trusts_system) {
-        truepeer_https::tls::system_authorities().hash(&mut hasher);
+        truepeer_stream::tls::system_authorities().hash(&mut hasher);
     }
     hasher.finish()
 }

@@ -1,6 +1,6 @@
 //! Several `[[https]]` on one address: sites, told apart by the name that clients ask for (SNI).
 
-use truepeer_https::tls::ServerTls;
+use truepeer_stream::tls::ServerTls;
 
 use super::key::ListenerKey;
 use super::listener::ListenerConfig;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use truepeer_https::tls::{
+use truepeer_https::tunnel::OriginTls;
+use truepeer_stream::tls::{
     ClientCertificates, ClientOptions, ClientTls, ConfigError, IdentityFiles, MinVersion, ServerIdentity,
     ServerOptions, ServerTls, Suite, Trust,
 };
-use truepeer_https::tunnel::OriginTls;
 
 use super::problem::{OptionName, Problem};
 use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, defaults, text};
@@ -115,7 +115,7 @@ fn names_of(hosts: &[String], listen: &[ListenAddr]) -> Vec<String> {
         };
         if matches!(host, "" | "*" | "0.0.0.0" | "::") {
             names.extend(["localhost", "127.0.0.1", "::1"].map(str::to_owned));
-            names.extend(truepeer_https::tls::own_host_name());
+            names.extend(truepeer_stream::tls::own_host_name());
         } else {
             names.push(host.to_owned());
             // Whoever tries it here types this.
@@ -233,7 +233,7 @@ impl TlsConfig {
     /// The certificate `self` of this process, to be told from others by whoever tries it.
     pub(super) fn own_certificate(&self) -> Option<String> {
         self.certs.iter().find(|cert| cert.is_own())?;
-        let fingerprint = truepeer_https::tls::own_fingerprint(&self.own_names).ok()?;
+        let fingerprint = truepeer_stream::tls::own_fingerprint(&self.own_names).ok()?;
         Some(format!("the certificate is for {}; its SHA-256 is {fingerprint}", self.own_names.join(", ")))
     }
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use truepeer_https::tls::{MinVersion, Suite};
 use truepeer_policy::{OnConflict, PrefixSet};
+use truepeer_stream::tls::{MinVersion, Suite};
 
 use super::confine::ConfineSpec;
 use super::values::{self, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Verbosity};

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use truepeer_session::listening::concerns_one_connection;
+use truepeer_stream::reactor::{Reactor, TcpListener, TcpStream};
 
 use super::worker_state::WorkerState;
-use crate::reactor::{Reactor, TcpListener, TcpStream};
 
 /// How long connections stay in the kernel's queue when the system is out of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(50);

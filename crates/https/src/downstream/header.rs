@@ -7,11 +7,11 @@ use truepeer_policy::{HeaderRule, Opening, Policy, Route, SenderAddr};
 use truepeer_proto::{Header, Version};
 use truepeer_session::CloseReason;
 use truepeer_session::budget::{Budget, Permit};
+use truepeer_stream::buffers::{self, RECORD_BYTES};
+use truepeer_stream::reactor::TcpStream;
 
 use super::rules::TlsListener;
 use super::worker_state::WorkerState;
-use crate::buffers::{self, RECORD_BYTES};
-use crate::reactor::TcpStream;
 
 /// The size of one read: larger than almost every header, with room for most of a ClientHello behind it.
 const PIECE_BYTES: usize = 4 << 10;

@@ -25,6 +25,10 @@ use truepeer_proto::Tlvs;
 use truepeer_session::CloseReason;
 use truepeer_session::clients::Counted;
 use truepeer_session::registry::SessionStage;
+use truepeer_stream::open::OpenConnection;
+use truepeer_stream::reactor::{TcpStream, refused_late};
+use truepeer_stream::stream::Stream;
+use truepeer_stream::tls::{HandshakeError, Hello, HelloReader, Look, TlsFacts, TlsStream};
 
 pub use self::accepting::{Closing, accept};
 pub(crate) use self::idle::LEAST_IDLE;
@@ -33,10 +37,6 @@ pub use self::rules::{ListenerTls, TlsListener};
 pub use self::worker_state::WorkerState;
 use crate::challenges::Challenges;
 use crate::close::TlsCloseReason;
-use crate::open::OpenConnection;
-use crate::reactor::{TcpStream, refused_late};
-use crate::stream::Stream;
-use crate::tls::{HandshakeError, Hello, HelloReader, Look, TlsFacts, TlsStream};
 
 /// How long a client may take to read the alert that ends its handshake, and to end the connection.
 const AFTER_ALERT: Duration = Duration::from_secs(2);

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use truepeer_policy::Policy;
 use truepeer_session::settings::ListenerSettings;
+use truepeer_stream::tls::ServerTls;
 
 use crate::challenges::Challenges;
 use crate::sites::SitesTls;
-use crate::tls::ServerTls;
 
 /// The rules of one listener.
 #[derive(Debug, Clone)]

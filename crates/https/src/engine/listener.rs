@@ -9,11 +9,11 @@ use std::sync::Arc;
 use truepeer_policy::SenderAddr;
 use truepeer_session::ListenerId;
 use truepeer_session::counters::{Counter, Shard};
+use truepeer_stream::open::{OpenConnections, OpenGuard};
+use truepeer_stream::reactor::{Reactor, TcpStream};
 
 use crate::downstream::{TlsListener, WorkerState};
 use crate::gateway::{Gateway, RequestRules, Site};
-use crate::open::{OpenConnections, OpenGuard};
-use crate::reactor::{Reactor, TcpStream};
 use crate::sites::{OwnSite, SiteNames};
 use crate::tunnel::{self, OriginTls};
 

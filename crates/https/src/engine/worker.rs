@@ -15,12 +15,12 @@ use truepeer_session::listening::{ListenOptions, listen};
 use truepeer_session::registry::SessionOrder;
 use truepeer_session::workers::{OrderQueue, Workers};
 use truepeer_session::{EngineError, Journal, ListenerId};
+use truepeer_stream::open::OpenConnections;
+use truepeer_stream::reactor::{self, Reactor, Remote};
 use truepeer_sys::Named as _;
 
 use super::listener::{HttpsListener, HttpsRules};
 use crate::downstream::{Closing, IdleList, WorkerState, accept};
-use crate::open::OpenConnections;
-use crate::reactor::{self, Reactor, Remote};
 
 /// An order to a worker. When it is carried out, the worker answers on `done`.
 pub(super) enum HttpsOrder {

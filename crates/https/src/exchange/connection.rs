@@ -8,20 +8,20 @@ use std::task::{Context, Poll};
 
 use truepeer_http::{HeadEnd, RequestHead, ResponseHead};
 use truepeer_session::registry::SessionStage;
+use truepeer_stream::buffers::OutBuffer;
+use truepeer_stream::pump::PumpEnd;
+use truepeer_stream::read_buffer::Buffer;
+use truepeer_stream::shared_stream::SharedStream;
+use truepeer_stream::stream::Connection;
 
 use super::client::{Http1Body, Http1Reply, ReplyStage, linger};
 use super::failure::Failure;
 use super::journal::Served;
 use super::serve::{Requester, ServeEnd, Service};
 use super::time_limit::TimeLimit;
-use crate::buffers::OutBuffer;
 use crate::client_info::ClientInfo;
 use crate::downstream::LEAST_IDLE;
 use crate::origin::Dial;
-use crate::pump::PumpEnd;
-use crate::read_buffer::Buffer;
-use crate::shared_stream::SharedStream;
-use crate::stream::Connection;
 
 /// Serves a client until its connection ends. `first`: bytes of the stream that were read already.
 ///

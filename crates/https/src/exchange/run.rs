@@ -14,15 +14,15 @@ use std::time::Duration;
 use truepeer_http::fields::FieldList;
 use truepeer_http::http2::MOST_INTERIM;
 use truepeer_http::{BodyDecoder, BodyLength, Expectation, HeadEnd, Piece, RequestHead, ResponseHead, write};
+use truepeer_stream::read_buffer::Buffer;
+use truepeer_stream::shared_stream::SharedStream;
+use truepeer_stream::stream::Connection;
 
 use super::both_ways::{Progress, both};
 use super::failure::Failure;
 use super::parties::{Incoming, Outgoing, left};
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
-use crate::read_buffer::Buffer;
-use crate::shared_stream::SharedStream;
-use crate::stream::Connection;
 
 /// How many bytes of a body are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;

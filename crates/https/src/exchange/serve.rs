@@ -14,6 +14,11 @@ use truepeer_http::http2::encode;
 use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead, write};
 use truepeer_policy::{BackendAddr, ClientAddr};
 use truepeer_session::budget::Budget;
+use truepeer_stream::buffers::OutBuffer;
+use truepeer_stream::reactor::Reactor;
+use truepeer_stream::read_buffer::Buffer;
+use truepeer_stream::shared_stream::SharedStream;
+use truepeer_stream::stream::Connection;
 
 use super::failure::Failure;
 use super::journal::{RequestJournal, Served};
@@ -23,18 +28,13 @@ use super::redirect::{answer_text, redirect};
 use super::run::{Answered, OriginLink, run};
 use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
-use crate::buffers::OutBuffer;
 use crate::client_info::ClientInfo;
 use crate::downstream::IdleList;
 use crate::origin::{
     Access, Accesses, Dial, DialError, Dialled, KeptBy, Offer, Origin, OriginConnection, Origins,
 };
 use crate::origin_h2::{self, Exchange, Joined, Lease};
-use crate::reactor::Reactor;
-use crate::read_buffer::Buffer;
-use crate::shared_stream::SharedStream;
 use crate::sites::OwnSite;
-use crate::stream::Connection;
 
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

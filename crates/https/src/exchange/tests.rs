@@ -18,14 +18,14 @@ use tokio::io::{
 use truepeer_policy::BackendAddr;
 use truepeer_session::budget::Budget;
 use truepeer_session::connect_as::ConnectError;
+use truepeer_stream::reactor::Reactor;
+use truepeer_stream::stream::Connection;
 use truepeer_sys::Named as _;
 
 use super::*;
 use crate::client_info::ClientInfo;
 use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol, Origins, Pool};
 use crate::origin_h2::Http2Pool;
-use crate::reactor::Reactor;
-use crate::stream::Connection;
 
 mod drains;
 mod ends;

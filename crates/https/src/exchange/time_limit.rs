@@ -7,10 +7,9 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use pin_project_lite::pin_project;
-
-use crate::reactor::{Elapsed, Reactor, Timer};
-use crate::shared_stream::SharedStream;
-use crate::stream::Connection;
+use truepeer_stream::reactor::{Elapsed, Reactor, Timer};
+use truepeer_stream::shared_stream::SharedStream;
+use truepeer_stream::stream::Connection;
 
 /// How often within the timeout the unacknowledged bytes are checked.
 const LOOKS: u32 = 4;

@@ -9,14 +9,14 @@ use tokio::io::AsyncWriteExt as _;
 use truepeer_policy::{BackendAddr, Backends, Route};
 use truepeer_proto::Tlvs;
 use truepeer_session::{CloseReason, Hint, send_proxy};
+use truepeer_stream::reactor::Reactor;
+use truepeer_stream::stream::Stream;
+use truepeer_stream::tls::TlsStream;
 
 use crate::client_info::ClientInfo;
 use crate::dial::dial;
 use crate::downstream::{TlsListener, WorkerState};
 use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol};
-use crate::reactor::Reactor;
-use crate::stream::Stream;
-use crate::tls::TlsStream;
 use crate::tunnel::{OriginTls, tlvs};
 
 /// Connects to the origin of a listener.

@@ -13,6 +13,9 @@ use truepeer_session::clients::Counted;
 use truepeer_session::counters::Shard;
 use truepeer_session::registry::SessionStage;
 use truepeer_session::{CloseReason, Ended, ListenerId};
+use truepeer_stream::open::{Listed, OpenConnection, OpenGuard};
+use truepeer_stream::reactor::{Reactor, TcpStream};
+use truepeer_stream::stream::Stream;
 
 use self::dialler::Dialler;
 use crate::client_info::ClientInfo;
@@ -20,12 +23,9 @@ use crate::close::TlsCloseReason;
 use crate::downstream::{Downstream, TlsListener, WorkerState};
 use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
-use crate::open::{Listed, OpenConnection, OpenGuard};
 use crate::origin::{Dial, Origin, OriginHealth, OriginProtocol, Origins, Pool, Serves};
 use crate::origin_h2::Http2Pool;
-use crate::reactor::{Reactor, TcpStream};
 use crate::sites::{OwnSite, SiteNames};
-use crate::stream::Stream;
 use crate::tunnel::{OriginTls, tlvs};
 
 /// How the origin learns the client's address.

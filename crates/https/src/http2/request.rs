@@ -4,8 +4,8 @@ use std::future::poll_fn;
 
 use truepeer_http::fields::FieldList;
 use truepeer_http::http2::{Reason, StreamError, StreamHandle};
+use truepeer_stream::buffers::OutBuffer;
 
-use crate::buffers::OutBuffer;
 use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, Remainder, TimeLimit};
 
 /// The longest piece that is given out at once. The window opens as the origin takes them.

@@ -11,9 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use truepeer_http::RequestHead;
 use truepeer_http::fields::FieldList;
 use truepeer_http::http2::{Reason, StreamHandle};
-
-use crate::buffers::OutBuffer;
-use crate::stream::Connection;
+use truepeer_stream::buffers::OutBuffer;
+use truepeer_stream::stream::Connection;
 
 /// Adds what the handshake has in HTTP/1.1 only (RFC 6455 section 4.1). The client has sent no key, and gets
 /// no answer to it.

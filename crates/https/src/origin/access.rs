@@ -4,11 +4,12 @@ use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use truepeer_stream::stream::Connection;
+
 use super::dial::Dial;
 use super::origins::Origins;
 use super::pool::{KeptBy, OriginConnection, Pool};
 use crate::origin_h2::{Http2Pool, Lease};
-use crate::stream::Connection;
 
 /// A client connection as the pool knows it. Dropping it closes the connections that were kept for it alone.
 #[derive(Debug)]
@@ -106,9 +107,9 @@ mod tests {
     use truepeer_session::budget::Budget;
 
     use super::*;
-    use crate::reactor::Reactor;
-    use crate::read_buffer::Buffer;
-    use crate::shared_stream::SharedStream;
+    use truepeer_stream::reactor::Reactor;
+    use truepeer_stream::read_buffer::Buffer;
+    use truepeer_stream::shared_stream::SharedStream;
 
     fn http2() -> Rc<Http2Pool> {
         Http2Pool::new(&Reactor::new().unwrap(), 8, Duration::from_secs(60), Budget::new(100))

@@ -6,9 +6,9 @@ use std::time::Duration;
 use truepeer_policy::BackendAddr;
 use truepeer_session::connect_as::ConnectError;
 use truepeer_session::{Hint, Reason};
+use truepeer_stream::stream::Connection;
 
 use crate::client_info::ClientInfo;
-use crate::stream::Connection;
 
 /// The version of HTTP to speak with the origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -16,11 +16,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use truepeer_session::budget::{Budget, Permit};
-
-use crate::reactor::Reactor;
-use crate::read_buffer::Buffer;
-use crate::shared_stream::SharedStream;
-use crate::stream::Connection;
+use truepeer_stream::reactor::Reactor;
+use truepeer_stream::read_buffer::Buffer;
+use truepeer_stream::shared_stream::SharedStream;
+use truepeer_stream::stream::Connection;
 
 /// Who may reuse a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -288,8 +287,8 @@ mod tests {
 
         use truepeer_session::connect_as::Upstream;
 
-        use crate::reactor::connect;
-        use crate::stream::Stream;
+        use truepeer_stream::reactor::connect;
+        use truepeer_stream::stream::Stream;
 
         let reactor = Reactor::new().unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

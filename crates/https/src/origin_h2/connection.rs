@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use truepeer_http::HeadError;
 use truepeer_http::http2::{Connection as Http2State, NotBegun, Preface, Reason, Role, StreamHandle};
 use truepeer_session::budget::Permit;
+use truepeer_stream::reactor::{Reactor, Timer};
+use truepeer_stream::stream::Connection;
 
 use super::ping_watch::PingWatch;
 use super::pool::Http2Pool;
 use crate::exchange::HttpSettings;
 use crate::http2_wire::Http2Wire;
 use crate::origin::{DialError, KeptBy};
-use crate::reactor::{Reactor, Timer};
-use crate::stream::Connection;
 
 /// After so many resets a connection takes no further request. Clients that leave cause resets, and servers
 /// end connections that have many (nghttp2 and Node allow 1000, and 33 a second), with all other clients'

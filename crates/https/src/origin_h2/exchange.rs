@@ -9,9 +9,9 @@ use std::time::Duration;
 use truepeer_http::fields::forwarded::Forwarding;
 use truepeer_http::http2::{MOST_INTERIM, NotBegun, Reason, StreamError, StreamHandle, encode};
 use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead};
+use truepeer_stream::buffers::OutBuffer;
 
 use super::connection::Lease;
-use crate::buffers::OutBuffer;
 use crate::exchange::{
     BodyStart, Departure, Failure, HttpSettings, Incoming, Outgoing, Progress, TimeLimit, both, left,
 };

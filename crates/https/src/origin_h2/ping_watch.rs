@@ -3,7 +3,7 @@
 use std::task::Context;
 use std::time::{Duration, Instant};
 
-use crate::reactor::{Reactor, Timer};
+use truepeer_stream::reactor::{Reactor, Timer};
 
 /// The pause after a PING whose acknowledgement was all that came, in silences that are the usual reason to
 /// ask: 5 minutes. gRPC's servers end a connection with four PINGs that came sooner, unless they have sent

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use truepeer_policy::BackendAddr;
 use truepeer_session::budget::Budget;
+use truepeer_stream::reactor::Reactor;
+use truepeer_stream::stream::Connection;
 
 use super::attempt::{ConnectAttempt, Dialling};
 use super::connection::{Http2Connection, Lease, establish};
 use crate::exchange::HttpSettings;
 use crate::origin::{DialError, KeptBy};
-use crate::reactor::Reactor;
-use crate::stream::Connection;
 
 /// Attempts with both the same can be joined. Of a host's two addresses, one may refuse connections.
 type Destination = (KeptBy, BackendAddr);

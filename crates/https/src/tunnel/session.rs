@@ -12,17 +12,17 @@ use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
 use truepeer_session::registry::SessionStage;
 use truepeer_session::{Ended, send_proxy};
+use truepeer_stream::open::{Listed, OpenConnection};
+use truepeer_stream::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd, Side};
+use truepeer_stream::reactor::{TcpStream, refused_late};
+use truepeer_stream::shared_stream::SharedStream;
+use truepeer_stream::stream::Stream;
+use truepeer_stream::tls::{ClientTls, HandshakeError, TlsStream};
 
 use super::tlvs;
 use crate::close::TlsCloseReason;
 use crate::dial::dial;
 use crate::downstream::{Downstream, TlsListener, WorkerState, end_refused};
-use crate::open::{Listed, OpenConnection};
-use crate::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd, Side};
-use crate::reactor::{TcpStream, refused_late};
-use crate::shared_stream::SharedStream;
-use crate::stream::Stream;
-use crate::tls::{ClientTls, HandshakeError, TlsStream};
 
 /// The TLS configuration towards backends.
 #[derive(Debug, Clone)]

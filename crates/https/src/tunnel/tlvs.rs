@@ -1,9 +1,9 @@
 //! The TLVs of the header to a backend: the sender's own, and the result of our TLS handshake.
 
 use truepeer_proto::{Tlvs, tlv as types};
+use truepeer_stream::tls::TlsFacts;
 
 use crate::downstream::Downstream;
-use crate::tls::TlsFacts;
 
 /// The bits of PROXY 2.2.6: the client used TLS; it presented a certificate in this connection, or earlier in
 /// this session.

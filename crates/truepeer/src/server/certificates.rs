@@ -5,7 +5,7 @@ use std::sync::Arc;
 use truepeer_acme::{Acme, Answer, ExternalAccount, Server, Settings, Stored, Wanted, stored};
 use truepeer_config::plan::{AcmeNames, ProcessConfig};
 use truepeer_https::challenges::Challenges;
-use truepeer_https::tls::IssuedCertificate;
+use truepeer_stream::tls::IssuedCertificate;
 
 /// Keeps them current while there are names for them.
 #[derive(Default)]

@@ -13,8 +13,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-use crate::stream::Connection;
+use truepeer_stream::stream::Connection;
 
 #[derive(Default)]
 struct State {

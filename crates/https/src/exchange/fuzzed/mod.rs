@@ -25,6 +25,7 @@ use truepeer_session::Journal;
 use truepeer_session::budget::Budget;
 use truepeer_session::connect_as::ConnectError;
 use truepeer_session::counters::Shard;
+use truepeer_stream::reactor::Reactor;
 use truepeer_sys::Named as _;
 
 use self::client::{Client, address};
@@ -34,7 +35,6 @@ use super::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
 use crate::client_info::ClientInfo;
 use crate::origin::{Dial, DialError, Dialled, Offer, OriginHealth, OriginProtocol, Origins, Pool};
 use crate::origin_h2::Http2Pool;
-use crate::reactor::Reactor;
 
 /// So many turns one event may cause.
 const MOST_TURNS: usize = 500;

@@ -175,7 +175,7 @@ fn bytes_held_after_an_upgrade_count_in_the_backlog() {
 }
 
 /// A connection with small kernel buffers: the near end and the far end.
-async fn small_connection(reactor: &Reactor) -> (crate::stream::Stream, std::net::TcpStream) {
+async fn small_connection(reactor: &Reactor) -> (truepeer_stream::stream::Stream, std::net::TcpStream) {
     use std::os::fd::AsFd as _;
 
     use socket2::{Domain, SockRef, Socket, Type};
@@ -183,12 +183,12 @@ async fn small_connection(reactor: &Reactor) -> (crate::stream::Stream, std::net
 
     let socket = listen("127.0.0.1:0".parse().unwrap(), ListenOptions::default()).unwrap();
     SockRef::from(&socket.as_fd()).set_send_buffer_size(4096).unwrap();
-    let listener = crate::reactor::TcpListener::new(reactor, socket).unwrap();
+    let listener = truepeer_stream::reactor::TcpListener::new(reactor, socket).unwrap();
     let far = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     far.set_recv_buffer_size(4096).unwrap();
     far.connect(&listener.local_address().unwrap().into()).unwrap();
     let (near, _) = listener.accept().await.unwrap();
-    (crate::stream::Stream::Plain(near), far.into())
+    (truepeer_stream::stream::Stream::Plain(near), far.into())
 }
 
 /// A connection that the origin has just closed costs such a request nothing: it is sent again.

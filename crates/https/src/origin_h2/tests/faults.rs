@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use truepeer_stream::reactor::Reactor;
+
 use super::*;
-use crate::reactor::Reactor;
 
 /// What the client of `request` reads up to the end of the head, where the first connection does `fault` and
 /// a second one would serve it; and the number of connections.

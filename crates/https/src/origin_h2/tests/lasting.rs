@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use tokio::io::duplex;
 use truepeer_policy::BackendAddr;
+use truepeer_stream::reactor::Reactor;
 
 use super::*;
 use crate::exchange::serve_http1;
 use crate::exchange::tests::client_info;
-use crate::reactor::Reactor;
 
 const OK_HTTP1: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 

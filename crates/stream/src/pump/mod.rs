@@ -31,14 +31,16 @@ const RESET_CHECK: Duration = Duration::from_millis(20);
 
 /// One of the two connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub enum Side {
+    /// The sender's.
     Downstream,
+    /// The backend's.
     Upstream,
 }
 
 /// How it ended.
 #[derive(Debug)]
-pub(crate) enum PumpEnd {
+pub enum PumpEnd {
     /// Both directions ended in order.
     Finished,
     /// No bytes came for too long.
@@ -49,16 +51,16 @@ pub(crate) enum PumpEnd {
 
 /// How long no bytes may come; `None`: unlimited.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct IdleTimeouts {
+pub struct IdleTimeouts {
     /// While both directions are open.
-    pub(crate) both: Option<Duration>,
+    pub both: Option<Duration>,
     /// Once one direction has ended.
-    pub(crate) half: Option<Duration>,
+    pub half: Option<Duration>,
 }
 
 /// The bytes on their way in both directions.
 #[derive(Debug)]
-pub(crate) struct Pump {
+pub struct Pump {
     up: PumpHalf,
     down: PumpHalf,
     /// The limit of bytes held for the slow ends of all connections together.
@@ -70,28 +72,30 @@ pub(crate) struct Pump {
 
 /// Where delivered bytes are counted.
 #[derive(Debug)]
-pub(crate) struct ByteCounts {
-    pub(crate) shard: Arc<Shard>,
-    pub(crate) open: Option<Rc<OpenConnection>>,
+pub struct ByteCounts {
+    /// The listener's counters.
+    pub shard: Arc<Shard>,
+    /// The connection, as the operator sees it.
+    pub open: Option<Rc<OpenConnection>>,
 }
 
 impl Pump {
     /// `up` and `down` were already read and are sent first. Delivered bytes are counted at once,
     /// because a connection may last for days.
-    pub(crate) fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget, counted: ByteCounts) -> Self {
+    pub fn new(up: Vec<u8>, down: Vec<u8>, backlog: Budget, counted: ByteCounts) -> Self {
         let [up, down] = [up, down].map(PumpHalf::beginning_with);
         Self { up, down, backlog, counted, bytes: (0, 0) }
     }
 
     /// Bytes delivered: up, down.
-    pub(crate) fn delivered(&self) -> (u64, u64) {
+    pub fn delivered(&self) -> (u64, u64) {
         (self.up.bytes(), self.down.bytes())
     }
 
     /// Moves bytes until both directions have ended, one connection breaks, or no bytes come for too long.
     /// Unless both have ended in order, closing the connections resets them; the same holds if this
     /// future is dropped.
-    pub(crate) async fn run<A: Connection, B: Connection>(
+    pub async fn run<A: Connection, B: Connection>(
         &mut self,
         reactor: &Reactor,
         timeouts: IdleTimeouts,

@@ -241,7 +241,7 @@ impl Reactor {
     /// `took_all_events`: see [`Self::has_all_events_of`]. Returns false if tasks still want to be polled
     /// after `most` turns.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn simulate(&self, now: Instant, took_all_events: bool, most: usize) -> bool {
+    pub fn simulate(&self, now: Instant, took_all_events: bool, most: usize) -> bool {
         let _here = self.0.mailbox.enter();
         self.0.now.set(now);
         self.0.took_all_events.set(took_all_events);

@@ -10,7 +10,7 @@ use crate::buffers::{self, MESSAGE_BYTES};
 
 /// A buffer that holds memory only while bytes are in it.
 #[derive(Debug, Default)]
-pub(crate) struct Buffer {
+pub struct Buffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// One that holds these bytes.
-    pub(crate) fn holding(data: &[u8]) -> Self {
+    pub fn holding(data: &[u8]) -> Self {
         if data.is_empty() {
             return Self::default();
         }
@@ -29,21 +29,23 @@ impl Buffer {
     }
 
     /// The bytes read and not used.
-    pub(crate) fn data(&self) -> &[u8] {
+    pub fn data(&self) -> &[u8] {
         self.bytes.get(self.start..self.end).unwrap_or_default()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether it holds no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
     /// Whether it is full until [`Self::grow`].
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         !self.bytes.is_empty() && self.end - self.start == self.bytes.len()
     }
 
     /// The first `len` bytes have been used.
-    pub(crate) fn consume(&mut self, len: usize) {
+    pub fn consume(&mut self, len: usize) {
         self.start = self.start.saturating_add(len).min(self.end);
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
@@ -51,7 +53,7 @@ impl Buffer {
     }
 
     /// Takes the unused bytes.
-    pub(crate) fn take(&mut self) -> Vec<u8> {
+    pub fn take(&mut self) -> Vec<u8> {
         let data = self.data().to_vec();
         self.consume(data.len());
         self.rest();
@@ -59,19 +61,19 @@ impl Buffer {
     }
 
     /// Releases the memory if the buffer is empty.
-    pub(crate) fn rest(&mut self) {
+    pub fn rest(&mut self) {
         if self.is_empty() && !self.bytes.is_empty() {
             buffers::give_back(std::mem::take(&mut self.bytes));
         }
     }
 
     /// Doubles the memory, for long heads.
-    pub(crate) fn grow(&mut self) {
+    pub fn grow(&mut self) {
         self.bytes.resize((self.bytes.len() * 2).max(MESSAGE_BYTES), 0);
     }
 
     /// Reads some bytes behind those it holds; 0 is the end of the stream. The buffer must not be full.
-    pub(crate) fn poll_fill<S: AsyncRead + Unpin>(
+    pub fn poll_fill<S: AsyncRead + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
         stream: &mut S,

@@ -22,7 +22,7 @@ use crate::buffers::{self, RECORD_BYTES};
 const WRITE_BYTES: usize = 32 << 10;
 /// Their encrypted size, including each record's header and tag, and room for tickets and alerts. Nothing is
 /// encrypted while any of it waits, so a connection never holds more.
-pub(crate) const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
+pub const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
 /// How many of the first bytes are kept to identify a protocol other than TLS.
 const FIRST_BYTES: usize = 16;
 

@@ -100,16 +100,18 @@ impl OpenConnections {
 
 /// Counts a connection as open, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct OpenGuard(Arc<Shard>);
+pub struct OpenGuard(Arc<Shard>);
 
 impl OpenGuard {
-    pub(crate) fn new(shard: &Arc<Shard>) -> Self {
+    /// Counts it there.
+    #[must_use]
+    pub fn new(shard: &Arc<Shard>) -> Self {
         shard.on_open();
         Self(Arc::clone(shard))
     }
 
     /// Counts it there from now on.
-    pub(crate) fn move_to(&mut self, shard: &Arc<Shard>) {
+    pub fn move_to(&mut self, shard: &Arc<Shard>) {
         *self = Self::new(shard);
     }
 }

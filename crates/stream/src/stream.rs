@@ -137,7 +137,7 @@ impl Connection for Stream {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl Connection for tokio::io::DuplexStream {}
 
 impl AsyncRead for Stream {

@@ -8,9 +8,9 @@ use std::ops::{Deref, DerefMut};
 
 /// Room for one TLS record (RFC 8446 section 5.2: 2^14 + 256 bytes and its header), and a little more. It is
 /// also what one read of a tunnel takes.
-pub(crate) const RECORD_BYTES: usize = 20 << 10;
+pub const RECORD_BYTES: usize = 20 << 10;
 /// Two TLS records: one is parsed while the next is read.
-pub(crate) const MESSAGE_BYTES: usize = 32 << 10;
+pub const MESSAGE_BYTES: usize = 32 << 10;
 /// Unused buffers of one kind that a thread keeps: at most 2.4 MiB of both sizes, and 1 MiB to send.
 const MOST_KEPT: usize = 48;
 
@@ -29,13 +29,13 @@ fn shelf(bytes: usize) -> Option<usize> {
 }
 
 /// A buffer of this size; its contents are unspecified (left from the last use).
-pub(crate) fn take(bytes: usize) -> Vec<u8> {
+pub fn take(bytes: usize) -> Vec<u8> {
     let kept = KEPT.with_borrow_mut(|kept| kept[shelf(bytes)?].pop());
     kept.unwrap_or_else(|| vec![0; bytes])
 }
 
 /// Returns a buffer for the next [`take`]. Buffers of other sizes are dropped.
-pub(crate) fn give_back(buffer: Vec<u8>) {
+pub fn give_back(buffer: Vec<u8>) {
     let Some(shelf) = shelf(buffer.len()) else { return };
     // While a thread ends, its thread-local buffers may already be destroyed.
     let _ = KEPT.try_with(|kept| {
@@ -48,11 +48,11 @@ pub(crate) fn give_back(buffer: Vec<u8>) {
 
 /// A buffer for a message to send. Dropping it returns it to its thread, so a request allocates none.
 #[derive(Debug)]
-pub(crate) struct OutBuffer(Vec<u8>);
+pub struct OutBuffer(Vec<u8>);
 
 impl OutBuffer {
     /// An empty one.
-    pub(crate) fn take() -> Self {
+    pub fn take() -> Self {
         let kept = KEPT_OUT.with_borrow_mut(Vec::pop);
         Self(kept.unwrap_or_else(|| Vec::with_capacity(OUT_BYTES)))
     }

@@ -3,7 +3,7 @@
 use rustls::server::{Accepted, Acceptor};
 
 /// The protocol that an ACME authority offers, alone (RFC 8737, 3).
-pub(crate) const ACME_PROTOCOL: &[u8] = b"acme-tls/1";
+pub const ACME_PROTOCOL: &[u8] = b"acme-tls/1";
 
 /// What a client asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,10 +25,10 @@ impl Hello {
 
 /// Reads a ClientHello in any number of pieces. The handshake itself reads the same bytes again.
 #[derive(Default)]
-pub(crate) struct HelloReader(Acceptor);
+pub struct HelloReader(Acceptor);
 
 /// What the bytes so far are.
-pub(crate) enum Look {
+pub enum Look {
     /// The beginning of a message.
     NeedMore,
     /// A whole message.
@@ -39,7 +39,7 @@ pub(crate) enum Look {
 
 impl HelloReader {
     /// `more`: what has come since the last look.
-    pub(crate) fn look(&mut self, mut more: &[u8]) -> Look {
+    pub fn look(&mut self, mut more: &[u8]) -> Look {
         while !more.is_empty() {
             if !matches!(self.0.read_tls(&mut more), Ok(1..)) {
                 return Look::Unreadable;

@@ -14,15 +14,16 @@ use crate::stream::Connection;
 /// A stream that is borrowed only during a poll. Both futures must belong to one task, because a stream
 /// stores one waker for each direction and a wake polls both futures.
 #[derive(Debug)]
-pub(crate) struct SharedStream<S>(RefCell<S>);
+pub struct SharedStream<S>(RefCell<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
-    pub(crate) fn new(stream: S) -> Self {
+    /// Shares a stream.
+    pub fn new(stream: S) -> Self {
         Self(RefCell::new(stream))
     }
 
     /// Writes and flushes all of `bytes`, and clears it.
-    pub(crate) fn send(&self, bytes: &mut Vec<u8>) -> impl Future<Output = io::Result<()>> {
+    pub fn send(&self, bytes: &mut Vec<u8>) -> impl Future<Output = io::Result<()>> {
         let mut sent = 0;
         poll_fn(move |cx| {
             let mut stream = self.0.borrow_mut();
@@ -40,27 +41,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> SharedStream<S> {
     }
 
     /// Gives direct access to the stream.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(Pin<&mut S>) -> T) -> T {
+    pub fn with<T>(&self, work: impl FnOnce(Pin<&mut S>) -> T) -> T {
         work(Pin::new(&mut *self.0.borrow_mut()))
     }
 
-    pub(crate) fn into_inner(self) -> S {
+    /// The stream.
+    pub fn into_inner(self) -> S {
         self.0.into_inner()
     }
 
     /// Ends the sending direction.
-    pub(crate) fn shutdown(&self) -> impl Future<Output = io::Result<()>> {
+    pub fn shutdown(&self) -> impl Future<Output = io::Result<()>> {
         poll_fn(|cx| Pin::new(&mut *self.0.borrow_mut()).poll_shutdown(cx))
     }
 }
 
 impl<S: Connection> SharedStream<S> {
     /// Reads some bytes; 0 is the end of the stream.
-    pub(crate) fn fill(&self, buffer: &mut Buffer) -> impl Future<Output = io::Result<usize>> {
+    pub fn fill(&self, buffer: &mut Buffer) -> impl Future<Output = io::Result<usize>> {
         poll_fn(move |cx| self.poll_fill(cx, buffer))
     }
 
-    pub(crate) fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
+    /// See [`Self::fill`].
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn poll_fill(&self, cx: &mut Context<'_>, buffer: &mut Buffer) -> Poll<io::Result<usize>> {
         let mut stream = self.0.borrow_mut();
         // Each poll of an exchange asks whether its client has left. Take no buffer for that: mostly nothing
         // has come.
@@ -72,32 +78,32 @@ impl<S: Connection> SharedStream<S> {
     }
 
     /// See [`Connection::reset_when_closed`].
-    pub(crate) fn reset_when_closed(&self) {
+    pub fn reset_when_closed(&self) {
         self.0.borrow().reset_when_closed();
     }
 
     /// See [`Connection::unacknowledged`].
-    pub(crate) fn unacknowledged(&self) -> usize {
+    pub fn unacknowledged(&self) -> usize {
         self.0.borrow().unacknowledged()
     }
 
     /// See [`Connection::is_broken`].
-    pub(crate) fn is_broken(&self) -> bool {
+    pub fn is_broken(&self) -> bool {
         self.0.borrow().is_broken()
     }
 
     /// See [`Connection::discard`].
-    pub(crate) fn discard(&self) {
+    pub fn discard(&self) {
         self.0.borrow_mut().discard();
     }
 
     /// See [`Connection::look_again`].
-    pub(crate) fn look_again(&self) {
+    pub fn look_again(&self) {
         self.0.borrow().look_again();
     }
 
     /// See [`Connection::is_read_out`].
-    pub(crate) fn is_read_out(&self) -> bool {
+    pub fn is_read_out(&self) -> bool {
         self.0.borrow().is_read_out()
     }
 }
