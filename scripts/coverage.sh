@@ -16,7 +16,7 @@ export PATH="$PWD/target/tools/bin:$PATH"
 export CARGO_TERM_COLOR=never
 
 # Crate and the least percentage of its lines.
-goals=(proto 98 policy 98 http 98 session 92 relay 92 https 90 stream 90)
+goals=(proto 98 policy 98 http 98 session 92 relay 92 https 90 origin 90 stream 90)
 # Tests of whole programs: of crates/truepeer/tests. `splice` runs the matrix of `proxy`.
 read -ra programs <<<"${COVERAGE_PROGRAMS-suite udp tls https splice}"
 

@@ -4,12 +4,12 @@
 //! The order here is the order in `--help`, where rare options follow all others.
 
 use truepeer_http::HttpLimits;
-use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_policy::HeaderTimes;
 
 use truepeer_config::spec::SpliceAfter;
 use truepeer_config::spec::defaults as d;
 use truepeer_config::spec::text::format_duration;
+use truepeer_origin::{HttpSettings, HttpTimeouts};
 
 /// A command, or several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

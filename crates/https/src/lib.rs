@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 pub mod challenges;
-mod client_info;
 pub mod close;
 pub mod dial;
 pub mod downstream;
@@ -19,13 +18,8 @@ pub mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod gateway;
-mod host;
 pub mod http2;
-mod http2_wire;
-pub mod origin;
-pub mod origin_h2;
 pub mod sites;
 pub mod tunnel;
 
-pub use client_info::ClientInfo;
 pub use engine::{Https, HttpsRules, SessionRules, SiteRules, SitesRules};

@@ -4,9 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rustls::ServerConfig;
+use truepeer_origin::host::host_of;
 use truepeer_stream::tls::{Hello, ServerTls};
-
-use crate::host::host_of;
 
 /// What happens to clients that ask for no site's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

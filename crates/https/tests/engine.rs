@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use truepeer_https::downstream::TlsListener;
-use truepeer_https::exchange::HttpSettings;
 use truepeer_https::gateway::{ClientAddress, HttpOptions, RequestRules};
-use truepeer_https::origin::{OriginHealth, OriginProtocol};
 use truepeer_https::{Https, HttpsRules, SessionRules};
+use truepeer_origin::HttpSettings;
+use truepeer_origin::{OriginHealth, OriginProtocol};
 use truepeer_policy::Policy;
 use truepeer_session::budget::Budgets;
 use truepeer_session::settings::ListenerSettings;
@@ -63,7 +63,7 @@ fn exchanges(address: SocketAddr, origin: SocketAddr) -> HttpsRules {
         origin_idle: LONG,
         origin_retry_timeout: Duration::ZERO,
     };
-    let requests = RequestRules { origin: None, http: options };
+    let requests = RequestRules { origin: None, http: options, challenges: None };
     HttpsRules { sessions: SessionRules::Requests(Box::new(requests)), ..tunnels(address, origin) }
 }
 

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_http::HttpLimits;
-use truepeer_https::exchange::{HttpSettings, HttpTimeouts};
 use truepeer_https::gateway::{ClientAddress, HttpOptions};
-use truepeer_https::origin::{HealthTable, OriginHealth, OriginProtocol};
+use truepeer_origin::{HealthTable, HttpSettings, HttpTimeouts, OriginHealth, OriginProtocol};
 use truepeer_policy::PrefixSet;
 
 use super::origins::{CheckedOrigin, HealthConfig, OriginConfig};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_https::gateway::OtherOrigin;
-use truepeer_https::origin::{Check, HealthRule, HealthTable, OriginHealth, Serves};
 use truepeer_https::tunnel::OriginTls;
+use truepeer_origin::{Check, HealthRule, HealthTable, OriginHealth, Serves};
 use truepeer_policy::Backends;
 
 use super::problem::{OptionName, Problem, Problems};

@@ -1,13 +1,12 @@
 //! The bytes of a connection whose protocol has changed.
 
+use truepeer_origin::{ClientInfo, Dial, OriginConnection};
 use truepeer_stream::pump::{ByteCounts, IdleTimeouts, Pump, PumpEnd};
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
 use truepeer_stream::stream::Connection;
 
 use super::serve::Service;
-use crate::client_info::ClientInfo;
-use crate::origin::{Dial, OriginConnection};
 
 impl<O: Dial> Service<O> {
     /// Moves bytes both ways until the end. Returns the end and the numbers of bytes up and down. `early`:

@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 use truepeer_http::fields::FieldList;
 use truepeer_http::write::{self, ResponseFraming};
 use truepeer_http::{BodyDecoder, BodyLength, HttpVersion, Piece, RequestHead, ResponseHead};
+use truepeer_origin::http1::frame;
+use truepeer_origin::{
+    Departure, Failure, HttpSettings, HttpTimeouts, Incoming, LINGER_RATE, Outgoing, TimeLimit, Untaken,
+};
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
 use truepeer_stream::stream::Connection;
 
-use super::failure::Failure;
 use super::pace::Pace;
-use super::parties::{Departure, Incoming, Outgoing};
-use super::run::frame;
-use super::settings::{HttpSettings, HttpTimeouts, LINGER_RATE};
-use super::time_limit::{TimeLimit, Untaken};
 
 /// How many bytes of a response are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use truepeer_http::{HeadEnd, RequestHead, ResponseHead};
+use truepeer_origin::{ClientInfo, Dial, Failure, TimeLimit};
 use truepeer_session::registry::SessionStage;
 use truepeer_stream::buffers::OutBuffer;
 use truepeer_stream::pump::PumpEnd;
@@ -15,13 +16,9 @@ use truepeer_stream::shared_stream::SharedStream;
 use truepeer_stream::stream::Connection;
 
 use super::client::{Http1Body, Http1Reply, ReplyStage, linger};
-use super::failure::Failure;
 use super::journal::Served;
 use super::serve::{Requester, ServeEnd, Service};
-use super::time_limit::TimeLimit;
-use crate::client_info::ClientInfo;
 use crate::downstream::LEAST_IDLE;
-use crate::origin::Dial;
 
 /// Serves a client until its connection ends. `first`: bytes of the stream that were read already.
 ///

@@ -7,12 +7,10 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 use truepeer_http::{HttpVersion, RequestHead};
+use truepeer_origin::{ClientInfo, Failure};
 use truepeer_policy::BackendAddr;
 use truepeer_session::counters::{Counter, Shard};
 use truepeer_session::journal::ACCESS;
-
-use super::failure::Failure;
-use crate::client_info::ClientInfo;
 
 /// A worker's handle to the journal that all workers share.
 pub struct RequestJournal {

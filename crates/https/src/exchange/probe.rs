@@ -4,15 +4,13 @@ use std::future::pending;
 
 use truepeer_http::fields::FieldList;
 use truepeer_http::{RequestHead, ResponseHead};
+use truepeer_origin::{
+    CHECK_LIMIT, ClientInfo, Departure, Dial, DialError, Failure, Incoming, Outgoing, TimeLimit,
+};
 use truepeer_policy::BackendAddr;
 use truepeer_session::connect_as::ConnectError;
 
-use super::failure::Failure;
-use super::parties::{Departure, Incoming, Outgoing};
 use super::serve::{Service, Target};
-use super::time_limit::TimeLimit;
-use crate::client_info::ClientInfo;
-use crate::origin::{CHECK_LIMIT, Dial, DialError};
 
 /// No body.
 struct Nothing(FieldList);

@@ -2,10 +2,8 @@
 
 use truepeer_http::fields::FieldList;
 use truepeer_http::{BodyLength, HeadError, RequestHead, ResponseHead};
-
-use super::failure::Failure;
-use super::parties::Outgoing;
-use crate::host::without_port;
+use truepeer_origin::host::without_port;
+use truepeer_origin::{Failure, Outgoing};
 
 /// Answers with 308 and the same host and path by https on `port`. 308 keeps the method and the body (RFC
 /// 9110 section 15.4.9).

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -12,28 +13,23 @@ use truepeer_http::fields::forwarded::Forwarding;
 use truepeer_http::fields::{Field, FieldName};
 use truepeer_http::http2::encode;
 use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead, write};
+use truepeer_origin::http1::{Answered, OriginLink, run};
+use truepeer_origin::http2::{self, Exchange, Joined};
+use truepeer_origin::{
+    Access, Accesses, BodyStart, ClientInfo, Dial, DialError, Dialled, Failure, HttpSettings, Incoming,
+    KeptBody, KeptBy, Offer, Origin, OriginConnection, Origins, Outgoing, TimeLimit, Upstream, left,
+};
 use truepeer_policy::{BackendAddr, ClientAddr};
 use truepeer_session::budget::Budget;
 use truepeer_stream::buffers::OutBuffer;
 use truepeer_stream::reactor::Reactor;
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
-use truepeer_stream::stream::Connection;
 
-use super::failure::Failure;
 use super::journal::{RequestJournal, Served};
-use super::kept_body::{BodyStart, KeptBody};
-use super::parties::{Incoming, Outgoing, left};
 use super::redirect::{answer_text, redirect};
-use super::run::{Answered, OriginLink, run};
-use super::settings::HttpSettings;
-use super::time_limit::TimeLimit;
-use crate::client_info::ClientInfo;
+use crate::challenges::Challenges;
 use crate::downstream::IdleList;
-use crate::origin::{
-    Access, Accesses, Dial, DialError, Dialled, KeptBy, Offer, Origin, OriginConnection, Origins,
-};
-use crate::origin_h2::{self, Exchange, Joined, Lease};
 use crate::sites::OwnSite;
 
 /// The first pause between attempts to reach an origin that restarts. It doubles up to the longest.
@@ -63,6 +59,8 @@ pub struct Service<O: Dial> {
     pub reactor: Reactor,
     /// Limits and timeouts.
     pub settings: HttpSettings,
+    /// Answers to an ACME authority, which come before everything else.
+    pub challenges: Option<Arc<Challenges>>,
     /// The origins, and which requests go to which.
     pub origins: Origins<O>,
     /// The session limit of the whole process.
@@ -165,7 +163,7 @@ impl<O: Dial> Service<O> {
         incoming: &mut I,
         outgoing: &mut P,
     ) -> Result<ServeEnd<O::Stream>, Failure> {
-        let challenges = self.settings.challenges.as_ref();
+        let challenges = self.challenges.as_ref();
         if let Some(text) = challenges.and_then(|challenges| challenges.text(request.target())) {
             answer_text(request, &text, response, outgoing).await?;
             return Ok(ServeEnd::Answered);
@@ -236,7 +234,7 @@ impl<O: Dial> Service<O> {
                         // Judge only what comes instead of a head: a body may begin with any bytes.
                         Err(
                             Failure::BadResponse(_) | Failure::OriginTruncated | Failure::OriginTimeout(_),
-                        ) if origin_h2::is_spoken(origin.buffer.data()) => Failure::OriginNotHttp1,
+                        ) if http2::is_spoken(origin.buffer.data()) => Failure::OriginNotHttp1,
                         Err(failure) => failure,
                     }
                 }
@@ -250,7 +248,7 @@ impl<O: Dial> Service<O> {
                         start: &start,
                     };
                     // Boxed: requests by HTTP/1.1 need none of its memory.
-                    match Box::pin(origin_h2::run(exchange, request, response, &mut body, outgoing)).await {
+                    match Box::pin(http2::run(exchange, request, response, &mut body, outgoing)).await {
                         Ok(()) => return Ok(ServeEnd::Answered),
                         Err(failure) => failure,
                     }
@@ -498,34 +496,6 @@ impl<O: Dial> Service<O> {
     /// Counts the request and writes its log lines.
     pub(crate) fn note(&self, served: &Served<'_>) {
         self.journal.on_request(served);
-    }
-}
-
-/// A connection for one request.
-enum Upstream<S> {
-    Http1(OriginConnection<S>),
-    Http2(Lease),
-}
-
-impl<S> Upstream<S> {
-    /// Whether it has never carried a response.
-    fn is_fresh(&self) -> bool {
-        match self {
-            Self::Http1(origin) => !origin.is_used,
-            Self::Http2(lease) => lease.is_fresh(),
-        }
-    }
-}
-
-impl<S: Connection> Access<S> {
-    /// A connection that is open already.
-    fn take_for(&self, offer: Offer, looked: impl FnOnce() -> Option<Instant>) -> Option<Upstream<S>> {
-        let http2 = if offer == Offer::Http1 { None } else { self.lease() };
-        match http2 {
-            Some(lease) => Some(Upstream::Http2(lease)),
-            None if offer == Offer::Http2 => None,
-            None => self.take(looked()).map(Upstream::Http1),
-        }
     }
 }
 

@@ -15,6 +15,10 @@ use std::time::Duration;
 use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex,
 };
+use truepeer_origin::http2::Http2Pool;
+use truepeer_origin::{
+    ClientInfo, Dial, DialError, Dialled, HttpSettings, HttpTimeouts, Offer, OriginProtocol, Origins, Pool,
+};
 use truepeer_policy::BackendAddr;
 use truepeer_session::budget::Budget;
 use truepeer_session::connect_as::ConnectError;
@@ -23,15 +27,13 @@ use truepeer_stream::stream::Connection;
 use truepeer_sys::Named as _;
 
 use super::*;
-use crate::client_info::ClientInfo;
-use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol, Origins, Pool};
-use crate::origin_h2::Http2Pool;
 
 mod drains;
 mod ends;
 mod expectations;
 mod gives_way;
 mod messages;
+mod origin_h2;
 mod refusals;
 mod schedules;
 
@@ -277,13 +279,14 @@ fn bed_with(settings: HttpSettings, retry_timeout: Duration, origin_protocol: Or
     let service = Rc::new(Service {
         reactor: reactor.clone(),
         settings,
+        challenges: None,
         origins: Origins::new(
-            crate::origin::Origin {
+            truepeer_origin::Origin {
                 dialler: origin.clone(),
                 protocol: origin_protocol,
                 pool: Rc::new(Pool::new(8, Duration::from_secs(60), sessions.clone())),
                 http2: Http2Pool::new(&reactor, 8, Duration::from_secs(60), sessions.clone()),
-                health: crate::origin::OriginHealth::default(),
+                health: truepeer_origin::OriginHealth::default(),
             },
             Vec::new(),
         ),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustls::ClientConfig;
 use tokio::io::AsyncWriteExt as _;
+use truepeer_origin::{ClientInfo, Dial, DialError, Dialled, Offer, OriginProtocol};
 use truepeer_policy::{BackendAddr, Backends, Route};
 use truepeer_proto::Tlvs;
 use truepeer_session::{CloseReason, Hint, send_proxy};
@@ -13,10 +14,8 @@ use truepeer_stream::reactor::Reactor;
 use truepeer_stream::stream::Stream;
 use truepeer_stream::tls::TlsStream;
 
-use crate::client_info::ClientInfo;
 use crate::dial::dial;
 use crate::downstream::{TlsListener, WorkerState};
-use crate::origin::{Dial, DialError, Dialled, Offer, OriginProtocol};
 use crate::tunnel::{OriginTls, tlvs};
 
 /// Connects to the origin of a listener.

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
+use truepeer_origin::{CHECK_LIMIT, ClientInfo, Health, HealthChange};
 use truepeer_policy::{Backends, ClientAddr, OnConflict, Policy, Route, SenderAddr};
 use truepeer_stream::reactor::Reactor;
 
 use super::dialler::Dialler;
-use crate::client_info::ClientInfo;
 use crate::downstream::TlsListener;
 use crate::exchange::{ProbeFailure, Service};
-use crate::origin::{CHECK_LIMIT, Health, HealthChange};
 
 /// If this worker was held up for longer than this, a check that timed out says nothing about the origin.
 const HELD_UP: Duration = Duration::from_millis(500);

@@ -8,6 +8,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use truepeer_origin::http2::Http2Pool;
+use truepeer_origin::{
+    ClientInfo, Dial, HttpSettings, Origin, OriginHealth, OriginProtocol, Origins, Pool, Serves,
+};
 use truepeer_policy::{Backends, SenderAddr};
 use truepeer_session::clients::Counted;
 use truepeer_session::counters::Shard;
@@ -18,13 +22,11 @@ use truepeer_stream::reactor::{Reactor, TcpStream};
 use truepeer_stream::stream::Stream;
 
 use self::dialler::Dialler;
-use crate::client_info::ClientInfo;
+use crate::challenges::Challenges;
 use crate::close::TlsCloseReason;
 use crate::downstream::{Downstream, TlsListener, WorkerState};
-use crate::exchange::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
+use crate::exchange::{RequestJournal, Service, Sharing, serve_http1};
 use crate::http2::serve_http2;
-use crate::origin::{Dial, Origin, OriginHealth, OriginProtocol, Origins, Pool, Serves};
-use crate::origin_h2::Http2Pool;
 use crate::sites::{OwnSite, SiteNames};
 use crate::tunnel::{OriginTls, tlvs};
 
@@ -68,6 +70,8 @@ pub struct RequestRules {
     pub origin: Option<OriginTls>,
     /// The HTTP configuration.
     pub http: HttpOptions,
+    /// Answers to an ACME authority, which come before everything else.
+    pub challenges: Option<Arc<Challenges>>,
 }
 
 /// An origin for some hosts and paths.
@@ -121,7 +125,7 @@ impl Site {
         worker: &Rc<WorkerState>,
         own: Option<(ListenerId, OwnSite)>,
     ) -> Rc<Self> {
-        let RequestRules { origin, http: options } = rules;
+        let RequestRules { origin, http: options, challenges } = rules;
         let sessions = worker.budgets.sessions.clone();
         let (most, keep) = (options.origin_keepalive, options.origin_idle);
         let make = |tls, backends, health| {
@@ -150,6 +154,7 @@ impl Site {
         let service = Service {
             reactor: reactor.clone(),
             settings,
+            challenges,
             origins,
             sessions,
             backlog: worker.budgets.backlog_bytes.clone(),

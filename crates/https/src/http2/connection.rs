@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use truepeer_http::http2::{Fault, Preface, Reason, Role, StreamHandle};
+use truepeer_origin::{ClientInfo, Dial, Failure, Http2Wire, SharedState, TimeLimit};
 use truepeer_session::budget::Permit;
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
@@ -13,10 +14,7 @@ use truepeer_stream::stream::Connection;
 
 use super::rest::{Rest, RestEnd};
 use super::stream::{self, Client};
-use crate::client_info::ClientInfo;
-use crate::exchange::{Failure, Service, TimeLimit, linger};
-use crate::http2_wire::{Http2Wire, SharedState};
-use crate::origin::Dial;
+use crate::exchange::{Service, linger};
 
 /// Serves a client until its connection ends.
 pub async fn serve_http2<C, O>(stream: C, client_info: ClientInfo, service: Rc<Service<O>>)

@@ -4,9 +4,10 @@ use std::future::poll_fn;
 
 use truepeer_http::fields::FieldList;
 use truepeer_http::http2::{Reason, StreamError, StreamHandle};
+use truepeer_origin::{Departure, Failure, HttpSettings, Incoming, TimeLimit};
 use truepeer_stream::buffers::OutBuffer;
 
-use crate::exchange::{Departure, Failure, HttpSettings, Incoming, Pace, Remainder, TimeLimit};
+use crate::exchange::{Pace, Remainder};
 
 /// The longest piece that is given out at once. The window opens as the origin takes them.
 const PIECE_BYTES: usize = 16 << 10;

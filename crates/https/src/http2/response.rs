@@ -6,9 +6,10 @@ use std::task::{Context, Poll};
 use truepeer_http::fields::FieldList;
 use truepeer_http::http2::{Reason, StreamHandle, encode};
 use truepeer_http::{BodyLength, ResponseHead};
+use truepeer_origin::{Failure, HttpSettings, Outgoing, TimeLimit};
 use truepeer_stream::buffers::OutBuffer;
 
-use crate::exchange::{Failure, HttpSettings, Outgoing, Pace, ReplyStage, TimeLimit, words};
+use crate::exchange::{Pace, ReplyStage, words};
 
 /// Fewer bytes of a response than this are gathered before they are sent: one frame of the default maximum
 /// size.

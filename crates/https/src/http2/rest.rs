@@ -3,11 +3,11 @@
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use truepeer_origin::Dial;
 use truepeer_stream::reactor::Timer;
 
 use crate::downstream::{Idle, IdleList};
 use crate::exchange::Service;
-use crate::origin::Dial;
 
 /// Why a connection without requests ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,15 +5,14 @@ use std::task::{Context, Poll, Waker};
 
 use truepeer_http::RequestHead;
 use truepeer_http::http2::StreamHandle;
+use truepeer_origin::{Accesses, ClientInfo, Dial, Failure, TimeLimit};
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
 
 use super::request::{Http2Body, failure};
 use super::response::Http2Reply;
 use super::websocket::{self, StreamConnection};
-use crate::client_info::ClientInfo;
-use crate::exchange::{Failure, ReplyStage, Requester, ServeEnd, Served, Service, TimeLimit};
-use crate::origin::{Accesses, Dial};
+use crate::exchange::{ReplyStage, Requester, ServeEnd, Served, Service};
 
 /// What the requests of a connection share.
 pub(super) struct Client<O: Dial> {

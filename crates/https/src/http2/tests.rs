@@ -15,11 +15,11 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, Method, Request, Response};
 use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
+use truepeer_origin::{HttpSettings, HttpTimeouts};
 use truepeer_stream::reactor::Reactor;
 
 use super::serve_http2;
 use crate::exchange::tests::{Bed, bed, client_info, http2_bed, rest, say, until};
-use crate::exchange::{HttpSettings, HttpTimeouts};
 
 /// A client's end of a new connection.
 fn connect(bed: &Bed) -> DuplexStream {

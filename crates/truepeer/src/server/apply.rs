@@ -12,7 +12,6 @@ use anyhow::Context as _;
 use rustix::io::Errno;
 use tracing::{error, info};
 use truepeer_https::challenges::Challenges;
-use truepeer_https::origin::HealthTable;
 use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{Bans, BansAt};
 use truepeer_relay::udp::moving::MovingFlow;
@@ -27,6 +26,7 @@ use super::{notify, rules, sockets};
 use truepeer_config::plan::{Change, CheckedListener, ListenerKey, diff};
 use truepeer_config::spec::{Protocol, SpliceLinger};
 use truepeer_ops::admin::SpliceDoc;
+use truepeer_origin::HealthTable;
 
 /// How long an address may stay taken after the service manager was told to close its socket: it may do so in
 /// a process of its own.

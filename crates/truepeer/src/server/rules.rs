@@ -7,7 +7,6 @@ use std::sync::Arc;
 use truepeer_https::challenges::Challenges;
 use truepeer_https::downstream::{ListenerTls, TlsListener};
 use truepeer_https::gateway::RequestRules;
-use truepeer_https::origin::HealthTable;
 use truepeer_https::sites::{SiteNames, SitesTls, UnknownHost};
 use truepeer_https::{HttpsRules, SessionRules, SiteRules, SitesRules};
 use truepeer_policy::{HeaderTimes, Source};
@@ -19,6 +18,7 @@ use truepeer_session::{ListenerId, ListenerRules};
 
 use truepeer_config::plan::{CheckedListener, ListenerConfig, ListenerKey};
 use truepeer_config::spec::{Protocol, SpliceLinger};
+use truepeer_origin::HealthTable;
 
 /// The marks of upstream connections that the rules and routes match, by listener.
 #[derive(Debug, Default)]
@@ -127,10 +127,10 @@ fn requests(
     common: &Common<'_>,
 ) -> Option<RequestRules> {
     let (origin, others, mark) = (&listener.origin, &listener.origins, listening.settings.mark);
-    let mut http = listener.config.http.as_ref()?.options(origin, others, mark, common.health);
+    let http = listener.config.http.as_ref()?.options(origin, others, mark, common.health);
     // The authority asks by HTTP without TLS.
-    http.settings.challenges = listener.tls.is_none().then(|| Arc::clone(common.challenges));
-    Some(RequestRules { origin: origin.tls.clone(), http })
+    let challenges = listener.tls.is_none().then(|| Arc::clone(common.challenges));
+    Some(RequestRules { origin: origin.tls.clone(), http, challenges })
 }
 
 /// The limits of all sessions, flows and pipes of these listeners together.

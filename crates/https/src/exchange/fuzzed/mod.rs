@@ -20,6 +20,10 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use truepeer_http::fuzzing::Given;
+use truepeer_origin::http2::Http2Pool;
+use truepeer_origin::{
+    ClientInfo, Dial, DialError, Dialled, HttpSettings, Offer, OriginHealth, OriginProtocol, Origins, Pool,
+};
 use truepeer_policy::{BackendAddr, ClientAddr, OnConflict, Route, SenderAddr};
 use truepeer_session::Journal;
 use truepeer_session::budget::Budget;
@@ -31,10 +35,7 @@ use truepeer_sys::Named as _;
 use self::client::{Client, address};
 use self::line::{Line, Near};
 use self::origin::Origin;
-use super::{HttpSettings, RequestJournal, Service, Sharing, serve_http1};
-use crate::client_info::ClientInfo;
-use crate::origin::{Dial, DialError, Dialled, Offer, OriginHealth, OriginProtocol, Origins, Pool};
-use crate::origin_h2::Http2Pool;
+use super::{RequestJournal, Service, Sharing, serve_http1};
 
 /// So many turns one event may cause.
 const MOST_TURNS: usize = 500;
@@ -185,8 +186,9 @@ impl Bed {
         let service = Rc::new(Service {
             reactor: reactor.clone(),
             settings,
+            challenges: None,
             origins: Origins::new(
-                crate::origin::Origin {
+                truepeer_origin::Origin {
                     dialler: dialler.clone(),
                     protocol: OriginProtocol::Http1,
                     pool,

@@ -11,9 +11,9 @@ mod violations;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use truepeer_origin::{HttpSettings, HttpTimeouts};
 
 use crate::exchange::tests::{Bed, choosing_bed, http2_bed, rest, say, until};
-use crate::exchange::{HttpSettings, HttpTimeouts};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;

@@ -18,31 +18,37 @@ use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
 use truepeer_stream::stream::Connection;
 
-use super::both_ways::{Progress, both};
-use super::failure::Failure;
-use super::parties::{Incoming, Outgoing, left};
-use super::settings::HttpSettings;
-use super::time_limit::TimeLimit;
+use crate::both_ways::{Progress, both};
+use crate::failure::Failure;
+use crate::parties::{Incoming, Outgoing, left};
+use crate::settings::HttpSettings;
+use crate::time_limit::TimeLimit;
 
 /// How many bytes of a body are gathered before they are sent: one TLS record.
 const WORTH_SENDING: usize = 16 << 10;
 
 /// How an exchange succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answered {
-    /// The response was passed on. `reusable`: the connection to the origin can carry another request.
-    Whole { reusable: bool },
+pub enum Answered {
+    /// The response was passed on.
+    Whole {
+        /// The connection to the origin can carry another request.
+        reusable: bool,
+    },
     /// The origin has switched to the protocol that the client asked for.
     Switched,
 }
 
 /// A connection to the origin, with its settings and timers.
-pub(crate) struct OriginLink<'a, S> {
-    pub(crate) stream: &'a SharedStream<S>,
-    pub(crate) buffer: &'a mut Buffer,
-    pub(crate) settings: &'a HttpSettings,
+pub struct OriginLink<'a, S> {
+    /// Its stream.
+    pub stream: &'a SharedStream<S>,
+    /// Bytes of the origin that were read and not used.
+    pub buffer: &'a mut Buffer,
+    /// Limits and timeouts.
+    pub settings: &'a HttpSettings,
     /// One timer for each direction.
-    pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
+    pub time_limit: &'a (TimeLimit, TimeLimit),
 }
 
 /// Sends the request, whose head is in `out`, and passes the response on. The response's head is left in
@@ -50,7 +56,7 @@ pub(crate) struct OriginLink<'a, S> {
 ///
 /// # Errors
 /// The failure. `outgoing` knows whether a part of the response has been sent.
-pub(crate) async fn run<S, I, O>(
+pub async fn run<S, I, O>(
     link: OriginLink<'_, S>,
     request: &RequestHead,
     out: &mut Vec<u8>,
@@ -150,7 +156,7 @@ async fn poll_once<T>(future: impl Future<Output = T>) -> Poll<T> {
 }
 
 /// Appends a piece of a body in its framing.
-pub(crate) fn frame(out: &mut Vec<u8>, piece: &[u8], is_chunked: bool) {
+pub fn frame(out: &mut Vec<u8>, piece: &[u8], is_chunked: bool) {
     if is_chunked {
         write::chunk_start(out, piece.len());
     }

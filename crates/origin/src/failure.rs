@@ -6,7 +6,7 @@ use truepeer_http::http2;
 use truepeer_http::{BodyError, HeadError};
 use truepeer_session::{Hint, Reason};
 
-use crate::origin::DialError;
+use crate::dial::DialError;
 
 /// The failure, and the party at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -17,7 +17,7 @@ const PIECE_BYTES: usize = 16 << 10;
 
 /// The part of a request's body that was taken from the client.
 #[derive(Debug, Default)]
-pub(crate) struct BodyStart {
+pub struct BodyStart {
     keeps: Cell<bool>,
     kept: RefCell<Vec<u8>>,
     /// A piece was taken and is not kept.
@@ -26,29 +26,29 @@ pub(crate) struct BodyStart {
 
 impl BodyStart {
     /// If it `keeps` nothing, a request is sent a second time only as long as no part of its body was taken.
-    pub(super) fn new(keeps: bool) -> Self {
+    pub fn new(keeps: bool) -> Self {
         Self { keeps: Cell::new(keeps), ..Self::default() }
     }
 
     /// Whether all that was taken can be sent again.
-    pub(super) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         !self.is_lost.get()
     }
 
     /// Whether a part of the body was taken.
-    pub(crate) fn was_taken(&self) -> bool {
+    pub fn was_taken(&self) -> bool {
         self.is_lost.get() || !self.kept.borrow().is_empty()
     }
 
     /// The response has begun: the request is not sent again.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         self.keeps.set(false);
         self.is_lost.set(true);
         self.kept.take();
     }
 
     /// Nothing more is kept: over HTTP/1.1 a request is not repeated once a part of its body was taken.
-    pub(super) fn keep_no_more(&self) {
+    pub fn keep_no_more(&self) {
         self.keeps.set(false);
         if !self.kept.take().is_empty() {
             self.is_lost.set(true);
@@ -67,7 +67,7 @@ impl BodyStart {
 }
 
 /// A body, from its start at each attempt.
-pub(super) struct KeptBody<'a, I> {
+pub struct KeptBody<'a, I> {
     incoming: &'a mut I,
     start: &'a BodyStart,
     /// The kept start, which this attempt has sent up to `sent`.
@@ -77,12 +77,13 @@ pub(super) struct KeptBody<'a, I> {
 }
 
 impl<'a, I> KeptBody<'a, I> {
-    pub(super) fn new(incoming: &'a mut I, start: &'a BodyStart) -> Self {
+    /// Keeps what `start` has room for.
+    pub fn new(incoming: &'a mut I, start: &'a BodyStart) -> Self {
         Self { incoming, start, again: Vec::new(), sent: 0, has_ended: false }
     }
 
     /// Begins again. Everything that was taken must be kept.
-    pub(super) fn rewind(&mut self) {
+    pub fn rewind(&mut self) {
         self.again.clone_from(&self.start.kept.borrow());
         self.sent = 0;
     }

@@ -15,9 +15,10 @@ use truepeer_stream::stream::Connection;
 
 use super::ping_watch::PingWatch;
 use super::pool::Http2Pool;
-use crate::exchange::HttpSettings;
+use crate::dial::DialError;
 use crate::http2_wire::Http2Wire;
-use crate::origin::{DialError, KeptBy};
+use crate::pool::KeptBy;
+use crate::settings::HttpSettings;
 
 /// After so many resets a connection takes no further request. Clients that leave cause resets, and servers
 /// end connections that have many (nghttp2 and Node allow 1000, and 33 a second), with all other clients'
@@ -80,7 +81,7 @@ impl Drop for Http2Connection {
 
 /// One request's part of a connection.
 #[derive(Debug)]
-pub(crate) struct Lease(Rc<Http2Connection>);
+pub struct Lease(Rc<Http2Connection>);
 
 impl Lease {
     pub(super) fn new(connection: &Rc<Http2Connection>) -> Self {
@@ -122,7 +123,7 @@ impl Lease {
     }
 
     /// Whether the connection has never carried a response.
-    pub(crate) fn is_fresh(&self) -> bool {
+    pub fn is_fresh(&self) -> bool {
         !self.0.health.is_used.get()
     }
 }

@@ -46,12 +46,12 @@ impl ClientInfo {
 
     /// truepeer itself, as the client of a check: its requests say that they came by https, and name no
     /// client.
-    pub(crate) fn own(sender: SenderAddr, route: Route) -> Self {
+    pub fn own(sender: SenderAddr, route: Route) -> Self {
         Self { scheme: "https", is_own: true, ..Self::new(sender, route) }
     }
 
     /// Notes what the connection does now.
-    pub(crate) fn set_stage(&self, stage: SessionStage) {
+    pub fn set_stage(&self, stage: SessionStage) {
         if let Some(open) = &self.open {
             open.set_stage(stage);
         }

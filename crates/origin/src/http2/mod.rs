@@ -7,7 +7,7 @@
 //!                   connection's task: reads frames and sends those of one turn in one record; pings (`truepeer_http::http2`: the protocol)
 //! ```
 //! As with HTTP/1.1, all clients, one client, or one client connection share a connection
-//! ([`KeptBy`](crate::origin::KeptBy)).
+//! ([`KeptBy`](crate::KeptBy)).
 //!
 //! The origin is less trusted than truepeer: it can delay, reset and break off. It can't make truepeer hold
 //! more than twice a stream's window and `BodyStart` for each request, and its connection is given up when it
@@ -20,17 +20,15 @@ mod connection;
 mod exchange;
 mod ping_watch;
 mod pool;
-#[cfg(test)]
-mod tests;
 
 use truepeer_http::http2::Preface;
 
-pub(crate) use connection::Lease;
-pub(crate) use exchange::{Exchange, run};
+pub use connection::Lease;
+pub use exchange::{Exchange, run};
 pub use pool::Http2Pool;
-pub(crate) use pool::Joined;
+pub use pool::Joined;
 
 /// Whether an origin whose first bytes are these speaks HTTP/2.
-pub(crate) fn is_spoken(first: &[u8]) -> bool {
+pub fn is_spoken(first: &[u8]) -> bool {
     Preface::of(first) == Preface::Settings
 }

@@ -12,24 +12,24 @@ use super::failure::Failure;
 /// How far a request and its response are. Both directions belong to one task, so each poll sees the other's
 /// last change.
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// The body may be sent.
-    pub(crate) may_send_body: Cell<bool>,
+    pub may_send_body: Cell<bool>,
     /// The request has been sent whole.
-    pub(crate) is_sent: Cell<bool>,
+    pub is_sent: Cell<bool>,
     /// The response has started.
-    pub(crate) has_begun: Cell<bool>,
+    pub has_begun: Cell<bool>,
     /// A write to the origin has failed. The kernel reports a reset once: a read finds an orderly end after
     /// it.
-    pub(crate) is_broken: Cell<bool>,
+    pub is_broken: Cell<bool>,
     /// The request is still being sent, so the response timeout does not run yet.
-    pub(crate) is_sending: Cell<bool>,
+    pub is_sending: Cell<bool>,
 }
 
 impl Progress {
     /// `waits`: the client holds its body back until truepeer says 100 (Expect). `is_sent`: there is nothing
     /// more to send.
-    pub(crate) fn new(waits: bool, is_sent: bool) -> Self {
+    pub fn new(waits: bool, is_sent: bool) -> Self {
         Self {
             may_send_body: Cell::new(!waits),
             is_sent: Cell::new(is_sent),
@@ -40,7 +40,7 @@ impl Progress {
     }
 
     /// Waits until the body may be sent.
-    pub(crate) async fn proceeds(&self) {
+    pub async fn proceeds(&self) {
         // No waker is stored: `both` polls this again.
         poll_fn(|_| if self.may_send_body.get() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
@@ -48,7 +48,7 @@ impl Progress {
 
 /// Runs both directions. `down` decides when the exchange is over: an origin may respond before it has
 /// received the whole request. `up` returns only if the client fails.
-pub(crate) fn both<T>(
+pub fn both<T>(
     progress: &Progress,
     up: impl Future<Output = Failure>,
     down: impl Future<Output = Result<T, Failure>>,

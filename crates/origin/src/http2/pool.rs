@@ -15,8 +15,9 @@ use truepeer_stream::stream::Connection;
 
 use super::attempt::{ConnectAttempt, Dialling};
 use super::connection::{Http2Connection, Lease, establish};
-use crate::exchange::HttpSettings;
-use crate::origin::{DialError, KeptBy};
+use crate::dial::DialError;
+use crate::pool::KeptBy;
+use crate::settings::HttpSettings;
 
 /// Attempts with both the same can be joined. Of a host's two addresses, one may refuse connections.
 type Destination = (KeptBy, BackendAddr);
@@ -43,8 +44,10 @@ pub struct Http2Pool {
 
 /// Whether a request dials, or waits for another one that does.
 #[derive(Debug)]
-pub(crate) enum Joined {
+pub enum Joined {
+    /// It dials, for all that wait.
     Dials(Dialling),
+    /// It waits.
     Waits(Rc<ConnectAttempt>),
 }
 
@@ -73,7 +76,7 @@ impl Http2Pool {
 
     /// A stream of a connection that `kept_by` may use. The oldest connection with room is used first, so
     /// that surplus ones become idle.
-    pub(crate) fn lease(&self, kept_by: KeptBy) -> Option<Lease> {
+    pub fn lease(&self, kept_by: KeptBy) -> Option<Lease> {
         let connections = self.connections.borrow();
         let usable = connections.get(&kept_by)?.iter().find(|one| one.has_room())?;
         if let Some((_, place)) = usable.idle.take() {
@@ -84,7 +87,7 @@ impl Http2Pool {
 
     /// Joins a connection attempt for `kept_by`, to this address, that is expected to have room, or begins
     /// one.
-    pub(crate) fn join(&self, kept_by: KeptBy, backend: BackendAddr) -> Joined {
+    pub fn join(&self, kept_by: KeptBy, backend: BackendAddr) -> Joined {
         let mut attempts = self.attempts.borrow_mut();
         attempts.retain(|_, attempts| {
             attempts.retain(|attempt| !attempt.has_ended());
@@ -102,12 +105,12 @@ impl Http2Pool {
     }
 
     /// Whether the origin chose HTTP/1.1 for the last connection.
-    pub(crate) fn chose_http1(&self) -> bool {
+    pub fn chose_http1(&self) -> bool {
         self.chose_http1.get()
     }
 
     /// Notes which version the origin has chosen.
-    pub(crate) fn note_choice(&self, speaks_http2: bool) {
+    pub fn note_choice(&self, speaks_http2: bool) {
         self.chose_http1.set(!speaks_http2);
     }
 
@@ -115,7 +118,7 @@ impl Http2Pool {
     ///
     /// # Errors
     /// The other end does not speak HTTP/2.
-    pub(crate) async fn add<S>(
+    pub async fn add<S>(
         self: &Rc<Self>,
         stream: S,
         kept_by: KeptBy,
@@ -160,7 +163,7 @@ impl Http2Pool {
     }
 
     /// Ends the connections that only `kept_by` may use, when their requests have ended.
-    pub(crate) fn forget(&self, kept_by: KeptBy) {
+    pub fn forget(&self, kept_by: KeptBy) {
         // Drop them after the borrow ends, here and below: that may call back into the pool.
         let gone = self.connections.borrow_mut().remove(&kept_by);
         for (_, place) in gone.iter().flatten().filter_map(|one| one.idle.take()) {

@@ -1,5 +1,4 @@
-//! One request and its response over one stream, both directions at once. The counterpart of `exchange::run`
-//! for HTTP/1.1.
+//! One request and its response over one stream, both directions at once. The counterpart of `http1`.
 
 use std::future::{pending, poll_fn};
 use std::pin::pin;
@@ -12,20 +11,27 @@ use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead};
 use truepeer_stream::buffers::OutBuffer;
 
 use super::connection::Lease;
-use crate::exchange::{
-    BodyStart, Departure, Failure, HttpSettings, Incoming, Outgoing, Progress, TimeLimit, both, left,
-};
+use crate::both_ways::{Progress, both};
+use crate::failure::Failure;
+use crate::kept_body::BodyStart;
+use crate::parties::{Departure, Incoming, Outgoing, left};
+use crate::settings::HttpSettings;
+use crate::time_limit::TimeLimit;
 
 /// A stream of the origin's connection, with settings and timers.
-pub(crate) struct Exchange<'a> {
-    pub(crate) lease: &'a Lease,
-    pub(crate) forwarding: Forwarding<'a>,
-    pub(crate) uses_tls: bool,
-    pub(crate) settings: &'a HttpSettings,
+pub struct Exchange<'a> {
+    /// A stream's place on the connection.
+    pub lease: &'a Lease,
+    /// Whom the request's fields name.
+    pub forwarding: Forwarding<'a>,
+    /// Whether the connection uses TLS.
+    pub uses_tls: bool,
+    /// Limits and timeouts.
+    pub settings: &'a HttpSettings,
     /// One timer for each direction.
-    pub(crate) time_limit: &'a (TimeLimit, TimeLimit),
+    pub time_limit: &'a (TimeLimit, TimeLimit),
     /// The start of the client's body, for this attempt and a later one.
-    pub(crate) start: &'a BodyStart,
+    pub start: &'a BodyStart,
 }
 
 /// Sends the request and passes the response on, whose head is left in `response`. Dropping this resets the
@@ -33,7 +39,7 @@ pub(crate) struct Exchange<'a> {
 ///
 /// # Errors
 /// The failure. `outgoing` knows whether a part of the response has been sent.
-pub(crate) async fn run<I: Incoming, O: Outgoing>(
+pub async fn run<I: Incoming, O: Outgoing>(
     exchange: Exchange<'_>,
     head: &RequestHead,
     response: &mut ResponseHead,

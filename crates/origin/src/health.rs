@@ -12,7 +12,7 @@ use truepeer_policy::{BackendAddr, ClientAddr};
 const FAILURES: u32 = 2;
 
 /// How long a check may take.
-pub(crate) const CHECK_LIMIT: Duration = Duration::from_secs(5);
+pub const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 /// How an origin is checked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -39,8 +39,10 @@ pub struct Check {
 
 /// A change that a check has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HealthChange {
+pub enum HealthChange {
+    /// It is up again.
     Up,
+    /// It is down.
     Down,
 }
 
@@ -59,17 +61,17 @@ impl Health {
     }
 
     /// What is checked.
-    pub(crate) fn check(&self) -> &Check {
+    pub fn check(&self) -> &Check {
         &self.check
     }
 
     /// Whether requests are refused.
-    pub(crate) fn is_down(&self) -> bool {
+    pub fn is_down(&self) -> bool {
         self.failures.load(Ordering::Relaxed) >= FAILURES
     }
 
     /// `Ok`: a check is due, and the caller must do it. Err: the time until the next one.
-    pub(crate) fn take_turn(&self, now: Instant) -> Result<(), Duration> {
+    pub fn take_turn(&self, now: Instant) -> Result<(), Duration> {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         match due.checked_duration_since(now) {
             Some(wait) if !wait.is_zero() => Err(wait),
@@ -82,7 +84,7 @@ impl Health {
     }
 
     /// Notes a check that has ended `now`. `None`: it says nothing about the origin.
-    pub(crate) fn note(&self, is_up: Option<bool>, now: Instant) -> Option<HealthChange> {
+    pub fn note(&self, is_up: Option<bool>, now: Instant) -> Option<HealthChange> {
         *self.due.lock().unwrap_or_else(PoisonError::into_inner) = now + self.check.rule.every;
         let before = self.failures.load(Ordering::Relaxed);
         let failures = if is_up? { 0 } else { before.saturating_add(1) };
@@ -113,13 +115,13 @@ pub struct OriginHealth {
 
 impl OriginHealth {
     /// Whether this client's requests are refused.
-    pub(crate) fn is_down(&self, client: ClientAddr) -> bool {
+    pub fn is_down(&self, client: ClientAddr) -> bool {
         let of_family = if client.ip().is_ipv4() { &self.ipv4 } else { &self.ipv6 };
         of_family.as_ref().is_some_and(|health| health.is_down())
     }
 
     /// Each address once.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Health>> {
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Health>> {
         let is_another = |six: &&Arc<Health>| !self.ipv4.as_ref().is_some_and(|four| Arc::ptr_eq(four, six));
         self.ipv4.iter().chain(self.ipv6.iter().filter(is_another))
     }

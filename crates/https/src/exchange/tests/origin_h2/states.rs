@@ -411,7 +411,7 @@ fn a_connection_that_cannot_be_ended_in_order_is_dropped() {
         reactor.sleep(Duration::from_millis(20)).await;
         drop(client);
         reactor.sleep(Duration::from_millis(20)).await;
-        service.origins.at(0).http2.forget(crate::origin::KeptBy::Everybody);
+        service.origins.at(0).http2.forget(truepeer_origin::KeptBy::Everybody);
         reactor.sleep(2 * impatient().ping + Duration::from_millis(100)).await;
         assert!(origin.0.write_all(&frame(PING, 0, 0, &[0; 8])).await.is_err(), "it is open still");
     });

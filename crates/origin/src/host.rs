@@ -14,7 +14,7 @@ fn canonical(host: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// The host of a `Host` field; IPv6 addresses keep their brackets.
-pub(crate) fn without_port(host: &[u8]) -> &[u8] {
+pub fn without_port(host: &[u8]) -> &[u8] {
     let end = match host.iter().position(|&byte| byte == b']') {
         Some(bracket) => bracket + 1,
         None => host.iter().position(|&byte| byte == b':').unwrap_or(host.len()),
@@ -23,6 +23,6 @@ pub(crate) fn without_port(host: &[u8]) -> &[u8] {
 }
 
 /// The host of a `Host` field in its canonical form.
-pub(crate) fn host_of(field: &[u8]) -> Cow<'_, [u8]> {
+pub fn host_of(field: &[u8]) -> Cow<'_, [u8]> {
     canonical(without_port(field))
 }

@@ -34,14 +34,16 @@ pub enum KeptBy {
 
 /// A connection to the origin, with bytes that were read and not used.
 #[derive(Debug)]
-pub(crate) struct OriginConnection<S> {
-    pub(crate) stream: SharedStream<S>,
-    pub(crate) buffer: Buffer,
+pub struct OriginConnection<S> {
+    /// Its stream.
+    pub stream: SharedStream<S>,
+    /// The bytes.
+    pub buffer: Buffer,
     /// Whether it has carried a request before.
-    pub(crate) is_used: bool,
+    pub is_used: bool,
     /// Whether it must carry the requests of one connection only, because the origin may have authenticated
     /// it.
-    pub(crate) is_private: bool,
+    pub is_private: bool,
 }
 
 #[derive(Debug)]
@@ -81,7 +83,7 @@ impl<S: Connection> Pool<S> {
     /// Returns a connection that is alive. `looked`: when the last events came, if they are enough; a
     /// connection that is kept since then or later is asked for at the kernel all the same, since no
     /// events tell of what came after its last response was read.
-    pub(crate) fn take(&self, kept_by: KeptBy, looked: Option<Instant>) -> Option<OriginConnection<S>> {
+    pub fn take(&self, kept_by: KeptBy, looked: Option<Instant>) -> Option<OriginConnection<S>> {
         loop {
             let mut idle = self.idle.borrow_mut();
             let is_usable = |idle: &IdleOrigin<S>| idle.kept_by == kept_by;
@@ -105,7 +107,7 @@ impl<S: Connection> Pool<S> {
     }
 
     /// Keeps a connection for the next request; `hint`: the longest time, from its origin.
-    pub(crate) fn put(
+    pub fn put(
         &self,
         mut connection: OriginConnection<S>,
         kept_by: KeptBy,
@@ -175,7 +177,7 @@ impl<S> Pool<S> {
     }
 
     /// Closes the connections that only `kept_by` may use.
-    pub(crate) fn forget(&self, kept_by: KeptBy) {
+    pub fn forget(&self, kept_by: KeptBy) {
         self.close_unless(|idle| idle.kept_by != kept_by);
     }
 

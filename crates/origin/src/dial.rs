@@ -24,7 +24,7 @@ pub enum OriginProtocol {
 
 impl OriginProtocol {
     /// The offer for a connection that any request may use.
-    pub(crate) const fn offer(self) -> Offer {
+    pub const fn offer(self) -> Offer {
         match self {
             Self::Auto => Offer::Either,
             Self::Http2 => Offer::Http2,

@@ -7,7 +7,7 @@ use super::dial::{Dial, OriginProtocol};
 use super::health::OriginHealth;
 use super::pool::Pool;
 use crate::host::host_of;
-use crate::origin_h2::Http2Pool;
+use crate::http2::Http2Pool;
 
 /// An origin and its connections.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl<O: Dial> Origins<O> {
     }
 
     /// The number of the origin for a request.
-    pub(crate) fn pick(&self, host: &[u8], target: &[u8]) -> usize {
+    pub fn pick(&self, host: &[u8], target: &[u8]) -> usize {
         if self.others.is_empty() {
             return 0;
         }
@@ -98,7 +98,7 @@ impl<O: Dial> Origins<O> {
     }
 
     /// The origin with this number.
-    pub(crate) fn at(&self, number: usize) -> &Origin<O> {
+    pub fn at(&self, number: usize) -> &Origin<O> {
         match number.checked_sub(1) {
             None => &self.default,
             Some(other) => self.others.get(other).map_or(&self.default, |(_, origin)| origin),
@@ -106,13 +106,13 @@ impl<O: Dial> Origins<O> {
     }
 
     /// The requests of the origin with this number, as they were typed.
-    pub(crate) fn name(&self, number: usize) -> impl fmt::Display {
+    pub fn name(&self, number: usize) -> impl fmt::Display {
         let serves = number.checked_sub(1).and_then(|other| self.others.get(other)).map(|(serves, _)| serves);
         serves.map_or_else(|| "default".to_owned(), Serves::to_string)
     }
 
     /// The number of origins.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         1 + self.others.len()
     }
 }

@@ -11,7 +11,8 @@ use super::settings::HttpSettings;
 use super::time_limit::TimeLimit;
 
 /// The source of a request's body.
-pub(crate) trait Incoming {
+#[expect(async_fn_in_trait, reason = "all futures of a worker stay on its thread")]
+pub trait Incoming {
     /// The next piece of the body, at least one byte; `None`: the end.
     ///
     /// # Errors
@@ -29,7 +30,7 @@ pub(crate) trait Incoming {
 
 /// How a client leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Departure {
+pub enum Departure {
     /// The connection broke, or the client cancelled the request.
     Gone,
     /// It ended its direction with FIN, and may still read the response.
@@ -38,7 +39,7 @@ pub(crate) enum Departure {
 
 /// Waits until the client has left. If it has only ended its direction, the response must start soon
 /// (`has_begun`). After that, only sending shows whether the client is still there.
-pub(crate) async fn left(
+pub async fn left(
     incoming: &mut impl Incoming,
     time_limit: &TimeLimit,
     settings: &HttpSettings,
@@ -54,7 +55,8 @@ pub(crate) async fn left(
 }
 
 /// The sink of a response.
-pub(crate) trait Outgoing {
+#[expect(async_fn_in_trait, reason = "all futures of a worker stay on its thread")]
+pub trait Outgoing {
     /// Sends a 1xx response at once, unless the client's version has none.
     ///
     /// # Errors

@@ -6,14 +6,34 @@ use std::time::{Duration, Instant};
 
 use truepeer_stream::stream::Connection;
 
-use super::dial::Dial;
+use super::dial::{Dial, Offer};
 use super::origins::Origins;
 use super::pool::{KeptBy, OriginConnection, Pool};
-use crate::origin_h2::{Http2Pool, Lease};
+use crate::http2::{Http2Pool, Lease};
+
+/// A connection for one request.
+#[derive(Debug)]
+pub enum Upstream<S> {
+    /// By HTTP/1.1.
+    Http1(OriginConnection<S>),
+    /// A stream of HTTP/2.
+    Http2(Lease),
+}
+
+impl<S> Upstream<S> {
+    /// Whether it has never carried a response.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        match self {
+            Self::Http1(origin) => !origin.is_used,
+            Self::Http2(lease) => lease.is_fresh(),
+        }
+    }
+}
 
 /// A client connection as the pool knows it. Dropping it closes the connections that were kept for it alone.
 #[derive(Debug)]
-pub(crate) struct Access<S> {
+pub struct Access<S> {
     pool: Rc<Pool<S>>,
     http2: Rc<Http2Pool>,
     shared: KeptBy,
@@ -21,38 +41,48 @@ pub(crate) struct Access<S> {
     has_own: Cell<bool>,
     /// The origin has asked for HTTP/1.1 (HTTP_1_1_REQUIRED), or the client has authenticated a connection,
     /// which only HTTP/1.1 can.
-    pub(crate) wants_http1: Cell<bool>,
+    pub wants_http1: Cell<bool>,
 }
 
 impl<S> Access<S> {
     /// `number` is unique among connections; `shared` is the scope that it normally uses.
-    pub(crate) fn new(pool: &Rc<Pool<S>>, http2: &Rc<Http2Pool>, shared: KeptBy, number: u64) -> Self {
+    pub fn new(pool: &Rc<Pool<S>>, http2: &Rc<Http2Pool>, shared: KeptBy, number: u64) -> Self {
         let own = KeptBy::Connection(number);
         let (pool, http2) = (Rc::clone(pool), Rc::clone(http2));
         Self { pool, http2, shared, own, has_own: Cell::new(shared == own), wants_http1: Cell::new(false) }
     }
 
     /// Returns a stream of an HTTP/2 connection.
-    pub(crate) fn lease(&self) -> Option<Lease> {
+    pub fn lease(&self) -> Option<Lease> {
         self.http2.lease(self.shared)
     }
 
     /// The scope of a new HTTP/2 connection.
-    pub(crate) fn scope(&self) -> KeptBy {
+    pub fn scope(&self) -> KeptBy {
         self.shared
     }
 }
 
 impl<S: Connection> Access<S> {
+    /// A connection that is open already.
+    pub fn take_for(&self, offer: Offer, looked: impl FnOnce() -> Option<Instant>) -> Option<Upstream<S>> {
+        let http2 = if offer == Offer::Http1 { None } else { self.lease() };
+        match http2 {
+            Some(lease) => Some(Upstream::Http2(lease)),
+            None if offer == Offer::Http2 => None,
+            None => self.take(looked()).map(Upstream::Http1),
+        }
+    }
+
     /// Returns a connection kept for this one alone, or another that it may use; `looked` as in
     /// [`Pool::take`].
-    pub(crate) fn take(&self, looked: Option<Instant>) -> Option<OriginConnection<S>> {
+    pub fn take(&self, looked: Option<Instant>) -> Option<OriginConnection<S>> {
         let own = if self.has_own.get() { self.pool.take(self.own, looked) } else { None };
         own.or_else(|| self.pool.take(self.shared, looked))
     }
 
     /// Keeps a connection for those that may use it; `hint` as in [`Pool::put`].
-    pub(crate) fn put(&self, connection: OriginConnection<S>, hint: Option<Duration>, now: Instant) {
+    pub fn put(&self, connection: OriginConnection<S>, hint: Option<Duration>, now: Instant) {
         let kept_by = if connection.is_private { self.own } else { self.shared };
         if connection.is_private {
             self.has_own.set(true);
@@ -74,7 +104,7 @@ impl<S> Drop for Access<S> {
 
 /// A client connection's access to each origin's connections.
 #[derive(Debug)]
-pub(crate) struct Accesses<S> {
+pub struct Accesses<S> {
     first: Access<S>,
     /// One for each further origin, made at the first request to it.
     others: Vec<OnceCell<Box<Access<S>>>>,
@@ -84,14 +114,14 @@ pub(crate) struct Accesses<S> {
 
 impl<S> Accesses<S> {
     /// As for [`Access::new`].
-    pub(crate) fn new<O: Dial<Stream = S>>(origins: &Origins<O>, shared: KeptBy, number: u64) -> Self {
+    pub fn new<O: Dial<Stream = S>>(origins: &Origins<O>, shared: KeptBy, number: u64) -> Self {
         let first = origins.at(0);
         let others = (1..origins.count()).map(|_| OnceCell::new()).collect();
         Self { first: Access::new(&first.pool, &first.http2, shared, number), others, shared, number }
     }
 
     /// The access to the origin with this number.
-    pub(crate) fn to<O: Dial<Stream = S>>(&self, number: usize, origins: &Origins<O>) -> &Access<S> {
+    pub fn to<O: Dial<Stream = S>>(&self, number: usize, origins: &Origins<O>) -> &Access<S> {
         let other = number.checked_sub(1).and_then(|other| self.others.get(other));
         let Some(other) = other else { return &self.first };
         other.get_or_init(|| {

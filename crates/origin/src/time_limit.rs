@@ -16,7 +16,7 @@ const LOOKS: u32 = 4;
 
 /// Why sending timed out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Untaken {
+pub enum Untaken {
     /// The other end took no bytes.
     All,
     /// It took some, too slowly.
@@ -25,18 +25,20 @@ pub(crate) enum Untaken {
 
 /// One timer for successive waits: re-arming a timer is cheaper than making one.
 #[derive(Debug)]
-pub(crate) struct TimeLimit {
+pub struct TimeLimit {
     reactor: Reactor,
     timer: OnceCell<Timer>,
 }
 
 impl TimeLimit {
-    pub(crate) fn new(reactor: &Reactor) -> Self {
+    /// A timer, made when it is first needed.
+    #[must_use]
+    pub fn new(reactor: &Reactor) -> Self {
         Self { reactor: reactor.clone(), timer: OnceCell::new() }
     }
 
     /// Awaits `future` for at most `limit`.
-    pub(crate) fn limit<F: Future>(
+    pub fn limit<F: Future>(
         &self,
         limit: Duration,
         future: F,
@@ -47,7 +49,7 @@ impl TimeLimit {
     /// Awaits `sending` as long as the other end acknowledges at least one byte and `rate` bytes a second
     /// within `limit`. A blocked write alone proves nothing: the kernel reports room only when a third of
     /// its buffer is free, and a slow receiver takes long for that.
-    pub(crate) fn while_taken<'a, S: Connection, F: Future>(
+    pub fn while_taken<'a, S: Connection, F: Future>(
         &'a self,
         limit: Duration,
         rate: u64,
@@ -59,17 +61,17 @@ impl TimeLimit {
     }
 
     /// See [`Reactor::now`].
-    pub(crate) fn now(&self) -> Instant {
+    pub fn now(&self) -> Instant {
         self.reactor.now()
     }
 
     /// Whether the loop is draining.
-    pub(crate) fn is_draining(&self) -> bool {
+    pub fn is_draining(&self) -> bool {
         self.reactor.is_draining()
     }
 
     /// Disarms the timer.
-    pub(crate) fn rest(&self) {
+    pub fn rest(&self) {
         if let Some(timer) = self.timer.get() {
             timer.disarm();
         }

@@ -1,16 +1,13 @@
 //! The settings of a listener's exchanges.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use truepeer_http::HttpLimits;
 use truepeer_policy::PrefixSet;
 
-use crate::challenges::Challenges;
-
 /// A client that sends on after its response is read at this average rate at least, in bytes a second. Each
 /// second of a slow one costs a descriptor, and it may be slow on purpose.
-pub(crate) const LINGER_RATE: u64 = 4 << 10;
+pub const LINGER_RATE: u64 = 4 << 10;
 
 /// Timeouts.
 #[derive(Debug, Clone, Copy)]
@@ -93,8 +90,6 @@ pub struct HttpSettings {
     pub trusted: PrefixSet,
     /// Whether each request is logged.
     pub access_log: bool,
-    /// Answers to an ACME authority, which come before everything else.
-    pub challenges: Option<Arc<Challenges>>,
     /// Requests are answered with a redirect to https on this port, and reach no origin.
     pub redirect: Option<u16>,
 }
@@ -111,7 +106,6 @@ impl Default for HttpSettings {
             tells_the_client: true,
             trusted: PrefixSet::new(),
             access_log: false,
-            challenges: None,
             redirect: None,
         }
     }

@@ -13,23 +13,27 @@ use truepeer_stream::reactor::Reactor;
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::stream::Connection;
 
-pub(crate) type SharedState = Rc<RefCell<Http2State>>;
+/// The state of a connection.
+pub type SharedState = Rc<RefCell<Http2State>>;
 
 /// A connection and its state, which its streams share.
-pub(crate) struct Http2Wire<S> {
-    pub(crate) stream: S,
-    pub(crate) state: SharedState,
+pub struct Http2Wire<S> {
+    /// The connection.
+    pub stream: S,
+    /// Its state.
+    pub state: SharedState,
     input: Buffer,
     /// Bytes received so far.
-    pub(crate) received: u64,
+    pub received: u64,
     /// The last [`Self::poll_send`] has sent everything.
-    pub(crate) is_sent: bool,
+    pub is_sent: bool,
     reactor: Reactor,
     since: Instant,
 }
 
 impl<S: Connection> Http2Wire<S> {
-    pub(crate) fn new(stream: S, role: Role, limits: &HttpLimits, reactor: &Reactor) -> Self {
+    /// Begins one.
+    pub fn new(stream: S, role: Role, limits: &HttpLimits, reactor: &Reactor) -> Self {
         let state = Rc::new(RefCell::new(Http2State::new(role, limits)));
         let (input, since) = (Buffer::default(), reactor.now());
         Self { stream, state, input, received: 0, is_sent: true, reactor: reactor.clone(), since }
@@ -37,11 +41,7 @@ impl<S: Connection> Http2Wire<S> {
 
     /// Reads as long as there is something and the other end takes its answers; `on_read` follows each read.
     /// `None`: the connection has ended; a fault: the other end violates the protocol.
-    pub(crate) fn poll_receive(
-        &mut self,
-        cx: &mut Context<'_>,
-        mut on_read: impl FnMut(),
-    ) -> Poll<Option<Fault>> {
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>, mut on_read: impl FnMut()) -> Poll<Option<Fault>> {
         while !self.state.borrow().is_owed_too_much() {
             if self.stream.poll_quiet(cx) {
                 self.input.rest();
@@ -62,7 +62,7 @@ impl<S: Connection> Http2Wire<S> {
     }
 
     /// Sends what waits to be sent.
-    pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    pub fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.is_sent = false;
         let mut state = self.state.borrow_mut();
         let mut stream = Pin::new(&mut self.stream);
@@ -81,7 +81,7 @@ impl<S: Connection> Http2Wire<S> {
     }
 
     /// Nothing can be sent any more. Before the other end closed the connection, it may have answered.
-    pub(crate) fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             self.state.borrow_mut().discard_out();
             match self.poll_receive(cx, || {}) {

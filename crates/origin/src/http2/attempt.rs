@@ -5,11 +5,11 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use crate::exchange::Failure;
+use crate::failure::Failure;
 
 /// An attempt. The request that dials has the [`Dialling`], the others wait.
 #[derive(Debug)]
-pub(crate) struct ConnectAttempt {
+pub struct ConnectAttempt {
     state: RefCell<State>,
     /// The number of requests for which the connection will have streams.
     room: Cell<usize>,
@@ -39,7 +39,7 @@ impl ConnectAttempt {
     ///
     /// # Errors
     /// The attempt failed.
-    pub(crate) async fn ended(&self) -> Result<(), Failure> {
+    pub async fn ended(&self) -> Result<(), Failure> {
         poll_fn(|cx| {
             let mut state = self.state.borrow_mut();
             if let Some(ended) = &state.ended {
@@ -68,7 +68,7 @@ impl ConnectAttempt {
 
 /// Dropping this ends the attempt for all requests that wait, also if the request that dials is given up.
 #[derive(Debug)]
-pub(crate) struct Dialling(Rc<ConnectAttempt>);
+pub struct Dialling(Rc<ConnectAttempt>);
 
 impl Dialling {
     pub(super) fn new(attempt: &Rc<ConnectAttempt>) -> Self {
@@ -76,7 +76,7 @@ impl Dialling {
     }
 
     /// Tells the others why there is no connection.
-    pub(crate) fn fail(&self, failure: &Failure) {
+    pub fn fail(&self, failure: &Failure) {
         self.0.end(Err(failure.clone()));
     }
 }
