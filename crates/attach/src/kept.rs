@@ -1,12 +1,10 @@
 //! Bans that outlive a restart (`truepeer ban --keep`): a list that each truepeer with a configuration file,
-//! and each attachment, reads when it starts.
+//! and each attachment, reads when it starts. `truepeer run` follows it.
 //!
-//! A line is a ban: client, port, when it was set, when it ends (seconds since 1970), user and reason, `-`
-//! for nothing. A later line about the same client replaces an earlier one, so a ban costs one line, however
-//! long the list is.
+//! A line is a ban. A later line about the same client replaces an earlier one, so a ban costs one line,
+//! however long the list is.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write as _};
 use std::num::NonZeroU16;
@@ -16,11 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, flock};
-use truepeer_policy::{Ban, BannedPrefix};
-
-/// The list. Everybody may read it: a truepeer that serves may have any user. Only root may write to its
-/// directory, which is not that of a service: its user could lead root's writes elsewhere.
-pub const KEPT_BANS: &str = "/var/lib/truepeer-bans/list";
+use truepeer_policy::{Ban, BannedPrefix, KEPT_BANS};
 
 /// Bytes. A longer list loses what has ended before more is written.
 const LONG: u64 = 1 << 20;
@@ -57,21 +51,23 @@ pub fn keep(bans: &[Ban], now: u64) -> Result<()> {
     }
     let mut file = OpenOptions::new().append(true).create(true).open(KEPT_BANS)?;
     file.set_permissions(Permissions::from_mode(0o644))?;
-    Ok(file.write_all(bans.iter().map(line).collect::<String>().as_bytes())?)
+    Ok(file.write_all(bans.iter().map(Ban::line).collect::<String>().as_bytes())?)
 }
 
-/// Keeps those alone that `stays` admits.
+/// Keeps those alone that `stays` admits. Returns how many left.
 ///
 /// # Errors
 /// The list can't be written.
-pub fn keep_only(now: u64, stays: impl Fn(&Ban) -> bool) -> Result<()> {
+pub fn keep_only(now: u64, stays: impl Fn(&Ban) -> bool) -> Result<u64> {
     if kept_bans(now)?.iter().all(&stays) {
-        return Ok(());
+        return Ok(0);
     }
     let _lock = lock()?;
     let mut bans = kept_bans(now)?;
+    let before = bans.len();
     bans.retain(stays);
-    replace(&bans)
+    replace(&bans)?;
+    Ok((before - bans.len()) as u64)
 }
 
 /// Whether the last line lacks its end (its writer was killed): the next one would become a part of it.
@@ -91,7 +87,7 @@ fn replace(bans: &[Ban]) -> Result<()> {
     let new = PathBuf::from(format!("{KEPT_BANS}.new"));
     let mut file = File::create(&new)?;
     file.set_permissions(Permissions::from_mode(0o644))?;
-    file.write_all(bans.iter().map(line).collect::<String>().as_bytes())?;
+    file.write_all(bans.iter().map(Ban::line).collect::<String>().as_bytes())?;
     // Otherwise a loss of power may leave an empty list in its place.
     file.sync_all()?;
     Ok(fs::rename(&new, KEPT_BANS)?)
@@ -114,20 +110,10 @@ fn lock() -> Result<File> {
     Ok(held)
 }
 
-fn line(ban: &Ban) -> String {
-    fn or_dash<T: ToString>(value: Option<T>) -> String {
-        value.map_or_else(|| "-".to_owned(), |value| value.to_string())
-    }
-    let mut line = format!("{} {} {} ", ban.clients, or_dash(ban.port), ban.since);
-    // Writing to a String can't fail.
-    let _ = writeln!(line, "{} {} {}", or_dash(ban.until), or_dash(ban.by), ban.why);
-    line
-}
-
 fn parse(text: &str, now: u64) -> Result<Vec<Ban>> {
     let mut all: BTreeMap<Key, Ban> = BTreeMap::new();
     for (index, line) in text.split_inclusive('\n').enumerate() {
-        match of_line(line.trim_end_matches(['\n', '\r'])) {
+        match Ban::of_line(line.trim_end_matches(['\n', '\r'])) {
             Some(ban) => _ = all.insert((ban.clients, ban.port), ban),
             // It is being written, or its writer was killed. The others count.
             None if !line.ends_with('\n') => {}
@@ -135,22 +121,6 @@ fn parse(text: &str, now: u64) -> Result<Vec<Ban>> {
         }
     }
     Ok(all.into_values().filter(|ban| ban.until.is_none_or(|until| until > now)).collect())
-}
-
-fn of_line(line: &str) -> Option<Ban> {
-    fn unless_dash<T: std::str::FromStr>(text: &str) -> Option<Option<T>> {
-        if text == "-" { Some(None) } else { text.parse().ok().map(Some) }
-    }
-    let mut words = line.splitn(6, ' ');
-    let mut next = || words.next();
-    Some(Ban {
-        clients: next()?.parse().ok()?,
-        port: unless_dash(next()?)?,
-        since: next()?.parse().ok()?,
-        until: unless_dash(next()?)?,
-        by: unless_dash(next()?)?,
-        why: next()?.into(),
-    })
 }
 
 #[cfg(test)]
@@ -172,11 +142,11 @@ mod tests {
             ban("192.0.2.7", 443, None, None, ""),
             ban("2001:db8::/32", 0, None, Some(1000), "-"),
         ];
-        let text: String = bans.iter().map(line).collect();
+        let text: String = bans.iter().map(Ban::line).collect();
         assert_eq!(parse(&text, 1999).unwrap(), bans);
         assert_eq!(parse(&text, 2000).unwrap(), bans[1..]);
         let again = ban("192.0.2.7", 0, Some(3000), Some(0), "again");
-        assert_eq!(parse(&(text + &line(&again)), 1999).unwrap()[0], again);
+        assert_eq!(parse(&(text + &again.line()), 1999).unwrap()[0], again);
         let error = parse("192.0.2.7 - 1 - - \nnobody\n", 0).unwrap_err().to_string();
         assert!(error.starts_with("/var/lib/truepeer-bans/list, line 2: expected a ban"), "{error}");
     }

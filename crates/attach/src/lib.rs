@@ -41,7 +41,7 @@ pub use bans::AttachedBans;
 pub use devices::in_use as devices_in_use;
 pub use entry::{leave, status_of, uncovered_of};
 pub use following::Following;
-pub use kept::{KEPT_BANS, keep, keep_only, kept_bans, seconds_now};
+pub use kept::{keep, keep_only, kept_bans, seconds_now};
 pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
 pub use oci_hook::run as run_as_hook;
 pub use privileges::missing as missing_capabilities;

@@ -12,6 +12,7 @@
 //! Nothing here waits for a sender, takes a lock, or calls a C library function that the application may have
 //! replaced: rustix makes its own system calls. The only `unsafe` code maps the table of names.
 
+mod bans;
 mod complaints;
 mod late;
 mod listener;

@@ -7,11 +7,13 @@ use std::os::fd::BorrowedFd;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, recv};
 use truepeer_policy::{
-    ClientAddr, HeaderError, HeaderReader, HeaderRule, Opening, Origin, Refusal, SenderAddr,
+    Client, ClientAddr, HeaderError, HeaderReader, HeaderRule, Opening, Origin, Refusal, SenderAddr,
+    speaks_for_itself,
 };
 use truepeer_proto::Header;
 use truepeer_sys::marked::getsockname;
 
+use crate::bans::is_banned;
 use crate::rules::RunRules;
 use crate::wake::WakeUp;
 
@@ -175,7 +177,7 @@ impl Checker<'_> {
     }
 
     fn with_header(&self, header: &Header<'_>, consumed: usize) -> Look {
-        match self.rules.policy.client(self.sender, Some(header)) {
+        match self.client(Some(header)) {
             Err(refusal) => Look::Refused(refusal.into()),
             Ok(client) => match (client.origin, client.destination) {
                 (Origin::Header, Some(destination)) => {
@@ -184,6 +186,19 @@ impl Checker<'_> {
                 _ => Look::Plain { consumed },
             },
         }
+    }
+
+    fn client(&self, header: Option<&Header<'_>>) -> Result<Client, Refusal> {
+        let client = self.rules.policy.client(self.sender, header)?;
+        let port = || self.local().map_or(0, |local| local.port());
+        if !speaks_for_itself(self.sender, client.addr, client.origin) && is_banned(client.addr, port) {
+            return Err(Refusal::ClientBanned { sender: self.sender, client: client.addr });
+        }
+        Ok(client)
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        getsockname(self.socket).ok().and_then(|local| SocketAddr::try_from(local).ok())
     }
 
     /// As much of a long header as there may be.
@@ -214,7 +229,7 @@ impl Checker<'_> {
     }
 
     fn without_header(&self) -> Look {
-        match self.rules.policy.client(self.sender, None) {
+        match self.client(None) {
             Ok(_) => Look::Plain { consumed: 0 },
             Err(refusal) => Look::Refused(refusal.into()),
         }
@@ -223,11 +238,7 @@ impl Checker<'_> {
     /// It may be a wake-up whose bytes have not arrived.
     fn is_from_here(&self) -> bool {
         let ip = self.sender.ip();
-        ip.is_loopback()
-            || getsockname(self.socket)
-                .ok()
-                .and_then(|local| SocketAddr::try_from(local).ok())
-                .is_some_and(|local| local.ip().to_canonical() == ip)
+        ip.is_loopback() || self.local().is_some_and(|local| local.ip().to_canonical() == ip)
     }
 }
 

@@ -80,12 +80,10 @@ impl Policy {
         self.claims.deny.contains(client.ip())
     }
 
-    /// Whether this client is banned at the moment. A sender whose header names itself is not: it is a load
-    /// balancer that looks whether the backend lives, and without an answer it would cut off everybody.
+    /// Whether this client is banned at the moment.
     #[must_use]
     pub fn bans(&self, sender: SenderAddr, client: ClientAddr, origin: Origin) -> bool {
-        let speaks_for_itself = origin != Origin::NoHeader && client.ip() == sender.ip();
-        !speaks_for_itself && self.bans.get().is_some_and(|bans| bans.has(client))
+        !speaks_for_itself(sender, client, origin) && self.bans.get().is_some_and(|bans| bans.has(client))
     }
 
     /// Whether all of an entry of the allow-list is in `clients`, and its senders may send headers: then a
@@ -143,6 +141,13 @@ fn refused_claim(
     client: ClientAddr,
 ) -> Result<Option<SpecialRange>, Refusal> {
     checked.map_err(|range| Refusal::ClaimRefused { sender, client, range })
+}
+
+/// A sender whose header names itself is never banned: it is a load balancer that looks whether the backend
+/// lives, and without an answer it would cut off everybody.
+#[must_use]
+pub fn speaks_for_itself(sender: SenderAddr, client: ClientAddr, origin: Origin) -> bool {
+    origin != Origin::NoHeader && client.ip() == sender.ip()
 }
 
 /// The sender is the client. It is never special, because the kernel reports its address.

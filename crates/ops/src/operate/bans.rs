@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use truepeer_attach::{AttachedBans, keep, keep_only, seconds_now as now};
+use truepeer_attach::{AttachedBans, keep, keep_only, kept_bans, seconds_now as now};
 use truepeer_config::spec::{AskSpec, BanArgs, Banned, BansArgs, UnbanArgs};
 use truepeer_policy::{Ban, BannedPrefix};
 use truepeer_sys::tell;
@@ -33,7 +33,7 @@ pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(why) = &args.why {
         terms += &format!("&why={}", escaped(why));
     }
-    let places = Places::find(&args.ask, args.pins.as_deref())?;
+    let places = Places::find(&args.ask, args.pins.as_deref(), args.keep)?;
     if let Some(running) = &places.running {
         change(running, "POST", &clients, &terms)?;
     }
@@ -64,7 +64,7 @@ pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// Lifts bans.
 pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut places = Places::find(&args.ask, args.pins.as_deref())?;
+    let mut places = Places::find(&args.ask, args.pins.as_deref(), true)?;
     let mut lifted = 0;
     if args.all {
         if let Some(running) = &places.running {
@@ -73,7 +73,7 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         if let Some(attached) = &mut places.attached {
             lifted = lifted.max(attached.clear()? as u64);
         }
-        keep_only(now(), |_| false)?;
+        lifted = lifted.max(keep_only(now(), |_| false)?);
         return Ok(writeln!(out, "{} bans lifted", Count(lifted))?);
     }
     let clients = read(&args.clients)?;
@@ -85,9 +85,9 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         lifted = lifted.max(attached.lift(&clients, args.port)? as u64);
     }
     let lifted_too: BTreeSet<BannedPrefix> = clients.iter().copied().collect();
-    keep_only(now(), |ban| {
+    lifted = lifted.max(keep_only(now(), |ban| {
         !lifted_too.contains(&ban.clients) || args.port.is_some_and(|port| ban.port != Some(port))
-    })?;
+    })?);
     match (lifted, clients.len()) {
         (0, _) => writeln!(out, "{} not banned", named(&clients))?,
         (_, 1) => writeln!(out, "{} no longer banned", named(&clients))?,
@@ -98,9 +98,12 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// Lists who is banned.
 pub fn bans(args: &BansArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let (places, now) = (Places::find(&args.ask, args.pins.as_deref())?, now());
+    let (places, now) = (Places::find(&args.ask, args.pins.as_deref(), true)?, now());
     let mut all = BTreeMap::new();
     let mut add = |ban: Ban| all.insert((ban.clients, ban.port), ban);
+    if places.are_all_that_are_there {
+        kept_bans(now)?.into_iter().for_each(|ban| _ = add(ban));
+    }
     if let Some(mut attached) = places.attached {
         attached.list(now)?.into_iter().for_each(|ban| _ = add(ban));
     }
@@ -120,35 +123,40 @@ pub fn bans(args: &BansArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 struct Places {
     running: Option<Client>,
     attached: Option<AttachedBans>,
+    /// The command line names none of them.
+    are_all_that_are_there: bool,
 }
 
 impl Places {
-    /// Those that the command line names; by default all that are there.
-    fn find(ask: &AskSpec, pins: Option<&Path>) -> anyhow::Result<Self> {
+    /// Those that the command line names; by default all that are there. `may_be_none`: the list of those
+    /// that are kept, which `truepeer run` follows, is a place as well.
+    fn find(ask: &AskSpec, pins: Option<&Path>, may_be_none: bool) -> anyhow::Result<Self> {
         let is_running_named = ask.admin.is_some() || ask.file.is_named();
         let attached =
             if is_running_named && pins.is_none() { None } else { Some(AttachedBans::find(pins)?) };
         let attached = attached.filter(|attached| !attached.is_empty());
         if pins.is_some() && !is_running_named {
             anyhow::ensure!(attached.is_some(), "nothing is attached; see truepeer attach status");
-            return Ok(Self { running: None, attached });
+            return Ok(Self { running: None, attached, are_all_that_are_there: false });
         }
         let client = Client::of(ask);
         let has_address = client.is_ok();
         let running = client.and_then(|running| running.ask("GET", "/healthz").map(|_| running));
         match running {
-            Ok(running) => Ok(Self { running: Some(running), attached }),
+            Ok(running) => {
+                Ok(Self { running: Some(running), attached, are_all_that_are_there: !is_running_named })
+            }
             Err(failure) if is_running_named => Err(failure),
-            Err(failure) if attached.is_some() => {
+            Err(failure) if attached.is_some() || may_be_none => {
                 // Without an address (no file, or no [admin] in it) no process can be told of bans.
                 anyhow::ensure!(
                     !has_address || is_nobody_there(&failure),
                     "{failure:#}; nothing was done. --pins DIR names the attachments alone"
                 );
-                Ok(Self { running: None, attached })
+                Ok(Self { running: None, attached, are_all_that_are_there: true })
             }
             Err(failure) => Err(failure.context(
-                "nothing is attached, and no truepeer answers (truepeer run can't be told of bans)",
+                "nothing is attached, and no truepeer answers; truepeer run follows the bans of --keep alone",
             )),
         }
     }

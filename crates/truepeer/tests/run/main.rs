@@ -1,6 +1,8 @@
 //! `truepeer run` and `connect` with the library: real programs, the names of libproxyproto, and tests of the
 //! library alone. Tests of both mechanisms are shared with `run_notify`, or are in `matrix`.
 
+#[path = "../run_notify/bans.rs"]
+mod bans;
 mod beside;
 #[path = "../run_notify/bodies.rs"]
 mod bodies;
@@ -60,6 +62,7 @@ const NOTIFYS: [&str; 8] = [
 fn main() -> ExitCode {
     kit::choose("preload");
     let shared = [
+        bans::tests(),
         programs::tests(),
         sockets::tests(),
         edges::tests(),

@@ -1,6 +1,7 @@
 //! `truepeer run` by notification: real programs, and tests of this mechanism alone. Behaviours of every way
 //! are in `matrix`.
 
+mod bans;
 mod bodies;
 mod connects;
 mod crowds;
@@ -20,7 +21,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     kit::choose("notify");
-    let mut all = programs::tests();
+    let mut all = bans::tests();
+    all.extend(programs::tests());
     all.extend(sockets::tests());
     all.extend(edges::tests());
     all.extend(lives::tests());

@@ -1,0 +1,61 @@
+//! Bans that are kept (`truepeer ban --keep`) reach a program that `truepeer run` has started, also one that
+//! has become another user.
+
+use anyhow::ensure;
+use truepeer_testbed::{Bed, Program, Test, tests};
+
+use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, start, via};
+
+const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
+/// In another process, so that two accept.
+const SERVER: &str = "\
+import os, socket
+listener = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True)
+os.fork()
+os.setgid(65534)
+os.setuid(65534)
+while True:
+    connection, peer = listener.accept()
+    while connection.recv(65536):
+        pass
+    connection.sendall(('%s %d\\n' % peer[:2]).encode())
+    connection.close()
+";
+
+pub(crate) fn tests() -> Vec<Test> {
+    let all = tests![a_ban_that_is_kept_reaches_a_program_that_runs];
+    all.into_iter().map(|test| test.needs_several_users().needs_program(PYTHON)).collect()
+}
+
+fn ask(client: &str) -> anyhow::Result<String> {
+    let to = if client.starts_with('[') { V6 } else { V4 };
+    Ok(Talk::Plain.ask(to, &[&header_of(client)?, Talk::Plain.question()])?.to_string())
+}
+
+fn a_ban_that_is_kept_reaches_a_program_that_runs(bed: &Bed) -> anyhow::Result<()> {
+    let lib = bed.dir().join("lib");
+    std::fs::create_dir(&lib)?;
+    let mount = format!("mount --bind {} /var/lib && exec \"$@\"", lib.display());
+    let truepeer =
+        |words: &[&str]| Program::new("unshare").args(["-m", "sh", "-c", &mount, "sh", TRUEPEER]).args(words);
+    let script = bed.write("server.py", SERVER)?;
+    let words = ["run", "--via", via(), "--", PYTHON, "-u"];
+    let server = start(bed, &truepeer(&words).arg(script), &[V4, V6])?;
+    for client in [CLIENT4, CLIENT6] {
+        ensure!(ask(client)? == client, "{client}");
+    }
+    truepeer(&["ban", "203.0.113.7", "2001:db8::/32", "--keep", "--for", "1h"]).run(bed)?;
+    // Each of two processes takes some.
+    for client in [CLIENT4, CLIENT6] {
+        bed.wait_for("the ban", || (0..8).all(|_| ask(client).is_err()))?;
+    }
+    server.wait_for_log("banned")?;
+    ensure!(ask("203.0.113.8:5000")? == "203.0.113.8:5000", "another client");
+    let listed = truepeer(&["bans"]).run(bed)?;
+    ensure!(listed.contains("203.0.113.7") && listed.contains("2001:db8::/32"), "{listed}");
+    let said = truepeer(&["unban", "203.0.113.7"]).run(bed)?;
+    ensure!(said == "203.0.113.7 is no longer banned\n", "{said}");
+    bed.wait_for("the end of the ban", || (0..8).all(|_| ask(CLIENT4).is_ok_and(|seen| seen == CLIENT4)))?;
+    ensure!(ask(CLIENT6).is_err(), "it is still banned");
+    Ok(())
+}
