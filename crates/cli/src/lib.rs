@@ -177,10 +177,20 @@ pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
     }
 }
 
+/// Warns of variables such as `TRUEPEER_ALLOW`: options are read from the command line and the file alone.
+pub fn warn_of_variables() {
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    let text = |word: OsString| word.into_string().ok();
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
+    for unread in guess::unread(&words, variables) {
+        tell!("warning: {unread}");
+    }
+}
+
 fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
-    if let Some(port) = bare_port(&argv) {
+    if let Some((port, rest)) = bare_port(&argv) {
         return Err(UsageError::Options(format!(
-            "attach {port}: expected an option; type: truepeer attach --port {port} --allow PREFIX"
+            "attach {port}: expected an option; type: truepeer attach --port {port} {rest}"
         )));
     }
     let command = command();
@@ -251,11 +261,14 @@ fn print(name: &str, matches: &ArgMatches) -> Result<Invocation, UsageError> {
     Ok(Invocation::Print(file::of_command(name, matches, &directory)?))
 }
 
-/// `attach 8080`.
-fn bare_port(argv: &[OsString]) -> Option<&str> {
-    let [_, command, word, ..] = argv else { return None };
-    let word = word.to_str()?;
-    (command == "attach" && word.starts_with(|c: char| c.is_ascii_digit())).then_some(word)
+/// `attach 8080`: the port, and the other options.
+fn bare_port(argv: &[OsString]) -> Option<(&str, String)> {
+    let [_, command, word, rest @ ..] = argv else { return None };
+    let word = word.to_str().filter(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
+    let rest: Vec<_> = rest.iter().map(|word| word.to_string_lossy()).collect();
+    let allow = if rest.iter().any(|word| word.starts_with("--allow")) { "" } else { "--allow PREFIX" };
+    let rest = format!("{allow} {}", rest.join(" "));
+    (command == "attach").then(|| (word, rest.trim().to_owned()))
 }
 
 fn command() -> Command {

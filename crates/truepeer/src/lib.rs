@@ -30,6 +30,7 @@ use truepeer_sys::output;
 pub fn main() -> ExitCode {
     // Before the command line is read: it may name them.
     plan::passed::names();
+    cli::warn_of_variables();
     let checked = cli::parse(std::env::args_os()).and_then(check);
     let task = match checked {
         Ok(task) => task,

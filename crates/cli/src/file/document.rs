@@ -134,6 +134,9 @@ fn unknown_table(name: &str, span: Span, table: &DeTable<'_>, is_list: bool) -> 
         return finding
             .help("this is a unit of systemd; the file of truepeer has [[proxy]], [[https]] or [[attach]]");
     }
+    if let Some(help) = guess::key("table", name, None) {
+        return finding.help(help);
+    }
     let meant = nearest(name, ENTRIES.into_iter().chain(TABLES)).or_else(|| likeliest(&keys));
     match meant {
         Some(meant) if ENTRIES.contains(&meant) => finding.help(format!("did you mean [[{meant}]]?")),

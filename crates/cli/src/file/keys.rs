@@ -116,13 +116,19 @@ impl Grammar {
             return finding
                 .help(format!("[[{name}]] has no tables of its own: write {keys} directly below it"));
         }
+        if ["admin", "log", "acme"].contains(&key) && table.is_some() {
+            return finding.help(format!("write [{key}] in a line of its own: it is for the whole process"));
+        }
         let elsewhere = || {
             let (_, text) = ELSEWHERE.iter().find(|(has, _)| has(&typed(key)))?;
             Some((*text).to_owned())
         };
         let is_excluded = self.excluded.iter().any(|name| name == key);
         let meant = || self.meant(key).map(|meant| format!("did you mean `{meant}`?"));
-        let other = || guess::key(&self.name, key, first_text(value));
+        let other = || {
+            let help = guess::key(&self.name, key, first_text(value))?;
+            Some(self.with_all(&help, value).unwrap_or(help))
+        };
         let near = || {
             let near = nearest(&typed(key), self.names())?;
             Some(format!("did you mean `{near}`?"))
@@ -152,10 +158,20 @@ impl Grammar {
         (!keys.is_empty()).then(|| keys.join(", "))
     }
 
+    /// `type port = "25"` with all values of a list.
+    fn with_all(&self, help: &str, value: &DeValue<'_>) -> Option<String> {
+        let (name, _) = help.strip_prefix("type ")?.split_once(" = ")?;
+        let is_list = matches!(self.key(name)?.get_action(), clap::ArgAction::Append);
+        let texts = value.as_array().filter(|values| is_list && values.len() > 1)?.iter();
+        let texts = texts.map(|value| text_of(value.get_ref()).map(quoted)).collect::<Option<Vec<_>>>()?;
+        Some(format!("type {name} = [{}]", texts.join(", ")))
+    }
+
     /// The names of all keys.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.keys().filter_map(Arg::get_long)
     }
+
     /// By an option's short or other name, or in another spelling.
     fn meant(&self, key: &str) -> Option<&str> {
         let typed = typed(key);
@@ -170,11 +186,15 @@ impl Grammar {
     }
 }
 
+/// A string or a number.
+pub(super) fn text_of<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
+    value.as_str().or_else(|| Some(value.as_integer()?.as_str()))
+}
+
 /// A string or a number, or the first one of a list.
 fn first_text<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
     let first = value.as_array().and_then(|values| Some(values.iter().next()?.get_ref()));
-    let one = first.unwrap_or(value);
-    one.as_str().or_else(|| Some(one.as_integer()?.as_str()))
+    text_of(first.unwrap_or(value))
 }
 
 /// A key as options are written.

@@ -3,12 +3,13 @@
 use std::any::TypeId;
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, ArgAction};
+use clap::{Arg, ArgAction, Command};
 use toml::Spanned;
 use toml::de::{DeInteger, DeValue};
 
 use super::finding::{Finding, Span};
-use super::keys;
+use super::keys::{self, text_of};
+use crate::guess::{meant, takes};
 use truepeer_config::spec::{AdminAddr, Deny, PrefixesOrFile};
 
 /// A word and its place; `None`: a switch that is on.
@@ -23,15 +24,36 @@ pub(super) fn words(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Resu
     if !arg.get_action().takes_values() {
         return match value.get_ref() {
             DeValue::Boolean(is_on) => Ok(is_on.then_some((span, None)).into_iter().collect()),
-            _ => Err(Finding::error(span, format!("`{}`: expected true or false", key(arg)))),
+            other => {
+                let text = format!("`{}`: expected true or false", key(arg));
+                let word = text_of(other).unwrap_or_default().to_lowercase();
+                let is_on = !["false", "no", "off", "none", "never", "0"].contains(&word.as_str());
+                Err(Finding::error(span, text).help(format!("type {} = {is_on}", key(arg))))
+            }
         };
     }
     match (value.get_ref(), arg.get_action()) {
         (DeValue::Array(values), ArgAction::Append) => {
             values.iter().map(|value| word(arg, value, dir)).collect()
         }
-        (DeValue::Array(_), _) => {
-            Err(Finding::error(span, format!("`{}`: expected one value, without brackets", key(arg))))
+        (DeValue::Array(values), _) => {
+            let text = format!("`{}`: expected one value, without brackets", key(arg));
+            let texts: Vec<&str> = values.iter().filter_map(|value| text_of(value.get_ref())).collect();
+            let one = one_of(arg, &texts.join(",")).or_else(|| texts.first().map(|&first| first.to_owned()));
+            let finding = Finding::error(span, text);
+            Err(match one {
+                Some(one) => finding.help(format!("type {} = {}", key(arg), written(arg, &one))),
+                None => finding,
+            })
+        }
+        // `{ "10.0.0.7" = "optional" }`
+        (DeValue::Table(table), ArgAction::Append) if arg.get_value_names().is_some_and(takes_pairs) => {
+            let pairs = table.iter().filter_map(|(key, value)| {
+                Some(keys::quoted(&format!("{}={}", key.get_ref(), text_of(value.get_ref())?)))
+            });
+            let list = pairs.collect::<Vec<_>>().join(", ");
+            let text = format!("`{}`: {}; got a table", key(arg), expected(arg));
+            Err(Finding::error(span, text).help(format!("type {} = [{list}]", key(arg))))
         }
         _ => Ok(vec![word(arg, value, dir)?]),
     }
@@ -45,7 +67,9 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
         DeValue::Integer(number) if !takes_names(arg) => {
             decimal(number).ok_or_else(|| wrong("expected a smaller number"))?
         }
-        DeValue::Integer(_) => return Err(wrong("expected a string, in quotes; got a number")),
+        DeValue::Integer(number) => {
+            return Err(or_else(wrong("expected a string, in quotes; got a number"), arg, number.as_str()));
+        }
         DeValue::Float(number) if number.as_str().is_empty() => {
             return Err(wrong("expected a string, in quotes"));
         }
@@ -55,15 +79,50 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
                 number.as_str()
             )));
         }
-        DeValue::Boolean(_) => return Err(wrong(&format!("{}; got true or false", expected(arg)))),
+        DeValue::Boolean(is_on) => {
+            let finding = wrong(&format!("{}; got true or false", expected(arg)));
+            let typed = if *is_on { "true" } else { "false" };
+            return Err(if takes_names(arg) { finding } else { or_else(finding, arg, typed) });
+        }
         DeValue::Datetime(_) => return Err(wrong("expected a string, in quotes; got a date")),
         DeValue::Array(_) => return Err(wrong("expected a list of strings; got a list in a list")),
-        DeValue::Table(_) => return Err(wrong(&format!("{}; got a table", expected(arg)))),
+        DeValue::Table(table) => {
+            let finding = wrong(&format!("{}; got a table", expected(arg)));
+            // `{ host = "127.0.0.1", port = 443 }`
+            let texts: Vec<_> = table.values().filter_map(|value| text_of(value.get_ref())).collect();
+            return Err(match texts.is_empty() {
+                true => finding,
+                false => {
+                    let joined = texts.join(":");
+                    let is_taken = takes(&Command::new("entry").arg(arg.clone()), key(arg), &joined);
+                    let word = one_of(arg, &joined).filter(|_| !is_taken).unwrap_or(joined);
+                    finding.help(format!("type {} = {}", key(arg), keys::quoted(&word)))
+                }
+            });
+        }
     };
     if text.contains('\0') {
         return Err(wrong("expected no NUL character"));
     }
     Ok((span, Some(absolute(arg, text, dir))))
+}
+
+/// A value in another notation, as the option takes it.
+fn one_of(arg: &Arg, typed: &str) -> Option<String> {
+    meant(&Command::new("entry").arg(arg.clone()), key(arg), typed)?.into_iter().next()
+}
+
+/// With `type listen = "127.0.0.1:9144"`, if the value has another notation.
+fn or_else(finding: Finding, arg: &Arg, typed: &str) -> Finding {
+    match one_of(arg, typed) {
+        Some(word) => finding.help(format!("type {} = {}", key(arg), written(arg, &word))),
+        None => finding,
+    }
+}
+
+/// `[PREFIX=]RULE`
+fn takes_pairs(names: &[clap::builder::Str]) -> bool {
+    names.iter().any(|name| name.contains("=]"))
 }
 
 /// A word whose path, if it is one, does not depend on the working directory.

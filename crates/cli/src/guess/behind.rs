@@ -29,10 +29,7 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
     let shown = |words: &[OsString]| {
         words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
     };
-    if let [line] = program
-        && let Some(text) = line.to_str().filter(|text| text.contains(' '))
-        && !Path::new(line).exists()
-    {
+    if let Some(text) = line_in_one_word(program) {
         let before = shown(before.strip_suffix(&["--".into()]).unwrap_or(before));
         return Err(UsageError::Options(format!(
             "{text:?}: one word, so the name of one program; type without quotes: {before} -- {text}"
@@ -67,12 +64,21 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
     let end = end.min(program.len());
     let rest = [&program[..place], &program[end..]].concat();
     let (before, options) = (shown(before), shown(&program[place..end]));
-    Err(UsageError::Options(format!(
-        "{option}: expected before the program; type: {before} {options} -- {} (if it is the program's own option: \
-         {before} -- {})",
-        shown(&rest),
-        shown(program),
-    )))
+    let instead = format!("{option}: expected before the program; type: {before} {options} --");
+    Err(UsageError::Options(match line_in_one_word(&rest) {
+        Some(line) => format!("{instead} {line} (without quotes)"),
+        None => format!(
+            "{instead} {} (if it is the program's own option: {before} -- {})",
+            shown(&rest),
+            shown(program)
+        ),
+    }))
+}
+
+/// A whole command line in quotes.
+fn line_in_one_word(program: &[OsString]) -> Option<&str> {
+    let [line] = program else { return None };
+    line.to_str().filter(|text| text.contains(' ') && !Path::new(line).exists())
 }
 
 /// A word as a shell takes it.

@@ -1,6 +1,7 @@
 //! Words that other programs have, and that truepeer calls otherwise: what to type.
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use super::UsageError;
 use truepeer_config::spec::defaults;
@@ -10,11 +11,13 @@ use words::find;
 mod behind;
 mod unknown;
 mod value;
+mod variables;
 mod words;
 
 pub(crate) use behind::behind_the_program;
 pub(crate) use unknown::{explain, sharing_a_word};
-pub(crate) use value::meant;
+pub(crate) use value::{meant, takes};
+pub(crate) use variables::unread;
 pub(crate) use words::key;
 
 /// Commands with a file, which `-c` names.
@@ -50,6 +53,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         && !["run", "connect", "completion"].contains(&first)
         && way.find_subcommand(second).is_none()
         && is_command(&second)
+        && find(first, &[second]).is_none()
     {
         return refused(second, "expected one command", &format!("truepeer {}", rest.join(" ")));
     }
@@ -128,13 +132,14 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
             &format!("truepeer attach --port {port} --allow {sender}"),
         );
     }
-    if let Some((typed, expected, instead)) = misshapen(first, rest) {
-        return refused(typed, expected, &instead);
-    }
-    // Where the program of `run` begins, only clap knows.
     let innermost = rest.iter().fold(all.find_subcommand(first), |command, word| {
         command.map(|command| command.find_subcommand(word).unwrap_or(command))
     });
+    let found = misshapen(first, rest).or_else(|| innermost.and_then(|command| negative(command, rest)));
+    if let Some((typed, expected, instead)) = found {
+        return refused(typed, expected, &instead);
+    }
+    // Where the program of `run` begins, only clap knows.
     let is_own = |typed: &str| innermost.is_some_and(|command| unknown::has(command, typed));
     if !is_valid
         && !["run", "connect"].contains(&first)
@@ -154,6 +159,9 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         }
         ("connect", [to, ..]) if is_address(to) => {
             refused(to, "expected a program", &format!("truepeer connect --to {to} -- COMMAND"))
+        }
+        ("doctor", ["-p" | "--protocol", protocol, port]) if is_number(port) => {
+            refused(protocol, "expected it behind the port", &format!("truepeer doctor {port}/{protocol}"))
         }
         ("doctor", [port, protocol @ ("tcp" | "udp"), ..]) => {
             refused(protocol, "expected it behind the port", &format!("truepeer doctor {port}/{protocol}"))
@@ -184,12 +192,21 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
     let end = rest.iter().position(|word| *word == "--").unwrap_or(rest.len());
     let rest = &rest[..end];
     let of_pair = |pair: &[&'a str]| match (command, pair) {
-        ("proxy" | "https", &["-l" | "--listen", pair]) => {
+        // `-L` as ssh has it.
+        ("proxy" | "https", &["-l" | "-L" | "--listen", pair]) => {
             let (listen, backend) = pair.split_once(':').filter(|(listen, _)| is_number(listen))?;
             let backend =
                 if is_number(backend) { format!("127.0.0.1:{backend}") } else { backend.to_owned() };
             let backend = to(command, &backend);
             Some((pair, "expected an address before the port", format!("-l :{listen} {backend}")))
+        }
+        ("proxy" | "https", &["--from" | "--source" | "--src" | "--local" | "--in", listen])
+            if is_address(listen) =>
+        {
+            Some((listen, "expected --listen before it", format!("--listen {listen}")))
+        }
+        ("https", &["-d", name]) if name.contains('.') && !name.starts_with('-') => {
+            Some((name, "expected --acme before a name", format!("--acme {name}")))
         }
         ("ban", &[client, time]) if client.contains(['.', ':']) && is_time(time) => {
             Some((time, "expected an option before it", format!("truepeer ban {client} --for {time}")))
@@ -200,6 +217,16 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
         ("proxy" | "https", &["-c", file]) if file.contains('/') || file.ends_with(".toml") => {
             Some((file, "a file is for serve", format!("truepeer serve -c {file}")))
         }
+        ("attach", &["-p" | "--publish" | "--ports", pair]) => {
+            let (_, port) = pair.split_once(':').filter(|(host, port)| is_number(host) && is_number(port))?;
+            Some((pair, "expected the server's own port", format!("--port {port}")))
+        }
+        ("attach", &["detach", now @ ("--force" | "-f" | "--kill" | "--immediately")]) => {
+            Some((now, "not a word of this command", "truepeer attach detach --now".to_owned()))
+        }
+        ("attach", &["status", follow @ ("-w" | "--watch" | "-f" | "-F" | "--tail")]) => {
+            Some((follow, "not a word of this command", "truepeer attach status --follow".to_owned()))
+        }
         ("attach", &["--pid", name]) if !is_number(name) && !name.starts_with('-') => Some((
             name,
             "expected the number of a container's process",
@@ -208,8 +235,21 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
         ("proxy", &["-a" | "--allowed-subnets", prefix]) if prefix.parse::<PrefixSet>().is_ok() => {
             Some((prefix, "expected a file behind --allowed-subnets", format!("--allow {prefix}")))
         }
+        (_, &["--tls-cert", files]) if !Path::new(files).exists() => {
+            let (cert, other) = files.split_once([',', ':'])?;
+            let is_key = other.ends_with("key") || other.contains("priv");
+            let option = if is_key { "--tls-key" } else { "--tls-cert" };
+            Some((files, "expected one file", format!("--tls-cert {cert} {option} {other}")))
+        }
         ("attach", &["--container", container]) => {
-            let (name, port) = container.rsplit_once(':').filter(|(_, port)| is_number(port))?;
+            let (name, port) = container.rsplit_once(':')?;
+            if !is_number(port) {
+                return Some((
+                    container,
+                    "expected a container's name, not an image",
+                    format!("--container {name}"),
+                ));
+            }
             let port = if rest.contains(&"--port") { String::new() } else { format!(" --port {port}") };
             Some((container, "expected a name, without a port", format!("--container {name}{port}")))
         }
@@ -227,7 +267,30 @@ fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static s
         }
         _ => None,
     };
-    rest.windows(2).find_map(of_pair).or_else(|| rest.windows(3).find_map(of_three))
+    let of_four = |four: &[&'a str]| match four {
+        &[option, first, sign @ ("-" | "to" | "..."), last] if is_number(first) && is_number(last) => {
+            Some((sign, "expected no blanks beside it", format!("{option} {first}-{last}")))
+        }
+        _ => None,
+    };
+    let of_some = rest.windows(2).find_map(of_pair).or_else(|| rest.windows(3).find_map(of_three));
+    of_some.or_else(|| rest.windows(4).find_map(of_four))
+}
+
+/// A number below zero behind an option that takes a value: clap takes it for an option.
+fn negative<'a>(command: &clap::Command, rest: &[&'a str]) -> Option<(&'a str, &'static str, String)> {
+    let of_pair = |pair: &[&'a str]| {
+        let &[option, value] = pair else { return None };
+        let number =
+            value.strip_prefix('-').filter(|number| number.starts_with(|c: char| c.is_ascii_digit()))?;
+        let name = option.strip_prefix("--").filter(|_| unknown::takes_value(command, option))?;
+        let none = (number == "1").then(|| meant(command, name, "unlimited")).flatten();
+        let number = none.map_or_else(|| number.to_owned(), |words| words.join(" "));
+        // `-4` and `-6` are options.
+        let is_option = unknown::has(command, value);
+        (!is_option).then(|| (value, "expected no number below zero", format!("{option} {number}")))
+    };
+    rest.windows(2).find_map(of_pair)
 }
 
 /// `site.key`, not an option or an address.

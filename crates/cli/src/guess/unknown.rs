@@ -1,6 +1,8 @@
 //! Words that clap refuses: what it expected, and what to type.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
@@ -17,6 +19,11 @@ const LIKELY: [&str; 12] = [
     "serve", "sessions", "ban", "doctor", "probe", "status", "top",
 ];
 
+const BACKENDS: [&str; 3] = ["ipv4", "ipv6", "origin"];
+const NO_UNIX: &str =
+    "expected an address, not a Unix socket: let the server listen on 127.0.0.1:PORT, and name that";
+const ONE_OF_MANY: &str = " (the load balancer before truepeer spreads the load)";
+
 /// Turns an error of clap into one that names what to type. Where clap's own text does, it stays, and gets a
 /// tip.
 pub(crate) fn explain(argv: &[OsString], mut error: clap::Error) -> UsageError {
@@ -31,7 +38,7 @@ pub(crate) fn explain(argv: &[OsString], mut error: clap::Error) -> UsageError {
     if let Some(said) = unknown(&all, (&name, &command), argv, &examples, &mut error) {
         return UsageError::Options(said);
     }
-    if let Some(tip) = tip(&error, &command, &examples) {
+    if let Some(tip) = tip(&error, &command, &examples, argv) {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error.into()
@@ -56,11 +63,15 @@ fn unknown(
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let typed = text(error, ContextKind::InvalidArg)?.to_owned();
+            if let Some(said) = own_command(name, command, &typed) {
+                return Some(said);
+            }
             // Only clap knows where the program of `run` begins.
             if let Some((typed, instead)) = find(name, &[typed.as_str()]) {
                 return Some(saying(typed, "not a word of this command", &instead));
             }
-            let said = undashed(command, &typed).or_else(|| one_too_many(argv, command, &typed));
+            let said = undashed(command, &typed, next(argv, &typed));
+            let said = said.or_else(|| one_too_many(argv, command, &typed, examples));
             if let Some(said) =
                 said.or_else(|| of_others(all, name, &typed).filter(|_| typed.starts_with("--")))
             {
@@ -92,8 +103,10 @@ fn unknown(
         }
         ErrorKind::InvalidSubcommand | ErrorKind::ArgumentConflict if name == "attach" => {
             let typed = text(error, ContextKind::InvalidSubcommand)?;
+            let said = own_command(name, command, typed);
             let name = typed.rsplit('/').next().unwrap_or(typed);
-            undashed(command, typed).or_else(|| one_too_many(argv, command, typed)).or_else(|| {
+            let said = said.or_else(|| undashed(command, typed, next(argv, typed)));
+            said.or_else(|| one_too_many(argv, command, typed, examples)).or_else(|| {
                 Some(format!(
                     "{typed}: expected an option before it; type: truepeer attach --port 443 --allow PREFIX; \
                  for a container with --container {name}, for a unit of systemd with --unit {name}"
@@ -116,13 +129,28 @@ fn unknown(
     }
 }
 
+/// `--port 443 status`
+fn own_command(name: &str, command: &Command, typed: &str) -> Option<String> {
+    command.find_subcommand(typed)?;
+    Some(format!("{typed}: expected right behind the command; type: truepeer {name} {typed}"))
+}
+
+/// The word behind this one.
+fn next<'a>(argv: &'a [OsString], typed: &str) -> Option<&'a str> {
+    argv.get(argv.iter().position(|word| word == typed)? + 1)?.to_str()
+}
+
 /// An option without its dashes, or in the other case.
-fn undashed(command: &Command, typed: &str) -> Option<String> {
+fn undashed(command: &Command, typed: &str, next: Option<&str>) -> Option<String> {
     let name = typed.split('=').next().unwrap_or(typed);
     if !typed.starts_with('-') {
         let value = typed.strip_prefix(name).unwrap_or_default();
-        return main_name(command, name)
-            .map(|name| format!("{typed}: expected an option; type: --{name}{value}"));
+        let arg = command.get_arguments().find(|arg| is_called(arg, &format!("--{name}")))?;
+        let has_value = !value.is_empty() || next.is_some_and(|next| !next.starts_with('-'));
+        let names = arg.get_value_names().filter(|_| !has_value && arg.get_action().takes_values());
+        let missing = names.and_then(|names| Some(format!(" <{}>", names.first()?))).unwrap_or_default();
+        let name = arg.get_long()?;
+        return Some(format!("{typed}: expected an option; type: --{name}{value}{missing}"));
     }
     let flip = |c: char| if c.is_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() };
     let other: String = name.chars().map(flip).collect();
@@ -141,10 +169,12 @@ fn undashed(command: &Command, typed: &str) -> Option<String> {
 }
 
 /// A word behind the value of an option, which takes one: `--port 80 443`, `-4 HOST PORT`.
-fn one_too_many(argv: &[OsString], command: &Command, typed: &str) -> Option<String> {
+fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[String]) -> Option<String> {
     let place = argv.iter().position(|word| word == typed).filter(|_| !typed.starts_with('-'))?;
     let before = |count: usize| argv.get(place.checked_sub(count)?)?.to_str();
-    let value = before(1)?;
+    // `--port=80 443`, `--port 80 443`
+    let joined = before(1)?.split_once('=').filter(|(option, _)| option.starts_with("--"));
+    let (option, value) = joined.map_or((before(2), before(1)?), |(option, value)| (Some(option), value));
     let called = |word: &str| command.get_arguments().find(|arg| is_called(arg, word));
     if let Some(switch) = called(value).filter(|arg| !arg.get_action().takes_values()) {
         let with_value = command.get_arguments().find(|arg| {
@@ -153,21 +183,47 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str) -> Option<Str
                 && arg.get_short() == value.trim_start_matches('-').chars().next()
         });
         let other = with_value.and_then(Arg::get_short).map(|short| format!("; type: -{short} {typed}"));
+        let example = examples.iter().find(|line| line.contains(value));
+        let other = other.or_else(|| Some(format!("; for example: {}", example?)));
         return Some(format!("{typed}: {value} takes no value{}", other.unwrap_or_default()))
             .filter(|_| switch.get_long().is_some());
     }
-    let option = before(2)?;
+    let option = option?;
     let arg = called(option)?;
     let name = arg.get_long().filter(|_| arg.get_action().takes_values() && !value.starts_with('-'))?;
-    let joined = [",", ":", " "].map(|between| format!("{value}{between}{typed}"));
+    let first = if ["origin", "header"].contains(&name) { "=" } else { "," };
+    let in_one_word = [first, ":", " "].map(|between| format!("{value}{between}{typed}"));
     // A path may have any character.
     let is_free = takes(command, name, "?,?");
     let in_one = |word: &String| {
         let is_it = !is_free && takes(command, name, word);
         if is_it { Some(word.clone()) } else { meant(command, name, word)?.into_iter().next() }
     };
-    if let Some(word) = joined.iter().find_map(in_one).filter(|word| !is_free && word.len() > value.len()) {
+    if let Some(word) =
+        in_one_word.iter().find_map(in_one).filter(|word| !is_free && word.len() > value.len())
+    {
         return Some(format!("{typed}: expected in one word; type: {option} {word}"));
+    }
+    let way = argv.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    // `-l 8443 127.0.0.1 443`
+    if name == "listen" && ["proxy", "https"].contains(&way) && typed.contains(['.', ':']) {
+        let port = argv.get(place + 1).and_then(|port| port.to_str()?.parse::<u16>().ok());
+        let port = port.map_or("PORT".to_owned(), |port| port.to_string());
+        let backend = match typed.parse::<IpAddr>() {
+            Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+            Ok(ip) => format!("{ip}:{port}"),
+            Err(_) => typed.to_owned(),
+        };
+        let listen = meant(command, name, value).map_or_else(|| value.to_owned(), |words| words.join(" "));
+        let backend = super::to(way, &backend);
+        return Some(format!("{typed}: expected an option before it; type: {option} {listen} {backend}"));
+    }
+    if way == "https" && typed.contains("://") {
+        return Some(format!("{typed}: expected an option before it; type: --origin {typed}"));
+    }
+    // `ssl` behind an address, as HAProxy has it.
+    if let Some((_, instead)) = find(way, &[&format!("--{typed}")]) {
+        return Some(saying(typed, "expected an option before it", &instead));
     }
     let again =
         matches!(arg.get_action(), ArgAction::Append).then(|| format!("; several: {option} A {option} B"));
@@ -213,8 +269,13 @@ pub(super) fn has(command: &Command, typed: &str) -> bool {
     command.get_arguments().any(|arg| is_called(arg, typed))
 }
 
+/// Whether the command has an option of this name with a value.
+pub(super) fn takes_value(command: &Command, name: &str) -> bool {
+    command.get_arguments().any(|arg| is_called(arg, name) && arg.get_action().takes_values())
+}
+
 /// Whether an option is called so, with its dashes.
-fn is_called(arg: &Arg, typed: &str) -> bool {
+pub(super) fn is_called(arg: &Arg, typed: &str) -> bool {
     match typed.strip_prefix("--") {
         Some(long) => {
             arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|all| all.contains(&long))
@@ -256,8 +317,43 @@ pub(crate) fn sharing_a_word<'a>(typed: &str, names: impl Iterator<Item = &'a st
     names.filter(shares).take(5).collect()
 }
 
+/// What to do instead of a value that the option has no notation for.
+fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<String> {
+    let not = typed.strip_prefix(['!', '-']).or_else(|| typed.strip_prefix("not ")).map(str::trim);
+    let is_path = typed.starts_with("unix:") || typed.starts_with('/');
+    let is_word = typed.chars().all(|c| c.is_ascii_alphabetic() || c == '-');
+    match name {
+        "allow" if not.is_some_and(|prefix| takes(command, name, prefix)) => Some(format!(
+            "leave senders out that may not connect; clients: --deny-clients {}",
+            not.unwrap_or_default()
+        )),
+        "allow" if has(command, "--dev") && Path::new("/sys/class/net").join(typed).exists() => {
+            Some(format!("expected the senders' addresses; for one device of this host: --dev {typed}"))
+        }
+        "allow" if is_word && meant(command, name, typed).is_none() => {
+            Some(format!("type their addresses, or the path of a list of them: {option} ./{typed}.txt"))
+        }
+        "header" if ["1", "2", "v1", "v2", "proxy"].contains(&typed) => {
+            Some("leave it out: headers of both versions are read".to_owned())
+        }
+        "listen"
+            if typed.split('-').count() == 2 && typed.split('-').all(|port| port.parse::<u16>().is_ok()) =>
+        {
+            Some(
+                "type each port: --listen :8000 --listen :8001; or many by TPROXY: --listen-transparent"
+                    .to_owned(),
+            )
+        }
+        "listen" | "ipv4" | "ipv6" | "origin" if is_path && !typed.contains('=') => Some(NO_UNIX.to_owned()),
+        _ if ["auto", "default", "unset"].contains(&typed) && option.starts_with('-') => {
+            Some(format!("leave {option} out: its default is taken"))
+        }
+        _ => None,
+    }
+}
+
 /// A tip below clap's own text.
-fn tip(error: &clap::Error, command: &Command, examples: &[String]) -> Option<String> {
+fn tip(error: &clap::Error, command: &Command, examples: &[String], argv: &[OsString]) -> Option<String> {
     let option = text(error, ContextKind::InvalidArg)?.split(' ').next()?;
     match error.kind() {
         ErrorKind::ValueValidation | ErrorKind::InvalidValue
@@ -269,20 +365,43 @@ fn tip(error: &clap::Error, command: &Command, examples: &[String]) -> Option<St
             if !option.starts_with('-') && main_name(command, typed).is_some() {
                 return Some(format!("the option is --{typed}"));
             }
+            if let Some(tip) = in_words(command, option, name, typed) {
+                return Some(tip);
+            }
             let Some(words) = meant(command, name, typed) else {
-                let is_list = typed.contains(',') && typed.split(',').all(|part| takes(command, name, part));
-                return is_list.then(|| "expected one value, not a list".to_owned());
+                let first = typed.split(',').next().filter(|first| first.len() < typed.len())?;
+                let why = if BACKENDS.contains(&name) { ONE_OF_MANY } else { "" };
+                let is_list = typed.split(',').all(|part| takes(command, name, part));
+                return is_list
+                    .then(|| format!("expected one value, not a list; type {option} {first}{why}"));
             };
             let is_option = option.starts_with('-');
             let words =
                 words.iter().map(|word| if is_option { format!("{option} {word}") } else { word.clone() });
-            Some(format!("type {}", words.collect::<Vec<_>>().join(" ")))
+            // `:53/udp`
+            let is_udp = is_option && name != "protocol" && typed.to_lowercase().contains("udp");
+            let udp = if is_udp && has(command, "--protocol") { " --protocol udp" } else { "" };
+            Some(format!("type {}{udp}", words.collect::<Vec<_>>().join(" ")))
         }
         // Without a value, or missing: an example that has it, or else the first.
         ErrorKind::MissingRequiredArgument | ErrorKind::InvalidValue => {
             let has_it = |line: &&String| line.split(' ').any(|word| word == option);
-            let example = examples.iter().find(has_it).or(examples.first())?;
-            Some(format!("for example: {example}"))
+            if let Some(inner) = argv.get(2).and_then(|word| word.to_str()).filter(|_| option == "--port")
+                && command.get_name() == inner
+            {
+                return Some(format!("for example: truepeer attach {inner} --port 443"));
+            }
+            // The first of those that have the most of the words that were typed.
+            let alike = |line: &&String| {
+                argv.iter().filter(|one| line.split(' ').any(|word| word == one.as_os_str())).count()
+            };
+            let example = examples.iter().filter(has_it).rev().max_by_key(alike);
+            match (example, error.kind()) {
+                (None, ErrorKind::InvalidValue) => {
+                    Some(format!("type {}", text(error, ContextKind::InvalidArg)?))
+                }
+                (example, _) => Some(format!("for example: {}", example.or(examples.first())?)),
+            }
         }
         ErrorKind::ArgumentConflict => {
             let prior = text(error, ContextKind::PriorArg)?.split(' ').next()?;

@@ -12,13 +12,20 @@ pub(crate) fn meant(command: &Command, name: &str, typed: &str) -> Option<Vec<St
     let is_other = |word: &str| word == "forbid" && command.get_name() == "attach";
     let takes = |word: &str| takes(command, name, word) && !is_other(word);
     let clean = typed.trim().trim_matches(|c| "\"'`“”„‘’".contains(c));
-    if let Some(one) = notations(clean, name).into_iter().find(|word| word != typed && takes(word)) {
-        return Some(vec![one]);
-    }
     let several: Vec<String> =
         inner(clean).split(SEPARATORS).filter(|part| !part.is_empty()).map(str::to_owned).collect();
     let is_list = is_repeatable && several.len() > 1 && several.iter().all(|word| takes(word));
-    is_list.then_some(several)
+    let one = notations(clean, name).into_iter().find(|word| word != typed && takes(word));
+    if let Some(one) = one.filter(|_| !(is_list && name == "listen")) {
+        return Some(vec![one]);
+    }
+    let for_all = several.iter().filter(|word| !word.contains('=')).count();
+    match name {
+        // Of several rules for everybody, optional has what the others allow.
+        "header" if is_list && for_all > 1 => Some(vec!["optional".to_owned()]),
+        "origin" if for_all > 1 => None,
+        _ => is_list.then_some(several),
+    }
 }
 
 fn named<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
@@ -26,7 +33,7 @@ fn named<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
 }
 
 /// Whether the option or argument takes this value.
-pub(super) fn takes(command: &Command, name: &str, word: &str) -> bool {
+pub(crate) fn takes(command: &Command, name: &str, word: &str) -> bool {
     let is_option = named(command, name).is_some_and(|arg| arg.get_long().is_some());
     let word = if is_option { format!("--{name}={word}") } else { word.to_owned() };
     let alone = command.clone().no_binary_name(true).mut_args(|arg| arg.required(false));
@@ -57,6 +64,22 @@ fn notations(text: &str, option: &str) -> Vec<String> {
     let pair = ["->", "=>", " = ", ": "].iter().find_map(|between| text.split_once(between));
     all.extend(pair.map(|(left, right)| format!("{}={}", left.trim(), right.trim())));
     all.extend(text.strip_suffix(['/', ',', ';', '.']).map(str::to_owned));
+    match option {
+        "allow" | "allow-claims" | "deny-clients" | "clients" => {
+            // `fe80::1%eth0`, `NAME=10.0.0.7`, `10.0.0.0/24/32`
+            let (zone, named) = (text.split_once('%'), text.split_once('='));
+            let twice = text.rsplit_once('/').filter(|(prefix, _)| prefix.contains('/'));
+            let parts = [zone.map(|(ip, _)| ip), named.map(|(_, ip)| ip), twice.map(|(prefix, _)| prefix)];
+            all.extend(parts.into_iter().flatten().map(str::to_owned));
+        }
+        // `10.0.0.7:optional`, `optional=10.0.0.7`
+        "header" => all.extend(
+            text.rsplit_once([':', '=', ' '])
+                .into_iter()
+                .flat_map(|(left, right)| [format!("{left}={right}"), format!("{right}={left}")]),
+        ),
+        _ => {}
+    }
     all.extend(words(&lower, option).iter().map(|&word| word.to_owned()));
     all.extend(["file://", "file:", "unix://", "unix:", "@"].iter().find_map(|start| {
         let path = text.strip_prefix(start)?;
@@ -69,7 +92,11 @@ fn notations(text: &str, option: &str) -> Vec<String> {
     // `MATCH=URL`
     let (serves, url) = text.split_once('=').filter(|_| option == "origin").unwrap_or(("", text));
     let equals = if serves.is_empty() { "" } else { "=" };
-    all.extend(addresses(url, option).iter().map(|address| format!("{serves}{equals}{address}")));
+    if option != "dev" {
+        all.extend(addresses(url, option).iter().map(|address| format!("{serves}{equals}{address}")));
+    }
+    // `/=URL` is every request.
+    all.extend((option == "origin" && ["/", "*"].contains(&serves)).then(|| url.to_owned()));
     // `proxy-v2`, `TLSv1.2`, `2`.
     let version = lower.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches(".0");
     if (1..=3).contains(&version.len()) {
@@ -105,9 +132,7 @@ fn prefix(text: &str) -> Option<String> {
         return (length + mask.trailing_zeros() == 32).then(|| format!("{}/{length}", Ipv4Addr::from(base)));
     }
     if let Some((first, last)) = text.split_once('-').and_then(|(a, b)| address(a).zip(address(b))) {
-        let differs = first ^ last;
-        let is_prefix = differs & differs.wrapping_add(1) == 0 && first & differs == 0;
-        return is_prefix.then(|| format!("{}/{}", Ipv4Addr::from(first), differs.leading_zeros()));
+        return range(first.into(), last.into());
     }
     let (base, length) = text.split_once('/').map_or((text, None), |(base, length)| (base, Some(length)));
     let numbers: Vec<&str> = base.split('.').take_while(|part| part.parse::<u8>().is_ok()).collect();
@@ -121,10 +146,37 @@ fn prefix(text: &str) -> Option<String> {
     Some(format!("{}/{}", octets.join("."), length.unwrap_or(&whole)))
 }
 
-/// `10minutes`, `1d`, `1.5 s`.
+/// A range of addresses as prefixes.
+fn range(mut first: u64, last: u64) -> Option<String> {
+    let mut all = Vec::new();
+    while first <= last {
+        let most = (last + 1 - first).ilog2();
+        let host_bits = most.min(first.trailing_zeros()).min(32);
+        let base = Ipv4Addr::from(u32::try_from(first).ok()?);
+        all.push(if host_bits == 0 { base.to_string() } else { format!("{base}/{}", 32 - host_bits) });
+        first += 1 << host_bits;
+    }
+    (!all.is_empty()).then(|| all.join(","))
+}
+
+/// `10minutes`, `1d`, `1.5 s`, `1h30m`.
 fn time(lower: &str) -> Option<String> {
-    let (number, unit) = number(lower)?;
-    let millis = match unit.trim_end_matches('s') {
+    let units = [("h", 3600e3), ("m", 60e3), ("s", 1000.0), ("ms", 1.0)];
+    let (mut millis, mut rest) = (0.0, lower);
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| c.is_alphabetic()).unwrap_or(rest.len());
+        let behind = rest[end..].find(|c: char| !c.is_alphabetic()).map_or(rest.len(), |unit| end + unit);
+        millis += milliseconds(&rest[..behind])?;
+        rest = rest[behind..].trim_start();
+    }
+    let (unit, each) = units.into_iter().find(|(_, each)| millis % each == 0.0)?;
+    Some(format!("{}{unit}", millis / each))
+}
+
+/// A number and its unit.
+fn milliseconds(text: &str) -> Option<f64> {
+    let (number, unit) = number(text)?;
+    let each = match unit.trim_end_matches('s') {
         "m" if unit == "ms" => 1.0,
         "msec" | "milli" | "millisecond" => 1.0,
         "" if unit.is_empty() && number.fract() == 0.0 => return None,
@@ -134,10 +186,8 @@ fn time(lower: &str) -> Option<String> {
         "d" | "day" => 24.0 * 3600e3,
         "w" | "week" => 7.0 * 24.0 * 3600e3,
         _ => return None,
-    } * number;
-    let units = [("h", 3600e3), ("m", 60e3), ("s", 1000.0), ("ms", 1.0)];
-    let (unit, each) = units.into_iter().find(|(_, each)| millis % each == 0.0)?;
-    Some(format!("{}{unit}", millis / each))
+    };
+    Some(each * number)
 }
 
 /// `10MB`, `16 k`.
@@ -217,6 +267,10 @@ fn addresses(text: &str, option: &str) -> Vec<String> {
     if address.parse::<Ipv6Addr>().is_ok() && is_port {
         all.push(format!("[{address}]:{port}"));
     }
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    if bare.parse::<Ipv4Addr>().is_ok() && is_port {
+        all.push(format!("{bare}:{port}"));
+    }
     if host.parse::<Ipv6Addr>().is_ok() {
         all.push(format!("[{host}]"));
     }
@@ -239,7 +293,10 @@ fn addresses(text: &str, option: &str) -> Vec<String> {
     let urls = hosts.iter().map(|host| format!("{scheme}://{host}"));
     all.extend(urls.filter(|_| option.starts_with("origin")));
     if is_port {
-        all.push(address.trim_start_matches('[').trim_end_matches(']').to_owned());
+        all.push(bare.to_owned());
+    }
+    if text.contains("://") {
+        all.push(host.to_owned());
     }
     all
 }
@@ -255,6 +312,8 @@ mod tests {
             ("attach", "allow", "[10.0.0.7, 10.0.0.8]", "10.0.0.7,10.0.0.8"),
             ("attach", "allow", "10.0.0.0/255.255.252.0", "10.0.0.0/22"),
             ("attach", "allow", "10.0.0.0-10.0.0.255", "10.0.0.0/24"),
+            ("attach", "allow", "10.0.0.1-10.0.0.9", "10.0.0.1,10.0.0.2/31,10.0.0.4/30,10.0.0.8/31"),
+            ("attach", "allow", "0.0.0.0-255.255.255.255", "0.0.0.0/0"),
             ("attach", "allow", "10.0.*.*", "10.0.0.0/16"),
             ("attach", "allow", "192.168.1", "192.168.1.0/24"),
             ("attach", "allow", "10/8", "10.0.0.0/8"),
@@ -272,12 +331,19 @@ mod tests {
             ("proxy", "protocol", "tcp,udp", "both"),
             ("attach", "header", "true", "require"),
             ("attach", "header", "Optional", "optional"),
+            ("attach", "header", "require,optional", "optional"),
+            ("attach", "header", "optional=10.0.0.7", "10.0.0.7=optional"),
+            ("attach", "header", "10.0.0.7:optional", "10.0.0.7=optional"),
+            ("attach", "allow", "fe80::1%eth0", "fe80::1"),
+            ("attach", "allow", "lb=10.0.0.7", "10.0.0.7"),
+            ("attach", "allow", "2001:db8::7/64/32", "2001:db8::7/64"),
             ("proxy", "listen", "8443", ":8443"),
             ("proxy", "listen", ":::8443", "[::]:8443"),
             ("proxy", "listen", "0.0.0.0 8443", "0.0.0.0:8443"),
             ("proxy", "listen", "tcp://0.0.0.0:8443", "0.0.0.0:8443"),
             ("proxy", "listen", ":1,:2", ":1 :2"),
             ("proxy", "ipv4", "443", "127.0.0.1:443"),
+            ("proxy", "ipv4", "[127.0.0.1]:443", "127.0.0.1:443"),
             ("proxy", "ipv4", "http://app:80/x", "app:80"),
             ("proxy", "ipv6", "::1:443", "[::1]:443"),
             ("proxy", "ipv6", ":443", "[::1]:443"),
@@ -289,10 +355,16 @@ mod tests {
             ("proxy", "tls-min", "TLSv1.3", "1.3"),
             ("proxy", "routes", "yes", "auto"),
             ("https", "origin", "8080", "http://127.0.0.1:8080"),
+            ("https", "origin", "/=http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("proxy", "listen", ":8443 :8444", ":8443 :8444"),
+            ("https", "acme", "https://www.site.example/", "www.site.example"),
+            ("https", "acme", "https://www.site.example:443", "www.site.example"),
             ("https", "origin", "app:8080", "http://app:8080"),
             ("https", "origin", "https://app/path", "https://app"),
             ("https", "max-body", "10MB", "10MiB"),
             ("ban", "for", "10minutes", "10m"),
+            ("ban", "for", "1d12h", "36h"),
+            ("ban", "for", "1h 30 min", "90m"),
             ("ban", "clients", "192.0.2.*", "192.0.2.0/24"),
             ("doctor", "port", "https://site.example", "443"),
             ("proxy", "ipv4", "https://app", "app:443"),
@@ -324,7 +396,7 @@ mod tests {
     fn what_has_no_other_notation_has_none() {
         let all = crate::command();
         for (option, typed) in [
-            ("allow", "10.0.0.1-10.0.0.50"),
+            ("allow", "10.0.0.9-10.0.0.1"),
             ("allow", "10.0.0.0/33"),
             ("allow", "2001:db8::/129"),
             ("allow", "nobody"),
@@ -332,6 +404,7 @@ mod tests {
             ("header", "perhaps"),
             ("ipv4", "127.0.0.1:1,127.0.0.1:2"),
             ("idle-timeout", "soon"),
+            ("idle-timeout", "1h soon"),
             ("listen", "127.0.0.1"),
         ] {
             let proxy = all.find_subcommand("proxy").unwrap();

@@ -2,6 +2,8 @@
 
 use std::iter::from_fn;
 
+use truepeer_policy::PrefixSet;
+
 /// Words behind some commands.
 pub(super) struct Other<'a> {
     commands: &'a str,
@@ -95,6 +97,14 @@ impl Other<'_> {
         let value = match (usual.strip_prefix(':'), bare) {
             (Some(_), Some(port)) if is_number(port) => format!(":{port}"),
             (Some(_), _) => value.unwrap_or(usual).to_owned(),
+            // `kill 42`: no client.
+            (None, Some(bare)) if is_prefix(usual) && !bare.contains(['.', ':']) => usual.to_owned(),
+            // `--until tomorrow`: no time.
+            (None, Some(bare))
+                if super::is_time(usual) && !bare.starts_with(|c: char| c.is_ascii_digit()) =>
+            {
+                usual.to_owned()
+            }
             (None, _) => bare.unwrap_or(usual).to_owned(),
         };
         let before = if value.starts_with('[') && before == "-4 " { "-6 " } else { before };
@@ -106,6 +116,10 @@ impl Other<'_> {
         let (open, close) = if in_brackets { ("<", ">") } else { ("", "") };
         format!("{before}{open}{value}{close}{after}")
     }
+}
+
+fn is_prefix(text: &str) -> bool {
+    text.parse::<PrefixSet>().is_ok()
 }
 
 #[cfg(test)]

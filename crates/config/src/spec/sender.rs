@@ -60,11 +60,23 @@ impl SenderName {
         matches!(self, Self::AwsNlb)
     }
 
+    /// How its health checks come, where that is known.
+    const fn health_checks(self) -> &'static str {
+        match self {
+            Self::AwsNlb | Self::Dnsdist | Self::Haproxy => {
+                "; its health checks bring a header that names no client, and are served as the sender"
+            }
+            Self::Frp => "; its healthCheck brings no header: of type http it needs --header optional",
+            Self::EdgeOne | Self::Nginx | Self::Spectrum => "",
+        }
+    }
+
     /// What the name stands for, in options.
     pub(crate) fn sets(self, header: impl fmt::Display, dialect: Option<Dialect>) -> String {
         let versions = if self.versions() == Versions::V2 { "version 2 only" } else { "version 1 or 2" };
         let dialect = dialect.map(|dialect| format!(", --udp-dialect {dialect}")).unwrap_or_default();
-        format!("--sender {self} means --header {header} ({versions}){dialect}")
+        let health_checks = self.health_checks();
+        format!("--sender {self} means --header {header} ({versions}){dialect}{health_checks}")
     }
 }
 
