@@ -24,6 +24,9 @@ pub(super) fn write_senders(ports: &[String], rules: &RulesInForce, out: &mut dy
         shown.push(format!("{} more (--json lists them)", rules.senders.len() - MAX_SHOWN));
     }
     writeln!(out, "senders of port {}: {}", ports.join(", "), shown.join(", "))?;
+    for (prefix, kind) in rules.required_tlvs.iter().take(MAX_SHOWN) {
+        writeln!(out, "  {prefix} must prove itself by TLV {kind:#04x}")?;
+    }
     Ok(())
 }
 
@@ -31,6 +34,7 @@ pub(super) fn write_senders(ports: &[String], rules: &RulesInForce, out: &mut dy
 #[derive(Serialize)]
 pub(super) struct JsonRules {
     senders: Vec<JsonSender>,
+    required_tlvs: Vec<JsonTlv>,
     claims_allowed: Vec<String>,
     claims_refused: Vec<String>,
     denied: Vec<String>,
@@ -39,6 +43,12 @@ pub(super) struct JsonRules {
     header_max: u32,
     unshowable: &'static str,
     close_after_s: u64,
+}
+
+#[derive(Serialize)]
+struct JsonTlv {
+    prefix: String,
+    tlv: u8,
 }
 
 #[derive(Serialize)]
@@ -55,8 +65,10 @@ impl JsonRules {
             prefix: ToString::to_string(prefix),
             header: rule.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string),
         };
+        let tlv = |(prefix, tlv): &(_, _)| JsonTlv { prefix: ToString::to_string(prefix), tlv: *tlv };
         Self {
             senders: rules.senders.iter().map(sender).collect(),
+            required_tlvs: rules.required_tlvs.iter().map(tlv).collect(),
             claims_allowed: text(&rules.claims_allowed),
             claims_refused: text(&rules.claims_refused),
             denied: text(&rules.denied),

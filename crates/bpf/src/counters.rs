@@ -43,7 +43,7 @@ const fn counter(of: Of, kind: Kind, name: &'static str, meaning: &'static str) 
 
 /// All counters, in the programs' order.
 #[rustfmt::skip]
-pub const COUNTERS: [PortCounter; 48] = [
+pub const COUNTERS: [PortCounter; 49] = [
     counter(Of::Tcp, Kind::Course, "connections", "connections from allowed senders"),
     counter(Of::Tcp, Kind::Course, "header_v1", "with a v1 header"),
     counter(Of::Both, Kind::Course, "header_v2", "with a v2 header"),
@@ -92,4 +92,5 @@ pub const COUNTERS: [PortCounter; 48] = [
     counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; with AWS NLB, set header_placement to on_first_ack"),
     counter(Of::Udp, Kind::Refusal, "refused_no_flow", "no header, and no flow: its header was lost or refused, or its flow forgotten"),
     counter(Of::Both, Kind::Refusal, "refused_banned", "client banned: see truepeer bans"),
+    counter(Of::Both, Kind::Refusal, "refused_unproved", "a header without the secret that its sender must send (--require-tlv)"),
 ];

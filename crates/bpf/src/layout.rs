@@ -3,7 +3,7 @@
 use aya::Pod;
 
 /// Must be raised when a struct or a map of the programs changes: pinned maps of another layout are not used.
-pub(crate) const LAYOUT: u32 = 14;
+pub(crate) const LAYOUT: u32 = 15;
 
 /// How many ports can be attached at a time in one network namespace.
 pub(crate) const MAX_PORTS: u16 = 4096;
@@ -175,7 +175,7 @@ pub(crate) struct RawPending {
     pub(crate) is_ours: u8,
     pub(crate) is_proved: u8,
     pub(crate) listener: u8,
-    pub(crate) unused_too: u32,
+    pub(crate) walk: u32,
 }
 
 impl RawPending {

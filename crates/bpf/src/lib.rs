@@ -65,7 +65,7 @@ pub use ports::{PortRange, port_list, without_overlaps};
 pub use programs::are_built_in;
 pub use refusals::{Refusal, Refusals};
 pub use remove::remove;
-pub use rules::{NewConnections, Others, Rules, RulesInForce, UdpPort};
+pub use rules::{NewConnections, Others, RequiredSecret, Rules, RulesInForce, UdpPort};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
     ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, InUse, Question, Removed, SPLICE_COUNTERS, Side,

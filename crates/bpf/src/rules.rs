@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use truepeer_policy::{Claims, Dialect, HeaderRule, PrefixSet};
+use truepeer_policy::{Claims, Dialect, HeaderRule, PrefixSet, Secrets};
 
 use crate::ports::{PortRange, ranges_over};
 
@@ -17,6 +17,17 @@ pub struct UdpPort {
     pub backend_port: u16,
     /// The dialect.
     pub dialect: Dialect,
+}
+
+/// One of these secrets must be the value of a TLV of each header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequiredSecret {
+    /// The headers of these senders.
+    pub senders: PrefixSet,
+    /// The type of the TLV.
+    pub kind: u8,
+    /// The secrets.
+    pub secrets: Secrets,
 }
 
 /// The rules of one network namespace.
@@ -37,6 +48,8 @@ pub struct Rules {
     pub header: HeaderRule,
     /// Other rules for senders among them, by prefix: the longest one applies.
     pub exceptions: BTreeMap<IpNet, HeaderRule>,
+    /// The secrets that headers must have; at most one for a prefix.
+    pub required_tlvs: Vec<RequiredSecret>,
     /// Which clients may be claimed, and which are refused.
     pub claims: Claims,
     /// This host's addresses, which must not be claimed either unless `claims` allows them. They are read
@@ -83,6 +96,8 @@ pub struct RulesInForce {
     /// The longest prefix around a sender applies; `None`, as for an address in no prefix: its packets pass
     /// unchanged.
     pub senders: Vec<(IpNet, Option<HeaderRule>)>,
+    /// The type of the TLV by which senders prove themselves; the longest prefix applies.
+    pub required_tlvs: Vec<(IpNet, u8)>,
     /// Clients in special ranges (loopback, multicast…) that may be claimed all the same.
     pub claims_allowed: Vec<IpNet>,
     /// The host's own addresses, which may not be claimed.

@@ -1,6 +1,7 @@
 //! Typed access to the pinned tables.
 
 pub(crate) mod ports;
+pub(crate) mod proofs;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -52,6 +53,7 @@ pub(crate) struct Tables {
     senders: LpmTrie<MapData, Address, u32>,
     claims: LpmTrie<MapData, Address, u32>,
     denied: LpmTrie<MapData, Address, u32>,
+    proofs: proofs::Proofs,
     flows: HashMap<MapData, FlowKey, RawFlow>,
     pending: HashMap<MapData, FlowKey, RawPending>,
     ended: HashMap<MapData, FlowKey, RawFlow>,
@@ -70,7 +72,7 @@ macro_rules! open {
 }
 
 /// Opens all of them.
-const NAMES: [&str; 16] = [
+const NAMES: [&str; 17] = [
     "tp_ports",
     "tp_udp_ports",
     "tp_backends",
@@ -79,6 +81,7 @@ const NAMES: [&str; 16] = [
     "tp_senders",
     "tp_claims",
     "tp_denied",
+    "tp_proofs",
     "tp_flows",
     "tp_pending",
     "tp_ended",
@@ -107,6 +110,7 @@ impl Tables {
             senders: open!(place, LpmTrie, "tp_senders"),
             claims: open!(place, LpmTrie, "tp_claims"),
             denied: open!(place, LpmTrie, "tp_denied"),
+            proofs: open!(place, LpmTrie, "tp_proofs"),
             flows: open!(place, HashMap, "tp_flows"),
             pending: open!(place, LruHashMap, "tp_pending"),
             ended: open!(place, LruHashMap, "tp_ended"),
@@ -144,6 +148,7 @@ impl Tables {
         self.terms.set(group.into(), terms, 0).map_err(AttachError::map("writing", "tp_terms"))?;
         let claims = trie::claims(&rules.claims, &rules.own_addresses);
         let senders = trie::senders(&rules.senders, rules.header, &rules.exceptions);
+        proofs::write(&mut self.proofs, group, &rules.required_tlvs)?;
         self.set_lists(group, [&claims, &trie::denied(&rules.claims), &senders])?;
         self.apply_ports(&rules.all_tcp_ranges(), group, others)?;
         self.apply_udp_ports(&rules.udp_ports, &rules.all_udp_ranges(), group, others)?;
@@ -241,6 +246,7 @@ impl Tables {
                     .into_iter()
                     .map(|(net, value)| (trie::to_net(net), trie::rule_of(value)))
                     .collect(),
+                required_tlvs: proofs::kinds(&self.proofs, group)?,
                 claims_allowed,
                 claims_refused,
                 denied: groups::of(&denied, group).into_iter().map(|(net, _)| trie::to_net(net)).collect(),

@@ -58,7 +58,7 @@ fn of_set(set: &PrefixSet, value: u32) -> Vec<Entry> {
     of_prefixes(set.iter().map(|net| (net, value)))
 }
 
-fn of_prefixes(prefixes: impl Iterator<Item = (IpNet, u32)>) -> Vec<Entry> {
+pub(crate) fn of_prefixes(prefixes: impl Iterator<Item = (IpNet, u32)>) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut holds_mapped = false;
     for (net, value) in prefixes {

@@ -1,5 +1,6 @@
 //! The kernel's parser gives the same result as `truepeer-proto` for every start: the shared vectors, whole
-//! and cut at every byte, and fuzzed ones. TLVs and their checksum, which it ignores, are excluded.
+//! and cut at every byte, and fuzzed ones. TLVs' structure and checksum, which it ignores, are excluded. And
+//! what a sender must prove itself by is found, or missed, as `truepeer-policy` does.
 
 use std::cell::RefCell;
 use std::fs;
@@ -9,13 +10,18 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use truepeer_bpf::RequiredSecret;
 use truepeer_bpf::test::header::{HeaderCheck, Verdict};
-use truepeer_policy::Dialect;
+use truepeer_policy::{Dialect, PrefixSet, Secrets};
 use truepeer_proto::vectors::{self, Vector};
 use truepeer_proto::{
     Addresses, Command, Decoded, Limits, Transport, Versions, decode, decode_datagram, spp,
 };
 use truepeer_testbed::{Bed, skip, tests};
+use unproved::Random;
+
+#[path = "../../policy/tests/common/unproved.rs"]
+mod unproved;
 
 const MAX_LEN: usize = 16 * 1024;
 
@@ -208,10 +214,67 @@ fn almost_valid_headers_have_the_same_result(_bed: &Bed) -> anyhow::Result<()> {
     Ok(result?)
 }
 
+fn required() -> RequiredSecret {
+    let secrets = Secrets::parse(unproved::FILE).expect("secrets");
+    RequiredSecret { senders: PrefixSet::any(), kind: unproved::KIND, secrets }
+}
+
+fn of_20_000_mutations_of_a_proved_header_none_is_believed(_: &Bed) -> anyhow::Result<()> {
+    let (mut kernel, mut random) = (kernel()?, Random::new(3));
+    for _ in 0..20_000 {
+        let (what, bytes) = unproved::mutation(&mut random);
+        let cut = random.below(bytes.len());
+        for ends in [&[bytes.len()][..], &[cut, bytes.len()]] {
+            let lacks = kernel.lacks_proof(&required(), &bytes, ends)?;
+            ensure!(lacks, "{what}, in pieces {ends:?}: {bytes:02x?}");
+        }
+    }
+    Ok(())
+}
+
+/// The kernel programs keep this much of a header that comes in pieces.
+const KEPT: usize = 108;
+
+/// Whether a piece ends where the rest can't be judged: within the secret, or the type and length of a TLV,
+/// behind the part that is kept.
+fn is_torn(bytes: &[u8], secret_at: usize, cut: usize) -> bool {
+    let is_lost = |at: usize, len: usize| at < cut && at + len > KEPT;
+    let mut at = if bytes[13] >> 4 == 1 { 28 } else { 52 };
+    while at < bytes.len() {
+        let size = usize::from(u16::from_be_bytes([bytes[at + 1], bytes[at + 2]]));
+        let is_secret = at == secret_at;
+        // Looked at once all of it is there.
+        let needed = if is_secret { at + 3 + size } else { at + 3 };
+        if cut < needed && (is_lost(at, 3) || is_secret && is_lost(at + 3, size)) {
+            return true;
+        }
+        at += 3 + size;
+    }
+    false
+}
+
+fn a_proved_header_is_believed_in_pieces_of_any_length(_: &Bed) -> anyhow::Result<()> {
+    let (mut kernel, mut random) = (kernel()?, Random::new(4));
+    for _ in 0..100 {
+        let (header, secret_at) = unproved::proved(&mut random);
+        let bytes = [&header[..], b"GET / HTTP/1.1"].concat();
+        ensure!(!kernel.lacks_proof(&required(), &bytes, &[bytes.len()])?, "{bytes:02x?}");
+        for cut in 1..header.len() {
+            let lacks = kernel.lacks_proof(&required(), &bytes, &[cut, bytes.len()])?;
+            ensure!(lacks == is_torn(&header, secret_at, cut), "cut at {cut}: {bytes:02x?}");
+        }
+        let each: Vec<usize> = (1..=header.len()).collect();
+        ensure!(header.len() > KEPT || !kernel.lacks_proof(&required(), &header, &each)?, "{header:02x?}");
+    }
+    Ok(())
+}
+
 fn main() -> ExitCode {
     truepeer_testbed::main(tests![
         every_vector_has_the_same_result_at_every_cut,
         every_datagram_has_the_same_result_at_every_cut,
-        almost_valid_headers_have_the_same_result
+        almost_valid_headers_have_the_same_result,
+        of_20_000_mutations_of_a_proved_header_none_is_believed,
+        a_proved_header_is_believed_in_pieces_of_any_length
     ])
 }

@@ -77,7 +77,8 @@ fn of_refusal(refusal: &Refusal) -> Vec<String> {
         Refusal::DestinationNotAllowed { destination, .. } => {
             one(format!("if it should be, add --dynamic-allow {}", destination.get()))
         }
-        Refusal::ClientIsBackend { .. }
+        Refusal::HeaderUnproved { .. }
+        | Refusal::ClientIsBackend { .. }
         | Refusal::DestinationUnusable { .. }
         | Refusal::DestinationLoops { .. } => Vec::new(),
     }

@@ -99,6 +99,7 @@ impl Refused {
                 Refusal::SenderNotAllowed { sender }
                 | Refusal::HeaderMissing { sender }
                 | Refusal::HeaderForbidden { sender }
+                | Refusal::HeaderUnproved { sender, .. }
                 | Refusal::ClaimRefused { sender, .. }
                 | Refusal::ClientDenied { sender, .. }
                 | Refusal::ClientBanned { sender, .. },

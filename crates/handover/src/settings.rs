@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use core::str::FromStr;
 use core::time::Duration;
 
-use truepeer_policy::{Claims, HeaderRule, HeaderTimes, PrefixSet, Senders};
+use truepeer_policy::{Claims, HeaderRule, HeaderTimes, PrefixSet, Proof, Senders};
 use truepeer_proto::{Limits, Versions};
 
 /// The rules of a program under `truepeer run`.
@@ -19,6 +19,8 @@ pub struct RunSettings {
     pub header: HeaderRule,
     /// The rules of specific senders; the longest prefix wins.
     pub exceptions: Vec<(PrefixSet, HeaderRule)>,
+    /// By which TLVs senders prove themselves. The text has the secrets' SHA-256: it is in an environment.
+    pub proofs: Vec<(PrefixSet, Proof)>,
     /// Which clients may be claimed, and which are refused.
     pub claims: Claims,
     /// The accepted header versions, and the maximum length.
@@ -40,6 +42,7 @@ impl Default for RunSettings {
             allow: PrefixSet::loopback(),
             header: HeaderRule::Require,
             exceptions: Vec::new(),
+            proofs: Vec::new(),
             claims: Claims::default(),
             limits: Limits::default(),
             header_times: HeaderTimes::default(),
@@ -65,6 +68,7 @@ impl RunSettings {
         for (prefixes, rule) in &self.exceptions {
             senders.set_rule(prefixes, *rule);
         }
+        self.proofs.iter().for_each(|(prefixes, proof)| senders.set_proof(prefixes, proof));
         senders
     }
 }
@@ -142,6 +146,7 @@ impl RunSettings {
                 None => self.header = value.parse().ok()?,
                 Some((senders, rule)) => self.exceptions.push((prefixes(senders)?, rule.parse().ok()?)),
             },
+            "require-tlv" => self.proofs.push(proof(value)?),
             "header-max" => self.limits.max_len = value.parse().ok()?,
             "header-timeout-ms" => self.header_times.timeout = Duration::from_millis(value.parse().ok()?),
             "header-wait-ms" => self.header_times.wait = Duration::from_millis(value.parse().ok()?),
@@ -167,6 +172,23 @@ fn prefixes(text: &str) -> Option<PrefixSet> {
     Some(all)
 }
 
+/// `TYPE,SHA-256…=PREFIXES`, in hexadecimal.
+fn proof(text: &str) -> Option<(PrefixSet, Proof)> {
+    let (proof, senders) = text.split_once('=')?;
+    let mut words = proof.split(',');
+    let kind = u8::from_str_radix(words.next()?, 16).ok()?;
+    let digests: Option<Vec<_>> = words.map(digest).collect();
+    Some((prefixes(senders)?, Proof::of_digests(kind, digests?)))
+}
+
+fn digest(text: &str) -> Option<[u8; 32]> {
+    let mut digest = [0; 32];
+    for (index, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * index..2 * index + 2)?, 16).ok()?;
+    }
+    (text.len() == 64).then_some(digest)
+}
+
 fn versions(text: &str) -> Option<Versions> {
     match text {
         "1" => Some(Versions::V1),
@@ -190,6 +212,14 @@ impl fmt::Display for RunSettings {
         writeln!(f, "header {}", self.header)?;
         for (senders, rule) in &self.exceptions {
             writeln!(f, "header {senders}={rule}")?;
+        }
+        for (senders, proof) in &self.proofs {
+            write!(f, "require-tlv {:02x}", proof.kind())?;
+            for digest in proof.digests().unwrap_or_default() {
+                f.write_str(",")?;
+                digest.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+            }
+            writeln!(f, "={senders}")?;
         }
         writeln!(f, "header-max {}", self.limits.max_len)?;
         writeln!(f, "header-timeout-ms {}", self.header_times.timeout.as_millis())?;
@@ -232,6 +262,7 @@ mod tests {
             allow: "10.0.0.0/8".parse().unwrap(),
             header: HeaderRule::Forbid,
             exceptions: vec![(PrefixSet::loopback(), HeaderRule::Optional)],
+            proofs: vec![(PrefixSet::any(), Proof::of_digests(0xE5, vec![[7; 32], [0xab; 32]]))],
             limits: Limits { max_len: 107, versions: Versions::V1 },
             header_times: HeaderTimes {
                 timeout: Duration::from_millis(1500),
@@ -248,6 +279,8 @@ mod tests {
         let read = round(&settings);
         assert_eq!(read.to_string(), settings.to_string());
         assert_eq!(read.exceptions, settings.exceptions);
+        assert_eq!(read.proofs[0].0, PrefixSet::any());
+        assert_eq!(read.proofs[0].1.digests(), Some(&[[7; 32], [0xab; 32]][..]));
         assert_eq!(read.header_times, settings.header_times);
         assert_eq!(read.claims.deny, settings.claims.deny);
         assert_eq!(read.listeners, settings.listeners);
@@ -258,7 +291,15 @@ mod tests {
     #[test]
     fn a_text_fails_closed() {
         assert!("".parse::<RunSettings>().unwrap().allow.is_empty());
-        for wrong in ["allow 10.0.0.0/33", "header maybe", "versions 3", "window open", "port 70000"] {
+        for wrong in [
+            "allow 10.0.0.0/33",
+            "header maybe",
+            "versions 3",
+            "window open",
+            "port 70000",
+            "require-tlv e5,00=any",
+            "require-tlv e5",
+        ] {
             assert_eq!(wrong.parse::<RunSettings>().unwrap_err(), SettingsError(wrong.to_owned()));
         }
     }

@@ -22,6 +22,7 @@ mod kept;
 mod opening;
 mod policy;
 mod prefixes;
+mod proof;
 mod refusal;
 mod route;
 mod senders;
@@ -36,6 +37,9 @@ pub use kept::KEPT_BANS;
 pub use opening::{HeaderError, HeaderReader, HeaderTimes, LATE_BYTES, Opening};
 pub use policy::{Policy, speaks_for_itself};
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};
+pub use proof::{
+    DIGEST_WINDOW, MOST_SECRETS, Proof, SECRET_LEN, Secrets, SecretsError, SentTlv, SentValue, Unproved,
+};
 pub use refusal::{Refusal, UnusableDestination};
 pub use route::{Backends, Client, Delivery, OnConflict, Origin, ParseOnConflictError, Route, Source};
 pub use senders::{HeaderRule, OptionalForMost, ParseHeaderRuleError, Senders};

@@ -103,6 +103,9 @@ impl Policy {
             (HeaderRule::Forbid, Some(_)) => return Err(Refusal::HeaderForbidden { sender }),
             _ => {}
         }
+        if let (Some(header), Some(proof)) = (header, self.senders.proof(sender)) {
+            proof.check(header).map_err(|why| Refusal::HeaderUnproved { sender, why })?;
+        }
         let client = match header {
             None => itself(sender, Origin::NoHeader),
             Some(header) => self.claimed(sender, header)?,

@@ -5,6 +5,7 @@ use core::net::SocketAddr;
 
 use crate::addr::{BackendAddr, ClientAddr, SenderAddr};
 use crate::claims::SpecialRange;
+use crate::proof::Unproved;
 
 /// A session that the policy does not let pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +31,14 @@ pub enum Refusal {
     HeaderForbidden {
         /// The sender.
         sender: SenderAddr,
+    },
+    /// The header lacks what its sender must prove itself by.
+    #[error("{sender} has not proved itself: {why}")]
+    HeaderUnproved {
+        /// The sender.
+        sender: SenderAddr,
+        /// What it lacks.
+        why: Unproved,
     },
     /// The header claims an address that no client has.
     #[error(
@@ -160,6 +169,7 @@ impl Refusal {
             Self::SenderNotAllowed { .. } => "sender_not_allowed",
             Self::HeaderMissing { .. } => "header_missing",
             Self::HeaderForbidden { .. } => "header_forbidden",
+            Self::HeaderUnproved { .. } => "header_unproved",
             Self::ClaimRefused { .. } => "claim_refused",
             Self::ClientDenied { .. } => "client_denied",
             Self::ClientBanned { .. } => "client_banned",
@@ -175,10 +185,11 @@ impl Refusal {
     }
 
     /// Every label there is, so that counters exist before the first refusal.
-    pub const REASONS: [&'static str; 14] = [
+    pub const REASONS: [&'static str; 15] = [
         "sender_not_allowed",
         "header_missing",
         "header_forbidden",
+        "header_unproved",
         "claim_refused",
         "client_denied",
         "client_banned",

@@ -10,6 +10,7 @@ use crate::addr::{BackendAddr, ClientAddr};
 use crate::claims::SpecialRange;
 use crate::destination::{Dynamic, reaches};
 use crate::family::{Nat64Prefix, pseudo_ipv4};
+use crate::proof::SentTlv;
 use crate::refusal::Refusal;
 
 /// The origin of the client's address.
@@ -150,6 +151,8 @@ pub struct Delivery {
     pub source: Source,
     /// The header to write before the stream to the backend, if any.
     pub send_proxy: Option<Version>,
+    /// TLVs of that header; a keyed digest is the last.
+    pub send_tlvs: Vec<SentTlv>,
     /// IPv4 clients appear to an IPv6 backend under this prefix; refused without it.
     pub nat64_prefix: Option<Nat64Prefix>,
     /// IPv6 clients appear to an IPv4 backend as class E addresses; refused without it.
@@ -167,6 +170,7 @@ impl Delivery {
             own_listeners: Vec::new(),
             source: Source::Client,
             send_proxy: None,
+            send_tlvs: Vec::new(),
             nat64_prefix: None,
             pseudo_ipv4: false,
             on_conflict: OnConflict::Ephemeral,

@@ -7,9 +7,11 @@ use core::str::FromStr;
 
 use ipnet::IpNet;
 use prefix_trie::joint::JointPrefixMap;
+use truepeer_proto::Header;
 
 use crate::addr::SenderAddr;
 use crate::prefixes::{PrefixSet, host};
+use crate::proof::Proof;
 
 /// Whether a sender's connections start with a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -73,12 +75,14 @@ pub struct Senders {
     pub header: HeaderRule,
     /// Rules by sender prefix; the longest matching prefix applies.
     exceptions: JointPrefixMap<IpNet, HeaderRule>,
+    /// What headers must have, by sender prefix; the longest matching prefix applies.
+    proofs: JointPrefixMap<IpNet, Proof>,
 }
 
 impl Senders {
     /// These senders, one rule for all.
     pub fn new(allow: PrefixSet, header: HeaderRule) -> Self {
-        Self { allow, header, exceptions: JointPrefixMap::new() }
+        Self { allow, header, exceptions: JointPrefixMap::new(), proofs: JointPrefixMap::new() }
     }
 
     /// Sets the rule of the senders in `prefixes`. It does not admit them.
@@ -86,6 +90,25 @@ impl Senders {
         for prefix in prefixes.iter() {
             self.exceptions.insert(prefix, rule);
         }
+    }
+
+    /// Sets what the headers of the senders in `prefixes` must have.
+    pub fn set_proof(&mut self, prefixes: &PrefixSet, proof: &Proof) {
+        for prefix in prefixes.iter() {
+            self.proofs.insert(prefix, proof.clone());
+        }
+    }
+
+    /// What a sender's headers must have.
+    pub fn proof(&self, sender: SenderAddr) -> Option<&Proof> {
+        self.proofs.get_lpm(&host(sender.ip())).map(|(_, proof)| proof)
+    }
+
+    /// A sender's header without the TLV by which it proves itself: what may be shown, and passed on.
+    #[must_use]
+    pub fn without_proof<'a>(&self, sender: SenderAddr, header: Header<'a>) -> Header<'a> {
+        let tlvs = self.proof(sender).map_or(header.tlvs, |proof| header.tlvs.without(proof.kind()));
+        Header { tlvs, ..header }
     }
 
     /// The rule for a sender, whether or not it is admitted.
@@ -168,6 +191,7 @@ impl fmt::Debug for Senders {
             .field("allow", &self.allow)
             .field("header", &self.header)
             .field("exceptions", &exceptions)
+            .field("proofs", &self.proofs.iter().collect::<Vec<_>>())
             .finish()
     }
 }

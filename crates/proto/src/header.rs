@@ -75,6 +75,8 @@ pub struct Header<'a> {
     pub addresses: Addresses<'a>,
     /// The v2 extensions, still encoded; empty for v1.
     pub tlvs: Tlvs<'a>,
+    /// All of it as received. Empty if it was not decoded from a PROXY header (SPP).
+    pub bytes: &'a [u8],
 }
 
 impl Header<'_> {

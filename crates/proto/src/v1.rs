@@ -86,8 +86,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         Protocol::Unknown => Addresses::Unspecified,
         Protocol::Tcp4 | Protocol::Tcp6 => parse_fields(&bytes[..end], body, protocol)?,
     };
-    let header = Header { version: Version::V1, command: Command::Proxy, addresses, tlvs: Tlvs::EMPTY };
-    Ok(Decoded::Done { header, consumed: end + 2 })
+    let (command, tlvs, consumed) = (Command::Proxy, Tlvs::EMPTY, end + 2);
+    let header = Header { version: Version::V1, command, addresses, tlvs, bytes: &bytes[..consumed] };
+    Ok(Decoded::Done { header, consumed })
 }
 
 fn refuse<T>(kind: Kind, offset: usize) -> Result<T, DecodeError> {

@@ -60,7 +60,7 @@ pub(crate) fn decode(bytes: &[u8], max_len: usize) -> Result<Decoded<'_>, Decode
         (Command::Proxy, Some(_)) => strict_tlvs(whole, extensions)?,
         _ => lenient_tlvs(whole, extensions)?,
     };
-    let header = Header { version: Version::V2, command, addresses, tlvs };
+    let header = Header { version: Version::V2, command, addresses, tlvs, bytes: whole };
     Ok(Decoded::Done { header, consumed: len })
 }
 

@@ -46,6 +46,8 @@ reasons! {
         "turn the PROXY protocol on at the sender";
     HeaderForbidden = "header_forbidden", "a PROXY header, which this sender must not send",
         "turn the PROXY protocol off at the sender, or set its `header` rule";
+    HeaderUnproved = "header_unproved", "a header without the secret that its sender must send",
+        "compare the sender's secret with that of `require-tlv`";
     ClaimRefused = "claim_refused", "the header names an address that no client has",
         "mend the sender; `allow-claims` lists addresses to believe all the same";
     ClientDenied = "client_denied", "the client is on the deny-list",
@@ -334,6 +336,7 @@ impl From<&Refusal> for Reason {
             Refusal::SenderNotAllowed { .. } => Self::SenderNotAllowed,
             Refusal::HeaderMissing { .. } => Self::HeaderMissing,
             Refusal::HeaderForbidden { .. } => Self::HeaderForbidden,
+            Refusal::HeaderUnproved { .. } => Self::HeaderUnproved,
             Refusal::ClaimRefused { .. } => Self::ClaimRefused,
             Refusal::ClientDenied { .. } => Self::ClientDenied,
             Refusal::ClientBanned { .. } => Self::ClientBanned,

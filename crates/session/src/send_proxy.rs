@@ -3,17 +3,20 @@
 
 use std::net::SocketAddr;
 
-use truepeer_policy::{Origin, Route};
+use truepeer_policy::{Origin, Route, SECRET_LEN, SentTlv, SentValue};
 use truepeer_proto::{
     Addresses, Command, EncodeError, Tlvs, Transport, V1_MAX_LEN, V2Encoder, Version, encode_v1,
-    in_one_family,
+    in_one_family, tlv,
 };
+
+/// The most bytes that a TLV of our own takes.
+pub const SENT_TLV_ROOM: usize = tlv::TLV_HEADER_LEN + *SECRET_LEN.end();
 
 /// The longest v2 header: its fixed part plus the most that its length field can hold (PROXY 2.2).
 const V2_MAX_LEN: usize = 16 + 65_535;
 
-/// The header for `route` with `tlvs`, followed by `rest`. `local` returns the address that the sender
-/// connected to.
+/// The header for `route` with `tlvs` and those of our own, followed by `rest`. `local` returns the address
+/// that the sender connected to.
 ///
 /// # Errors
 /// The TLVs are too long for a header.
@@ -21,24 +24,40 @@ pub fn header_and(
     route: &Route,
     local: impl FnOnce() -> Option<SocketAddr>,
     tlvs: Tlvs<'_>,
+    own: &[SentTlv],
     rest: &[u8],
 ) -> Result<Box<[u8]>, EncodeError> {
     let addresses = addresses(route, local);
     let room = match route.send_proxy {
         Some(Version::V1) => V1_MAX_LEN,
         // The address block may be longer than the original's, and a checksum may be added.
-        _ => (V1_MAX_LEN + tlvs.as_bytes().len()).min(V2_MAX_LEN),
+        _ => (V1_MAX_LEN + tlvs.as_bytes().len() + own.len() * SENT_TLV_ROOM).min(V2_MAX_LEN),
     };
     let mut bytes = vec![0; room + rest.len()];
     let length = match route.send_proxy {
         Some(Version::V1) => encode_v1(&addresses, &mut bytes)?,
-        _ => V2Encoder::new(&mut bytes[..room], command(route.origin), &addresses)?
-            .copy_tlvs(tlvs)?
-            .finish()?,
+        _ => finish(V2Encoder::new(&mut bytes[..room], command(route.origin), &addresses)?, tlvs, own)?,
     };
     bytes.truncate(length);
     bytes.extend_from_slice(rest);
     Ok(bytes.into())
+}
+
+/// Completes a header with `tlvs` and those of our own, which replace others of their types.
+///
+/// # Errors
+/// As [`header_and`].
+pub fn finish(encoder: V2Encoder<'_>, tlvs: Tlvs<'_>, own: &[SentTlv]) -> Result<usize, EncodeError> {
+    let mut encoder = encoder.copy_tlvs_of(tlvs, |kind| own.iter().all(|tlv| tlv.kind() != kind))?;
+    for tlv in own {
+        match tlv.value() {
+            SentValue::Secret(secret) => encoder = encoder.tlv(tlv.kind(), secret)?,
+            SentValue::Digest(time) => {
+                return encoder.finish_with_digest(tlv.kind(), time, |signed| tlv.mac(signed));
+            }
+        }
+    }
+    encoder.finish()
 }
 
 fn command(origin: Origin) -> Command {
@@ -88,7 +107,7 @@ mod tests {
         tlvs: Tlvs<'_>,
         rest: &[u8],
     ) -> (Version, Command, Vec<SocketAddr>, Vec<u8>) {
-        let bytes = header_and(route, || local.map(addr), tlvs, rest).expect("a header");
+        let bytes = header_and(route, || local.map(addr), tlvs, &[], rest).expect("a header");
         match decode(&bytes, Limits::default()) {
             Ok(Decoded::Done { header, consumed }) => {
                 assert_eq!(&bytes[consumed..], rest);

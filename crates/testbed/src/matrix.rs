@@ -16,6 +16,7 @@ mod hostile;
 mod identity;
 mod mixture;
 mod optional;
+mod proofs;
 mod proxy;
 mod run;
 
@@ -174,6 +175,7 @@ pub fn tests(deliver: impl Deliver + 'static) -> Vec<Test> {
         crowds::CASES,
         mixture::CASES,
         hostile::CASES,
+        proofs::CASES,
     ]
     .concat();
     cases.into_iter().map(|case| test(case, Arc::clone(&deliver))).collect()

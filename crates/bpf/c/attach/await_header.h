@@ -131,6 +131,10 @@ static __always_inline int on_data(struct __sk_buff *skb, struct incoming *in, _
 		return refuse_for(skb, in, REFUSED_MALFORMED);
 	if (scratch->header.len > terms->header_max)
 		return refuse_for(skb, in, REFUSED_TOO_LONG);
+	scratch->walk = in->pending->walk ? in->pending->walk : scratch->header.tlvs;
+	if (verdict != NEED_MORE && lacks_proof(skb, in, scratch, have))
+		return refuse_for(skb, in, REFUSED_UNPROVED);
+	in->pending->walk = scratch->walk;
 	if (verdict == NEED_MORE || have < scratch->header.len)
 		return on_part(skb, in, have);
 	return on_whole(skb, in, &scratch->header, verdict, have - scratch->header.len);

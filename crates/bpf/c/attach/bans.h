@@ -5,17 +5,6 @@
 #pragma once
 #include "attach/maps.h"
 
-struct ban_key {
-	__be16 port;        /* where the ban counts; 0: everywhere */
-	__u16 zero;
-	struct address client;
-};
-
-struct ban_prefix {
-	__u32 bits;         /* of the key: 32, and the prefix's */
-	struct ban_key key;
-};
-
 struct ban {
 	__u64 until_ns;     /* since the boot: the latest end of this ban and those around it; 0: none */
 	__u64 own_until_ns; /* of this one; no program reads it, nor the rest */
@@ -28,7 +17,6 @@ struct ban {
 enum bans { BANNED_HOSTS = 1, BANNED_PREFIXES = 2 };
 #define BANS_AT_PORT 2
 
-_Static_assert(sizeof(struct ban_prefix) == 24, "src/bans.rs");
 _Static_assert(sizeof(struct ban) == 56, "src/bans.rs");
 
 /* Single addresses. */

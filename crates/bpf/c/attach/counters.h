@@ -55,6 +55,7 @@ enum counter {
 	REFUSED_AFTER_WAIT,   /* a header, on a connection that was served without one: late.h */
 	REFUSED_NO_FLOW,      /* UDP: no header, and none before it that is still remembered: udp_named.h */
 	REFUSED_BANNED,       /* truepeer ban */
+	REFUSED_UNPROVED,     /* a header without the secret of its sender: proof.h */
 	COUNTERS,
 };
 

@@ -5,7 +5,7 @@
 #include "attach/bans.h"
 #include "attach/drop.h"
 #include "attach/restart.h"
-#include "proxy_header/header.h"
+#include "attach/proof.h"
 
 /* The header is off. The pending connection becomes a flow when the kernel makes its socket, which it need
  * not do at once, or ever. */
@@ -105,6 +105,16 @@ static __always_inline int go_on_without(struct __sk_buff *skb, struct incoming 
 		return let_in(skb, in);
 	shift_seq(skb, &in->segment, flow.delta);
 	return go_on(skb);
+}
+
+/* Whether the header of a segment, as far as it has come, lacks the secret that its sender must send. */
+static __always_inline int lacks_proof(struct __sk_buff *skb, struct incoming *in,
+				       struct header_scratch *scratch, __u32 have)
+{
+	set_sender(scratch, &in->key.remote, in->port->group);
+	scratch->from = offset_of(&in->segment, in->pending);
+	scratch->packet_at = in->segment.payload_at;
+	return lacks_secret(skb, have);
 }
 
 /* The client that a complete header names, as its flow will show it; or the reason why it may not be

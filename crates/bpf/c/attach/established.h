@@ -6,10 +6,9 @@
 
 static __always_inline int is_same_flow(const struct flow *one, const struct flow *other)
 {
-	return one->client.word[0] == other->client.word[0] && one->client.word[1] == other->client.word[1] &&
-	       one->client.word[2] == other->client.word[2] && one->client.word[3] == other->client.word[3] &&
-	       one->client_port == other->client_port && one->client_version == other->client_version &&
-	       one->header == other->header && one->delta == other->delta;
+	return is_same_address(&one->client, &other->client) && one->client_port == other->client_port &&
+	       one->client_version == other->client_version && one->header == other->header &&
+	       one->delta == other->delta;
 }
 
 /* The header came again, perhaps because the kernel never got the validated segment (a firewall may drop it):
@@ -29,7 +28,9 @@ static __noinline int validate_again(struct __sk_buff *skb, struct incoming *in)
 	enum verdict verdict = read_header(scratch, len, STREAM);
 	if ((verdict != ADDRESSES && verdict != ITSELF) || scratch->header.len > in->segment.payload_len)
 		return -1;
-	if (name_client(skb, in, &scratch->header, verdict, &flow))
+	scratch->walk = scratch->header.tlvs;
+	if (lacks_proof(skb, in, scratch, in->segment.payload_len) ||
+	    name_client(skb, in, &scratch->header, verdict, &flow))
 		return -1;
 	if (is_same_flow(&flow, &in->pending->flow))
 		return 0;

@@ -185,7 +185,22 @@ struct pending {
 	__u8 is_ours;       /* a socket of this very port has answered: it is not redirected to another one */
 	__u8 is_proved;     /* the sender has acknowledged our SYN-ACK */
 	__u8 listener;      /* enum listener */
-	__u32 unused_too;
+	__u32 walk;         /* of its header's TLVs: proof.h */
+};
+
+/* Found the secret. */
+#define WALK_FOUND (1U << 31)
+
+/* A client that is banned, or a sender that must prove itself. */
+struct ban_key {
+	__be16 port;        /* where the ban counts; 0: everywhere. Of tp_proofs: the attachment */
+	__u16 zero;
+	struct address client;
+};
+
+struct ban_prefix {
+	__u32 bits;         /* of the key: 32, and the prefix's */
+	struct ban_key key;
 };
 
 /* Whether the listener is of the named cgroup (cgroup.h). */
@@ -193,14 +208,9 @@ enum listener { LISTENER_UNSEEN, LISTENER_INSIDE, LISTENER_OUTSIDE };
 
 enum agreed { WINDOW_SCALE = 1, SELECTIVE_ACKS = 2, CONGESTION_MARKS = 4 };
 
-_Static_assert(sizeof(struct port) == 4, "src/layout.rs");
-_Static_assert(sizeof(struct udp_port) == 8, "src/layout.rs");
-_Static_assert(sizeof(struct backend) == 4, "src/layout.rs");
-_Static_assert(sizeof(struct settings) == 32, "src/layout.rs");
-_Static_assert(sizeof(struct terms) == 32, "src/layout.rs");
-_Static_assert(sizeof(struct udp_key) == 36, "src/layout.rs");
-_Static_assert(sizeof(struct udp_flow) == 96, "src/layout.rs");
-_Static_assert(sizeof(struct udp_slot) == 80, "src/layout.rs");
-_Static_assert(sizeof(struct udp_named) == 40, "src/test/udp.rs");
-_Static_assert(sizeof(struct flow) == 24, "src/layout.rs");
-_Static_assert(sizeof(struct pending) == 176, "src/layout.rs");
+_Static_assert(sizeof(struct port) == 4 && sizeof(struct udp_port) == 8, "src/layout.rs");
+_Static_assert(sizeof(struct backend) == 4 && sizeof(struct settings) == 32, "src/layout.rs");
+_Static_assert(sizeof(struct terms) == 32 && sizeof(struct udp_key) == 36, "src/layout.rs");
+_Static_assert(sizeof(struct udp_flow) == 96 && sizeof(struct udp_slot) == 80, "src/layout.rs");
+_Static_assert(sizeof(struct ban_prefix) == 24 && sizeof(struct udp_named) == 40, "bans.rs, test/udp.rs");
+_Static_assert(sizeof(struct flow) == 24 && sizeof(struct pending) == 176, "src/layout.rs");

@@ -233,9 +233,7 @@ int tcp_egress(struct __sk_buff *skb)
 		return PASS;
 	}
 	/* The pending connection may have become a flow since the lookup, and the flow may have ended. */
-	flow = bpf_map_lookup_elem(&tp_flows, &key);
-	if (!flow)
-		flow = bpf_map_lookup_elem(&tp_ended, &key);
+	flow = bpf_map_lookup_elem(&tp_flows, &key) ?: bpf_map_lookup_elem(&tp_ended, &key);
 	if (flow && flow->delta)
 		shift_all(skb, &segment, flow->delta);
 	return PASS;

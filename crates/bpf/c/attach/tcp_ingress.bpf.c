@@ -105,10 +105,8 @@ static __always_inline int on_unknown(struct __sk_buff *skb, struct incoming *in
 		count(in->port, REFUSED_STRAY);
 		tell(&in->key, IPPROTO_TCP, REFUSED_STRAY, 0);
 		return refuse(skb, &in->segment, in->segment.seq, 0);
-	case OPEN:
-		return PASS;
-	default:
-		return go_on(skb); /* the kernel answers it with a RST */
+	case OPEN: return PASS;
+	default: return go_on(skb); /* the kernel answers it with a RST */
 	}
 }
 
@@ -127,8 +125,7 @@ static __always_inline int is_left_behind(struct __sk_buff *skb, const struct se
 
 /* As far as they are hidden, a packet's addresses and ports stand where those of a segment do. */
 _Static_assert(__builtin_offsetof(struct hidden, source_port) ==
-		       __builtin_offsetof(struct segment, source_port),
-	       "on_unreadable()");
+		       __builtin_offsetof(struct segment, source_port), "on_unreadable()");
 
 /* Not inlined: its stack would be added to that of all other paths (512 bytes along the deepest one). */
 static __noinline int on_unreadable(struct __sk_buff *skb, struct incoming *in)
@@ -194,9 +191,7 @@ int tcp_ingress(struct __sk_buff *skb)
 	if (in.pending && in.pending->is_answered)
 		return on_pending_alone(skb, &in);
 	/* The pending connection may have become a flow since the lookup, and the flow may have ended. */
-	flow = bpf_map_lookup_elem(&tp_flows, &in.key);
-	if (!flow)
-		flow = bpf_map_lookup_elem(&tp_ended, &in.key);
+	flow = bpf_map_lookup_elem(&tp_flows, &in.key) ?: bpf_map_lookup_elem(&tp_ended, &in.key);
 	if (flow)
 		return on_flow(skb, &in, flow);
 	return on_unknown(skb, &in);

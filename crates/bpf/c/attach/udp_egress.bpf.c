@@ -192,12 +192,10 @@ int udp_egress(struct __sk_buff *skb)
 	if (!scratch->is_apart)
 		scratch->origin = origin_of(skb, datagram);
 	switch (scratch->origin) {
-	case BY_CONNECTION:
-		return on_answer_to_client(skb, scratch);
+	case BY_CONNECTION: return on_answer_to_client(skb, scratch);
 	case BY_KERNEL:
 		return sender_rule(&datagram->ip.destination, backend->group) ? PASS : on_answer_to_client(skb, scratch);
-	case BY_SENDMSG:
-		break;
+	case BY_SENDMSG: break;
 	}
 	if (backend->kind != ANSWERS_BY_SLOT)
 		return PASS;

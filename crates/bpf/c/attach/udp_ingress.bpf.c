@@ -36,8 +36,7 @@ static __noinline int tell_datagram(struct udp_scratch *scratch, enum counter re
 	struct flow claimed = { .client = scratch->opened.client, .client_port = scratch->opened.client_port };
 
 	if ((reason == REFUSED_CLAIM || reason == REFUSED_DENIED || reason == REFUSED_BANNED ||
-	     reason == REFUSED_FAMILY) &&
-	    scratch->opened.is_named)
+	     reason == REFUSED_FAMILY) && scratch->opened.is_named)
 		claimed.client_version = is_ipv4(&claimed.client) ? 4 : 6;
 	return tell(&key, IPPROTO_UDP, reason, &claimed);
 }

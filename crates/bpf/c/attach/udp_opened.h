@@ -3,7 +3,7 @@
 #pragma once
 #include "lib/udp.h"
 #include "proxy_header/header.h"
-#include "attach/bans.h"
+#include "attach/proof.h"
 #include "attach/udp_maps.h"
 
 /* The client as the backend sees it, and the stored part of its header. */
@@ -97,6 +97,12 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 		return REFUSED_MALFORMED;
 	if (header->len > terms->header_max)
 		return REFUSED_TOO_LONG;
+	set_sender(scratch, &datagram->ip.source, udp_port->port.group);
+	scratch->walk = header->tlvs;
+	scratch->from = 0;
+	scratch->packet_at = datagram->payload_at;
+	if (lacks_secret(skb, datagram->payload_len))
+		return REFUSED_UNPROVED;
 	opened->header_len = header->len;
 	if (verdict != ADDRESSES)
 		return 0;

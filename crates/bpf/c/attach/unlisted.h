@@ -3,23 +3,10 @@
  * header is told: its sender's address was forgotten in the list, or changed on its way (NAT). */
 #pragma once
 #include "lib/sk.h"
+#include "proxy_header/header.h"
 
-/* The shortest header that the signatures of both versions fit into. */
+/* The signatures of both versions fit into it. */
 #define SIGNATURE_LEN 12
-
-/* Without branches: the verifier would follow each combination of them. */
-static __always_inline int is_signature(const __u8 *start)
-{
-	static const __u8 v1[] = { 'P', 'R', 'O', 'X', 'Y', ' ' };
-	static const __u8 v2[SIGNATURE_LEN] = "\r\n\r\n\0\r\nQUIT\n";
-	__u8 other_v1 = 0, other_v2 = 0;
-
-	for (__u32 i = 0; i < sizeof(v1); i++)
-		other_v1 |= start[i] ^ v1[i];
-	for (__u32 i = 0; i < sizeof(v2); i++)
-		other_v2 |= start[i] ^ v2[i];
-	return !other_v1 || !other_v2;
-}
 
 /* The backend on this host has not received a byte of the connection yet. */
 static __always_inline int is_first_data(struct __sk_buff *skb, const struct segment *segment)
@@ -28,11 +15,8 @@ static __always_inline int is_first_data(struct __sk_buff *skb, const struct seg
 
 	if (!sk)
 		return 0;
-	int is_first = is_request(sk);
-	if (!is_first && sk->state != BPF_TCP_LISTEN) {
-		struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
-		is_first = tcp && tcp->bytes_received == 0;
-	}
+	struct bpf_tcp_sock *tcp = sk->state == BPF_TCP_LISTEN || is_request(sk) ? 0 : bpf_tcp_sock(sk);
+	int is_first = is_request(sk) || (tcp && tcp->bytes_received == 0);
 	bpf_sk_release(sk);
 	return is_first;
 }
@@ -40,10 +24,10 @@ static __always_inline int is_first_data(struct __sk_buff *skb, const struct seg
 /* A header that comes in parts of less than SIGNATURE_LEN bytes is not noticed. */
 GLOBAL int begins_with_unlisted_header(struct __sk_buff *skb, const struct segment *segment)
 {
-	__u8 start[SIGNATURE_LEN];
+	struct header_scratch *scratch = header_scratch();
 
-	if (!segment || segment->payload_len < sizeof(start) ||
-	    bpf_skb_load_bytes(skb, segment->payload_at, start, sizeof(start)))
+	if (!segment || !scratch || segment->payload_len < SIGNATURE_LEN ||
+	    bpf_skb_load_bytes(skb, segment->payload_at, scratch->start, SIGNATURE_LEN))
 		return 0;
-	return is_signature(start) && is_first_data(skb, segment);
+	return read_header(scratch, SIGNATURE_LEN, STREAM) != NOT_PROXY && is_first_data(skb, segment);
 }

@@ -152,11 +152,6 @@ static __always_inline int is_payload_intact(struct __sk_buff *skb, const struct
 	return payload_sum(skb, ip, len, protocol) == 0 || is_partial(skb, check_at);
 }
 
-static __always_inline __be16 tcp_sum(struct __sk_buff *skb, const struct ip *ip)
-{
-	return payload_sum(skb, ip, ip->end - ip->payload_at, IPPROTO_TCP);
-}
-
 /* For segments that begin or end a connection. */
 GLOBAL int is_intact(struct __sk_buff *skb, const struct segment *segment)
 {

@@ -49,36 +49,20 @@ GLOBAL int note_option(struct options *options, __u32 at)
 	if (!options)
 		return 0;
 	switch (*option_byte(options, at)) {
-	case OPTION_MSS:
-		options->mss = at;
-		break;
-	case OPTION_WINDOW_SCALE:
-		options->window_scale = at;
-		break;
-	case OPTION_SACK_PERMITTED:
-		options->sack_permitted = at;
-		break;
-	case OPTION_SACK:
-		options->sack = at;
-		break;
-	case OPTION_TIMESTAMPS:
-		options->timestamps = at;
-		break;
-	case OPTION_MPTCP:
-		options->mptcp = at;
-		break;
-	case OPTION_FASTOPEN:
-		options->fastopen = at;
-		break;
+	case OPTION_MSS: options->mss = at; break;
+	case OPTION_WINDOW_SCALE: options->window_scale = at; break;
+	case OPTION_SACK_PERMITTED: options->sack_permitted = at; break;
+	case OPTION_SACK: options->sack = at; break;
+	case OPTION_TIMESTAMPS: options->timestamps = at; break;
+	case OPTION_MPTCP: options->mptcp = at; break;
+	case OPTION_FASTOPEN: options->fastopen = at; break;
 	case OPTION_EXPERIMENT:
 		if (option_len(options, at) >= 4 &&
 		    (*option_byte(options, at + 2) << 8 | *option_byte(options, at + 3)) == FAST_OPEN_EXPERIMENT)
 			options->fastopen = at;
 		break;
 	case OPTION_MD5:
-	case OPTION_AO:
-		options->signature = at;
-		break;
+	case OPTION_AO: options->signature = at; break;
 	}
 	return 0;
 }

@@ -58,8 +58,7 @@ static __always_inline int read_quote(struct __sk_buff *skb, struct quote *quote
 	struct icmp_start icmp;
 
 	if (read_ip(skb, skb->protocol == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6,
-		    &quote->error.ip) ||
-	    quote->error.ip.is_fragment)
+		    &quote->error.ip) || quote->error.ip.is_fragment)
 		return -1;
 	if (LOAD_HEADER(skb, quote->error.ip.payload_at, &icmp) || !is_error(quote->error.ip.version, icmp.type))
 		return -1;

@@ -17,11 +17,12 @@ GLOBAL int is_tcp_intact(struct __sk_buff *skb, const struct segment *segment)
 	if (!segment || LOAD_HEADER(skb, segment->ip.payload_at, &tcp))
 		return 0;
 	const struct ip *ip = &segment->ip;
-	__be16 pseudo = ~fold(pseudo_header(&ip->source, &ip->destination, ip->end - ip->payload_at, IPPROTO_TCP));
+	__u32 len = ip->end - ip->payload_at;
+	__be16 pseudo = ~fold(pseudo_header(&ip->source, &ip->destination, len, IPPROTO_TCP));
 	/* CHECKSUM_UNNECESSARY: the device has verified it. */
 	if (tcp.check == pseudo || bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0)
 		return 1;
-	return tcp_sum(skb, ip) == 0 || is_partial(skb, tcp_check_at(segment));
+	return payload_sum(skb, ip, len, IPPROTO_TCP) == 0 || is_partial(skb, tcp_check_at(segment));
 }
 
 /* Notes the ends (FIN) that a segment says or acknowledges. */
@@ -209,10 +210,8 @@ int splice_in(struct __sk_buff *skb)
 	if (!is_by_its_way(skb, from))
 		return PASS;
 	switch (stage) {
-	case SPLICE_ARMED:
-		return on_armed(skb, &segment, from, to);
-	case SPLICE_TAIL:
-		return on_tail(skb, &crossing);
+	case SPLICE_ARMED: return on_armed(skb, &segment, from, to);
+	case SPLICE_TAIL: return on_tail(skb, &crossing);
 	case SPLICE_SPLICED:
 	case SPLICE_CLOSING:
 	case SPLICE_DEAD:
@@ -223,8 +222,7 @@ int splice_in(struct __sk_buff *skb)
 		if (segment.flags & SYN)
 			return on_syn_in_the_middle(skb, &segment, flow, stage, from);
 		return on_spliced(skb, &crossing);
-	default:
-		return PASS;
+	default: return PASS;
 	}
 }
 

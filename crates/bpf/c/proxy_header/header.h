@@ -20,6 +20,7 @@ struct header {
 	__be16 client_port;
 	__u8 client_version; /* 4 or 6 */
 	__u8 is_v1;
+	__u32 tlvs;          /* where they begin */
 };
 
 /* The state of parsing a v1 line; see v1.h. It is in a map because the verifier tracks each value that it can
@@ -39,6 +40,14 @@ struct v1 {
 	__u8 empty;         /* the field, so far */
 };
 
+/* As long as policy's SECRET_LEN. */
+#define SECRET_MAX 64
+
+struct secret {
+	__u64 len;
+	__u64 words[SECRET_MAX / 8]; /* 0 after it */
+};
+
 /* Too large for the stack. */
 struct header_scratch {
 	struct header header;
@@ -46,6 +55,10 @@ struct header_scratch {
 	__u8 start[HEADER_START];
 	__u8 fresh[128];
 	struct pending pending;
+	struct secret value;     /* of a TLV; proof.h, with the rest */
+	struct ban_prefix sender;
+	__u32 walk;              /* where the next TLV begins, and WALK_FOUND */
+	__u32 from, packet_at;   /* from here on the header's bytes are in the packet, and where */
 };
 
 SCRATCH(header_scratches, struct header_scratch);

@@ -11,17 +11,10 @@ enum v2_family { V2_FAMILY_INET = 1, V2_FAMILY_INET6 = 2, V2_FAMILY_UNIX = 3 };
 
 static __always_inline __u32 v2_block(__u8 family, __u8 protocol)
 {
-	if (protocol == 0)
+	if (protocol == 0 || protocol > DGRAM)
 		return 0; /* UNSPEC: whatever the family says, there is nothing to read */
-	switch (family) {
-	case V2_FAMILY_INET:
-		return V2_INET;
-	case V2_FAMILY_INET6:
-		return V2_INET6;
-	case V2_FAMILY_UNIX:
-		return V2_UNIX;
-	}
-	return 0;
+	return family == V2_FAMILY_INET ? V2_INET : family == V2_FAMILY_INET6 ? V2_INET6 :
+	       family == V2_FAMILY_UNIX ? V2_UNIX : 0;
 }
 
 GLOBAL enum verdict read_v2(struct header_scratch *scratch, __u32 have, __u32 transport)
@@ -51,9 +44,10 @@ GLOBAL enum verdict read_v2(struct header_scratch *scratch, __u32 have, __u32 tr
 		return NEED_MORE;
 
 	header->len = V2_FIXED + (start[14] << 8 | start[15]);
+	__u32 block = v2_block(family, protocol);
+	header->tlvs = header->len < V2_FIXED + block ? header->len : V2_FIXED + block;
 	if (command == 0)
 		return ITSELF; /* LOCAL: "must use the real connection endpoints" */
-	__u32 block = v2_block(family, protocol);
 	if (header->len < V2_FIXED + block)
 		return MALFORMED;
 	if (protocol != transport || block == 0 || block == V2_UNIX)

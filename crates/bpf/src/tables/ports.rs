@@ -6,7 +6,7 @@ use aya::maps::{MapError, PerCpuValues};
 use aya::util::nr_cpus;
 use truepeer_policy::Dialect;
 
-use super::{ATTACHED, COUNTERS_LEN, DRAINING, PAUSED, REFUSING, Tables};
+use super::{ATTACHED, COUNTERS_LEN, DRAINING, PAUSED, REFUSING, Tables, proofs};
 use crate::counters::COUNTERS;
 use crate::error::AttachError;
 use crate::groups::MAX_GROUPS;
@@ -158,6 +158,7 @@ impl Tables {
     pub(super) fn forget_unused_groups(&mut self) -> Result<(), AttachError> {
         let used = self.used_groups()?;
         for group in (0..MAX_GROUPS).filter(|group| !used.contains(group)) {
+            proofs::write(&mut self.proofs, group, &[])?;
             self.set_lists(group, [&[], &[], &[]])?;
         }
         self.renew_edition()

@@ -18,7 +18,9 @@ use crate::load::Loader;
 use crate::place::Place;
 use crate::programs::of_tests::HEADER_CHECK;
 use crate::programs::{PEER_NAME, UDP_SEND};
+use crate::rules::RequiredSecret;
 use crate::tables::ports::number_of;
+use crate::tables::proofs;
 
 /// The result; `enum verdict` in `c/proxy_header/header.h`, with the length checked as in `tcp_ingress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,13 +44,29 @@ struct Answer {
     client_port: [u8; 2],
     client_version: u8,
     is_v1: u8,
+    tlvs: u32,
 }
 
-const _: () = assert!(size_of::<Answer>() == 28);
+const _: () = assert!(size_of::<Answer>() == 32);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding (the size is the sum of the
 // fields').
 unsafe impl Pod for Answer {}
+
+const STATES: &str = "piece_states";
+
+/// `struct piece_state`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct PieceState {
+    walk: u32,
+    before: u32,
+    lacks: u32,
+    unused: u32,
+}
+
+// SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding: four words.
+unsafe impl Pod for PieceState {}
 
 /// The loaded program.
 pub struct HeaderCheck {
@@ -60,7 +78,7 @@ impl HeaderCheck {
     /// Loads it. Needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN.
     pub fn load(header_max: usize) -> Result<Self, AttachError> {
         let mut programs = Ebpf::load(HEADER_CHECK.bytes()?).map_err(AttachError::load(HEADER_CHECK.name))?;
-        for name in [HEADER_CHECK.name, DATAGRAM_CHECK] {
+        for name in [HEADER_CHECK.name, DATAGRAM_CHECK, PROOF_CHECK] {
             program(&mut programs, name)
                 .and_then(SchedClassifier::load)
                 .map_err(AttachError::attach(name, "the kernel"))?;
@@ -81,6 +99,38 @@ impl HeaderCheck {
             Verdict::NeedMore => Verdict::Refused,
             verdict => verdict,
         })
+    }
+
+    /// Whether a header lacks what its sender must send. It comes in pieces: `ends` are where they end.
+    ///
+    /// # Errors
+    /// The program can't be run.
+    pub fn lacks_proof(
+        &mut self,
+        required: &RequiredSecret,
+        bytes: &[u8],
+        ends: &[usize],
+    ) -> Result<bool, AttachError> {
+        let map = self.programs.map_mut("tp_proofs").ok_or(AttachError::NotBuilt)?;
+        proofs::write_for_all(map, required)?;
+        let (mut walk, mut before) = (0, 0);
+        for end in ends {
+            let map = self.programs.map_mut(STATES).ok_or(AttachError::NotBuilt)?;
+            let mut states: Array<&mut MapData, PieceState> =
+                map.try_into().map_err(AttachError::map("opening", STATES))?;
+            let state = PieceState { walk, before, lacks: 0, unused: 0 };
+            states.set(0, state, 0).map_err(AttachError::map("writing", STATES))?;
+            self.run(PROOF_CHECK, 0, &bytes[..*end])?;
+            let map = self.programs.map(STATES).ok_or(AttachError::NotBuilt)?;
+            let states: Array<&MapData, PieceState> =
+                map.try_into().map_err(AttachError::map("opening", STATES))?;
+            let state = states.get(&0, 0).map_err(AttachError::map("reading", STATES))?;
+            if state.lacks != 0 {
+                return Ok(true);
+            }
+            (walk, before) = (state.walk, u32::try_from(*end).unwrap_or(u32::MAX));
+        }
+        Ok(false)
     }
 
     fn run(&mut self, name: &'static str, first: u8, bytes: &[u8]) -> Result<(), AttachError> {
@@ -117,6 +167,7 @@ impl HeaderCheck {
 }
 
 const DATAGRAM_CHECK: &str = "datagram_check";
+const PROOF_CHECK: &str = "proof_check";
 
 fn program<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, ProgramError> {
     // It was built with this crate, so it exists.

@@ -95,10 +95,10 @@ impl UdpHarness {
         let mut loader = Loader::new(place, &globals);
         loader.size(Sizes::of(rules, false)?.all());
         loader.load(UDP_SEND)?;
-        let mut tables = Tables::open(place)?;
-        tables.apply(rules, true, Others::Leave)?;
         loader.set(Global::LinkHeaderLen(ETHERNET));
         let mut ingress = loader.load(UDP_INGRESS)?;
+        let mut tables = Tables::open(place)?;
+        tables.apply(rules, true, Others::Leave)?;
         classifier(&mut ingress)
             .and_then(SchedClassifier::load)
             .map_err(AttachError::attach(UDP_INGRESS.name, "the kernel"))?;

@@ -135,6 +135,7 @@ impl Stand {
             senders,
             header: if is_optional { HeaderRule::Optional } else { HeaderRule::Require },
             exceptions: Default::default(),
+            required_tlvs: Vec::new(),
             claims: Claims::default(),
             header_timeout: TIMEOUT,
             header_wait: WAIT,

@@ -128,6 +128,7 @@ fn harness(bed: &Bed) -> Result<UdpHarness> {
             .collect(),
         header: HeaderRule::Require,
         exceptions: BTreeMap::new(),
+        required_tlvs: Vec::new(),
         claims: Claims::default(),
         own_addresses: [].into(),
         header_timeout: Duration::from_secs(5),

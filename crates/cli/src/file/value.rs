@@ -10,7 +10,7 @@ use toml::de::{DeInteger, DeValue};
 use super::finding::{Finding, Span};
 use super::keys::{self, text_of};
 use crate::guess::{meant, takes};
-use truepeer_config::spec::{AdminAddr, Deny, PrefixesOrFile};
+use truepeer_config::spec::{AdminAddr, Deny, PrefixesOrFile, RequiredTlv, SecretTlv};
 
 /// A word and its place; `None`: a switch that is on.
 pub(super) type Word = (Span, Option<String>);
@@ -127,7 +127,13 @@ fn takes_pairs(names: &[clap::builder::Str]) -> bool {
 
 /// A word whose path, if it is one, does not depend on the working directory.
 pub(super) fn absolute(arg: &Arg, text: String, dir: &Path) -> String {
-    if is_path(arg, &text) { below(dir, text) } else { text }
+    if is_path(arg, &text) {
+        return below(dir, text);
+    }
+    match text.split_once('@').filter(|_| has_file(arg)) {
+        Some((head, file)) => format!("{head}@{}", below(dir, file.to_owned())),
+        None => text,
+    }
 }
 
 /// A word as it is written in the file.
@@ -164,6 +170,12 @@ fn takes_names(arg: &Arg) -> bool {
         TypeId::of::<AdminAddr>(),
     ];
     types.iter().any(|id| arg.get_value_parser().type_id() == *id)
+}
+
+/// `TYPE=@FILE`.
+fn has_file(arg: &Arg) -> bool {
+    let id = arg.get_value_parser().type_id();
+    id == TypeId::of::<RequiredTlv>() || id == TypeId::of::<SecretTlv>()
 }
 
 /// Whether the option would take `text` for a path.

@@ -7,13 +7,14 @@ use super::UsageError;
 
 /// Options that no usual program has: behind the program they would go to it, and truepeer would use its
 /// defaults.
-const OURS: [&str; 9] = [
+const OURS: [&str; 10] = [
     "--allow",
     "--allow-claims",
     "--deny-clients",
     "--header-timeout",
     "--header-wait",
     "--header-max",
+    "--require-tlv",
     "--sender",
     "--via",
     "--send-proxy",

@@ -21,7 +21,9 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
     let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
     let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
     let allow = problems.note(senders.allowed()).unwrap_or_default();
-    problems.note(senders.policy(&allow));
+    let secrets = problems.note(senders.secrets()).unwrap_or_default();
+    problems.note(senders.policy(&allow, &secrets));
+    problems.note(senders.refuse_keyed("the kernel programs compare secrets, and make no digests"));
     let denied = problems.note(claims.denied()).unwrap_or_default();
     let mut warnings = senders::warnings(&allow, &senders, &claims);
     let dialect = problems.note(dialect(spec)).unwrap_or_default();
@@ -29,6 +31,9 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
     for (from, backend) in datagrams::ports_of(spec) {
         problems.note(datagrams::refuse_tftp("port", &Port::Udp { from, backend }, &[from, backend]));
         warnings.extend(datagrams::warn_of_raknet(from, backend));
+    }
+    if dialect == Dialect::Spp && !secrets.is_empty() && spec.port.iter().any(|ports| ports.has_udp()) {
+        problems.add(Problem::at("require-tlv", "--udp-dialect spp has no TLVs; expected another dialect"));
     }
     let ranges = |is_udp: bool| {
         let given = spec.port.iter().flat_map(|ports| &ports.1).filter(|range| range.is_udp == is_udp);
@@ -42,6 +47,7 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
         senders: allow,
         header: senders.header,
         exceptions: senders.exceptions(),
+        required_tlvs: senders.required_tlvs(secrets),
         // The kernel programs get this host's addresses when they are attached.
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&denied) },
         own_addresses: BTreeSet::new(),

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
-use truepeer_policy::{BackendAddr, Policy, Source};
+use truepeer_policy::{BackendAddr, Dialect, Policy, Source};
 use truepeer_stream::tls::ServerTls;
 
 use super::Config;
@@ -13,6 +13,7 @@ use super::listener::ListenerConfig;
 use super::origins::CheckedOrigin;
 use super::problem::{OptionName, Problem, Problems};
 use super::read::Read;
+use super::senders;
 use super::sites::{self, Site};
 use super::tls::TlsConfig;
 use crate::spec::{Family, Protocol, SendProxy, UnknownHost};
@@ -201,6 +202,7 @@ impl ListenerConfig {
                 backend.iter().try_for_each(|to| datagrams::refuse_tftp(option, to, &[to.port()]))?;
             }
         }
+        self.refuse_idle_tlvs()?;
         match (self.protocol, self.send_proxy) {
             (Protocol::Udp, Some(SendProxy::V1)) => Err(Problem::Version1OverUdp),
             (Protocol::Tcp, Some(SendProxy::Spp)) => Err(Problem::SppOverTcp),
@@ -212,6 +214,32 @@ impl ListenerConfig {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl ListenerConfig {
+    /// TLVs that can't be sent or checked here.
+    fn refuse_idle_tlvs(&self) -> Result<(), Problem> {
+        senders::refuse_twice_sent(&self.send_tlv)?;
+        if !self.send_tlv.is_empty() && self.send_proxy != Some(SendProxy::V2) {
+            return Err(match self.http {
+                Some(_) => Problem::needs("send-tlv", "client-address", "proxy"),
+                None => Problem::needs("send-tlv", "send-proxy", "v2"),
+            });
+        }
+        if self.protocol == Protocol::Tcp {
+            return Ok(());
+        }
+        let why = "a datagram's header is made once for its flow, and a digest holds for 30 s";
+        senders::refuse_keyed("send-tlv", self.send_tlv.iter(), why)?;
+        self.senders.refuse_keyed(why)?;
+        if self.udp.dialect == Dialect::Spp && !self.senders.require_tlv.is_empty() {
+            return Err(Problem::at(
+                "require-tlv",
+                "--udp-dialect spp has no TLVs; expected another dialect",
+            ));
+        }
+        Ok(())
     }
 }
 

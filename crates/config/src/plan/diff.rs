@@ -124,7 +124,7 @@ impl CheckedListener {
         let (read, others) = (&self.read, &other.read);
         [
             (Part::Options, self.config != other.config),
-            (Part::Lists, (&read.allow, &read.deny) != (&others.allow, &others.deny)),
+            (Part::Lists, !read.has_same_lists(others)),
             (Part::Backends, (&read.backends, &read.origins) != (&others.backends, &others.origins)),
             (Part::Certificates, read.certificates != others.certificates),
         ]

@@ -137,6 +137,7 @@ fn listener(spec: &HttpsSpec, listen: &[ListenAddr], problems: &mut Problems) ->
         claims: ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false),
         on_conflict: spec.upstream.on_conflict.unwrap_or_default(),
         send_proxy: (client_address == ClientAddressConfig::Proxy).then_some(SendProxy::V2),
+        send_tlv: spec.sent.send_tlv.clone(),
         timeouts: Timeouts {
             connect: spec.upstream.connect_timeout.unwrap_or(common.timeouts.connect),
             ..common.timeouts

@@ -23,8 +23,8 @@ use super::senders::{ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig};
 use super::{resolve, senders, speaks_first};
 use crate::spec::{
-    ClientAddressConfig, Family, HostPort, Protocol, SendProxy, SendersSpec, SpliceAfter, SpliceLinger,
-    SpliceMode, defaults, text,
+    ClientAddressConfig, Family, HostPort, Protocol, SecretTlv, SendProxy, SendersSpec, SpliceAfter,
+    SpliceLinger, SpliceMode, defaults, text,
 };
 
 /// One listener. A session's rules are in `ListenerConfig::policy`; the rest is for opening the sockets.
@@ -51,6 +51,8 @@ pub struct ListenerConfig {
     pub nat64_prefix: Option<Nat64Prefix>,
     pub pseudo_ipv4: bool,
     pub send_proxy: Option<SendProxy>,
+    /// TLVs of that header.
+    pub send_tlv: Vec<SecretTlv>,
     pub timeouts: Timeouts,
     /// The limit of connections for one client; 0: none, `None`: none, or with TLS a share of all sessions.
     pub max_per_client: Option<usize>,
@@ -146,6 +148,7 @@ impl Default for ListenerConfig {
             nat64_prefix: None,
             pseudo_ipv4: false,
             send_proxy: None,
+            send_tlv: Vec::new(),
             timeouts: Timeouts::default(),
             splice: SpliceConfig::default(),
             max_per_client: None,
@@ -197,7 +200,7 @@ impl ListenerConfig {
                 Protocol::Tcp => Transport::Stream,
                 Protocol::Udp => Transport::Dgram,
             },
-            senders: self.senders.policy(&read.allow)?,
+            senders: self.senders.policy(&read.allow, &read.secrets.0)?,
             claims: self.claims.policy(&read.deny),
             delivery: Delivery {
                 backends: read.backends,
@@ -209,6 +212,7 @@ impl ListenerConfig {
                     // The limits of a stream's header; for datagrams the dialect determines them.
                     SendProxy::V2 | SendProxy::Spp => Version::V2,
                 }),
+                send_tlvs: senders::sent_tlvs(&self.send_tlv, &read.secrets.1),
                 nat64_prefix: self.nat64_prefix,
                 pseudo_ipv4: self.pseudo_ipv4,
                 on_conflict: self.on_conflict,
@@ -268,6 +272,8 @@ impl ListenerConfig {
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         let lists = self.senders.allow_files.iter().map(|file| file.path.as_path());
         let lists = lists.chain(self.claims.deny_files.iter().map(PathBuf::as_path));
+        let required = self.senders.require_tlv.iter().map(|required| &required.tlv);
+        let lists = lists.chain(required.chain(&self.send_tlv).map(|tlv| tlv.file.as_path()));
         let tls = self.tls.iter().flat_map(TlsConfig::files);
         lists.chain(tls).chain(self.all_origin_tls().flat_map(OriginTlsConfig::files))
     }
@@ -276,10 +282,13 @@ impl ListenerConfig {
     pub(super) fn read(&self, problems: &mut Problems) -> Option<Read> {
         let allow = problems.note(self.senders.allowed());
         let deny = problems.note(self.claims.denied());
+        let secrets = problems.note(self.senders.secrets());
+        let sent = problems.note(senders::read_sent(&self.send_tlv));
         let backends = problems.note(self.resolve_backends());
         let origins = self.origins().filter_map(|origin| problems.note(resolve_origin(origin))).collect();
         let certificates = certificates(self.tls.as_ref(), self.all_origin_tls());
-        Some(Read { allow: allow?, deny: deny?, backends: backends?, origins, certificates })
+        let secrets = (secrets?, sent?);
+        Some(Read { allow: allow?, deny: deny?, secrets, backends: backends?, origins, certificates })
     }
 
     /// The origins for some hosts and paths.

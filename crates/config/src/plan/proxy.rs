@@ -121,6 +121,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
         nat64_prefix: spec.nat64_prefix,
         pseudo_ipv4: spec.pseudo_ipv4,
         send_proxy: spec.send_proxy,
+        send_tlv: spec.sent.send_tlv.clone(),
         timeouts: Timeouts {
             idle: spec.idle_timeout.map_or(common.timeouts.idle, |timeout| timeout.0),
             connect: spec.upstream.connect_timeout.unwrap_or(common.timeouts.connect),

@@ -3,7 +3,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use truepeer_policy::{Backends, PrefixSet};
+use truepeer_policy::{Backends, PrefixSet, Secrets};
 
 use super::tls::{OriginTlsConfig, TlsConfig};
 
@@ -14,12 +14,21 @@ pub(crate) struct Read {
     pub(crate) allow: PrefixSet,
     /// The denied clients, including those in files.
     pub(crate) deny: PrefixSet,
+    /// Those by which senders prove themselves, and those that are sent.
+    pub(crate) secrets: (Vec<Secrets>, Vec<Secrets>),
     /// The addresses of host names.
     pub(crate) backends: Backends,
     /// The same for the origins for some hosts and paths.
     pub(crate) origins: Vec<Backends>,
     /// The contents of certificates, keys and authorities; only compared.
     pub(super) certificates: u64,
+}
+
+impl Read {
+    /// Whether another reading has found the same in lists and files of secrets.
+    pub(super) fn has_same_lists(&self, other: &Self) -> bool {
+        (&self.allow, &self.deny, &self.secrets) == (&other.allow, &other.deny, &other.secrets)
+    }
 }
 
 /// A digest of an origin's TLS options and their files.

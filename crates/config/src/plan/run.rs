@@ -16,7 +16,9 @@ pub fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Proble
     let claims = ClaimsConfig::of(&spec.senders, &PrefixSet::new(), false);
     let header = HeaderLimits::of(&spec.senders, spec.wait.header_wait);
     let allow = senders.allowed()?;
-    senders.policy(&allow)?;
+    let secrets = senders.secrets()?;
+    senders.policy(&allow, &secrets)?;
+    senders.refuse_keyed("run compares secrets, and checks no digests")?;
     let mut warnings = senders::warnings(&allow, &senders, &claims);
     let addresses = spec.listen.iter().map(resolve::listen).collect::<Result<_, _>>()?;
     let ports = spec.port.iter().flat_map(|ports| ports.0.iter().copied()).collect();
@@ -24,6 +26,7 @@ pub fn run_settings(spec: &RunArgs) -> Result<(RunSettings, Vec<String>), Proble
         allow,
         header: senders.header,
         exceptions: senders.rules.iter().map(|rule| (rule.senders.clone(), rule.rule)).collect(),
+        proofs: senders.proofs(&secrets),
         claims: Claims { host: HostAddresses::default(), ..claims.policy(&claims.denied()?) },
         limits: Limits {
             max_len: header.max_bytes,

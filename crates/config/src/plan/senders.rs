@@ -1,15 +1,21 @@
 //! Which senders are admitted, and which clients they may name: shared by all commands that receive headers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use truepeer_policy::{Claims, Dialect, HeaderRule, HostAddresses, PrefixSet, Senders};
+use truepeer_bpf::RequiredSecret;
+use truepeer_policy::{
+    Claims, Dialect, HeaderRule, HostAddresses, PrefixSet, Proof, Secrets, Senders, SentTlv,
+};
 use truepeer_proto::Versions;
 
 use super::problem::{OptionName, Problem};
-use crate::spec::{HeaderOption, PrefixesOrFile, SenderName, SenderRule, SendersSpec, text};
+use crate::spec::{
+    HeaderOption, PrefixesOrFile, RequiredTlv, SecretTlv, SenderName, SenderRule, SendersSpec, text,
+};
 
 /// A list in a file, and the option that named it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +38,8 @@ pub struct SendersConfig {
     /// The rules of specific senders.
     #[serde(with = "text::list")]
     pub rules: Vec<SenderRule>,
+    /// By which TLVs senders prove themselves.
+    pub(crate) require_tlv: Vec<RequiredTlv>,
     /// What the senders are, if that was said.
     #[serde(with = "text::maybe")]
     pub(crate) sender: Option<SenderName>,
@@ -59,6 +67,7 @@ impl Default for SendersConfig {
             allow_files: Vec::new(),
             header: HeaderRule::Require,
             rules: Vec::new(),
+            require_tlv: Vec::new(),
             sender: None,
         }
     }
@@ -68,10 +77,11 @@ impl SendersSpec {
     /// The lists that are files.
     pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
         let denied = self.deny_clients.iter().map(|deny| &deny.0);
-        self.allow.iter().chain(denied).filter_map(|entry| match entry {
+        let lists = self.allow.iter().chain(denied).filter_map(|entry| match entry {
             PrefixesOrFile::File(path) => Some(path.as_path()),
             PrefixesOrFile::Prefixes(_) => None,
-        })
+        });
+        lists.chain(self.require_tlv.iter().map(|required| required.tlv.file.as_path()))
     }
 }
 
@@ -92,7 +102,12 @@ impl SendersConfig {
         let (rule, rules) = header_rules(&spec.header)?;
         // Whoever names the sender expects its headers.
         let usual = spec.sender.map_or(usual.1, |_| HeaderRule::Require);
-        Ok(Self { allow, allow_files, header: rule.unwrap_or(usual), rules, sender: spec.sender })
+        let require_tlv = spec.require_tlv.clone();
+        refuse_two_for_one(&require_tlv)?;
+        let header = rule.unwrap_or(usual);
+        let config = Self { allow, allow_files, header, rules, require_tlv, sender: spec.sender };
+        config.refuse_idle_tlv()?;
+        Ok(config)
     }
 
     /// The versions of the header that are accepted.
@@ -121,10 +136,55 @@ impl SendersConfig {
         with_files(&self.allow, self.files())
     }
 
-    /// `allow`: the result of [`Self::allowed`].
-    pub(super) fn policy(&self, allow: &PrefixSet) -> Result<Senders, Problem> {
+    /// Nothing to prove where no header is read.
+    fn refuse_idle_tlv(&self) -> Result<(), Problem> {
+        let forbids = |rule| rule == HeaderRule::Forbid;
+        let reads = !forbids(self.header) || self.rules.iter().any(|rule| !forbids(rule.rule));
+        if reads || self.require_tlv.is_empty() {
+            return Ok(());
+        }
+        Err(Problem::at("require-tlv", "no header is read here; expected --header require with it"))
+    }
+
+    /// Reads the files of secrets.
+    pub(super) fn secrets(&self) -> Result<Vec<Secrets>, Problem> {
+        let files = self.require_tlv.iter().map(|required| &required.tlv.file);
+        files.map(|file| read_secrets("require-tlv", file)).collect()
+    }
+
+    /// By which TLV which senders prove themselves. `secrets`: the result of [`Self::secrets`].
+    pub(super) fn proofs(&self, secrets: &[Secrets]) -> Vec<(PrefixSet, Proof)> {
+        let each = self.require_tlv.iter().zip(secrets);
+        each.map(|(RequiredTlv { tlv, .. }, secrets)| match tlv.is_keyed {
+            true => Proof::keyed(tlv.kind, secrets.clone(), since_1970),
+            false => Proof::secret(tlv.kind, secrets),
+        })
+        .zip(&self.require_tlv)
+        .map(|(proof, required)| (required.prefixes(), proof))
+        .collect()
+    }
+
+    /// The same for the kernel programs.
+    pub(super) fn required_tlvs(&self, secrets: Vec<Secrets>) -> Vec<RequiredSecret> {
+        let each = self.require_tlv.iter().zip(secrets);
+        each.map(|(required, secrets)| RequiredSecret {
+            senders: required.prefixes(),
+            kind: required.tlv.kind,
+            secrets,
+        })
+        .collect()
+    }
+
+    /// A way that can't check keyed digests.
+    pub(super) fn refuse_keyed(&self, why: &str) -> Result<(), Problem> {
+        refuse_keyed("require-tlv", self.require_tlv.iter().map(|required| &required.tlv), why)
+    }
+
+    /// `allow` and `secrets`: the results of [`Self::allowed`] and [`Self::secrets`].
+    pub(super) fn policy(&self, allow: &PrefixSet, secrets: &[Secrets]) -> Result<Senders, Problem> {
         let mut senders = Senders::new(allow.clone(), self.header);
         self.rules.iter().for_each(|exception| senders.set_rule(&exception.senders, exception.rule));
+        self.proofs(secrets).iter().for_each(|(prefixes, proof)| senders.set_proof(prefixes, proof));
         senders.check().map_err(Problem::OptionalForMost)?;
         Ok(senders)
     }
@@ -166,6 +226,93 @@ pub(super) fn no_dialect(sender: SenderName) -> Problem {
         value: format!(" {sender}"),
         expected: "where its datagrams have the header is not known; expected --udp-dialect DIALECT with it"
             .to_owned(),
+    }
+}
+
+/// Reads a file of secrets. Errors name lines, never their content.
+fn read_secrets(option: &'static str, path: &Path) -> Result<Secrets, Problem> {
+    let place = OptionName(option);
+    let content =
+        std::fs::read(path).map_err(|source| Problem::File { place, path: path.to_owned(), source })?;
+    Secrets::parse(&content).map_err(|error| Problem::Value {
+        place,
+        value: format!(" {}", path.display()),
+        expected: error.to_string(),
+    })
+}
+
+/// Reads the files of TLVs that are sent.
+pub(super) fn read_sent(sent: &[SecretTlv]) -> Result<Vec<Secrets>, Problem> {
+    sent.iter().map(|tlv| read_secrets("send-tlv", &tlv.file)).collect()
+}
+
+/// The TLVs of headers to backends, a keyed digest last. `secrets`: the result of [`read_sent`].
+pub(super) fn sent_tlvs(sent: &[SecretTlv], secrets: &[Secrets]) -> Vec<SentTlv> {
+    let each = sent.iter().zip(secrets);
+    let mut sent: Vec<_> = each.collect();
+    sent.sort_by_key(|(tlv, _)| tlv.is_keyed);
+    let made = sent.into_iter().map(|(tlv, secrets)| match tlv.is_keyed {
+        true => SentTlv::keyed(tlv.kind, secrets, since_1970),
+        false => SentTlv::secret(tlv.kind, secrets),
+    });
+    made.collect()
+}
+
+/// At most one of a type, and one digest, which ends the header.
+pub(super) fn refuse_twice_sent(sent: &[SecretTlv]) -> Result<(), Problem> {
+    let mut seen = BTreeSet::new();
+    if let Some(tlv) = sent.iter().find(|tlv| !seen.insert(tlv.kind)) {
+        return Err(Problem::at(
+            "send-tlv",
+            format!("TLV {:#04x} is given twice; expected it once", tlv.kind),
+        ));
+    }
+    if sent.iter().filter(|tlv| tlv.is_keyed).count() > 1 {
+        return Err(Problem::at(
+            "send-tlv",
+            "a header has room for one digest, at its end; expected one hmac:",
+        ));
+    }
+    Ok(())
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// `why`: it can't be.
+pub(super) fn refuse_keyed<'a>(
+    option: &'static str,
+    mut tlvs: impl Iterator<Item = &'a SecretTlv>,
+    why: &str,
+) -> Result<(), Problem> {
+    match tlvs.find(|tlv| tlv.is_keyed) {
+        Some(tlv) => {
+            let value = format!(" {tlv}");
+            Err(Problem::Value {
+                place: OptionName(option),
+                value,
+                expected: format!("{why}; expected TYPE=@FILE"),
+            })
+        }
+        None => Ok(()),
+    }
+}
+
+/// A later one would replace an earlier one.
+fn refuse_two_for_one(required: &[RequiredTlv]) -> Result<(), Problem> {
+    let mut seen = BTreeSet::new();
+    let mut prefixes = required.iter().flat_map(|one| one.prefixes().iter().collect::<Vec<_>>());
+    match prefixes.find(|prefix| !seen.insert(*prefix)) {
+        Some(prefix) if prefix.prefix_len() > 0 => Err(Problem::at(
+            "require-tlv",
+            format!("given twice for {prefix}; expected one TLV, whose file may have four secrets"),
+        )),
+        Some(_) => Err(Problem::at(
+            "require-tlv",
+            "given twice for the same senders; expected one TLV, whose file may have four secrets, or PREFIX,TYPE=@FILE",
+        )),
+        None => Ok(()),
     }
 }
 
@@ -220,7 +367,8 @@ fn read(place: OptionName, path: &Path) -> Result<PrefixSet, Problem> {
 /// Warnings about risky settings, for all commands that receive headers.
 pub(super) fn warnings(allow: &PrefixSet, senders: &SendersConfig, claims: &ClaimsConfig) -> Vec<String> {
     let mut warnings = Vec::new();
-    if allow.has_everybody() && senders.header != HeaderRule::Forbid {
+    let proves_itself = senders.require_tlv.iter().any(|required| required.prefixes().has_everybody());
+    if allow.has_everybody() && senders.header != HeaderRule::Forbid && !proves_itself {
         warnings.push(
             "every host may connect and claim to be any client; list your load balancers with --allow PREFIX"
                 .to_owned(),

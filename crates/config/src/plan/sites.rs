@@ -82,6 +82,7 @@ fn refuse_unlike(one: &ListenerConfig, other: &ListenerConfig) -> Result<(), Pro
             "allow",
             one.senders.allow != other.senders.allow || one.senders.allow_files != other.senders.allow_files,
         ),
+        ("require-tlv", one.senders.require_tlv != other.senders.require_tlv),
         ("header", one.senders != other.senders),
         ("header-timeout", one.header != other.header),
         (

@@ -10,7 +10,7 @@ use truepeer_stream::tls::{MinVersion, Suite};
 
 use super::confine::ConfineSpec;
 use super::values::{self, ClientCert, Deny, HeaderOption, LogFormat, PrefixesOrFile, Verbosity};
-use super::{AdminAddr, SenderName};
+use super::{AdminAddr, RequiredTlv, SecretTlv, SenderName};
 use truepeer_routes::options::RoutesMode;
 
 /// Which senders are admitted, and which clients they may name.
@@ -24,6 +24,8 @@ pub struct SendersSpec {
     pub(crate) header: Vec<HeaderOption>,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) header_timeout: Option<Duration>,
+    #[arg(long)]
+    pub(crate) require_tlv: Vec<RequiredTlv>,
     #[arg(long, value_parser = values::header_max)]
     pub(crate) header_max: Option<usize>,
     #[arg(long)]
@@ -48,6 +50,13 @@ pub struct UpstreamSpec {
     pub mark: Option<u32>,
     #[arg(long)]
     pub on_conflict: Option<OnConflict>,
+}
+
+/// What headers to backends have.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SendTlvSpec {
+    #[arg(long)]
+    pub(crate) send_tlv: Vec<SecretTlv>,
 }
 
 /// TLS with clients.

@@ -8,8 +8,8 @@ use truepeer_policy::PrefixSet;
 use super::acme::AcmeSpec;
 use super::address::ListenAddr;
 use super::groups::{
-    AdminSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec, UpstreamSpec,
-    WaitSpec,
+    AdminSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendTlvSpec, SendersSpec, TlsSpec,
+    UpstreamSpec, WaitSpec,
 };
 use super::origin::{HealthOption, OriginRule};
 use super::values::{self, ClientAddressConfig, OnHttp, OriginProtocolConfig, UnknownHost};
@@ -62,6 +62,8 @@ pub struct HttpsSpec {
 
     #[arg(long, value_parser = values::client_address)]
     pub(crate) client_address: Option<ClientAddressConfig>,
+    #[command(flatten)]
+    pub(crate) sent: SendTlvSpec,
     #[arg(long)]
     pub(crate) trusted: Vec<PrefixSet>,
     #[command(flatten)]

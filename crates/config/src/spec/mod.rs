@@ -28,6 +28,7 @@ mod sender;
 mod serve;
 mod splice;
 pub mod text;
+mod tlv;
 pub mod values;
 mod vpp;
 
@@ -56,6 +57,7 @@ pub use serve::{
     AdminTable, CheckArgs, FileSpec, LogTable, ProcessTable, ReloadArgs, ServeArgs, UpgradeArgs,
 };
 pub use splice::{SpliceAfter, SpliceLinger, SpliceMode};
+pub use tlv::{RequiredTlv, SecretTlv};
 pub use truepeer_routes::options::RoutesMode;
 pub use values::{
     Carried, ClientAddressConfig, ClientCert, Deny, HeaderOption, LogFormat, OnHttp, OriginProtocolConfig,

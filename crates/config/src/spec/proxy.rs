@@ -9,8 +9,8 @@ use truepeer_policy::{Destinations, Dialect, Nat64Prefix};
 
 use super::address::{HostPort, ListenAddr};
 use super::groups::{
-    AdminSpec, FlowsSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec,
-    UpstreamSpec, WaitSpec,
+    AdminSpec, FlowsSpec, LogSpec, OriginSpec, PrintSpec, ProcessSpec, RoutesSpec, SendTlvSpec, SendersSpec,
+    TlsSpec, UpstreamSpec, WaitSpec,
 };
 use super::sender;
 use super::splice::{self, SpliceAfter, SpliceLinger, SpliceMode};
@@ -55,6 +55,8 @@ pub struct ProxySpec {
     pub(crate) pseudo_ipv4: bool,
     #[arg(long, value_parser = values::send_proxy)]
     pub(crate) send_proxy: Option<SendProxy>,
+    #[command(flatten)]
+    pub(crate) sent: SendTlvSpec,
     #[arg(long)]
     pub(crate) idle_timeout: Option<MaybeDuration>,
     #[arg(long, value_parser = splice::mode)]

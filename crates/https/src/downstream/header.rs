@@ -36,9 +36,13 @@ impl First {
     ) -> Result<Self, CloseReason> {
         let came_to = || tcp.local_address().ok().map(|address| address.port());
         let route = policy.route_at(sender, header, came_to)?;
-        let tlvs = header.map_or_else(Box::default, |header| header.tlvs.as_bytes().into());
+        let header = header.map(|header| policy.senders.without_proof(sender, *header));
+        let mut tlvs = Vec::new();
+        for (kind, value) in header.iter().flat_map(|header| header.tlvs.raw()) {
+            put_tlv(&mut tlvs, kind, value);
+        }
         let version = header.map(|header| header.version);
-        Ok(Self { route, version, tlvs, rest: rest.to_vec() })
+        Ok(Self { route, version, tlvs: tlvs.into(), rest: rest.to_vec() })
     }
 }
 
@@ -110,4 +114,13 @@ fn has_room_for(more: usize, permit: &mut Option<Permit>, budget: &Budget) -> bo
     }
     *permit = budget.take(more);
     permit.is_some()
+}
+
+/// Appends one to a list as headers have it.
+pub(crate) fn put_tlv(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
+    // No name or protocol is longer than 64 KiB.
+    let Ok(length) = u16::try_from(value.len()) else { return };
+    bytes.push(kind);
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes.extend_from_slice(value);
 }

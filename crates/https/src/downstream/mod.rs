@@ -31,6 +31,7 @@ use truepeer_stream::stream::Stream;
 use truepeer_stream::tls::{HandshakeError, Hello, HelloReader, Look, TlsFacts, TlsStream};
 
 pub use self::accepting::{Closing, accept};
+pub(crate) use self::header::put_tlv;
 pub(crate) use self::idle::LEAST_IDLE;
 pub use self::idle::{Idle, IdleConnections, IdleList};
 pub use self::rules::{ListenerTls, TlsListener};

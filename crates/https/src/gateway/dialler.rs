@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::ClientConfig;
 use tokio::io::AsyncWriteExt as _;
 use truepeer_origin::{ClientInfo, Dial, DialError, Dialled, Offer, OriginProtocol};
-use truepeer_policy::{BackendAddr, Backends, Route};
+use truepeer_policy::{BackendAddr, Backends, Route, SentTlv};
 use truepeer_proto::Tlvs;
 use truepeer_session::{CloseReason, Hint, send_proxy};
 use truepeer_stream::reactor::Reactor;
@@ -111,7 +111,7 @@ impl Dial for Dialler {
         let dialled = dial(&self.reactor, &self.worker, &route, settings.mark, limit).await;
         let mut tcp = dialled.map_err(of_close)?;
         if route.send_proxy.is_some() {
-            let header = header(client_info, &route, offer)?;
+            let header = header(client_info, &route, offer, &self.listening.policy.delivery.send_tlvs)?;
             tcp.write_all(&header).await.map_err(|error| DialError::Header(error.to_string()))?;
         }
         let (Some(OriginTls { tls }), Some(configs)) = (&self.origin, &self.configs) else {
@@ -153,10 +153,15 @@ fn of_close(reason: CloseReason) -> DialError {
 
 /// The PROXY header of a connection. It is sent before the origin can choose by ALPN: [`Offer::Either`] then
 /// names HTTP/1.1.
-fn header(client_info: &ClientInfo, route: &Route, offer: Offer) -> Result<Box<[u8]>, DialError> {
+fn header(
+    client_info: &ClientInfo,
+    route: &Route,
+    offer: Offer,
+    own: &[SentTlv],
+) -> Result<Box<[u8]>, DialError> {
     let alpn = if offer == Offer::Http2 { HTTP2 } else { b"http/1.1" };
     let tlvs = tlvs::with_alpn(&client_info.tlvs, alpn);
     let tlvs = Tlvs::parse(&tlvs).unwrap_or(Tlvs::EMPTY);
-    let header = send_proxy::header_and(route, || client_info.local, tlvs, &[]);
+    let header = send_proxy::header_and(route, || client_info.local, tlvs, own, &[]);
     header.map_err(|error| DialError::Header(error.to_string()))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::io::AsyncWriteExt as _;
-use truepeer_policy::{Route, SenderAddr};
+use truepeer_policy::{Route, SenderAddr, SentTlv};
 use truepeer_proto::Tlvs;
 use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
@@ -127,7 +127,7 @@ async fn reach(shared: &SessionContext, downstream: &Downstream) -> Result<Strea
     let mut tcp = dial(reactor, &shared.worker, route, settings.mark, settings.connect_timeout).await?;
     let failed = |error| TlsCloseReason::Upstream { route: Box::new(*route), error };
     if route.send_proxy.is_some() {
-        let header = header(downstream)?;
+        let header = header(downstream, &listening.policy.delivery.send_tlvs)?;
         tcp.write_all(&header).await.map_err(|error| failed(error.into()))?;
     }
     let Some(OriginTls { tls }) = &shared.origin else { return Ok(Stream::Plain(tcp)) };
@@ -138,10 +138,10 @@ async fn reach(shared: &SessionContext, downstream: &Downstream) -> Result<Strea
     }
 }
 
-fn header(downstream: &Downstream) -> Result<Box<[u8]>, TlsCloseReason> {
+fn header(downstream: &Downstream, own: &[SentTlv]) -> Result<Box<[u8]>, TlsCloseReason> {
     let tlvs = tlvs::for_backend(downstream);
     let tlvs = Tlvs::parse(&tlvs).unwrap_or(Tlvs::EMPTY);
-    let header = send_proxy::header_and(&downstream.route, || downstream.local_address(), tlvs, &[]);
+    let header = send_proxy::header_and(&downstream.route, || downstream.local_address(), tlvs, own, &[]);
     Ok(header.map_err(truepeer_session::CloseReason::Unencodable)?)
 }
 

@@ -3,7 +3,7 @@
 use truepeer_proto::{Tlvs, tlv as types};
 use truepeer_stream::tls::TlsFacts;
 
-use crate::downstream::Downstream;
+use crate::downstream::{Downstream, put_tlv};
 
 /// The bits of PROXY 2.2.6: the client used TLS; it presented a certificate in this connection, or earlier in
 /// this session.
@@ -21,15 +21,15 @@ pub(crate) fn for_backend(downstream: &Downstream) -> Vec<u8> {
     let ours = |kind: u8| matches!(kind, types::SSL | types::ALPN | types::AUTHORITY);
     let mut bytes = Vec::new();
     for (kind, value) in downstream.tlvs().raw().filter(|(kind, _)| !ours(*kind)) {
-        put(&mut bytes, kind, value);
+        put_tlv(&mut bytes, kind, value);
     }
     if let Some(alpn) = &facts.alpn {
-        put(&mut bytes, types::ALPN, alpn);
+        put_tlv(&mut bytes, types::ALPN, alpn);
     }
     if let Some(sni) = &facts.sni {
-        put(&mut bytes, types::AUTHORITY, sni.as_bytes());
+        put_tlv(&mut bytes, types::AUTHORITY, sni.as_bytes());
     }
-    put(&mut bytes, types::SSL, &ssl(facts));
+    put_tlv(&mut bytes, types::SSL, &ssl(facts));
     bytes
 }
 
@@ -41,11 +41,11 @@ pub(crate) fn with_alpn(tlvs: &[u8], alpn: &[u8]) -> Vec<u8> {
     for (kind, value) in Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY).raw() {
         had_one |= kind == types::ALPN;
         if kind != types::ALPN {
-            put(&mut bytes, kind, value);
+            put_tlv(&mut bytes, kind, value);
         }
     }
     if had_one || alpn == b"h2" {
-        put(&mut bytes, types::ALPN, alpn);
+        put_tlv(&mut bytes, types::ALPN, alpn);
     }
     bytes
 }
@@ -56,18 +56,10 @@ fn ssl(facts: &TlsFacts) -> Vec<u8> {
         if facts.client.is_some() { (SSL | certificate, VERIFIED) } else { (SSL, NOT_VERIFIED) };
     let mut value = vec![client];
     value.extend_from_slice(&verify.to_be_bytes());
-    put(&mut value, types::SSL_VERSION, facts.version.as_bytes());
-    put(&mut value, types::SSL_CIPHER, facts.suite.as_bytes());
+    put_tlv(&mut value, types::SSL_VERSION, facts.version.as_bytes());
+    put_tlv(&mut value, types::SSL_CIPHER, facts.suite.as_bytes());
     if let Some(name) = facts.client.as_ref().and_then(|client| client.common_name.as_ref()) {
-        put(&mut value, types::SSL_CN, name.as_bytes());
+        put_tlv(&mut value, types::SSL_CN, name.as_bytes());
     }
     value
-}
-
-fn put(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
-    // No name or protocol is longer than 64 KiB.
-    let Ok(length) = u16::try_from(value.len()) else { return };
-    bytes.push(kind);
-    bytes.extend_from_slice(&length.to_be_bytes());
-    bytes.extend_from_slice(value);
 }

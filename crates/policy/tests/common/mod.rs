@@ -1,6 +1,8 @@
 //! Short constructors for headers and policies.
 #![allow(dead_code, reason = "not every test file uses all of it")]
 
+pub(crate) mod unproved;
+
 use std::net::SocketAddr;
 
 use truepeer_policy::{BackendAddr, Backends, Policy, Refusal, Route, SenderAddr};
@@ -27,7 +29,7 @@ pub(crate) fn to(ipv4: &str, ipv6: &str) -> Policy {
 }
 
 pub(crate) fn header(command: Command, addresses: Addresses<'_>) -> Header<'_> {
-    Header { version: Version::V2, command, addresses, tlvs: Tlvs::default() }
+    Header { version: Version::V2, command, addresses, tlvs: Tlvs::default(), bytes: &[] }
 }
 
 pub(crate) fn inet(transport: Transport, source: SocketAddr, destination: SocketAddr) -> Addresses<'static> {

@@ -5,6 +5,7 @@ mod bans;
 mod claims;
 #[path = "../common/mod.rs"]
 mod common;
+mod proofs;
 
 use common::{addr, claim, policy, route, sender};
 use truepeer_policy::{ClientAddr, HeaderRule, Origin, PrefixSet, Refusal, Senders, SpecialRange};
@@ -176,6 +177,7 @@ fn every_reason_is_listed_once() {
         Refusal::SenderNotAllowed { sender: from },
         Refusal::HeaderMissing { sender: from },
         Refusal::HeaderForbidden { sender: from },
+        Refusal::HeaderUnproved { sender: from, why: truepeer_policy::Unproved::Version1 },
         Refusal::ClaimRefused { sender: from, client, range: SpecialRange::Loopback },
         Refusal::ClientDenied { sender: from, client },
         Refusal::ClientBanned { sender: from, client },

@@ -83,8 +83,20 @@ impl<'b> V2Encoder<'b> {
     ///
     /// # Errors
     /// [`EncodeError::BufferTooSmall`], [`EncodeError::TooLong`].
-    pub fn copy_tlvs(mut self, original: Tlvs<'_>) -> Result<Self, EncodeError> {
-        for (kind, value) in original.raw() {
+    pub fn copy_tlvs(self, original: Tlvs<'_>) -> Result<Self, EncodeError> {
+        self.copy_tlvs_of(original, |_| true)
+    }
+
+    /// The same of those types alone for which `is_copied` says so.
+    ///
+    /// # Errors
+    /// As [`V2Encoder::copy_tlvs`].
+    pub fn copy_tlvs_of(
+        mut self,
+        original: Tlvs<'_>,
+        is_copied: impl Fn(u8) -> bool,
+    ) -> Result<Self, EncodeError> {
+        for (kind, value) in original.raw().filter(|(kind, _)| is_copied(*kind)) {
             if kind == tlv::CRC32C {
                 self.crc32c = true;
             } else {
@@ -110,13 +122,41 @@ impl<'b> V2Encoder<'b> {
         if self.crc32c {
             self = self.put_tlv(tlv::CRC32C, &[&[0; checksum::LEN]])?;
         }
+        let (crc32c, end) = (self.crc32c, self.len);
+        let buffer = self.with_length()?;
+        if crc32c {
+            let value = checksum::compute(&buffer[..end], checksum_at);
+            buffer[checksum_at..end].copy_from_slice(&value.to_be_bytes());
+        }
+        Ok(end)
+    }
+
+    /// Completes the header with a TLV of a time (milliseconds since 1970) and a MAC over every byte before
+    /// the MAC, the header's length among them. So nothing can be changed, and nothing comes after it: no
+    /// checksum either. Returns the header's length in bytes.
+    ///
+    /// # Errors
+    /// As [`V2Encoder::tlv`].
+    pub fn finish_with_digest(
+        mut self,
+        kind: u8,
+        time_ms: u64,
+        mac: impl FnOnce(&[u8]) -> [u8; tlv::DIGEST_MAC_LEN],
+    ) -> Result<usize, EncodeError> {
+        self.crc32c = false;
+        let value: &[&[u8]] = &[&time_ms.to_be_bytes(), &[0; tlv::DIGEST_MAC_LEN]];
+        self = self.put_tlv(kind, value)?;
+        let (mac_at, end) = (self.len - tlv::DIGEST_MAC_LEN, self.len);
+        let buffer = self.with_length()?;
+        let mac = mac(&buffer[..mac_at]);
+        buffer[mac_at..end].copy_from_slice(&mac);
+        Ok(end)
+    }
+
+    fn with_length(self) -> Result<&'b mut [u8], EncodeError> {
         let declared = u16::try_from(self.len - V2_FIXED_LEN).map_err(|_| EncodeError::TooLong)?;
         self.buffer[V2_FIXED_LEN - 2..V2_FIXED_LEN].copy_from_slice(&declared.to_be_bytes());
-        if self.crc32c {
-            let value = checksum::compute(&self.buffer[..self.len], checksum_at);
-            self.buffer[checksum_at..self.len].copy_from_slice(&value.to_be_bytes());
-        }
-        Ok(self.len)
+        Ok(self.buffer)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {

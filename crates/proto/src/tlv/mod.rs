@@ -20,16 +20,26 @@ use crate::text::Text;
 /// Bytes of type and length.
 pub const TLV_HEADER_LEN: usize = 3;
 
+/// Bytes of a keyed digest's TLV ([`crate::V2Encoder::finish_with_digest`]): a time and a MAC.
+pub const DIGEST_LEN: usize = 8 + DIGEST_MAC_LEN;
+
+/// Bytes of the MAC at its end.
+pub const DIGEST_MAC_LEN: usize = 32;
+
 /// Longest UNIQUE_ID in bytes (PROXY 2.2.5).
 pub const UNIQUE_ID_MAX_LEN: usize = 128;
 
 /// Extensions whose structure has been checked, still encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Tlvs<'a>(&'a [u8]);
+pub struct Tlvs<'a> {
+    bytes: &'a [u8],
+    /// A type that is left out.
+    without: Option<u8>,
+}
 
 impl<'a> Tlvs<'a> {
     /// None.
-    pub const EMPTY: Self = Self(&[]);
+    pub const EMPTY: Self = Self { bytes: &[], without: None };
 
     /// Checks everything but the checksum, which needs the whole header.
     ///
@@ -39,14 +49,20 @@ impl<'a> Tlvs<'a> {
         validate(bytes).map(|valid| valid.tlvs)
     }
 
-    /// As sent.
+    /// As sent: also what [`Self::without`] leaves out.
     pub const fn as_bytes(self) -> &'a [u8] {
-        self.0
+        self.bytes
     }
 
-    /// Whether there are none.
+    /// The same without those of one type.
+    #[must_use]
+    pub const fn without(self, kind: u8) -> Self {
+        Self { without: Some(kind), ..self }
+    }
+
+    /// Whether none was sent.
     pub const fn is_empty(self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     /// Each one understood, in the order sent.
@@ -56,7 +72,7 @@ impl<'a> Tlvs<'a> {
 
     /// Each one's type and value, in the order sent.
     pub const fn raw(self) -> RawTlvs<'a> {
-        RawTlvs(self.0)
+        RawTlvs { bytes: self.bytes, without: self.without }
     }
 
     /// The first value of a type.
@@ -87,12 +103,19 @@ impl<'a> Tlvs<'a> {
 
 /// Types and values, in the order sent.
 #[derive(Debug, Clone)]
-pub struct RawTlvs<'a>(&'a [u8]);
+pub struct RawTlvs<'a> {
+    bytes: &'a [u8],
+    without: Option<u8>,
+}
 
 impl<'a> RawTlvs<'a> {
+    const fn of(bytes: &'a [u8]) -> Self {
+        Self { bytes, without: None }
+    }
+
     /// The rest that was not iterated yet; empty at the end of well-formed bytes.
     const fn rest(&self) -> &'a [u8] {
-        self.0
+        self.bytes
     }
 }
 
@@ -101,10 +124,14 @@ impl<'a> Iterator for RawTlvs<'a> {
 
     /// Ends early, with bytes left over, where they are not well-formed: only before validation.
     fn next(&mut self) -> Option<Self::Item> {
-        let (&[kind, high, low], rest) = self.0.split_first_chunk::<TLV_HEADER_LEN>()?;
-        let (value, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
-        self.0 = rest;
-        Some((kind, value))
+        loop {
+            let (&[kind, high, low], rest) = self.bytes.split_first_chunk::<TLV_HEADER_LEN>()?;
+            let (value, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes([high, low])))?;
+            self.bytes = rest;
+            if self.without != Some(kind) {
+                return Some((kind, value));
+            }
+        }
     }
 }
 
@@ -118,7 +145,7 @@ pub(crate) struct Valid<'a> {
 /// Checks structure; offsets count from the start of `bytes`.
 pub(crate) fn validate(bytes: &[u8]) -> Result<Valid<'_>, DecodeError> {
     let mut crc32c = None;
-    let mut walk = RawTlvs(bytes);
+    let mut walk = RawTlvs::of(bytes);
     let mut start = 0;
     for (kind, value) in walk.by_ref() {
         let value_at = start + TLV_HEADER_LEN;
@@ -130,7 +157,7 @@ pub(crate) fn validate(bytes: &[u8]) -> Result<Valid<'_>, DecodeError> {
         start = value_at + value.len();
     }
     if walk.rest().is_empty() {
-        Ok(Valid { tlvs: Tlvs(bytes), crc32c })
+        Ok(Valid { tlvs: Tlvs { bytes, without: None }, crc32c })
     } else {
         Err(DecodeError::new(Kind::TlvOverrun, start))
     }

@@ -44,7 +44,7 @@ impl<'a> Ssl<'a> {
 
     /// The sub-TLVs, in the order sent.
     pub const fn iter(self) -> SslTlvs<'a> {
-        SslTlvs(RawTlvs(self.sub))
+        SslTlvs(RawTlvs::of(self.sub))
     }
 }
 
@@ -104,7 +104,7 @@ pub enum SslTlv<'a> {
 /// Offsets count from the TLV's start.
 pub(super) fn check(value: &[u8]) -> Result<(), DecodeError> {
     let Some(ssl) = Ssl::new(value) else { return Err(DecodeError::new(Kind::SslTooShort, 0)) };
-    let mut walk = RawTlvs(ssl.sub);
+    let mut walk = RawTlvs::of(ssl.sub);
     walk.by_ref().for_each(drop);
     match walk.rest().len() {
         0 => Ok(()),

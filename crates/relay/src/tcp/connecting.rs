@@ -59,7 +59,9 @@ impl<S> Connecting<S> {
             None => rest.into(),
             Some(_) => {
                 let tlvs = header.map_or(Tlvs::EMPTY, |header| header.tlvs);
-                match header_and(&route, || cx.io.local_address(&downstream.socket), tlvs, rest) {
+                let (local, own) =
+                    (|| cx.io.local_address(&downstream.socket), &cx.policy.delivery.send_tlvs);
+                match header_and(&route, local, tlvs, own, rest) {
                     Ok(first) => first,
                     Err(error) => return Dialling::Failed(downstream, CloseReason::Unencodable(error)),
                 }

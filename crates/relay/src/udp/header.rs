@@ -83,5 +83,6 @@ fn header_of(header: &spp::Spp) -> Header<'static> {
             destination: header.proxy,
         },
         tlvs: Tlvs::EMPTY,
+        bytes: &[],
     }
 }

@@ -7,11 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use truepeer_policy::{Dialect, Origin, Route, SenderAddr};
+use truepeer_policy::{Dialect, Origin, Route, SenderAddr, SentTlv};
 use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
 use truepeer_session::Tags;
 use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
+use truepeer_session::send_proxy::{self, SENT_TLV_ROOM};
 use truepeer_session::settings::UdpSettings;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, grow_later};
@@ -54,14 +55,15 @@ impl UdpFlows {
         if let Some(range) = route.special {
             cx.journal.on_special_claim(&opening.listener.shard, &route, (sender, range), cx.now);
         }
-        let sending = sending(&opening, &route)?;
+        let header = opening.header.map(|header| rules.policy.senders.without_proof(sender, *header));
+        let sending = sending(&opening, header.as_ref(), &route)?;
         let upstream = open_upstream(&opening.key, &route, rules.settings.mark, &opening.downstream.tuples)?;
         // Check it last: no flow must be forgotten for one that then can't be opened.
         let permit = self.permit(cx);
         if let Some(error) = &upstream.port_replaced {
             cx.journal.on_port_replaced(&opening.listener.shard, &route, error, cx.now);
         }
-        let version = opening.header.map(|header| header.version);
+        let version = header.map(|header| header.version);
         cx.journal.on_route(&opening.listener.shard, &route, version, Duration::ZERO);
         let reply_header = if opening.udp.dialect == Dialect::Spp { opening.raw } else { &[] };
         let flow = Flow {
@@ -76,7 +78,7 @@ impl UdpFlows {
             up: Sent::default(),
             down: Sent::default(),
             began: cx.now,
-            tags: opening.header.and_then(|header| Tags::of(header.tlvs)),
+            tags: header.and_then(|header| Tags::of(header.tlvs)),
             permit,
             tuple: upstream.tuple,
         };
@@ -133,19 +135,20 @@ impl UdpFlows {
 }
 
 /// The header that `--send-proxy` adds for the backend.
-fn sending(opening: &NewFlow<'_>, route: &Route) -> Result<SentHeader, EncodeError> {
+fn sending(
+    opening: &NewFlow<'_>,
+    original: Option<&Header<'_>>,
+    route: &Route,
+) -> Result<SentHeader, EncodeError> {
     let Some(dialect) = opening.udp.sending else { return Ok(SentHeader::Nothing) };
     let destination = route.destination.or(opening.key.destination);
+    let v2 = || v2_header(original, route, destination, &opening.listener.rules.policy.delivery.send_tlvs);
     Ok(match dialect {
         Dialect::Spp => SentHeader::Each { header: spp_header(route, destination)?, replies_carry_it: true },
-        Dialect::Every => SentHeader::Each {
-            header: v2_header(opening.header, route, destination)?,
-            replies_carry_it: false,
-        },
-        Dialect::First | Dialect::Standalone => SentHeader::Once {
-            header: v2_header(opening.header, route, destination)?,
-            alone: dialect == Dialect::Standalone,
-        },
+        Dialect::Every => SentHeader::Each { header: v2()?, replies_carry_it: false },
+        Dialect::First | Dialect::Standalone => {
+            SentHeader::Once { header: v2()?, alone: dialect == Dialect::Standalone }
+        }
     })
 }
 
@@ -166,6 +169,7 @@ fn v2_header(
     original: Option<&Header<'_>>,
     route: &Route,
     destination: Option<SocketAddr>,
+    own: &[SentTlv],
 ) -> Result<Box<[u8]>, EncodeError> {
     let source = route.client.get();
     let named = matches!(route.origin, Origin::Header | Origin::NoHeader);
@@ -177,8 +181,8 @@ fn v2_header(
     };
     let command = if route.origin == Origin::Local { Command::Local } else { Command::Proxy };
     let tlvs = original.map_or(Tlvs::EMPTY, |header| header.tlvs);
-    let mut buffer = vec![0; V2_ROOM + tlvs.as_bytes().len()];
-    let length = V2Encoder::new(&mut buffer, command, &addresses)?.copy_tlvs(tlvs)?.finish()?;
+    let mut buffer = vec![0; V2_ROOM + tlvs.as_bytes().len() + own.len() * SENT_TLV_ROOM];
+    let length = send_proxy::finish(V2Encoder::new(&mut buffer, command, &addresses)?, tlvs, own)?;
     buffer.truncate(length);
     Ok(buffer.into())
 }

@@ -62,6 +62,7 @@ fn judge(
             destination: to,
         },
         tlvs: Tlvs::default(),
+        bytes: &[],
     };
     listener.policy.route_at(sender, Some(&header), came_to)?;
     Ok(if is_v1 { Trial::V1 } else { Trial::V2 })

@@ -25,6 +25,7 @@ mod needs;
 mod operation;
 mod peers;
 mod probes;
+mod proofs;
 mod refusals;
 mod seeds;
 mod senders;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         limits::tests(),
         spliced::tests(),
         probes::tests(),
+        proofs::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

@@ -102,13 +102,14 @@ impl<S, P> Session<S, P> {
             Err(reason) => return Verdict::Close(CloseReason::from(reason)),
         }
         let version = header.map(|header| header.version);
+        let header = header.map(|header| cx.policy.senders.without_proof(self.sender, *header));
         self.tags = header.and_then(|header| Tags::of(header.tlvs));
         let waited = cx.now.saturating_duration_since(self.began);
         cx.journal.on_route(cx.shard, &route, version, waited);
         if let Some(range) = route.special {
             cx.journal.on_special_claim(cx.shard, &route, (self.sender, range), cx.now);
         }
-        let dialling = Connecting::dial(cx, downstream, route, header, rest);
+        let dialling = Connecting::dial(cx, downstream, route, header.as_ref(), rest);
         self.adopt(cx, dialling)
     }
 

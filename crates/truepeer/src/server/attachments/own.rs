@@ -212,11 +212,12 @@ impl Attachment {
     fn is_same(&self, other: &Self) -> bool {
         let place = |args: &AttachSpec| (args.dev.clone(), args.cgroup.clone(), args.unit.clone());
         let rules = |rules: &Rules| {
-            let Rules { tcp_ports, udp_ports, senders, header, exceptions, claims, .. } = rules.clone();
+            let Rules { tcp_ports, udp_ports, senders, header, exceptions, required_tlvs, claims, .. } =
+                rules.clone();
             let ranges = (rules.tcp_ranges.clone(), rules.udp_ranges.clone());
             let times = (rules.header_timeout, rules.header_wait, rules.udp_silence);
             let limits = (rules.header_max, rules.max_flows, rules.max_udp_flows);
-            let senders = (senders, header, exceptions, claims.allow, claims.deny);
+            let senders = (senders, header, exceptions, required_tlvs, claims.allow, claims.deny);
             ((tcp_ports, udp_ports, ranges), senders, times, limits)
         };
         rules(&self.rules) == rules(&other.rules) && place(&self.args) == place(&other.args)

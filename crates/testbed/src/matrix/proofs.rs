@@ -1,0 +1,62 @@
+//! A sender proves itself by a secret in a TLV of its header.
+
+use std::io::Write;
+
+use anyhow::ensure;
+
+use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, cases};
+use crate::backend::Behaviour;
+use crate::bed::Bed;
+use crate::client;
+use crate::sockets::wait_until_read;
+
+pub(super) const CASES: &[Case] = cases![a_header_counts_only_with_its_senders_secret];
+
+const KIND: u8 = 0xE5;
+const OLD: &[u8] = b"the-old-secret-0123456789";
+const NEW: &[u8] = b"the-new-secret-9876543210-longer";
+
+fn a_header_counts_only_with_its_senders_secret(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let file = bed.write("secrets", [b"# in change\n", NEW, b"\n", OLD, b"\n"].concat())?;
+    let required = format!("0xE5=@{}", file.display());
+    let who = by.put_behind(bed, Behaviour::Who, &["--require-tlv", &required])?;
+    let of = |tlvs: &[(u8, &[u8])]| client::v2_with_tlvs(CLIENT4, DESTINATION4, tlvs);
+    let wrong = [&NEW[..NEW.len() - 1], b"?"].concat();
+    let refused = [
+        of(&[])?,
+        of(&[(KIND, &wrong)])?,
+        of(&[(KIND, &NEW[..16])])?,
+        of(&[(KIND, &[NEW, b"\0"].concat())])?,
+        of(&[(KIND, NEW), (KIND, NEW)])?,
+        of(&[(KIND, OLD), (KIND, NEW)])?,
+        of(&[(KIND - 1, NEW)])?,
+        of(&[(0x04, &[&[KIND, 0, 32], NEW].concat())])?,
+        client::v1(CLIENT4, DESTINATION4)?,
+        client::v2_local(),
+    ];
+    for header in refused {
+        let mut stream = who.knock()?;
+        // It may be refused before all of it is sent.
+        let _ = stream.write_all(&[&header[..], b"data"].concat());
+        client::read_end(&mut stream)?;
+    }
+    ensure!(!who.backend.log().contains("accepted"), "the backend was reached:\n{}", who.backend.log());
+    for (client, destination, tlvs) in [
+        (CLIENT4, DESTINATION4, &[(KIND, NEW)][..]),
+        (CLIENT6, DESTINATION6, &[(0x02, b"site.example"), (KIND, OLD), (0x04, &[0; 300])]),
+    ] {
+        let header = client::v2_with_tlvs(client, destination, tlvs)?;
+        let saw = who.ask(&header, b"data")?;
+        ensure!(saw.trim() == client, "{client} was seen as {saw:?}");
+    }
+    // Within the part of a header that attach keeps (108 bytes), byte by byte.
+    let mut stream = who.knock()?;
+    for byte in client::v2_with_tlvs("203.0.113.7:5001", DESTINATION4, &[(KIND, NEW)])? {
+        stream.write_all(&[byte])?;
+        wait_until_read(&stream)?;
+    }
+    ensure!(client::ask(&mut stream, b"data")?.trim() == "203.0.113.7:5001");
+    let logs = bed.outputs().concat();
+    ensure!(!logs.contains("-secret-"), "{logs}");
+    Ok(())
+}
