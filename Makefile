@@ -15,11 +15,12 @@ ifneq ($(vpp),)
 export TRUEPEER_VPP ?= $(vpp)
 endif
 built := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
+for_demo := $(abspath $(or $(CARGO_TARGET_DIR),target))/demo
 released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
 
 demo: setup servers
-	cargo build -p truepeer -p truepeer-testbed --bins
-	$(built)/demo $(built)/truepeer
+	cargo build --profile demo --no-default-features -p truepeer -p truepeer-testbed --bins
+	$(for_demo)/demo $(for_demo)/truepeer
 
 # truepeer https between a client and NGINX, each in its own namespace, with a measurement of ten seconds. On
 # VPP's stack as well if VPP is installed or TRUEPEER_VPP names one. Options: DEMO='--stack kernel -R 2000'.
