@@ -94,9 +94,10 @@ impl Version {
 fn text_of(list: &Path, version: Version) -> Result<String, Errno> {
     let file = open(list, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
     let mut text = Vec::new();
-    let mut part = [0; 16384];
+    // Not on the stack: a thread of the program may have a small one.
+    let mut part = vec![0; 16384];
     loop {
-        match retry_on_intr(|| read(&file, &mut part))? {
+        match retry_on_intr(|| read(&file, &mut part[..]))? {
             0 => break,
             count => text.extend_from_slice(&part[..count]),
         }
