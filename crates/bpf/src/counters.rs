@@ -92,5 +92,5 @@ pub const COUNTERS: [PortCounter; 49] = [
     counter(Of::Tcp, Kind::Refusal, "refused_after_wait", "a header after a silence, on a connection that was served without one; with AWS NLB, set header_placement to on_first_ack"),
     counter(Of::Udp, Kind::Refusal, "refused_no_flow", "no header, and no flow: its header was lost or refused, or its flow forgotten"),
     counter(Of::Both, Kind::Refusal, "refused_banned", "client banned: see truepeer bans"),
-    counter(Of::Both, Kind::Refusal, "refused_unproved", "a header without the secret that its sender must send (--require-tlv)"),
+    counter(Of::Both, Kind::Refusal, "refused_unproved", "a header without its sender's secret"),
 ];

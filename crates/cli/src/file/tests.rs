@@ -84,6 +84,10 @@ const LINES: &[&str] = &[
     "attach --port 443 --unit nginx.service --netns /run/netns/blue --unshowable refuse",
     "attach --port 443 --container web --engine podman",
     "attach --port 443 --pid 4242",
+    "attach --port 443 --require-tlv 0xE5=@src/file/secret.txt",
+    "proxy --require-tlv ::1,5=hmac:@/s --send-proxy v2 --send-tlv 0xE5=@/t --send-tlv 7=hmac:@/u",
+    "https --tls-cert /a --origin http://a:1 --header require --require-tlv 0xE5=@/etc/s",
+    "https --tls-cert /a --origin http://a:1 --client-address proxy --send-tlv 0xE6=hmac:@/etc/t",
 ];
 
 #[test]
