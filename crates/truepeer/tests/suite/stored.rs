@@ -91,7 +91,7 @@ fn a_restart_opens_a_listener_that_changed_within_its_port(bed: &Bed) -> anyhow:
 const USUAL: &str = r#"
 mount -t tmpfs tmpfs /run && mkdir /run/truepeer
 "$0" serve -c truepeer.toml & first=$!
-while ! "$0" status -c truepeer.toml 2>/dev/null; do sleep .05; done
+while ! "$0" status -c truepeer.toml 2>/dev/null | grep serving; do sleep .05; done
 "$0" reload -c truepeer.toml
 sed s/8443/8444/ truepeer.toml >second.toml
 "$0" serve -c second.toml >second.log 2>&1 & second=$!
