@@ -136,7 +136,7 @@ impl SendersConfig {
         with_files(&self.allow, self.files())
     }
 
-    /// Nothing to prove where no header is read.
+    /// Refuses a required TLV where no header is read.
     fn refuse_idle_tlv(&self) -> Result<(), Problem> {
         let forbids = |rule| rule == HeaderRule::Forbid;
         let reads = !forbids(self.header) || self.rules.iter().any(|rule| !forbids(rule.rule));
@@ -154,14 +154,16 @@ impl SendersConfig {
 
     /// By which TLV which senders prove themselves. `secrets`: the result of [`Self::secrets`].
     pub(super) fn proofs(&self, secrets: &[Secrets]) -> Vec<(PrefixSet, Proof)> {
-        let each = self.require_tlv.iter().zip(secrets);
-        each.map(|(RequiredTlv { tlv, .. }, secrets)| match tlv.is_keyed {
-            true => Proof::keyed(tlv.kind, secrets.clone(), since_1970),
-            false => Proof::secret(tlv.kind, secrets),
-        })
-        .zip(&self.require_tlv)
-        .map(|(proof, required)| (required.prefixes(), proof))
-        .collect()
+        let proof = |(required, secrets): (&RequiredTlv, &Secrets)| {
+            let SecretTlv { kind, is_keyed, .. } = required.tlv;
+            let proof = if is_keyed {
+                Proof::keyed(kind, secrets.clone(), since_1970)
+            } else {
+                Proof::secret(kind, secrets)
+            };
+            (required.prefixes(), proof)
+        };
+        self.require_tlv.iter().zip(secrets).map(proof).collect()
     }
 
     /// The same for the kernel programs.
@@ -175,7 +177,7 @@ impl SendersConfig {
         .collect()
     }
 
-    /// A way that can't check keyed digests.
+    /// Refuses keyed digests where they can't be checked. `why`: the reason, for the message.
     pub(super) fn refuse_keyed(&self, why: &str) -> Result<(), Problem> {
         refuse_keyed("require-tlv", self.require_tlv.iter().map(|required| &required.tlv), why)
     }
@@ -248,14 +250,16 @@ pub(super) fn read_sent(sent: &[SecretTlv]) -> Result<Vec<Secrets>, Problem> {
 
 /// The TLVs of headers to backends, a keyed digest last. `secrets`: the result of [`read_sent`].
 pub(super) fn sent_tlvs(sent: &[SecretTlv], secrets: &[Secrets]) -> Vec<SentTlv> {
-    let each = sent.iter().zip(secrets);
-    let mut sent: Vec<_> = each.collect();
+    let mut sent: Vec<_> = sent.iter().zip(secrets).collect();
     sent.sort_by_key(|(tlv, _)| tlv.is_keyed);
-    let made = sent.into_iter().map(|(tlv, secrets)| match tlv.is_keyed {
-        true => SentTlv::keyed(tlv.kind, secrets, since_1970),
-        false => SentTlv::secret(tlv.kind, secrets),
-    });
-    made.collect()
+    let tlv = |(tlv, secrets): (&SecretTlv, &Secrets)| {
+        if tlv.is_keyed {
+            SentTlv::keyed(tlv.kind, secrets, since_1970)
+        } else {
+            SentTlv::secret(tlv.kind, secrets)
+        }
+    };
+    sent.into_iter().map(tlv).collect()
 }
 
 /// At most one of a type, and one digest, which ends the header.
@@ -280,7 +284,7 @@ fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// `why`: it can't be.
+/// Refuses keyed digests. `why`: the reason, for the message.
 pub(super) fn refuse_keyed<'a>(
     option: &'static str,
     mut tlvs: impl Iterator<Item = &'a SecretTlv>,
