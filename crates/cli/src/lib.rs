@@ -179,10 +179,15 @@ pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, Usa
 
 /// Warns of variables such as `TRUEPEER_ALLOW`: options are read from the command line and the file alone.
 pub fn warn_of_variables() {
-    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let text = |word: OsString| word.into_string().ok();
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((text(name)?, text(value)?)));
-    for unread in guess::unread(&words, variables) {
+    let variables: Vec<_> = variables.filter(|(name, _)| name.starts_with(guess::PREFIX)).collect();
+    // The grammar of all commands takes a while to build.
+    if variables.is_empty() {
+        return;
+    }
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    for unread in guess::unread(&words, variables.into_iter()) {
         tell!("warning: {unread}");
     }
 }

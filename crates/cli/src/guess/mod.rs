@@ -17,7 +17,7 @@ mod words;
 pub(crate) use behind::behind_the_program;
 pub(crate) use unknown::{explain, sharing_a_word};
 pub(crate) use value::{meant, takes};
-pub(crate) use variables::unread;
+pub(crate) use variables::{PREFIX, unread};
 pub(crate) use words::key;
 
 /// Commands with a file, which `-c` names.

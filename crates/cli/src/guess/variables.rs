@@ -3,13 +3,17 @@
 use super::unknown::{has, is_called};
 use super::words::find;
 
-/// What to type instead of each variable, such as `TRUEPEER_ALLOW`, whose option is not in the command line.
+/// How such a variable begins.
+pub(crate) const PREFIX: &str = "TRUEPEER_";
+
+/// A message for each variable, such as `TRUEPEER_ALLOW`, whose option the command line doesn't have. It says
+/// what to type.
 pub(crate) fn unread(words: &[String], variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let all = crate::command();
     let name = words.get(1).map(String::as_str).unwrap_or_default();
     let Some(command) = all.find_subcommand(name) else { return Vec::new() };
     let instead = |(variable, value): (String, String)| {
-        let option = variable.strip_prefix("TRUEPEER_")?.to_lowercase().replace('_', "-");
+        let option = variable.strip_prefix(PREFIX)?.to_lowercase().replace('_', "-");
         let typed = format!("--{option}");
         let instead = match option.as_str() {
             "log" | "log-level" => find(name, &["--log-level"]).map(|(_, instead)| instead),
