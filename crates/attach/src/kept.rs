@@ -54,7 +54,7 @@ pub fn keep(bans: &[Ban], now: u64) -> Result<()> {
     Ok(file.write_all(bans.iter().map(Ban::line).collect::<String>().as_bytes())?)
 }
 
-/// Keeps those alone that `stays` admits. Returns how many left.
+/// Removes the bans for which `stays` is false. Returns how many.
 ///
 /// # Errors
 /// The list can't be written.

@@ -1,6 +1,6 @@
 //! The kernel's parser gives the same result as `truepeer-proto` for every start: the shared vectors, whole
-//! and cut at every byte, and fuzzed ones. TLVs' structure and checksum, which it ignores, are excluded. And
-//! what a sender must prove itself by is found, or missed, as `truepeer-policy` does.
+//! and cut at every byte, and fuzzed ones. TLVs' structure and checksum, which it ignores, are excluded.
+//! Secrets in TLVs are found as `truepeer-policy` finds them.
 
 use std::cell::RefCell;
 use std::fs;

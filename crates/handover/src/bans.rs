@@ -1,4 +1,4 @@
-//! Who is banned: the list that `truepeer ban --keep` writes, read again when it has changed.
+//! The bans that `truepeer ban --keep` writes to a list. The list is read again after each change.
 //!
 //! Each thread has its own copy, because a lock that another thread holds would stay locked in a child that
 //! is forked meanwhile.
@@ -27,7 +27,7 @@ pub(crate) fn is_banned(client: ClientAddr, port: impl FnOnce() -> u16) -> bool 
         let bans = kept.get_or_insert_default().current(Path::new(KEPT_BANS), now(ClockId::Monotonic));
         !bans.is_empty() && bans.has(client, port())
     };
-    // The thread ends.
+    // Err: the thread ends, and its copy is gone.
     KEPT.try_with(has).unwrap_or(false)
 }
 
@@ -69,7 +69,7 @@ impl Kept {
     }
 }
 
-/// What changes with each change of the list.
+/// Tells two states of the list apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version {
     device: u64,

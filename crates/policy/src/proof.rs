@@ -161,7 +161,7 @@ impl Proof {
         }
     }
 
-    /// Whether a header has it.
+    /// Checks that a header has it.
     ///
     /// # Errors
     /// What it lacks.
@@ -181,7 +181,7 @@ impl Proof {
     }
 
     fn check_secret(&self, value: &[u8], digests: &[[u8; 32]]) -> Result<(), Unproved> {
-        // A longer one can't be right, and would cost its sender less than the receiver.
+        // A longer one can't be right. To hash 64 KiB would cost the receiver more than the sender.
         if !SECRET_LEN.contains(&value.len()) {
             return Err(Unproved::Wrong(self.kind));
         }

@@ -32,7 +32,7 @@ pub enum Refusal {
         /// The sender.
         sender: SenderAddr,
     },
-    /// The header lacks what its sender must prove itself by.
+    /// The header lacks the secret that its sender must send.
     #[error("{sender} has not proved itself: {why}")]
     HeaderUnproved {
         /// The sender.

@@ -92,14 +92,14 @@ impl Senders {
         }
     }
 
-    /// Sets what the headers of the senders in `prefixes` must have.
+    /// Headers of the senders in `prefixes` count only with this proof.
     pub fn set_proof(&mut self, prefixes: &PrefixSet, proof: &Proof) {
         for prefix in prefixes.iter() {
             self.proofs.insert(prefix, proof.clone());
         }
     }
 
-    /// What a sender's headers must have.
+    /// The proof that a sender's headers must have.
     pub fn proof(&self, sender: SenderAddr) -> Option<&Proof> {
         self.proofs.get_lpm(&host(sender.ip())).map(|(_, proof)| proof)
     }

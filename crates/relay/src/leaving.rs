@@ -16,8 +16,9 @@ use truepeer_sys::{repair, socket};
 /// an offer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// So many looks at what is waited for go with it: a worker that the machine kept from running for
-/// [`PATIENCE`] has not looked. Otherwise a look comes each 4 to 8 ms ([`CHECK_WHILE_PEERS_WAIT`]).
+/// The session has looked at the peers at least so often before its [`PATIENCE`] ends. Time alone does not
+/// count: the machine may have kept the worker from running. A look comes each 4 to 8 ms
+/// ([`CHECK_WHILE_PEERS_WAIT`]).
 const LOOKS: u32 = 50;
 
 /// After so many turns in which bytes moved the programs must have heard both peers, unless the session's

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
 /* For tests only: whether the client at the start of a packet is banned from the port after it, and what
  * looking up clients costs. */
-#include "attach/proof.h" /* for the tables that are opened together */
+#include "attach/proof.h" /* its table is opened with those of bans */
 
 SEC("classifier")
 int bans_test(struct __sk_buff *skb)

@@ -317,7 +317,7 @@ pub(crate) fn sharing_a_word<'a>(typed: &str, names: impl Iterator<Item = &'a st
     names.filter(shares).take(5).collect()
 }
 
-/// What to do instead of a value that the option has no notation for.
+/// Advice where no other spelling of the value would be right.
 fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<String> {
     let not = typed.strip_prefix(['!', '-']).or_else(|| typed.strip_prefix("not ")).map(str::trim);
     let is_path = typed.starts_with("unix:") || typed.starts_with('/');

@@ -52,7 +52,7 @@ pub struct UpstreamSpec {
     pub on_conflict: Option<OnConflict>,
 }
 
-/// What headers to backends have.
+/// TLVs of the headers to backends.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct SendTlvSpec {
     #[arg(long)]

@@ -97,7 +97,7 @@ pub(crate) struct ListenerDoc {
     pub(crate) not_spliced: BTreeMap<String, u64>,
 }
 
-/// What this host may send to one of a listener's addresses.
+/// An address of a listener, and the header that this host may send there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FromHere {
     /// Where to connect.
@@ -106,7 +106,7 @@ pub struct FromHere {
     pub may: Trial,
 }
 
-/// What this host may send. The client that a header names is
+/// A header that this host may send. It names the client
 /// [`truepeer_routes::item::IpFamily::example_client`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -91,8 +91,8 @@ fn attach_before_the_network_follows_devices_and_addresses(bed: &Bed) -> Result<
     boot.plug("again0", "10.2.0")?;
     covers("again0", 1)?;
     boot.names_the_client("10.2.0")?;
-    // This host's new address is nobody's claim, as soon as it is followed. The lines that say which devices
-    // are covered don't tell: each address of again0 brings one.
+    // A claim of this host's new address is refused, once truepeer knows of the address. No line of its log
+    // says that: each address of again0 brings the same line.
     boot.host.run(|| ip_here(&["addr add 10.2.0.77/24 dev again0"]))??;
     let claims = || -> Result<String> {
         client::ask(&mut client::connect("10.2.0.2:80")?, &header("10.2.0.77:1001")?)

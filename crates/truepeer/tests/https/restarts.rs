@@ -166,7 +166,7 @@ fn replacement(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
 fn nobody_notices_over_http2_either(bed: &Bed, origin: OriginVersion) -> anyhow::Result<()> {
     let _truepeer = truepeer(bed, origin)?;
     let origin = nginx(origin, "").workers(2).start(bed)?;
-    // It puts off a signal that comes before its workers until there is another one.
+    // NGINX acts on a signal that comes before its workers only when the next signal comes.
     origin.wait_for_log("start worker process ")?;
     let load = Program::new("h2load").args(["-n6000", "-c4", "-m8", "https://127.0.0.1/"]).start(bed)?;
     let mut reloads = 0;

@@ -67,8 +67,8 @@ impl Server {
         self.connections.clear();
     }
 
-    /// Closes all sockets, and waits until they are gone: a program that another test starts meanwhile has
-    /// copies of them until it executes.
+    /// Closes all sockets, and waits until they are gone. A process that another test has just forked holds
+    /// copies of them until it executes its program.
     pub(crate) fn close(&mut self) -> Result<()> {
         self.connections.clear();
         self.socket = None;

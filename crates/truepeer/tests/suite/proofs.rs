@@ -104,7 +104,7 @@ fn two_truepeers_prove_themselves_to_each_other(bed: &Bed) -> anyhow::Result<()>
         };
         let client = format!("203.0.113.7:{port}");
         let near_right = near(&one)?;
-        // What the first sender claims to be a secret is replaced by the truth.
+        // truepeer's own TLV takes the place of the sender's.
         ensure!(ask(&proved(&client, OTHER)?)? == client);
         near_right.stop()?;
         let _near_wrong = near(&other)?;
@@ -114,7 +114,6 @@ fn two_truepeers_prove_themselves_to_each_other(bed: &Bed) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The receiver's clock is a minute ahead.
 fn a_digest_is_refused_once_it_is_old(bed: &Bed) -> anyhow::Result<()> {
     let _who = Behaviour::Who.start(bed, &[BACKEND_V4, BACKEND_V6])?;
     let file = bed.write("key", ONE)?;
