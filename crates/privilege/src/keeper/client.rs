@@ -18,6 +18,7 @@ use truepeer_sys::process::fork_apart;
 use truepeer_sys::socket::share_ports_by;
 use truepeer_sys::udp::grow_later_by;
 
+use super::owner::Owner;
 use super::permitted::Permitted;
 use super::records::{NeedRecord, of_records};
 use super::service::{Service, serve};
@@ -63,8 +64,9 @@ impl Keeper {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .context("socketpair")?;
         let relay = getpid();
-        let service = Service { permitted, relay, rules_stay };
-        let process = fork_apart(there.as_fd(), |line| serve(&line, &service, confine))?;
+        let process = fork_apart(there.as_fd(), |line| {
+            serve(&line, &Service { permitted, relay: Owner::new(relay), rules_stay }, confine)
+        })?;
         drop(there);
         let line = Line {
             socket,

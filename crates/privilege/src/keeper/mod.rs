@@ -19,6 +19,7 @@
 
 mod client;
 pub mod guard;
+mod owner;
 mod permitted;
 mod pins;
 mod records;

@@ -4,25 +4,21 @@
 //! It reads nothing but the word that truepeer is about to end. So it keeps its user, and no other power.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
-use rustix::process::{Pid, getpid, getppid};
+use rustix::process::{Pid, getpid};
 use truepeer_sys::process::fork_apart;
 
 use super::client::{greeting, reap};
+use super::owner::Owner;
 use super::service::is_ready;
 use super::wire::Answer;
 
 /// How long the removal may take: detaching from a device waits for a grace period.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The kernel closes the descriptors of a killed process one after another: what it has locked may be so for
-/// longer than its end of the line.
-const CLOSING: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// The process. Dropped, it removes what nobody uses, and ends.
 #[derive(Debug)]
@@ -70,19 +66,19 @@ fn serve(
     remove: impl FnOnce(),
 ) -> i32 {
     let _ = rustix::thread::set_name(c"truepeer-pins");
+    let owner = Owner::new(owner);
     if !is_ready(line.as_fd(), confine) {
         return 1;
     }
-    wait_for_the_end(line.as_fd(), owner);
+    wait_for_the_end(line.as_fd(), &owner);
     remove();
     0
 }
 
-fn wait_for_the_end(line: BorrowedFd<'_>, owner: Pid) {
+fn wait_for_the_end(line: BorrowedFd<'_>, owner: &Owner) {
     let mut word = [0];
     let is_said = matches!(retry_on_intr(|| recv(line, &mut word[..], RecvFlags::empty())), Ok((1, _)));
-    let deadline = Instant::now() + CLOSING;
-    while !is_said && getppid() == Some(owner) && Instant::now() < deadline {
-        thread::sleep(PAUSE);
+    if !is_said {
+        owner.wait_closed();
     }
 }

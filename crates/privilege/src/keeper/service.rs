@@ -3,17 +3,15 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, ipproto, sockopt};
-use rustix::process::{Pid, getppid};
 use truepeer_relay::udp::MOST_BUFFER_BYTES;
 use truepeer_session::listening::{ListenOptions, listen, listen_locally};
 use truepeer_sys::CallError;
 use truepeer_sys::socket::{bind_beside_listeners, is_unconnected, local_address};
 use truepeer_sys::udp::force_buffers;
 
+use super::owner::Owner;
 use super::permitted::{Permitted, check_client};
 use super::records::{NeedRecord, limited, outcomes};
 use super::wire::{self, Answer, MOST_NEEDS, Received, Request};
@@ -24,15 +22,10 @@ use truepeer_routes::netlink::NetlinkError;
 use truepeer_routes::owners::RulesLock;
 use truepeer_routes::plan::RoutePlan;
 
-/// The kernel closes the sockets of a killed process one after another: the keeper may notice the end of its
-/// own before the tokens are closed.
-const CLOSING: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_millis(2);
-
 pub(super) struct Service {
     pub(super) permitted: Permitted,
     /// The process that asks, this one's parent.
-    pub(super) relay: Pid,
+    pub(super) relay: Owner,
     /// Asked when the relay has ended without a word: whether its rules stay.
     pub(super) rules_stay: Box<dyn Fn() -> bool>,
 }
@@ -135,10 +128,8 @@ impl Service {
 
     /// The relay has ended without a word. What it used alone is removed.
     fn clean_up(&self) {
-        let deadline = Instant::now() + CLOSING;
-        while getppid() == Some(self.relay) && Instant::now() < deadline {
-            thread::sleep(PAUSE);
-        }
+        // Its tokens are closed by then.
+        self.relay.wait_closed();
         if (self.rules_stay)() {
             return;
         }
@@ -148,13 +139,13 @@ impl Service {
             Ok(removed) => tracing::warn!(
                 removed,
                 "routes: process {} has ended without removing its rules; its keeper has removed them",
-                self.relay
+                self.relay.id()
             ),
             Err(error) => tracing::warn!(
                 error = chain(&error),
                 "routes: process {} has ended without removing its rules, and they can't be removed; the next start of truepeer does it, \
                  or `truepeer routes remove`",
-                self.relay
+                self.relay.id()
             ),
         }
     }
@@ -226,7 +217,11 @@ mod tests {
     use crate::keeper::records::{Family, Transport};
 
     fn service() -> Service {
-        Service { permitted: Permitted::default(), relay: getpid(), rules_stay: Box::new(|| false) }
+        Service {
+            permitted: Permitted::default(),
+            relay: Owner::new(getpid()),
+            rules_stay: Box::new(|| false),
+        }
     }
 
     fn is_refused(answer: &Answer) -> bool {
