@@ -33,6 +33,7 @@ use truepeer_bpf::{
 
 use truepeer_config::plan::{attach_rules, note_of_sender};
 use truepeer_config::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
+use truepeer_policy::PrefixSet;
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
 use truepeer_sys::tell;
@@ -299,6 +300,12 @@ fn put_rules(
     }
     let by = if attached.by_tcx { "tcx" } else { "clsact" };
     writeln!(out, "attached to {} ({by}), port {}", names.join(", "), list(&rules))?;
+    if rules.senders == PrefixSet::loopback() {
+        writeln!(
+            out,
+            "headers count from this host only; from a load balancer elsewhere with --allow PREFIX"
+        )?;
+    }
     if attached.taken_over > 0 {
         writeln!(out, "{} open connections continue", attached.taken_over)?;
     }

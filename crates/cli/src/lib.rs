@@ -165,7 +165,7 @@ Called as go-mmproxy or mmproxy (a link is enough), or with
 pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
     let argv: Vec<OsString> = argv.into_iter().collect();
     match compat::detect(argv)? {
-        compat::Role::Truepeer(argv) => parse_as_truepeer(argv),
+        compat::Role::Truepeer(argv) => parse_as_truepeer(&argv),
         compat::Role::Other(compat, argv) => {
             let spec = compat.parse(argv.clone())?;
             if spec.print.print_config {
@@ -192,23 +192,34 @@ pub fn warn_of_variables() {
     }
 }
 
-fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
-    if let Some((port, rest)) = bare_port(&argv) {
+/// The words of a command line, if each is right by itself.
+fn matched(argv: &[OsString]) -> Result<ArgMatches, UsageError> {
+    if let Some((port, rest)) = bare_port(argv) {
         return Err(UsageError::Options(format!(
             "attach {port}: expected an option; type: truepeer attach --port {port} {rest}"
         )));
     }
     let command = command();
-    let typed = argv.clone();
-    let argv = match argv.get(1).and_then(|word| command.find_subcommand(word)) {
-        Some(subcommand) => go_style::rewrite(argv, subcommand),
-        None => argv,
+    let rewritten = match argv.get(1).and_then(|word| command.find_subcommand(word)) {
+        Some(subcommand) => go_style::rewrite(argv.to_vec(), subcommand),
+        None => argv.to_vec(),
     };
-    let matches = command.try_get_matches_from(&argv);
+    let matches = command.try_get_matches_from(&rewritten);
     // Help and the version are no mistakes, either.
     let is_valid = matches.as_ref().err().is_none_or(|error| !error.use_stderr());
-    guess::refuse(&typed, is_valid)?;
-    let matches = matches.map_err(|error| guess::explain(&argv, error))?;
+    guess::refuse(argv, is_valid)?;
+    let matches = matches.map_err(|error| guess::explain(&rewritten, error))?;
+    let program = match matches.subcommand() {
+        Some(("run", matches)) => RunArgs::from_arg_matches(matches)?.how.command,
+        Some(("connect", matches)) => ConnectArgs::from_arg_matches(matches)?.how.command,
+        _ => return Ok(matches),
+    };
+    guess::behind_the_program(&rewritten, &program)?;
+    Ok(matches)
+}
+
+fn parse_as_truepeer(argv: &[OsString]) -> Result<Invocation, UsageError> {
+    let matches = matched(argv).map_err(|error| guess::in_a_whole_line(argv, error))?;
     match matches.subcommand() {
         Some((name @ ("proxy" | "https" | "attach"), matches)) if wants_file(matches) => print(name, matches),
         Some(("proxy", matches)) => {
@@ -228,16 +239,8 @@ fn parse_as_truepeer(argv: Vec<OsString>) -> Result<Invocation, UsageError> {
         Some(("upgrade", matches)) => Ok(Invocation::Upgrade(UpgradeArgs::from_arg_matches(matches)?)),
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("oci-hook", matches)) => Ok(Invocation::OciHook(OciHookArgs::from_arg_matches(matches)?)),
-        Some(("run", matches)) => {
-            let args = RunArgs::from_arg_matches(matches)?;
-            guess::behind_the_program(&argv, &args.how.command)?;
-            Ok(Invocation::Run(Box::new(args)))
-        }
-        Some(("connect", matches)) => {
-            let args = ConnectArgs::from_arg_matches(matches)?;
-            guess::behind_the_program(&argv, &args.how.command)?;
-            Ok(Invocation::Connect(Box::new(args)))
-        }
+        Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
+        Some(("connect", matches)) => Ok(Invocation::Connect(Box::new(ConnectArgs::from_arg_matches(matches)?))),
         Some(("routes", matches)) => Ok(Invocation::Routes(RoutesArgs::from_arg_matches(matches)?)),
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),

@@ -314,6 +314,28 @@ const LINES: &[&str] = &[
     "truepeer doctor -p udp 53",
     "truepeer upgrade --binary /usr/bin/truepeer",
     "truepeer unban 203.0.113.7 --all-ports",
+    // What was typed stays in the line to type.
+    "truepeer attach --port 443 --allow 10.0.0.7 -l :8443",
+    "truepeer attach -p 443 --allow 10.0.0.8",
+    "truepeer attach --port 443 --allow 10.0.0.7 -d",
+    "truepeer attach --port 443 --allow 10.0.0.7 -p udp",
+    "truepeer attach --port 443 --udp --allow 10.0.0.7",
+    "truepeer attach logs -f",
+    "truepeer detach 443",
+    "truepeer attach --port 3000-9000 --allow 10.0.0.7",
+    "truepeer run -- --allow 10.0.0.7 python3 -m http.server 8000",
+    "truepeer run --allow 10.0.0.7 -- systemctl start nginx",
+    "truepeer run --allow 10.0.0.7 -- docker run web",
+    "truepeer run --allow 10.0.0.7 -- cd /srv && ./server",
+    "truepeer run -d --rm --allow 10.0.0.7 -- python3 -m http.server 8000",
+    "truepeer run --allow 10.0.0.7 -- PORT=8000 python3 -m http.server",
+    "truepeer run --allow 10.0.0.7 --pid 1234",
+    "truepeer proxy -l :8443 -4 127.0.0.1:443 --allow 10.0.0.7 -p quic",
+    "truepeer proxy -l :443 -4 127.0.0.1:443 --allow 10.0.0.7",
+    "truepeer proxy -l unix:/run/tp.sock -4 127.0.0.1:443",
+    "truepeer connect 127.0.0.1:8000 --from 203.0.113.7",
+    "truepeer proxy --bind :8443 --server 127.0.0.1:443 --accept-proxy",
+    "truepeer proxy -l 8443 -4 443 --allow 10.0.0.7",
 ];
 
 fn said(line: &str) -> String {
@@ -378,7 +400,7 @@ fn messages_are_as_they_were_read_last() {
 }
 
 /// Options that no command has, or that are typed before one.
-const UNKNOWN: [&str; 74] = [
+const UNKNOWN: &[&str] = &[
     "--proxy-protocol v2",
     "--timeout 30",
     "--from :8443",
@@ -453,6 +475,14 @@ const UNKNOWN: [&str; 74] = [
     "--to 0.2",
     "--verbose proxy",
     "truepeer kill",
+    "--udp --allow",
+    "--pid 1234",
+    "-d --rm",
+    "--server 127",
+    "attach logs",
+    "-- systemctl",
+    "-- docker",
+    "3000-9000",
 ];
 
 #[test]

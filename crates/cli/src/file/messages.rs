@@ -8,6 +8,9 @@ use super::judge::judge;
 
 /// Each gets messages, or warnings.
 const WRONG: &[&str] = &[
+    "[[run]]\ncommand = \"python3 -m http.server\"",
+    "[[https]]\norigin = { \"/api\" = \"http://127.0.0.1:9000\", \"/\" = \"http://127.0.0.1:8080\" }",
+    "[log]\nlevel = \"error\"\n[admin]\nlisten = \"localhost:9144\"\n[[proxy]]",
     // Text that is not TOML.
     "[[proxy]]\nlisten = \":8443",
     "[[proxy]]\nlisten = :8443\nmark = 1 2",

@@ -49,7 +49,9 @@ pub(super) fn words(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Resu
         // `{ "10.0.0.7" = "optional" }`
         (DeValue::Table(table), ArgAction::Append) if arg.get_value_names().is_some_and(takes_pairs) => {
             let pairs = table.iter().filter_map(|(key, value)| {
-                Some(keys::quoted(&format!("{}={}", key.get_ref(), text_of(value.get_ref())?)))
+                let pair = format!("{}={}", key.get_ref(), text_of(value.get_ref())?);
+                let other = || one_of(arg, &pair);
+                Some(keys::quoted(&is_taken(arg, &pair).then(|| pair.clone()).or_else(other).unwrap_or(pair)))
             });
             let list = pairs.collect::<Vec<_>>().join(", ");
             let text = format!("`{}`: {}; got a table", key(arg), expected(arg));
@@ -94,7 +96,7 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
                 true => finding,
                 false => {
                     let joined = texts.join(":");
-                    let is_taken = takes(&Command::new("entry").arg(arg.clone()), key(arg), &joined);
+                    let is_taken = is_taken(arg, &joined);
                     let word = one_of(arg, &joined).filter(|_| !is_taken).unwrap_or(joined);
                     finding.help(format!("type {} = {}", key(arg), keys::quoted(&word)))
                 }
@@ -110,6 +112,10 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
 /// A value in another notation, as the option takes it.
 fn one_of(arg: &Arg, typed: &str) -> Option<String> {
     meant(&Command::new("entry").arg(arg.clone()), key(arg), typed)?.into_iter().next()
+}
+
+fn is_taken(arg: &Arg, typed: &str) -> bool {
+    takes(&Command::new("entry").arg(arg.clone()), key(arg), typed)
 }
 
 /// With `type listen = "127.0.0.1:9144"`, if the value has another notation.

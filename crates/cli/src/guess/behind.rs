@@ -27,24 +27,18 @@ const OFTEN: [&str; 3] = ["--header", "--port", "--listen"];
 /// there; and a whole command line in one word.
 pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Result<(), UsageError> {
     let before = &argv[..argv.len().saturating_sub(program.len())];
-    let shown = |words: &[OsString]| {
-        words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
-    };
     if let Some(text) = line_in_one_word(program) {
         let before = shown(before.strip_suffix(&["--".into()]).unwrap_or(before));
         return Err(UsageError::Options(format!(
             "{text:?}: one word, so the name of one program; type without quotes: {before} -- {text}"
         )));
     }
-    if before.last().is_some_and(|word| word == "--") {
-        let option = program.first().and_then(|word| word.to_str()).unwrap_or_default();
-        return match OURS.contains(&option.split('=').next().unwrap_or_default()) {
-            true => {
-                let text = format!("{option}: expected a program behind --; options come before --");
-                Err(UsageError::Options(text))
-            }
-            false => Ok(()),
-        };
+    if let Some(said) = no_program(before, program) {
+        return Err(UsageError::Options(said));
+    }
+    let is_behind = before.last().is_some_and(|word| word == "--");
+    if is_behind && !program.first().is_some_and(|word| is_one_of(word, &OURS)) {
+        return Ok(());
     }
     let name = |word: &OsString| word.to_str().map(|word| word.split('=').next().unwrap_or(word).to_owned());
     let given: Vec<String> = before.iter().filter_map(name).collect();
@@ -64,7 +58,8 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
     }
     let end = end.min(program.len());
     let rest = [&program[..place], &program[end..]].concat();
-    let (before, options) = (shown(before), shown(&program[place..end]));
+    let (before, options) =
+        (shown(before.strip_suffix(&["--".into()]).unwrap_or(before)), shown(&program[place..end]));
     let instead = format!("{option}: expected before the program; type: {before} {options} --");
     Err(UsageError::Options(match line_in_one_word(&rest) {
         Some(line) => format!("{instead} {line} (without quotes)"),
@@ -76,6 +71,60 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
     }))
 }
 
+fn is_one_of(word: &OsString, options: &[&str]) -> bool {
+    word.to_str().is_some_and(|word| options.contains(&word.split('=').next().unwrap_or(word)))
+}
+
+/// Words that a shell carries out itself.
+const OF_SHELLS: [&str; 9] = ["cd", "source", ".", "export", "ulimit", "exec", "eval", "umask", "alias"];
+/// Programs that ask another one, which truepeer has not started, to start the server.
+const MANAGERS: [&str; 5] = ["systemctl", "service", "docker", "docker-compose", "podman"];
+
+/// What to type where the first word is no program that would be covered.
+fn no_program(before: &[OsString], program: &[OsString]) -> Option<String> {
+    let line = shown(before.strip_suffix(&["--".into()]).unwrap_or(before));
+    let (first, rest) = program.split_first()?;
+    let first = first.to_str()?;
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    if first.split_once('=').is_some_and(|(name, _)| is_name(name)) {
+        let rest = shown(rest);
+        return Some(format!("{first}: a variable, and no program; type: {first} {line} -- {rest}"));
+    }
+    let start: Vec<&OsString> = rest.iter().take_while(|word| *word != "&&" && *word != ";").collect();
+    if OF_SHELLS.contains(&first) {
+        let (word, server) = match rest.get(start.len() + 1..) {
+            Some(server) => (shown(&rest[..start.len()]), shown(server)),
+            None => (shown(rest), "PROGRAM".to_owned()),
+        };
+        return Some(format!(
+            "{first}: a word of the shell, and no program; type: {first} {word} && {line} -- {server}"
+        ));
+    }
+    if !MANAGERS.contains(&first) || before.get(1).is_none_or(|way| way != "run") {
+        return None;
+    }
+    let told = |word: &str| rest.iter().position(|one| one == word).and_then(|place| rest.get(place + 1));
+    let allow = told_behind(before, "--allow").map_or_else(|| "PREFIX".to_owned(), quoted);
+    let name = ["start", "restart", "reload"].iter().find_map(|word| told(word));
+    let name = name.or(rest.first().filter(|_| first == "service"));
+    let name = name.and_then(|name| name.to_str()).map(|name| quoted(name.trim_end_matches(".service")));
+    let named = if ["systemctl", "service"].contains(&first) { "--unit" } else { "--container" };
+    Some(format!(
+        "{first}: has another process start the server, which truepeer can't cover so; type, once it runs: truepeer attach {named} {} \
+         --port 443 --allow {allow}",
+        name.unwrap_or_else(|| "NAME".to_owned())
+    ))
+}
+
+fn told_behind<'a>(words: &'a [OsString], option: &str) -> Option<&'a str> {
+    words.get(words.iter().position(|word| word == option)? + 1)?.to_str()
+}
+
+fn shown(words: &[OsString]) -> String {
+    words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
 /// A whole command line in quotes.
 fn line_in_one_word(program: &[OsString]) -> Option<&str> {
     let [line] = program else { return None };
@@ -83,7 +132,7 @@ fn line_in_one_word(program: &[OsString]) -> Option<&str> {
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+[]".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         word.to_owned()

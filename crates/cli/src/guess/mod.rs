@@ -12,12 +12,14 @@ mod behind;
 mod unknown;
 mod value;
 mod variables;
+mod whole;
 mod words;
 
 pub(crate) use behind::behind_the_program;
 pub(crate) use unknown::{explain, sharing_a_word};
 pub(crate) use value::{meant, takes};
 pub(crate) use variables::{PREFIX, unread};
+pub(crate) use whole::in_a_whole_line;
 pub(crate) use words::key;
 
 /// Commands with a file, which `-c` names.
@@ -30,6 +32,11 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         Err(UsageError::Options(words::saying(typed, expected, instead)))
     };
     let Some((&first, rest)) = words.split_first() else { return Ok(()) };
+    if let ("detach" | "unattach" | "remove", [port, ..]) = (first, rest)
+        && port.starts_with(|c: char| c.is_ascii_digit())
+    {
+        return refused(first, "no command of truepeer", &format!("truepeer attach remove --port {port}"));
+    }
     if let Some((_, instead)) = find("COMMAND", &[first]) {
         return refused(first, "no command of truepeer", &instead);
     }
@@ -122,6 +129,9 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
     {
         return refused(port, "detach takes all ports", &format!("truepeer attach remove --port {port}"));
     }
+    if let ("attach", Some((typed, instead))) = (first, of_listener(rest)) {
+        return refused(typed, "not a word of this command", &instead);
+    }
     if let ("attach", ["--port", port, sender, ..]) = (first, rest)
         && sender.starts_with(|c: char| c.is_ascii_hexdigit())
         && (sender.contains('.') || sender.contains(':'))
@@ -185,6 +195,25 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         }
         _ => Ok(()),
     }
+}
+
+/// Words of a relay beside `--port`: a protocol, which stands behind the port, or a listener of its own.
+fn of_listener<'a>(rest: &[&'a str]) -> Option<(&'a str, String)> {
+    let (place, port) = rest.windows(2).enumerate().find_map(|(place, pair)| match pair {
+        ["--port", port] if port.bytes().all(|byte| byte.is_ascii_digit() || b",-".contains(&byte)) => {
+            Some((place, *port))
+        }
+        _ => None,
+    })?;
+    let others = || rest.iter().enumerate().filter(|(other, _)| *other != place && *other != place + 1);
+    let is_udp = |word: &str| ["--udp", "-u", "udp"].contains(&word);
+    if let Some((_, &typed)) = others().find(|(_, word)| is_udp(word)) {
+        let ports: Vec<String> = port.split(',').map(|port| format!("{port}/udp")).collect();
+        return Some((typed, format!("truepeer attach --port {}", ports.join(","))));
+    }
+    let is_listener = |word: &str| ["-l", "--listen", "--bind", "--listen-port"].contains(&word);
+    let (_, &typed) = others().find(|(_, word)| is_listener(word))?;
+    Some((typed, "nothing: leave it out; attach opens no listener, the server keeps its own port".to_owned()))
 }
 
 /// Values in another form than the option takes: what was typed, what was expected, and what to type.

@@ -22,6 +22,7 @@ const LIKELY: [&str; 12] = [
 const BACKENDS: [&str; 3] = ["ipv4", "ipv6", "origin"];
 const NO_UNIX: &str =
     "expected an address, not a Unix socket: let the server listen on 127.0.0.1:PORT, and name that";
+const NO_UNIX_HERE: &str = "senders come by TCP, not to a Unix socket: type --listen 127.0.0.1:8443";
 const ONE_OF_MANY: &str = " (the load balancer before truepeer spreads the load)";
 
 /// Turns an error of clap into one that names what to type. Where clap's own text does, it stays, and gets a
@@ -344,7 +345,8 @@ fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<
                     .to_owned(),
             )
         }
-        "listen" | "ipv4" | "ipv6" | "origin" if is_path && !typed.contains('=') => Some(NO_UNIX.to_owned()),
+        "listen" if is_path => Some(NO_UNIX_HERE.to_owned()),
+        "ipv4" | "ipv6" | "origin" if is_path && !typed.contains('=') => Some(NO_UNIX.to_owned()),
         _ if ["auto", "default", "unset"].contains(&typed) && option.starts_with('-') => {
             Some(format!("leave {option} out: its default is taken"))
         }

@@ -1,6 +1,6 @@
 //! Reads a value that an option refuses in other notations, and keeps those that the option's parser accepts.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use clap::{Arg, ArgAction, Command, error::ErrorKind};
 
@@ -72,6 +72,8 @@ fn notations(text: &str, option: &str) -> Vec<String> {
             let parts = [zone.map(|(ip, _)| ip), named.map(|(_, ip)| ip), twice.map(|(prefix, _)| prefix)];
             all.extend(parts.into_iter().flatten().map(str::to_owned));
         }
+        // What a client has: any port of its own.
+        "from" => all.extend(text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 5000).to_string())),
         // `10.0.0.7:optional`, `optional=10.0.0.7`
         "header" => all.extend(
             text.rsplit_once([':', '=', ' '])
@@ -108,6 +110,14 @@ fn notations(text: &str, option: &str) -> Vec<String> {
 /// Words for everybody, for this machine, for yes and for no.
 fn words(lower: &str, option: &str) -> &'static [&'static str] {
     match lower {
+        "quic" | "http3" | "h3" | "dtls" | "udp4" | "udp6" if option == "protocol" => &["udp"],
+        "http" | "https" | "http2" | "tls" | "ssl" | "tcp4" | "tcp6" if option == "protocol" => &["tcp"],
+        "dns" | "sip" | "any" | "all" | "*" if option == "protocol" => &["both"],
+        "error" | "err" | "crit" | "critical" | "fatal" | "quiet" | "warning" if option == "level" => {
+            &["warn"]
+        }
+        "notice" | "normal" | "default" if option == "level" => &["info"],
+        "trace" | "verbose" | "all" if option == "level" => &["debug"],
         "*" | "any" | "every" if option == "dev" => &["all"],
         "*" | "all" | "everyone" | "everybody" | "anyone" | "world" | "0/0" | "0.0.0.0" | "::" => &["any"],
         "localhost" | "local" | "lo" | "self" => &["loopback"],
@@ -279,6 +289,9 @@ fn addresses(text: &str, option: &str) -> Vec<String> {
         all.push(format!("{host}:{port}"));
     }
     let here = if option == "ipv6" { "[::1]" } else { "127.0.0.1" };
+    if address == "localhost" && is_port {
+        all.push(format!("{here}:{port}"));
+    }
     let hosts = [
         host.to_owned(),
         format!("{address}:{port}"),

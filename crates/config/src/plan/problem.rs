@@ -40,7 +40,8 @@ pub enum Problem {
     #[error("{place} {name}: the host name has no address")]
     NoAddress { place: OptionName, name: String },
     #[error(
-        "{place} {backend} is where this program itself listens ({}): every session would loop; give the backend's address",
+        "{place} {backend} is where this program itself listens ({}): every session would loop; give the backend's address (a server \
+         of this host keeps its port by `truepeer attach`)",
         OptionName("listen").to_string() + " " + &listener.to_string()
     )]
     Loop { place: OptionName, backend: BackendAddr, listener: SocketAddr },

@@ -105,7 +105,9 @@ fn mapped(from: u16, backend: u16, is_udp: bool) -> Result<Port, String> {
 
 fn at_most<T>(most: usize, ports: Vec<T>) -> Result<Vec<T>, String> {
     match ports.len() {
-        many if many > most => Err(format!("{many} ports; expected at most {most}")),
+        many if many > most => Err(format!(
+            "{many} ports; expected at most {most} (more of them: truepeer proxy --listen-transparent)"
+        )),
         _ => Ok(ports),
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn explain(error: EngineError, listener: &CheckedListener) -> anyhow:
     }
     match holder::of(wanted) {
         Some(holder) => anyhow::anyhow!(
-            "can't listen on {address}: {holder} listens there; stop it, or choose another address with --listen"
+            "can't listen on {address}: {holder} listens there; stop it, or choose another address"
         ),
         None => error.into(),
     }
