@@ -240,7 +240,9 @@ fn parse_as_truepeer(argv: &[OsString]) -> Result<Invocation, UsageError> {
         Some(("attach", matches)) => Ok(Invocation::Attach(Box::new(AttachArgs::from_arg_matches(matches)?))),
         Some(("oci-hook", matches)) => Ok(Invocation::OciHook(OciHookArgs::from_arg_matches(matches)?)),
         Some(("run", matches)) => Ok(Invocation::Run(Box::new(RunArgs::from_arg_matches(matches)?))),
-        Some(("connect", matches)) => Ok(Invocation::Connect(Box::new(ConnectArgs::from_arg_matches(matches)?))),
+        Some(("connect", matches)) => {
+            Ok(Invocation::Connect(Box::new(ConnectArgs::from_arg_matches(matches)?)))
+        }
         Some(("routes", matches)) => Ok(Invocation::Routes(RoutesArgs::from_arg_matches(matches)?)),
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),

@@ -111,8 +111,8 @@ fn no_program(before: &[OsString], program: &[OsString]) -> Option<String> {
     let name = name.and_then(|name| name.to_str()).map(|name| quoted(name.trim_end_matches(".service")));
     let named = if ["systemctl", "service"].contains(&first) { "--unit" } else { "--container" };
     Some(format!(
-        "{first}: has another process start the server, which truepeer can't cover so; type, once it runs: truepeer attach {named} {} \
-         --port 443 --allow {allow}",
+        "{first}: has another process start the server, which truepeer can't cover so; type, once it runs: \
+         truepeer attach {named} {} --port 443 --allow {allow}",
         name.unwrap_or_else(|| "NAME".to_owned())
     ))
 }
