@@ -21,16 +21,8 @@ impl AttachedBans {
     /// # Errors
     /// One can't be opened.
     pub fn find(pins: Option<&Path>) -> Result<Self> {
-        if pins.is_none() && !can_look() {
-            return Ok(Self(Vec::new()));
-        }
-        let pins = pins.map_or_else(find_pins, Path::to_owned);
-        let places = match Place::all(&pins) {
-            Err(_) if !geteuid().is_root() => return Ok(Self(Vec::new())),
-            places => places?,
-        };
         let mut tables = Vec::new();
-        for place in places {
+        for place in places(pins)?.unwrap_or_default() {
             if let Some(table) = BanTable::open(&place)? {
                 tables.push((place, table));
             }
@@ -98,6 +90,17 @@ impl AttachedBans {
             all.extend(table.list(now)?.into_iter().map(|ban| ((ban.clients, ban.port), ban)));
         }
         Ok(all.into_values().collect())
+    }
+}
+
+/// Where something is attached. `None`: this user may not look.
+pub(crate) fn places(pins: Option<&Path>) -> Result<Option<Vec<Place>>> {
+    if pins.is_none() && !can_look() {
+        return Ok(None);
+    }
+    match Place::all(&pins.map_or_else(find_pins, Path::to_owned)) {
+        Err(_) if !geteuid().is_root() => Ok(None),
+        places => Ok(Some(places?)),
     }
 }
 

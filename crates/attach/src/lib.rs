@@ -21,6 +21,7 @@ mod privileges;
 mod report;
 mod target;
 mod watch;
+mod whois;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,8 @@ pub use kept::{keep, keep_only, kept_bans, seconds_now};
 pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
 pub use oci_hook::run as run_as_hook;
 pub use privileges::missing as missing_capabilities;
+pub use truepeer_bpf::{Connection, Named};
+pub use whois::{Looked, connections_with};
 
 /// Runs the action in the network namespace that the command line names.
 pub fn run(args: &AttachArgs, out: &mut (dyn Write + Send)) -> Result<()> {

@@ -14,6 +14,7 @@ use truepeer_sys::CallError;
 use truepeer_sys::sock_diag::SockDiag;
 
 use self::tables::{BanPrefix, BanTables, is_host, is_in_force};
+use crate::connections::NAMES_A_CLIENT;
 use crate::cut;
 use crate::error::AttachError;
 use crate::layout::{FlowKey, RawBan, RawFlow};
@@ -27,8 +28,6 @@ const NOBODY: u32 = u32::MAX;
 const ROUNDS: usize = 3;
 /// The pause between rounds.
 const PAUSE: Duration = Duration::from_millis(20);
-/// `NAMES_A_CLIENT`.
-const NAMES_A_CLIENT: u8 = 1;
 
 /// The bans of one network namespace.
 pub struct BanTable {

@@ -220,7 +220,7 @@ pub(crate) fn live(pending: Vec<(FlowKey, RawPending)>) -> Vec<FlowKey> {
 }
 
 /// The clock of bpf_ktime_get_ns().
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }

@@ -7,7 +7,7 @@ use super::dress::{width, wrapped};
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Ways to your server", &["attach", "run", "proxy", "https", "connect"]),
     ("The service", &["serve", "check", "reload", "upgrade"]),
-    ("Looking", &["doctor", "status", "sessions", "top", "probe"]),
+    ("Looking", &["doctor", "status", "sessions", "whois", "top", "probe"]),
     ("Bans", &["ban", "unban", "bans"]),
     ("More", &["routes", "vpp", "oci-hook", "completion"]),
 ];

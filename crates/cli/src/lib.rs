@@ -42,7 +42,7 @@ use truepeer_config::plan::{Config, Defaults, Problems};
 use truepeer_config::spec::{
     AttachArgs, BanArgs, BansArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProbeArgs,
     ProxySpec, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs,
-    UnbanArgs, UpgradeArgs, VppArgs,
+    UnbanArgs, UpgradeArgs, VppArgs, WhoisArgs,
 };
 use truepeer_sys::tell;
 
@@ -83,6 +83,8 @@ pub enum Invocation {
     Status(StatusArgs),
     /// List its sessions, or end them.
     Sessions(SessionsArgs),
+    /// Tell who is behind an address.
+    Whois(WhoisArgs),
     /// Watch it on a terminal.
     Top(TopArgs),
     /// Judge a receiver or a sender.
@@ -247,6 +249,7 @@ fn parse_as_truepeer(argv: &[OsString]) -> Result<Invocation, UsageError> {
         Some(("doctor", matches)) => Ok(Invocation::Doctor(DoctorArgs::from_arg_matches(matches)?)),
         Some(("status", matches)) => Ok(Invocation::Status(StatusArgs::from_arg_matches(matches)?)),
         Some(("sessions", matches)) => Ok(Invocation::Sessions(SessionsArgs::from_arg_matches(matches)?)),
+        Some(("whois", matches)) => Ok(Invocation::Whois(WhoisArgs::from_arg_matches(matches)?)),
         Some(("top", matches)) => Ok(Invocation::Top(TopArgs::from_arg_matches(matches)?)),
         Some(("ban", matches)) => Ok(Invocation::Ban(BanArgs::from_arg_matches(matches)?)),
         Some(("unban", matches)) => Ok(Invocation::Unban(UnbanArgs::from_arg_matches(matches)?)),
@@ -254,7 +257,7 @@ fn parse_as_truepeer(argv: &[OsString]) -> Result<Invocation, UsageError> {
         Some(("probe", matches)) => Ok(Invocation::Probe(Box::new(ProbeArgs::from_arg_matches(matches)?))),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, top, ban, unban, bans, probe or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, whois, top, ban, unban, bans, probe or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -306,6 +309,7 @@ fn with_commands() -> Command {
         .subcommand(pages::doctor())
         .subcommand(pages::status())
         .subcommand(pages::sessions())
+        .subcommand(pages::whois())
         .subcommand(pages::top())
         .subcommand(pages::probe())
         .subcommand(bans::ban())

@@ -372,6 +372,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Check(_)
         | Invocation::Status(_)
         | Invocation::Sessions(_)
+        | Invocation::Whois(_)
         | Invocation::Top(_)
         | Invocation::Probe(_)
         | Invocation::Ban(_)

@@ -6,7 +6,7 @@ use super::dress::{Page, dress, example};
 use crate::table;
 use truepeer_config::spec::{
     CheckArgs, ConnectArgs, DoctorArgs, ProbeArgs, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs,
-    StatusArgs, TopArgs, UpgradeArgs, VppArgs,
+    StatusArgs, TopArgs, UpgradeArgs, VppArgs, WhoisArgs,
 };
 
 pub(super) fn serve() -> Command {
@@ -94,6 +94,22 @@ const SESSIONS: Page = Page {
 A session whose client is not known yet (its header has not come) is listed under its sender. STAGE is header, handshake (TLS), connecting, relaying, or idle (HTTP, between requests). UP and DOWN are bytes to the backend and to the sender.
 
 --kill needs --client, so that not all sessions end by mistake; --client any means all.",
+};
+
+pub(super) fn whois() -> Command {
+    dress(WhoisArgs::augment_args(Command::new("whois")), &WHOIS)
+}
+
+const WHOIS: Page = Page {
+    which: table::WHOIS,
+    examples: &[
+        example("The client of a server's log line", "truepeer whois 203.0.113.7:50234"),
+        example("A stand-in of --pseudo-ipv4, for machines", "truepeer whois 254.237.119.6 --json"),
+    ],
+    notes: "\
+Looked at are the open sessions of the running truepeer, and the tables of truepeer attach in every network namespace (as root; no process is needed). What has ended is in the log. truepeer run keeps no table that others can read.
+
+TLVs have their names, other types their number (tlv_0xe4). Secrets of --require-tlv are never shown. The exit status is 1 if nothing is found.",
 };
 
 pub(super) fn top() -> Command {

@@ -28,6 +28,7 @@ const COMMANDS: &[(&str, Commands)] = &[
     ("doctor", table::DOCTOR),
     ("status", table::STATUS),
     ("sessions", table::SESSIONS),
+    ("whois", table::WHOIS),
     ("top", table::TOP),
     ("probe", table::PROBE),
     ("ban", table::BAN),

@@ -39,6 +39,7 @@ pub(crate) const PROBE: Commands = Commands(1 << 25);
 pub(crate) const BAN: Commands = Commands(1 << 19);
 pub(crate) const UNBAN: Commands = Commands(1 << 20);
 pub(crate) const BANS: Commands = Commands(1 << 21);
+pub(crate) const WHOIS: Commands = Commands(1 << 22);
 pub(crate) const VPP: Commands = Commands(1 << 31);
 
 impl Commands {
@@ -56,7 +57,7 @@ const RECEIVERS: Commands = SERVERS.or(ATTACH).or(RUN);
 const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
 const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE).or(ASKERS).or(DOCTOR);
-const ASKERS: Commands = STATUS.or(SESSIONS).or(TOP).or(BANNERS);
+const ASKERS: Commands = STATUS.or(SESSIONS).or(WHOIS).or(TOP).or(BANNERS);
 const BANNERS: Commands = BAN.or(UNBAN).or(BANS);
 
 /// What applies if the option is absent.
@@ -343,13 +344,14 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ATTACH, PLACE, "pid", "PID", "Network namespace and cgroup of this process of a container").means("this host's"),
     row(ATTACH, PLACE, "netns", "NAME|PATH|PID", "Network namespace, by its name, its path or a process in it").means("this one"),
     row(ATTACH, PLACE, "netns-inode", "INODE", "Do nothing if the network namespace that is named has another inode, as /proc/PID/ns/net shows it: a process number may belong to another process by now").rare(),
-    row(ATTACH.or(OCI_HOOK).or(BANNERS), PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()).rare(),
+    row(ATTACH.or(OCI_HOOK).or(BANNERS).or(WHOIS), PLACE, "pins", "DIR", "Directory of the pins on a BPF file system").is(|| d::PINS.to_owned()).rare(),
     row(ATTACH, ACTION, "replace", "", "Ports that are attached in this network namespace and not named leave: they are no longer served. With add: these ports may be attached already, and change to these rules"),
     row(ATTACH, ACTION, "watch", "", "Stay, and follow: interfaces that appear or are made anew, this host's addresses, and a container that is started again. What is attached stays when the watch ends"),
     row(ATTACH, ACTION, "dry-run", "", "Print what would be attached where, without attaching"),
-    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)).or(PROBE).or(BANS), ACTION, "json", "", "Print for machines"),
+    row(ATTACH.or(DOCTOR).or(STATUS.or(SESSIONS)).or(PROBE).or(BANS).or(WHOIS), ACTION, "json", "", "Print for machines"),
     row(SERVERS.or(ATTACH), PRINT, "print-config", "", "Print this command line as a configuration file for truepeer serve, and end"),
     row(SESSIONS, ACTION, "client", "PREFIX", "Only those of these clients: an address, a prefix, loopback, private or any").common(),
+    row(WHOIS, ACTION, "address", "ADDRESS[:PORT]", "The client's, the sender's, or the one that the server sees (of class E, below 64:ff9b::); without a port, all of this address").common(),
     row(SESSIONS, ACTION, "kill", "", "End them: both ends see a reset").common(),
     row(BAN, ACTION, "clients", "CLIENT", "Whom to ban: an address, a prefix such as 192.0.2.0/24, the path of a list (beginning with / or .), or - for a list on standard input; repeatable").common(),
     row(UNBAN, ACTION, "clients", "CLIENT", "Whose ban ends, as it was written: an address, a prefix, the path of a list (beginning with / or .), or - for a list on standard input; repeatable").common(),
@@ -406,7 +408,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(VPP, ON_VPP, "command", "COMMAND", "The program and its arguments").common(),
     row(VPP, ON_VPP, "options", "OPTION", "Options of the demonstration: --stack kernel|vpp|both, --vpp PATH, and wrk2's: -t THREADS, -c CONNECTIONS, -d TIME, -R RATE").common(),
 
-    row(SERVERS, WATCH, "admin", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads; repeatable").means("nowhere"),
+    row(SERVERS, WATCH, "admin", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), an address, which only reads, or whois:PATH, a socket for every user that answers truepeer whois ADDRESS:PORT alone; repeatable").means("nowhere"),
     row(SERVERS, CONFINEMENT, "confine", "auto|off", "After the start, give up every capability, file and system call that is not needed any more, as far as the kernel has the means; off: nothing").means("auto; with --stack vpp: off").rare(),
     row(SERVERS, CONFINEMENT, "user", "NAME|UID[:GID]", "Become this user after the start").means("started by root: the user truepeer if there is one, otherwise a number that is nobody's").rare(),
 
@@ -423,7 +425,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(SERVE, FILE, "take-over", "", "Take the place of the truepeer that listens on the file's admin socket: its listening sockets and UDP flows come here, and it ends with its last session"),
     row(UPGRADE, FILE, "if-replaced", "", "Only if the running program's file has been replaced"),
     row(RELOAD, FILE, "admin", "PATH", "The admin socket of the running truepeer").means("the file's"),
-    row(ADMIN_TABLE, WATCH, "listen", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), or an address, which only reads").means("/run/truepeer/admin.sock, if that directory exists"),
+    row(ADMIN_TABLE, WATCH, "listen", "PATH|ADDR:PORT", "Where to ask about this process: a socket's path (beginning with / or .), an address, which only reads, or whois:PATH, a socket for every user that answers truepeer whois ADDRESS:PORT alone").means("/run/truepeer/admin.sock, if that directory exists"),
     row(LOG_TABLE, LOG, "level", "warn|info|sessions|debug", "warn: warnings and errors; info: start and stop, too; sessions: also a line for each session; debug: also changes of state").is(|| "info".to_owned()),
     row(LOG_TABLE, LOG, "format", "text|json", "Lines for people or for machines").means("text"),
     row(SERVERS, LOG, "log-format", "text|json", "Lines for people or for machines").means("text"),

@@ -35,7 +35,7 @@ pub enum BannedPrefixError {
     Mapped(String),
     /// Addresses that `--pseudo-ipv4` gives to IPv6 clients.
     #[error(
-        "{0} is of class E: no client has it, but IPv6 clients can be shown so; expected the IPv6 address, which truepeer's log and truepeer sessions have"
+        "{0} is of class E: no client has it, but IPv6 clients can be shown so; expected the IPv6 address, which truepeer whois ADDRESS tells"
     )]
     StandIn(String),
     /// Addresses that no client has.

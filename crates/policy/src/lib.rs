@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod asked;
 mod bans;
 mod claims;
 mod destination;
@@ -28,6 +29,7 @@ mod route;
 mod senders;
 
 pub use addr::{BackendAddr, ClientAddr, SenderAddr};
+pub use asked::{AskedAddress, AskedAddressError, StandIn};
 pub use bans::{Ban, BannedPrefix, BannedPrefixError, Bans, BansAt, TooManyBans};
 pub use claims::{Claims, HostAddresses, SpecialRange, without_nat64};
 pub use destination::{Destinations, DestinationsError, Dynamic};

@@ -104,6 +104,11 @@ impl Senders {
         self.proofs.get_lpm(&host(sender.ip())).map(|(_, proof)| proof)
     }
 
+    /// Whether a TLV of this type is some sender's secret: it must not be shown, whoever sent it.
+    pub fn is_secret(&self, kind: u8) -> bool {
+        self.proofs.iter().any(|(_, proof)| proof.kind() == kind)
+    }
+
     /// A sender's header without the TLV by which it proves itself: what may be shown, and passed on.
     #[must_use]
     pub fn without_proof<'a>(&self, sender: SenderAddr, header: Header<'a>) -> Header<'a> {

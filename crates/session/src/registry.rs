@@ -5,11 +5,12 @@
 //! copy of their state for readers.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use truepeer_policy::{BackendAddr, ClientAddr, PrefixSet, SenderAddr};
+use truepeer_policy::{AskedAddress, BackendAddr, ClientAddr, Origin, PrefixSet, Route, SenderAddr};
 
 use crate::settings::ListenerId;
 use crate::table::Key;
@@ -130,6 +131,10 @@ pub struct OpenSession {
     pub sender: SenderAddr,
     /// The client, once known.
     pub client: Option<ClientAddr>,
+    /// Who says so.
+    pub origin: Option<Origin>,
+    /// The client's address as the backend sees it; `None`: the backend sees an address of this host.
+    pub source: Option<SocketAddr>,
     /// The backend, once known.
     pub backend: Option<BackendAddr>,
     /// Bytes delivered to the backend so far.
@@ -147,14 +152,22 @@ pub struct OpenSession {
 pub struct SessionFilter {
     /// Sessions of these clients (of these senders, while the client is unknown); `None`: all.
     pub clients: Option<Box<PrefixSet>>,
+    /// Sessions of this client or sender, or whose backend sees this address; `None`: all.
+    pub about: Option<AskedAddress>,
 }
 
 impl SessionFilter {
-    /// Whether a session is wanted.
+    /// Whether a session is wanted. `route`: once its client is known.
     #[must_use]
-    pub fn admits(&self, client: Option<ClientAddr>, sender: SenderAddr) -> bool {
+    pub fn admits(&self, sender: SenderAddr, route: Option<&Route>) -> bool {
+        let client = route.map(|route| route.client);
         let ip = client.map_or_else(|| sender.ip(), |client| client.ip());
-        self.clients.as_ref().is_none_or(|clients| clients.contains(ip))
+        let is_about = |asked: AskedAddress| {
+            let source = route.and_then(|route| route.source);
+            let ends = [Some(sender.get()), client.map(|client| client.get()), source];
+            ends.into_iter().flatten().any(|end| asked.is(end))
+        };
+        self.clients.as_ref().is_none_or(|clients| clients.contains(ip)) && self.about.is_none_or(is_about)
     }
 }
 
@@ -240,17 +253,49 @@ mod tests {
 
     #[test]
     fn a_session_without_a_client_is_found_by_its_sender() {
-        let address = |text: &str| text.parse().expect("an address");
-        let (sender, client) =
-            (SenderAddr::new(address("192.0.2.1:1")), ClientAddr::new(address("198.51.100.7:2")));
+        let sender = SenderAddr::new(address("192.0.2.1:1"));
+        let route = route("198.51.100.7:2", None);
         let clients = |text: &str| {
             let prefixes: PrefixSet = text.parse().expect("a prefix");
-            SessionFilter { clients: Some(Box::new(prefixes)) }
+            SessionFilter { clients: Some(Box::new(prefixes)), about: None }
         };
-        assert!(SessionFilter::default().admits(None, sender));
-        assert!(clients("198.51.100.0/24").admits(Some(client), sender));
-        assert!(!clients("198.51.100.0/24").admits(None, sender));
-        assert!(clients("192.0.2.1/32").admits(None, sender));
-        assert!(!clients("192.0.2.1/32").admits(Some(client), sender));
+        assert!(SessionFilter::default().admits(sender, None));
+        assert!(clients("198.51.100.0/24").admits(sender, Some(&route)));
+        assert!(!clients("198.51.100.0/24").admits(sender, None));
+        assert!(clients("192.0.2.1/32").admits(sender, None));
+        assert!(!clients("192.0.2.1/32").admits(sender, Some(&route)));
+    }
+
+    #[test]
+    fn a_session_is_found_by_each_of_its_ends_but_the_backend() {
+        let sender = SenderAddr::new(address("192.0.2.1:1"));
+        let route = route("[2001:db8::1]:2", Some("254.237.119.6:2"));
+        let is_found = |text: &str| {
+            let about = Some(text.parse().expect("an address"));
+            SessionFilter { clients: None, about }.admits(sender, Some(&route))
+        };
+        for text in ["192.0.2.1:1", "2001:db8::1", "[2001:db8::1]:2", "254.237.119.6", "254.237.119.6:2"] {
+            assert!(is_found(text), "{text}");
+        }
+        for text in ["192.0.2.1:2", "2001:db8::2", "254.237.119.6:3", "192.0.2.9:80"] {
+            assert!(!is_found(text), "{text}");
+        }
+    }
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn route(client: &str, source: Option<&str>) -> Route {
+        Route {
+            client: ClientAddr::new(address(client)),
+            origin: Origin::Header,
+            backend: BackendAddr::new(address("192.0.2.9:80")),
+            source: source.map(address),
+            on_conflict: truepeer_policy::OnConflict::default(),
+            send_proxy: None,
+            destination: None,
+            special: None,
+        }
     }
 }

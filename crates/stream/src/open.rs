@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use truepeer_policy::{ClientAddr, Policy, Route, SenderAddr};
+use truepeer_policy::{Policy, Route, SenderAddr};
 use truepeer_proto::Tlvs;
 use truepeer_session::counters::Shard;
 use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionStage};
@@ -13,6 +13,7 @@ use truepeer_session::table::{Key, Table};
 use truepeer_session::{ListenerId, OpenSession, SessionFilter, SessionId, Tags};
 
 use crate::reactor::{AbortHandle, TcpStream};
+use crate::tls::TlsFacts;
 
 /// All of them.
 #[derive(Debug, Clone, Default)]
@@ -150,7 +151,15 @@ impl OpenConnection {
     /// Notes who is at its ends, by which policy, and what the header says besides.
     pub fn set_route(&self, route: &Route, policy: &Arc<Policy>, tlvs: &[u8]) {
         self.routed.replace(Some(Box::new(Routed { route: *route, policy: Arc::clone(policy) })));
-        self.tags.replace(Tags::of(Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY)));
+        let tlvs = Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY);
+        self.tags.replace(Tags::of(tlvs, &policy.senders));
+    }
+
+    /// Notes the result of the handshake: `tlvs` are those for a backend.
+    pub fn set_tls(&self, facts: &TlsFacts, policy: &Policy, tlvs: &[u8]) {
+        let tlvs = Tlvs::parse(tlvs).unwrap_or(Tlvs::EMPTY);
+        let subject = facts.client.as_ref().map(|client| client.subject.as_str());
+        self.tags.replace(Tags::with_subject(tlvs, &policy.senders, subject));
     }
 
     /// Notes delivered bytes.
@@ -176,12 +185,8 @@ impl OpenConnection {
         self.abort.abort();
     }
 
-    fn client(&self) -> Option<ClientAddr> {
-        self.routed.borrow().as_ref().map(|routed| routed.route.client)
-    }
-
     fn is_wanted(&self, filter: &SessionFilter) -> bool {
-        filter.admits(self.client(), self.sender)
+        filter.admits(self.sender, self.routed.borrow().as_ref().map(|routed| &routed.route))
     }
 
     fn is_banned(&self) -> bool {
@@ -193,13 +198,17 @@ impl OpenConnection {
 
     fn describe(&self, id: SessionId, now: Instant) -> OpenSession {
         let (bytes_up, bytes_down) = self.bytes.get();
+        let routed = self.routed.borrow();
+        let route = routed.as_ref().map(|routed| &routed.route);
         OpenSession {
             id,
             listener: self.listener.get(),
             stage: self.stage.get(),
             sender: self.sender,
-            client: self.client(),
-            backend: self.routed.borrow().as_ref().map(|routed| routed.route.backend),
+            client: route.map(|route| route.client),
+            origin: route.map(|route| route.origin),
+            source: route.and_then(|route| route.source),
+            backend: route.map(|route| route.backend),
             bytes_up,
             bytes_down,
             age: now.saturating_duration_since(self.began),

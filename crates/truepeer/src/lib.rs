@@ -114,6 +114,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Doctor(args)) => examine(&args),
         Task::Other(Invocation::Status(args)) => truepeer_ops::status(&args, &mut output::stdout()),
         Task::Other(Invocation::Sessions(args)) => truepeer_ops::sessions(&args, &mut output::stdout()),
+        Task::Other(Invocation::Whois(args)) => truepeer_ops::whois(&args, &mut output::stdout()),
         Task::Other(Invocation::Ban(args)) => truepeer_ops::ban(&args, &mut output::stdout()),
         Task::Other(Invocation::Unban(args)) => truepeer_ops::unban(&args, &mut output::stdout()),
         Task::Other(Invocation::Bans(args)) => truepeer_ops::bans(&args, &mut output::stdout()),

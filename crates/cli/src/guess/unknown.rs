@@ -123,7 +123,7 @@ fn unknown(
             Some(format!(
                 "{typed}: no command of truepeer; expected attach (for a server that runs), run (to start \
                  one), proxy, https, connect, serve (what a file says), check, reload, upgrade, doctor, \
-                 status, sessions, top, probe, ban, unban, bans or routes; more: truepeer --help"
+                 status, sessions, whois, top, probe, ban, unban, bans or routes; more: truepeer --help"
             ))
         }
         _ => None,

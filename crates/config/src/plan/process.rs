@@ -105,7 +105,7 @@ impl AdminConfig {
     pub fn socket(&self) -> Option<&Path> {
         self.listen.iter().find_map(|listen| match listen {
             AdminAddr::Unix(path) => Some(path.as_path()),
-            AdminAddr::Tcp(_) => None,
+            AdminAddr::Whois(_) | AdminAddr::Tcp(_) => None,
         })
     }
 }

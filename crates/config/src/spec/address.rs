@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// An IP family.
@@ -218,13 +218,26 @@ mod tests {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdminAddr {
     Unix(PathBuf),
+    /// Every user may connect, and ask who one peer is.
+    Whois(PathBuf),
     Tcp(SocketAddr),
+}
+
+impl AdminAddr {
+    /// The path of the socket.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Unix(path) | Self::Whois(path) => Some(path),
+            Self::Tcp(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for AdminAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => path.display().fmt(f),
+            Self::Whois(path) => write!(f, "whois:{}", path.display()),
             Self::Tcp(address) => address.fmt(f),
         }
     }
@@ -234,6 +247,9 @@ impl FromStr for AdminAddr {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some(path) = text.strip_prefix("whois:").filter(|path| path.starts_with(['/', '.'])) {
+            return Ok(Self::Whois(path.into()));
+        }
         if (text.contains('/') || text.starts_with('.')) && !text.contains("://") {
             return Ok(Self::Unix(text.into()));
         }

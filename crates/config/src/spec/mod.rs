@@ -44,7 +44,7 @@ pub use device::VppDevice;
 pub use doctor::DoctorArgs;
 pub use groups::{AdminSpec, LogSpec, OriginSpec, ProcessSpec, RoutesSpec, SendersSpec, TlsSpec};
 pub use https::HttpsSpec;
-pub use operate::{AskSpec, SessionsArgs, StatusArgs, TopArgs};
+pub use operate::{AskSpec, SessionsArgs, StatusArgs, TopArgs, WhoisArgs};
 pub use origin::{HealthOption, OriginMatch, OriginRule};
 pub use port::{AttachPorts, Port};
 pub use probe::ProbeArgs;

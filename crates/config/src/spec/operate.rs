@@ -1,11 +1,12 @@
-//! `truepeer status`, `sessions` and `top` as they are written.
+//! `truepeer status`, `sessions`, `whois` and `top` as they are written.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
-use truepeer_policy::PrefixSet;
+use truepeer_policy::{AskedAddress, PrefixSet};
 
 use super::address::AdminAddr;
 use super::serve::FileSpec;
@@ -40,6 +41,19 @@ pub struct SessionsArgs {
     pub json: bool,
     #[arg(long, requires = "client")]
     pub kill: bool,
+}
+
+/// Tell who is behind an address that a server or its log has: client, sender, TLVs, and why
+#[derive(Debug, Clone, Args)]
+pub struct WhoisArgs {
+    #[arg(required = true)]
+    pub address: AskedAddress,
+    #[command(flatten)]
+    pub ask: AskSpec,
+    #[arg(long)]
+    pub pins: Option<PathBuf>,
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Watch the running truepeer on a terminal: rates, sessions, refusals

@@ -250,6 +250,9 @@ impl Gateway {
         };
         match opened.await {
             Ok((mut downstream, site)) => {
+                if let Some(facts) = &downstream.tls {
+                    open.set_tls(facts, &self.listening.policy, &tlvs::for_backend(&downstream));
+                }
                 let speaks_http2 = speaks_http2(&downstream);
                 open.set_stage(SessionStage::Idle);
                 let client_info = site.client_info(&downstream, open);

@@ -69,6 +69,9 @@ async fn session(
         let opening = Downstream::open(&shared.listening, &shared.worker, tcp, sender, &record.open);
         Box::pin(opening).await?
     };
+    if let Some(facts) = &downstream.tls {
+        record.open.set_tls(facts, &shared.listening.policy, &tlvs::for_backend(&downstream));
+    }
     record.open.set_stage(SessionStage::Connecting);
     let _counted = downstream.counted.take();
     record.route = Some(downstream.route);

@@ -17,7 +17,7 @@ use super::listing::{Listing, Rates};
 use super::metrics::MetricsFormat;
 use super::status::StatusDoc;
 use super::stop::Stopper;
-use super::{BanFailure, Running, State, bans, metrics, page};
+use super::{BanFailure, Running, State, bans, metrics, page, whois};
 
 /// The protocol of an upgrade.
 pub(crate) const HANDOVER: &str = "truepeer-handover";
@@ -39,6 +39,17 @@ pub(super) enum Body {
     Whole(Vec<u8>),
     /// Generated while it is sent.
     Listing(Listing),
+}
+
+/// What the other end of a connection may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Right {
+    /// This user may change things.
+    Change(u32),
+    /// Read everything.
+    Read,
+    /// Ask who one peer is.
+    Whois,
 }
 
 /// What a request leads to.
@@ -171,14 +182,21 @@ impl Drop for Free {
     }
 }
 
-/// Answers a request. `user`: who is at the other end of the unix socket, and may change things.
-pub(super) fn answer(head: &RequestHead, user: Option<u32>, orders: &Orders) -> Action {
+/// Answers a request.
+pub(super) fn answer(head: &RequestHead, right: Right, orders: &Orders) -> Action {
     let (Ok(method), Ok(target)) = (std::str::from_utf8(head.method()), std::str::from_utf8(head.target()))
     else {
         return Action::Now(Response::text(400, "expected ASCII"));
     };
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let reads = matches!(method, "GET" | "HEAD");
+    if right == Right::Whois && !(reads && path == "/whois") {
+        return Action::Now(Response::text(
+            403,
+            &format!("{method} {path}: this socket answers GET /whois?address=ADDRESS:PORT alone"),
+        ));
+    }
+    let user = if let Right::Change(user) = right { Some(user) } else { None };
     if !reads && user.is_none() {
         return Action::Now(Response::text(
             403,
@@ -212,6 +230,7 @@ pub(super) fn answer(head: &RequestHead, user: Option<u32>, orders: &Orders) -> 
         ("DELETE", path) if path.starts_with("/sessions/") => {
             end_session(running, &path["/sessions/".len()..])
         }
+        ("GET" | "HEAD", "/whois") => who_is(running, query, right),
         ("GET" | "HEAD", "/bans") => Response::json(&bans::list(running)),
         ("POST" | "DELETE", "/bans") => change_bans(running, method, query, user),
         ("POST", "/reload") => return orders.reload(),
@@ -219,7 +238,7 @@ pub(super) fn answer(head: &RequestHead, user: Option<u32>, orders: &Orders) -> 
         ("POST", "/upgrade") => {
             Response::text(400, &format!("expected Connection: Upgrade and Upgrade: {HANDOVER}"))
         }
-        (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status" | "/sessions") => {
+        (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status" | "/sessions" | "/whois") => {
             Response::text(405, &format!("{method} {path}: expected GET"))
         }
         (_, "/bans") => Response::text(405, &format!("{method} {path}: expected GET, POST or DELETE")),
@@ -227,7 +246,7 @@ pub(super) fn answer(head: &RequestHead, user: Option<u32>, orders: &Orders) -> 
         _ => Response::text(
             404,
             &format!(
-                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status, /sessions or /bans, \
+                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status, /sessions, /whois or /bans, \
                  DELETE /sessions/ID, POST or DELETE /bans, or POST /reload"
             ),
         ),
@@ -278,6 +297,24 @@ fn sessions(running: &dyn Running, query: &str) -> Response {
         }
     }
     Response { status: 200, content_type: JSON, body: Body::Listing(Listing::new(running, filter, limit)) }
+}
+
+/// `?address=ADDRESS[:PORT]`.
+fn who_is(running: &dyn Running, query: &str, right: Right) -> Response {
+    let asked = match whois::asked(query) {
+        Ok(asked) => asked,
+        Err(problem) => return Response::text(400, &problem),
+    };
+    // Whoever may ask for a peer must know it: nobody can go through all of them.
+    let is_one = right == Right::Whois;
+    if is_one && !asked.has_port() {
+        return Response::text(403, &format!("{asked}: on this socket a port is needed: ADDRESS:PORT"));
+    }
+    match whois::find(running, asked) {
+        found if !found.is_empty() => Response::json(&found),
+        _ if is_one => Response::text(404, &format!("{asked}: no open session has this address")),
+        _ => Response::text(404, &whois::nothing(running, asked)),
+    }
 }
 
 fn end_session(running: &dyn Running, id: &str) -> Response {

@@ -65,7 +65,18 @@ impl Client {
         self.body_of(self.answer(method, path)?)
     }
 
-    /// The same, during an upgrade by the process that takes over.
+    /// The same. `Err` inside: there is no such thing, for this reason.
+    ///
+    /// # Errors
+    /// Those of [`Self::ask`].
+    pub(crate) fn find(&self, path: &str) -> anyhow::Result<Result<String, String>> {
+        match self.answer("GET", path)? {
+            (Some(404), body) => Ok(Err(body.trim_end().to_owned())),
+            answer => self.body_of(answer).map(Ok),
+        }
+    }
+
+    /// The same as [`Self::ask`], during an upgrade by the process that takes over.
     ///
     /// # Errors
     /// Those of [`Self::ask`].
@@ -91,7 +102,7 @@ impl Client {
     fn answer(&self, method: &str, path: &str) -> anyhow::Result<(Option<u16>, String)> {
         let patience = if method == "POST" { ORDER } else { PATIENCE };
         let answer = match &self.address {
-            AdminAddr::Unix(socket) => connect_to(socket).and_then(|stream| {
+            AdminAddr::Unix(socket) | AdminAddr::Whois(socket) => connect_to(socket).and_then(|stream| {
                 stream.set_read_timeout(Some(patience))?;
                 exchange(stream, method, path)
             }),
@@ -186,7 +197,9 @@ fn first_address(file: &Path) -> anyhow::Result<AdminAddr> {
         text.parse().with_context(|| format!("{}: see truepeer check", file.display()))?;
     let listen = document.get("admin").and_then(|admin| admin.get("listen"));
     let first = match listen {
-        Some(toml::Value::Array(all)) => all.first().and_then(toml::Value::as_str),
+        Some(toml::Value::Array(all)) => {
+            all.iter().filter_map(toml::Value::as_str).find(|one| !one.starts_with("whois:"))
+        }
         Some(one) => one.as_str(),
         None => None,
     };

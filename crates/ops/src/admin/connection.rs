@@ -10,7 +10,7 @@ use rustix::net::sockopt::socket_peercred;
 use truepeer_http::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
 
 pub(super) use super::answer::Orders;
-use super::answer::{Action, Body, Response, answer};
+use super::answer::{Action, Body, Response, Right, answer};
 use super::listing::Listing;
 use super::room::Holder;
 use super::stream::Stream;
@@ -34,8 +34,7 @@ const LIMITS: HttpLimits = HttpLimits {
 pub(super) struct Connection {
     stream: Stream,
     holder: Holder,
-    /// By the unix socket: the user at the other end.
-    user: Option<u32>,
+    right: Right,
     stage: Stage,
     deadline: Instant,
 }
@@ -70,16 +69,17 @@ enum Turn {
 }
 
 impl Connection {
-    /// `None`: the connection is lost already.
-    pub(super) fn new(stream: Stream, now: Instant) -> Option<Self> {
+    /// `is_whois`: it came to a socket that every user may connect to. `None`: the connection is lost already.
+    pub(super) fn new(stream: Stream, is_whois: bool, now: Instant) -> Option<Self> {
         stream.set_nonblocking().ok()?;
         let holder = Holder::of(&stream)?;
-        let user = match &stream {
-            Stream::Tcp(_) => None,
-            Stream::Unix(stream) => Some(socket_peercred(stream).ok()?.uid.as_raw()),
+        let right = match &stream {
+            _ if is_whois => Right::Whois,
+            Stream::Tcp(_) => Right::Read,
+            Stream::Unix(stream) => Right::Change(socket_peercred(stream).ok()?.uid.as_raw()),
         };
         let stage = Stage::Head { bytes: Vec::new(), end: HeadEnd::default() };
-        Some(Self { stream, holder, user, stage, deadline: now + HEAD_TIMEOUT })
+        Some(Self { stream, holder, right, stage, deadline: now + HEAD_TIMEOUT })
     }
 
     pub(super) fn holder(&self) -> Holder {
@@ -145,7 +145,7 @@ impl Connection {
             }
         };
         let framing = Framing { version: head.version, is_head: head.method() == b"HEAD" };
-        match answer(&head, self.user, orders) {
+        match answer(&head, self.right, orders) {
             Action::Now(response) => Ok(self.respond(response, framing, now)),
             Action::Later(answer) => {
                 self.stage = Stage::Ordered(answer, framing);

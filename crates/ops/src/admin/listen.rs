@@ -18,6 +18,8 @@ use truepeer_config::spec::AdminAddr;
 
 /// Owner and group may connect to the unix socket: connecting takes the permission to write.
 const MODE: u32 = 0o660;
+/// Everybody may ask who one peer is.
+const MODE_OF_WHOIS: u32 = 0o666;
 
 /// Connections are accepted at once, so this many wait only while a response is made.
 const BACKLOG: i32 = 128;
@@ -28,6 +30,7 @@ pub(super) struct Entrance {
     socket: Socket,
     /// The path that this process has bound, and the file's device and inode.
     bound: Option<(PathBuf, (u64, u64))>,
+    is_whois: bool,
 }
 
 #[derive(Debug)]
@@ -48,7 +51,8 @@ impl Entrance {
     pub(super) fn open_quietly(address: &AdminAddr, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
         let entrance = match address {
             AdminAddr::Tcp(address) => Self::tcp(*address, inherited),
-            AdminAddr::Unix(path) => Self::unix(path, inherited),
+            AdminAddr::Unix(path) => Self::unix(path, MODE, inherited),
+            AdminAddr::Whois(path) => Self::unix(path, MODE_OF_WHOIS, inherited),
         };
         entrance.with_context(|| format!("can't listen on --admin {address}"))
     }
@@ -63,10 +67,11 @@ impl Entrance {
             None => listen(address, ListenOptions::default()).map_err(|failed| failed.error)?.into(),
         };
         listener.set_nonblocking(true)?;
-        Ok(Self { socket: Socket::Tcp(listener), bound: None })
+        Ok(Self { socket: Socket::Tcp(listener), bound: None, is_whois: false })
     }
 
-    fn unix(path: &Path, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
+    fn unix(path: &Path, mode: u32, inherited: &mut Vec<OwnedFd>) -> anyhow::Result<Self> {
+        let is_whois = mode == MODE_OF_WHOIS;
         let is_it = |socket: &OwnedFd| {
             let bound = SockRef::from(socket).local_addr().ok();
             bound.and_then(|bound| Some(bound.as_pathname()? == path)).unwrap_or(false)
@@ -78,6 +83,7 @@ impl Entrance {
             return Ok(Self {
                 socket: Socket::Unix(listener),
                 bound: identity(path).map(|file| (path.into(), file)),
+                is_whois,
             });
         }
         let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
@@ -88,16 +94,22 @@ impl Entrance {
         let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
         socket.bind(&socket2::SockAddr::unix(path)?)?;
         // Before listen(): until then nobody can connect, whatever the umask permits.
-        fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         listen_locally(socket.as_fd(), BACKLOG)?;
         let listener = UnixListener::from(OwnedFd::from(socket));
         listener.set_nonblocking(true)?;
-        Ok(Self { socket: Socket::Unix(listener), bound: identity(path).map(|file| (path.into(), file)) })
+        let bound = identity(path).map(|file| (path.into(), file));
+        Ok(Self { socket: Socket::Unix(listener), bound, is_whois })
     }
 
     /// Another handle of the socket, for a process that takes over.
     pub(super) fn duplicate(&self) -> anyhow::Result<OwnedFd> {
         Ok(self.as_fd().try_clone_to_owned()?)
+    }
+
+    /// Whether its connections may only ask who one peer is.
+    pub(super) fn is_whois(&self) -> bool {
+        self.is_whois
     }
 
     /// Accepts one connection. `None`: nobody is waiting.

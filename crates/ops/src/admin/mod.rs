@@ -6,7 +6,7 @@
 //! ```
 //! A user who may connect to the unix socket (its mode is 0660) may read, end sessions, ban and reload. An
 //! upgrade also takes root or the process's own user. Over TCP everything can be read and nothing changed,
-//! because anybody on the network may connect.
+//! because anybody on the network may connect. At `whois:PATH` every user of this host may ask for one peer.
 //!
 //! Prometheus scrapes `/metrics`. The engines never wait for this thread: it reads counters without locks,
 //! and asks workers for their sessions in small pages.
@@ -26,6 +26,7 @@ mod stop;
 mod stream;
 #[cfg(test)]
 mod tests;
+pub(crate) mod whois;
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;

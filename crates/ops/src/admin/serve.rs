@@ -42,7 +42,9 @@ pub(super) fn serve(entrances: &[Entrance], stopped: &Stopped, running: &Arc<dyn
         for (entrance, _) in entrances.iter().zip(&ready.entrances).filter(|(_, is_ready)| **is_ready) {
             for _ in 0..AT_A_TIME {
                 match entrance.accept() {
-                    Ok(Some(stream)) => admit(&mut connections, Connection::new(stream, now)),
+                    Ok(Some(stream)) => {
+                        admit(&mut connections, Connection::new(stream, entrance.is_whois(), now));
+                    }
                     Ok(None) => break,
                     Err(_) => {
                         std::thread::sleep(PAUSE);

@@ -17,7 +17,7 @@ use crate::units::{Age, Count};
 
 /// Clients of one request: its target stays below the 60 KiB that the admin socket takes.
 const AT_ONCE: usize = 1000;
-const OTHER_VERSION: &str = "the answer is not of this version of truepeer";
+pub(super) const OTHER_VERSION: &str = "the answer is not of this version of truepeer";
 
 /// Bans clients.
 pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -163,7 +163,7 @@ impl Places {
 }
 
 /// Whether no process listens. One that does and can't answer would not learn of a ban.
-fn is_nobody_there(failure: &anyhow::Error) -> bool {
+pub(super) fn is_nobody_there(failure: &anyhow::Error) -> bool {
     let kind = failure.downcast_ref::<io::Error>().map(io::Error::kind);
     matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }

@@ -1,11 +1,13 @@
-//! Commands that watch and steer a running truepeer: `status`, `sessions`, `top`, `ban`, `unban` and `bans`.
+//! Commands that watch and steer a running truepeer: `status`, `sessions`, `whois`, `top`, `ban`, `unban` and `bans`.
 
 mod bans;
 mod sessions;
 mod status;
 mod top;
+mod whois;
 
 pub use bans::{ban, bans, unban};
 pub use sessions::sessions;
 pub use status::status;
 pub use top::top;
+pub use whois::whois;

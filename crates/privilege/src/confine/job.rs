@@ -51,11 +51,7 @@ impl Job {
                 EntryConfig::Attach(_) => job.attaches = true,
             }
         }
-        let admin = process.admin.listen.iter().filter_map(|address| match address {
-            AdminAddr::Unix(path) => Some(directory(path)),
-            AdminAddr::Tcp(_) => None,
-        });
-        job.admin = admin.collect();
+        job.admin = process.admin.listen.iter().filter_map(AdminAddr::path).map(directory).collect();
         job.reads = files.iter().flat_map(|file| places(file)).collect();
         job.state = (!process.acme_names().is_empty()).then(|| process.acme.state.clone());
         job.reads.sort();

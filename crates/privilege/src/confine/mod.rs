@@ -87,10 +87,8 @@ impl<'a> Plan<'a> {
     /// The admin sockets in directories in which the other user can create none: they must be opened before.
     pub fn sockets_ahead(&self) -> Vec<&'a AdminAddr> {
         let Some(user) = &self.user else { return Vec::new() };
-        let is_ahead = |address: &&AdminAddr| match address {
-            AdminAddr::Unix(path) => !user.can_write(&job::directory(path)),
-            AdminAddr::Tcp(_) => false,
-        };
+        let is_ahead =
+            |address: &&AdminAddr| address.path().is_some_and(|path| !user.can_write(&job::directory(path)));
         self.process.admin.listen.iter().filter(is_ahead).collect()
     }
 

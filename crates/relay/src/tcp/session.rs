@@ -178,6 +178,8 @@ impl<S, P> Session<S, P> {
             stage,
             sender: self.sender,
             client: route.map(|route| route.client),
+            origin: route.map(|route| route.origin),
+            source: route.and_then(|route| route.source),
             backend: route.map(|route| route.backend),
             bytes_up,
             bytes_down,
@@ -188,7 +190,7 @@ impl<S, P> Session<S, P> {
 
     /// Whether the operator asks for this session.
     pub(crate) fn is_wanted(&self, filter: &SessionFilter) -> bool {
-        filter.admits(self.route().map(|route| route.client), self.sender)
+        filter.admits(self.sender, self.route())
     }
 
     /// The first turn: reads what has arrived with the connection.

@@ -115,6 +115,8 @@ impl Flow {
             stage: SessionStage::Relaying,
             sender: SenderAddr::new(self.back.sender),
             client: Some(self.route.client),
+            origin: Some(self.route.origin),
+            source: self.route.source,
             backend: Some(self.route.backend),
             bytes_up: self.up.bytes,
             bytes_down: self.down.bytes,
@@ -125,7 +127,7 @@ impl Flow {
 
     /// Whether the operator asks for this flow.
     pub(super) fn is_wanted(&self, filter: &SessionFilter) -> bool {
-        filter.admits(Some(self.route.client), SenderAddr::new(self.back.sender))
+        filter.admits(SenderAddr::new(self.back.sender), Some(&self.route))
     }
 
     /// Whether its client is banned now.

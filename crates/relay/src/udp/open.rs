@@ -78,7 +78,7 @@ impl UdpFlows {
             up: Sent::default(),
             down: Sent::default(),
             began: cx.now,
-            tags: header.and_then(|header| Tags::of(header.tlvs)),
+            tags: header.and_then(|header| Tags::of(header.tlvs, &rules.policy.senders)),
             permit,
             tuple: upstream.tuple,
         };

@@ -32,6 +32,7 @@ mod surroundings;
 mod tables;
 mod udp;
 mod watch;
+mod whois;
 mod words;
 
 use std::process::ExitCode;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         tables::tests(),
         udp::tests(),
         watch::tests(),
+        whois::tests(),
         words::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

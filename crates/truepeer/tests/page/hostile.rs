@@ -139,6 +139,8 @@ impl SessionList for Sessions {
                 stage: SessionStage::Relaying,
                 sender: SenderAddr::new(SocketAddr::from(([10, 0, 0, 7], 40_112))),
                 client: Some(ClientAddr::new(client)),
+                origin: None,
+                source: None,
                 backend: None,
                 bytes_up: 10_000,
                 bytes_down: 20_000_000,
@@ -147,7 +149,11 @@ impl SessionList for Sessions {
             }
         };
         let all = (1..=SESSIONS).map(session);
-        Page { sessions: all.filter(|one| filter.admits(one.client, one.sender)).collect(), next: None }
+        let is_wanted = |one: &OpenSession| {
+            let ip = one.client.map(|client| client.ip());
+            filter.clients.as_ref().is_none_or(|clients| ip.is_some_and(|ip| clients.contains(ip)))
+        };
+        Page { sessions: all.filter(|one| is_wanted(one)).collect(), next: None }
     }
 
     fn end(&self, _: SessionId) -> bool {

@@ -36,6 +36,7 @@ mod stored;
 mod terminal;
 mod top;
 mod upgrade;
+mod whois;
 mod wrong_reloads;
 
 use std::process::ExitCode;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         spliced::tests(),
         probes::tests(),
         proofs::tests(),
+        whois::tests(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }

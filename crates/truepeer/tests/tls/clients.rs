@@ -14,6 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_header_before_the_handshake_names_the_client,
         an_unexpected_header_is_reported_as_not_tls,
         the_backend_gets_the_tls_facts,
+        whois_names_the_certificates_subject,
     ];
     let mut all: Vec<Test> = python.into_iter().map(|test| test.needs_program("python3")).collect();
     all.push(
@@ -149,6 +150,32 @@ print(header(sys.argv[2], sys.argv[3]))";
         ensure!(contains(b"TLSv1.3") && contains(b"TLS_AES_256_GCM_SHA384"), "{value:?}");
         ensure!(named.is_none_or(contains), "{value:?}");
     }
+    Ok(())
+}
+
+/// Of a connection whose TLS ends at truepeer.
+fn whois_names_the_certificates_subject(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let authority = Authority::new(bed, "authority")?;
+    let alice = authority.certify(bed, "alice", &["alice.test"])?;
+    let options = ["--client-ca", &authority.ca, "--client-cert", "required", "--admin", "./admin.sock"];
+    let _truepeer = terminating(bed, &authority)?.args(&options).start(bed)?;
+    let script = "
+context.load_cert_chain(sys.argv[2], sys.argv[3])
+tls = open(source=('127.0.0.9', 5000))
+tls.sendall(b'x')
+print('echoed', tls.recv(1), tls.version(), tls.cipher()[0], flush=True)
+time.sleep(600)";
+    let talk = python(&authority, script).args([alice.cert, alice.key]).start(bed)?;
+    talk.wait_for_log("echoed b'x' TLSv1.3 TLS_AES_256_GCM_SHA384")?;
+    let whois = Program::new(env!("CARGO_BIN_EXE_truepeer")).args(["whois", "127.0.0.9:5000", "--json"]);
+    let who: serde_json::Value = serde_json::from_str(&whois.args(&options[4..]).run(bed)?)?;
+    let one = &who[0];
+    ensure!(one["subject"] == "CN=alice,O=Testbed" && one["kind"] == "tls", "{who}");
+    let tlvs = &one["tlvs"];
+    ensure!(tlvs["authority"] == "site.test" && tlvs["ssl_cn"] == "alice", "{tlvs}");
+    ensure!(tlvs["ssl_version"] == "TLSv1.3" && tlvs["ssl_verified"] == "yes", "{tlvs}");
+    ensure!(one["why"].as_str().is_some_and(|why| why.starts_with("no header came")), "{one}");
     Ok(())
 }
 

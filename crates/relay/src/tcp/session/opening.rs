@@ -103,7 +103,7 @@ impl<S, P> Session<S, P> {
         }
         let version = header.map(|header| header.version);
         let header = header.map(|header| cx.policy.senders.without_proof(self.sender, *header));
-        self.tags = header.and_then(|header| Tags::of(header.tlvs));
+        self.tags = header.and_then(|header| Tags::of(header.tlvs, &cx.policy.senders));
         let waited = cx.now.saturating_duration_since(self.began);
         cx.journal.on_route(cx.shard, &route, version, waited);
         if let Some(range) = route.special {

@@ -8,6 +8,8 @@ use truepeer_testbed::datagrams::{Backend, ask, receive, send, socket, spp, v2};
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::{Bed, Test, Topology, client, tests};
 
+use crate::bans::operate;
+
 use super::{CLIENTS, DESTINATIONS, Pair, command, exchange, nth_client};
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -20,6 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
         ports_are_mapped_both_ways,
         a_connected_socket_answers,
         a_connected_socket_answers_a_sender_on_its_own_host,
+        whois_tells_the_client_of_a_flow,
     ]
 }
 
@@ -46,6 +49,22 @@ fn a_backend_sees_the_client_on_whatever_address_it_is_bound_to(bed: &Bed) -> Re
     }
     ensure!(pair.counter(bed, "datagrams")? == 18, "{}", pair.status(bed)?);
     ensure!(pair.counter(bed, "answers")? == 18, "{}", pair.status(bed)?);
+    Ok(())
+}
+
+fn whois_tells_the_client_of_a_flow(bed: &Bed) -> Result<()> {
+    let pair = Pair::new()?;
+    pair.attach(bed, &["--port", "53/udp"])?;
+    let _backend = pair.backend(&["0.0.0.0:53".to_owned()])?;
+    let sender = pair.sender(false, 53)?;
+    exchange(&sender, CLIENTS[0], &v2(CLIENTS[0], DESTINATIONS[0])?, b"x")?;
+    let who = operate(bed, &["whois", CLIENTS[0], "--json"])?;
+    let who: serde_json::Value = serde_json::from_str(&who)?;
+    let one = &who[0];
+    ensure!(who.as_array().is_some_and(|all| all.len() == 1) && one["client"] == CLIENTS[0], "{who}");
+    let (sender, local) = (sender.local_addr()?.to_string(), pair.host().at(false, 53).to_string());
+    ensure!(one["sender"] == sender && one["listener"] == local && one["kind"] == "udp", "{one}");
+    ensure!(one["why"] == "the sender's header names it" && one["attachment"] == 0, "{one}");
     Ok(())
 }
 
