@@ -1,5 +1,5 @@
-//! What a header says besides addresses, by name: its TLVs. Secrets by which senders prove themselves are left
-//! out.
+//! What a header says besides addresses, by name: its TLVs. Secrets by which senders prove themselves are
+//! left out.
 
 use std::borrow::Cow;
 

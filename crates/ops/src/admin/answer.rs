@@ -246,8 +246,8 @@ pub(super) fn answer(head: &RequestHead, right: Right, orders: &Orders) -> Actio
         _ => Response::text(
             404,
             &format!(
-                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status, /sessions, /whois or /bans, \
-                 DELETE /sessions/ID, POST or DELETE /bans, or POST /reload"
+                "{method} {path}: expected GET /, /metrics, /healthz, /readyz, /status, /sessions, /whois or \
+                 /bans, DELETE /sessions/ID, POST or DELETE /bans, or POST /reload"
             ),
         ),
     };

@@ -69,7 +69,7 @@ enum Turn {
 }
 
 impl Connection {
-    /// `is_whois`: it came to a socket that every user may connect to. `None`: the connection is lost already.
+    /// `is_whois`: every user may connect to its socket. `None`: the connection is lost already.
     pub(super) fn new(stream: Stream, is_whois: bool, now: Instant) -> Option<Self> {
         stream.set_nonblocking().ok()?;
         let holder = Holder::of(&stream)?;

@@ -165,7 +165,8 @@ pub(super) fn nothing(running: &dyn Running, asked: AskedAddress) -> String {
     match asked.stand_in() {
         Some(StandIn::ClassE) => {
             text.push_str(
-                "; it is of class E, where --pseudo-ipv4 shows IPv6 clients: only an open session tells whose it is",
+                "; it is of class E, where --pseudo-ipv4 shows IPv6 clients: only an open session tells \
+                 whose it is",
             );
         }
         Some(StandIn::Nat64(client)) => {

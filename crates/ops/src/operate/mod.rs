@@ -1,4 +1,5 @@
-//! Commands that watch and steer a running truepeer: `status`, `sessions`, `whois`, `top`, `ban`, `unban` and `bans`.
+//! Commands that watch and steer a running truepeer: `status`, `sessions`, `whois`, `top`, `ban`, `unban` and
+//! `bans`.
 
 mod bans;
 mod sessions;

@@ -46,7 +46,7 @@ pub fn whois(args: &WhoisArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if found.is_empty() {
         let looked: Vec<String> = looked.iter().map(|one| format!("  - {one}")).collect();
         bail!(
-            "{asked} is not found:\n{}\n  - what has ended is in the log; truepeer run keeps no table to look in",
+            "{asked} is not found:\n{}\n  - what has ended is in the log; truepeer run keeps no table",
             looked.join("\n")
         );
     }
@@ -103,9 +103,10 @@ mod tests {
 
     #[test]
     fn who_it_is_stands_in_lines() {
-        let json = r#"{"client":"[2001:db8::1]:5000","shown_as":"254.237.119.6:5000","sender":"10.0.0.7:40112",
-            "why":"the sender's header names it","listener":"0.0.0.0:443","kind":"tcp","backend":"127.0.0.1:80",
-            "id":"tcp-0-17-3","attachment":null,"netns":null,"age_seconds":72.5,"subject":"CN=alice",
+        let json = r#"{"client":"[2001:db8::1]:5000","shown_as":"254.237.119.6:5000",
+            "sender":"10.0.0.7:40112","why":"the sender's header names it","listener":"0.0.0.0:443",
+            "kind":"tcp","backend":"127.0.0.1:80","id":"tcp-0-17-3","attachment":null,"netns":null,
+            "age_seconds":72.5,"subject":"CN=alice",
             "tlvs":{"authority":"site.test","ssl_cn":"alice"}}"#;
         let mut text = Vec::new();
         write(&serde_json::from_str(json).unwrap(), &mut text).unwrap();

@@ -53,17 +53,19 @@ fn whois_tells_what_haproxy_has_sent(bed: &Bed) -> anyhow::Result<()> {
     let pem = certificate(bed)?;
     let listener = line.lb().at(false, 443);
     let config = format!(
-        "global\n  log stdout format raw local0\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 60s\n  \
-         timeout server 60s\nlisten l\n  log global\n  bind {listener} ssl crt {pem} ca-file {pem} verify required\n  \
+        "listen l\n  log stdout format raw local0\n  \
+         bind {listener} ssl crt {pem} ca-file {pem} verify required\n  \
          unique-id-format %ci_%cp_%Ts_%rt\n  \
-         log-format \"sent %ID|%[ssl_fc_sni]|%[ssl_c_s_dn(cn)]|%[ssl_fc_protocol]|%[ssl_fc_cipher]|%bi:%bp|end\"\n  \
-         server s {} send-proxy-v2-ssl-cn proxy-v2-options ssl,cert-cn,cert-key,cert-sig,ssl-cipher,unique-id,crc32c,authority",
+         log-format \"sent %ID|%[ssl_fc_sni]|%[ssl_c_s_dn(cn)]|%[ssl_fc_protocol]|%[ssl_fc_cipher]|\
+         %bi:%bp|end\"\n  server s {} send-proxy-v2-ssl-cn \
+         proxy-v2-options ssl,cert-cn,cert-key,cert-sig,ssl-cipher,unique-id,crc32c,authority",
         line.listener(false)
     );
     let haproxy = Haproxy::with_config(&config, &[&listener.to_string()]);
     let haproxy = haproxy.start_with(bed, |program| program.in_netns(&line.lb().netns))?;
     let script = format!(
-        "import socket, ssl, sys, time\ncontext = ssl._create_unverified_context()\ncontext.load_cert_chain({pem:?})\n\
+        "import socket, ssl, time\ncontext = ssl._create_unverified_context()\n\
+         context.load_cert_chain({pem:?})\n\
          tcp = socket.create_connection(({:?}, 443), 20, ('', 4321))\n\
          tls = context.wrap_socket(tcp, server_hostname='site.example')\ntls.sendall(b'hello')\n\
          print('echoed', tls.recv(5), flush=True)\ntime.sleep(600)",
