@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use super::{Invocation, UsageError, command, parse};
-use truepeer_config::plan::{Problems, attach_rules, run_settings, setup_options};
+use truepeer_config::plan::{Problems, attach_rules, connect_settings, run_settings, setup_options};
 
 /// Each line gets a message, or warnings.
 const LINES: &[&str] = &[
@@ -365,8 +365,8 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         Invocation::Run(args) => Ok(run_settings(&args)?.1),
         Invocation::Routes(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
         Invocation::Doctor(args) => Ok(setup_options(&args.routing).map(|_| Vec::new())?),
-        Invocation::Connect(_)
-        | Invocation::OciHook(_)
+        Invocation::Connect(args) => Ok(connect_settings(&args).map(|_| Vec::new())?),
+        Invocation::OciHook(_)
         | Invocation::Vpp(_)
         | Invocation::Serve(_)
         | Invocation::Check(_)

@@ -35,7 +35,7 @@ pub use names::{
 };
 pub use reminder::{Reminded, SocketId, epolls_of, is_watched, remind};
 pub use rules::RunRules;
-pub use sending::{ConnectSettings, OutgoingHeader};
+pub use sending::{ConnectSettings, MOST_TLVS, OutgoingHeader, TlvOfFile};
 pub use settings::{Destination, Listeners, RunSettings, SettingsError};
 pub use show::{Shown, as_seen_by};
 pub use wake::{ELSEWHERE, WakeUp, is_elsewhere, ringing_socket};

@@ -88,6 +88,10 @@ fn opening(
     sending: &ConnectSettings,
 ) -> Result<OutgoingHeader, Errno> {
     let own = SocketAddr::try_from(getsockname(socket)?).map_err(|_| Errno::AFNOSUPPORT)?;
+    if let Some(path) = sending.unread() {
+        say::always(format_args!("{to}: not connected: {} could not be read", path.display()));
+        return Err(Errno::ACCESS);
+    }
     let opening = sending.opening(own, to).map_err(|_| Errno::INVAL)?;
     say::in_detail(format_args!("{to}: told of {}", sending.from.unwrap_or(own)));
     Ok(opening)

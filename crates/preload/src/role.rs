@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use truepeer_handover::{ConnectSettings, RunRules, RunSettings};
-use truepeer_policy::{HeaderRule, PrefixSet};
+use truepeer_policy::{HeaderRule, PrefixSet, Secrets};
 use truepeer_proto::{Version, Versions};
 
 use crate::family::ProcessFamily;
@@ -68,7 +69,8 @@ pub(crate) fn assume(file: Option<&CStr>) {
 fn own() -> Result<Role, String> {
     let mut role = Role::default();
     if let Some(text) = text_of(CONNECT)? {
-        let sending: ConnectSettings = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
+        let mut sending: ConnectSettings = text.parse().map_err(|error| format!("{CONNECT}: {error}"))?;
+        read_secrets(&mut sending);
         role.verbose |= sending.verbose;
         role.sending = Some(sending);
     }
@@ -84,6 +86,24 @@ fn own() -> Result<Role, String> {
     role.verbose |= settings.verbose;
     role.accepting = Some(accepting(settings, true)?);
     Ok(role)
+}
+
+/// A program that has become another user may not read them any more: its connections fail then.
+fn read_secrets(sending: &mut ConnectSettings) {
+    for tlv in &mut sending.tlvs {
+        let read = std::fs::read(&tlv.path).map_err(|error| error.to_string());
+        match read.and_then(|text| Secrets::parse(&text).map_err(|error| error.to_string())) {
+            Ok(secrets) => tlv.set(&secrets, since_1970),
+            Err(why) => say::always(format_args!(
+                "{}: {why}: connections that need this secret fail (--send-tlv)",
+                tlv.path.display()
+            )),
+        }
+    }
+}
+
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn accepting(settings: RunSettings, names_later: bool) -> Result<Accepting, String> {

@@ -21,7 +21,7 @@ use truepeer_session::Advise;
 use choice::Mechanism;
 use notify::beside::{Alone, Beside};
 pub use program::{Kind, Program};
-use truepeer_config::plan::{LogConfig, note_of_run_sender, run_settings};
+use truepeer_config::plan::{LogConfig, connect_settings, note_of_run_sender, run_settings};
 use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs, Verbosity};
 use truepeer_sys::tell;
 
@@ -61,7 +61,7 @@ pub fn connect(args: &ConnectArgs, log: fn(LogConfig)) -> Result<ExitCode> {
     if let Some(dir) = &args.how.unpack {
         return preload::install(dir).map(|()| ExitCode::SUCCESS);
     }
-    let sending = args.sending();
+    let sending = connect_settings(args)?;
     let log = || log(log_config(sending.verbose));
     match prepare(&args.how)? {
         (Mechanism::Preload, program) => preload::connect(&sending, &program, None),

@@ -19,7 +19,16 @@ const STALL: Duration = Duration::from_secs(10);
 
 /// A v2 header for a datagram (PROXY 2.2).
 pub fn v2(client: impl Display, destination: impl Display) -> Result<Vec<u8>> {
-    let mut header = client::v2(client, destination)?;
+    v2_with_tlvs(client, destination, &[])
+}
+
+/// The same, with TLVs.
+pub fn v2_with_tlvs(
+    client: impl Display,
+    destination: impl Display,
+    tlvs: &[(u8, &[u8])],
+) -> Result<Vec<u8>> {
+    let mut header = client::v2_with_tlvs(client, destination, tlvs)?;
     header[13] += 1; // STREAM to DGRAM
     Ok(header)
 }

@@ -280,7 +280,7 @@ pub(super) fn refuse_twice_sent(sent: &[SecretTlv]) -> Result<(), Problem> {
     Ok(())
 }
 
-fn since_1970() -> Duration {
+pub(super) fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 

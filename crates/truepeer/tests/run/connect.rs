@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use truepeer_testbed::servers::{Postgres, curl};
-use truepeer_testbed::{Bed, Program, Test, User, client, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Test, Truepeer, User, client, tests};
 
 use crate::{PYTHON, listen, python};
 
@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
         only_the_named_destinations_get_a_header,
         without_from_the_connections_own_address_is_named,
         a_refused_connection_is_refused_as_without_truepeer,
+        a_header_has_the_secret_and_the_environment_has_not,
     ]
     .into_iter()
     .map(|test| test.needs_program(PYTHON).needs_several_users())
@@ -161,6 +162,37 @@ print(udp.connect_ex(('127.0.0.1', 9)) == 0)
 ";
     let said = telling(python(bed, script)?, &["--from", FROM]).run(bed)?;
     ensure!(said.matches("True").count() == 4 && !said.contains("False"), "{said}");
+    Ok(())
+}
+
+fn a_header_has_the_secret_and_the_environment_has_not(bed: &Bed) -> anyhow::Result<()> {
+    const SECRET: &str = "a-secret-of-the-client-000001";
+    let file = bed.write("secret", format!("{SECRET}\nan-older-secret-of-it-000001\n"))?;
+    let script = blocking("127.0.0.1", 9090);
+    let script = format!("{script}print(open('/proc/self/environ').read())\n");
+    for via in ["preload", "notify"] {
+        let options = ["--via", via, "--from", FROM, "--send-tlv", &format!("0xE5=@{}", file.display())];
+        let listening = hear(bed, TO)?;
+        let said = telling(python(bed, &script)?, &options).run(bed)?;
+        ensure!(!said.contains(SECRET) && said.contains("PATH="), "{said}");
+        let expected = client::v2_with_tlvs(FROM, TO, &[(0xE5, SECRET.as_bytes())])?;
+        let bytes = heard(listening)?;
+        ensure!(bytes == [expected, b"hello".to_vec()].concat(), "{via}: {}", bytes.escape_ascii());
+        // A digest is one that truepeer itself believes.
+        let required = format!("0xE5=hmac:@{}", file.display());
+        let echo = Behaviour::Who.start(bed, &["127.0.0.1:9091"])?;
+        let proxy = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer")).listen(TO).ipv4("127.0.0.1:9091");
+        let proxy = proxy.option("--require-tlv", &required).start(bed)?;
+        let ask = "import socket\ns = socket.create_connection(('127.0.0.1', 9090))\nprint(s.recv(100))\n";
+        let options = ["--via", via, "--from", FROM, "--send-tlv", &required];
+        let saw = telling(python(bed, ask)?, &options).run(bed)?;
+        ensure!(saw.contains(FROM), "{via}: {saw} {}", proxy.log());
+        proxy.stop()?;
+        echo.stop()?;
+    }
+    let options = ["--header", "v1", "--send-tlv", &format!("0xE5=@{}", file.display())];
+    let refused = telling(python(bed, &script)?, &options).start(bed)?;
+    ensure!(!refused.wait_end()?.success() && refused.log().contains("--send-proxy v2"), "{}", refused.log());
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use truepeer_testbed::{Bed, Test, client};
 
 use crate::kit::{
     BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, ask, counted, hears_nothing, receive, send,
-    sender_towards, spp, start_proxy, v2, wait_counted,
+    sender_towards, spp, start_proxy, v2, v2_with_tlvs, wait_counted,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -19,6 +19,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_flow_that_begins_without_header_is_refused,
         bad_headers_are_dropped_and_counted_by_reason,
         senders_with_and_without_header_where_they_are_listed,
+        a_datagrams_header_counts_only_with_the_secret,
     ];
     for dialect in ["every", "first", "standalone", "spp"] {
         let name = format!("{dialect}_delivers_any_length_of_either_family");
@@ -53,6 +54,42 @@ fn any_length(bed: &Bed, dialect: &str) -> Result<()> {
     }
     ensure!(counted(&truepeer, "flows_opened")? == 2, "more than one flow for a client");
     ensure!(counted(&truepeer, "datagrams_dropped")? == 0);
+    Ok(())
+}
+
+/// Each wrong one is counted, the flow's client stays, and the backend sees no secret.
+fn a_datagrams_header_counts_only_with_the_secret(bed: &Bed) -> Result<()> {
+    const SECRET: &[u8] = b"a-secret-of-the-balancer-0001";
+    let file = bed.write("secret", SECRET)?;
+    let backend = Backend::echo(&BACKENDS)?;
+    for (number, dialect) in ["every", "first", "standalone"].into_iter().enumerate() {
+        let required = format!("0xE5=@{}", file.display());
+        let truepeer = start_proxy(bed, &format!("--udp-dialect {dialect} --require-tlv {required}"))?;
+        for family in [0, 1] {
+            let client = CLIENTS[family].replace(":5000", &format!(":{}", 5000 + number));
+            let header = |tlvs: &[(u8, &[u8])]| v2_with_tlvs(&client, DESTINATIONS[family], tlvs);
+            let mut wrong = vec![header(&[])?, header(&[(0xE4, SECRET)])?, header(&[(0xE5, &SECRET[1..])])?];
+            wrong.push(header(&[(0xE5, SECRET), (0xE5, SECRET)])?);
+            wrong.push(header(&[(0xE5, &[SECRET, b"\0"].concat())])?);
+            let before = counted(&truepeer, "header_unproved")?;
+            for header in &wrong {
+                send(&sender_towards(LISTENERS[family])?, &[header, b"forged"])?;
+            }
+            wait_counted(&truepeer, "header_unproved", before + wrong.len() as u64)?;
+            let sender = sender_towards(LISTENERS[family])?;
+            let right = header(&[(0xE5, SECRET), (0xE4, b"more")])?;
+            if dialect == "standalone" {
+                send(&sender, &[&right])?;
+                ensure!(ask(&sender, &[b"good"])? == b"good");
+            } else {
+                ensure!(ask(&sender, &[&right, b"good"])? == b"good");
+            }
+            backend.saw_last(&client, b"good")?;
+        }
+        ensure!(!truepeer.log().contains("a-secret"), "{}", truepeer.log());
+        truepeer.stop()?;
+    }
+    ensure!(backend.seen().len() == 6, "{:?}", *backend.seen());
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 pub(crate) use truepeer_testbed::datagrams::{
-    Backend, ask, hears_nothing, receive, send, sender_towards, socket, spp, v2,
+    Backend, ask, hears_nothing, receive, send, sender_towards, socket, spp, v2, v2_with_tlvs,
 };
 use truepeer_testbed::{Bed, Running, Truepeer, wait_for};
 
