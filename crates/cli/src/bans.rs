@@ -1,10 +1,10 @@
-//! `truepeer ban`, `unban` and `bans`.
+//! `truepeer ban`, `unban`, `bans` and `crowdsec`.
 
 use clap::{Args as _, Command};
 
 use super::dress::{Page, dress, example};
 use crate::table;
-use truepeer_config::spec::{BanArgs, BansArgs, UnbanArgs};
+use truepeer_config::spec::{BanArgs, BansArgs, CrowdsecArgs, UnbanArgs};
 
 const BAN: Page = Page {
     which: table::BAN,
@@ -34,6 +34,19 @@ const BANS: Page = Page {
     notes: "LEFT is the time until the ban ends by itself. BY is the user who set it.",
 };
 
+const CROWDSEC: Page = Page {
+    which: table::CROWDSEC,
+    examples: &[
+        example("As root: make a key", "cscli bouncers add truepeer -o raw >/etc/truepeer/crowdsec.key"),
+        example("Follow the local API of this host", "truepeer crowdsec --key @/etc/truepeer/crowdsec.key"),
+        example("By systemd", "systemctl enable --now truepeer-crowdsec"),
+    ],
+    notes: "\
+Bans are those of truepeer ban --keep: in the running truepeer, at attached ports, and for programs under truepeer run. That takes root. WHY in truepeer bans is \"crowdsec: \" and the scenario. Decisions of type ban about addresses and ranges are followed; others are left out. A ban that truepeer ban --keep has set meanwhile stays.
+
+While the local API is silent, bans end by their own time. The exit status is 1 if it refuses the key.",
+};
+
 pub(super) fn ban() -> Command {
     dress(BanArgs::augment_args(Command::new("ban")), &BAN)
 }
@@ -44,4 +57,8 @@ pub(super) fn unban() -> Command {
 
 pub(super) fn bans() -> Command {
     dress(BansArgs::augment_args(Command::new("bans")), &BANS)
+}
+
+pub(super) fn crowdsec() -> Command {
+    dress(CrowdsecArgs::augment_args(Command::new("crowdsec")), &CROWDSEC)
 }

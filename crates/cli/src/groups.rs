@@ -8,7 +8,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Ways to your server", &["attach", "run", "proxy", "https", "connect"]),
     ("The service", &["serve", "check", "reload", "upgrade"]),
     ("Looking", &["doctor", "status", "sessions", "whois", "top", "probe"]),
-    ("Bans", &["ban", "unban", "bans"]),
+    ("Bans", &["ban", "unban", "bans", "crowdsec"]),
     ("More", &["routes", "vpp", "oci-hook", "completion"]),
 ];
 

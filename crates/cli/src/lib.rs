@@ -40,9 +40,9 @@ use texts::CompletionArgs;
 use texts::ManArgs;
 use truepeer_config::plan::{Config, Defaults, Problems};
 use truepeer_config::spec::{
-    AttachArgs, BanArgs, BansArgs, CheckArgs, ConnectArgs, DoctorArgs, HttpsSpec, OciHookArgs, ProbeArgs,
-    ProxySpec, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs, TopArgs,
-    UnbanArgs, UpgradeArgs, VppArgs, WhoisArgs,
+    AttachArgs, BanArgs, BansArgs, CheckArgs, ConnectArgs, CrowdsecArgs, DoctorArgs, HttpsSpec, OciHookArgs,
+    ProbeArgs, ProxySpec, ReloadArgs, RoutesArgs, RunArgs, ServeArgs, SessionsArgs, StackArgs, StatusArgs,
+    TopArgs, UnbanArgs, UpgradeArgs, VppArgs, WhoisArgs,
 };
 use truepeer_sys::tell;
 
@@ -95,6 +95,8 @@ pub enum Invocation {
     Unban(UnbanArgs),
     /// List who is refused.
     Bans(BansArgs),
+    /// Refuse whom CrowdSec refuses.
+    Crowdsec(CrowdsecArgs),
     /// Start VPP, or put a program onto it.
     Vpp(Box<VppArgs>),
 }
@@ -254,10 +256,11 @@ fn parse_as_truepeer(argv: &[OsString]) -> Result<Invocation, UsageError> {
         Some(("ban", matches)) => Ok(Invocation::Ban(BanArgs::from_arg_matches(matches)?)),
         Some(("unban", matches)) => Ok(Invocation::Unban(UnbanArgs::from_arg_matches(matches)?)),
         Some(("bans", matches)) => Ok(Invocation::Bans(BansArgs::from_arg_matches(matches)?)),
+        Some(("crowdsec", matches)) => Ok(Invocation::Crowdsec(CrowdsecArgs::from_arg_matches(matches)?)),
         Some(("probe", matches)) => Ok(Invocation::Probe(Box::new(ProbeArgs::from_arg_matches(matches)?))),
         Some(("vpp", matches)) => Ok(Invocation::Vpp(Box::new(VppArgs::from_arg_matches(matches)?))),
         _ => Err(UsageError::Options(
-            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, whois, top, ban, unban, bans, probe or vpp; see truepeer --help"
+            "expected a command: serve, check, reload, upgrade, proxy, https, attach, oci-hook, run, connect, routes, doctor, status, sessions, whois, top, ban, unban, bans, crowdsec, probe or vpp; see truepeer --help"
                 .to_owned(),
         )),
     }
@@ -315,6 +318,7 @@ fn with_commands() -> Command {
         .subcommand(bans::ban())
         .subcommand(bans::unban())
         .subcommand(bans::bans())
+        .subcommand(bans::crowdsec())
         .subcommand(pages::vpp())
         .subcommand(completion::command())
         .subcommand(manual::command())

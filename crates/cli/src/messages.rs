@@ -378,6 +378,7 @@ fn warnings(invocation: Invocation) -> Result<Vec<String>, Problems> {
         | Invocation::Ban(_)
         | Invocation::Unban(_)
         | Invocation::Bans(_)
+        | Invocation::Crowdsec(_)
         | Invocation::Print(_)
         | Invocation::Completion(_)
         | Invocation::Man(_)

@@ -34,6 +34,7 @@ const COMMANDS: &[(&str, Commands)] = &[
     ("ban", table::BAN),
     ("unban", table::UNBAN),
     ("bans", table::BANS),
+    ("crowdsec", table::CROWDSEC),
     ("completion", table::COMPLETION),
     ("vpp", table::VPP),
 ];

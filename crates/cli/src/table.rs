@@ -40,6 +40,7 @@ pub(crate) const BAN: Commands = Commands(1 << 19);
 pub(crate) const UNBAN: Commands = Commands(1 << 20);
 pub(crate) const BANS: Commands = Commands(1 << 21);
 pub(crate) const WHOIS: Commands = Commands(1 << 22);
+pub(crate) const CROWDSEC: Commands = Commands(1 << 23);
 pub(crate) const VPP: Commands = Commands(1 << 31);
 
 impl Commands {
@@ -58,7 +59,7 @@ const STARTERS: Commands = RUN.or(CONNECT);
 const ROUTERS: Commands = ROUTES.or(DOCTOR);
 const FILE_READERS: Commands = SERVE.or(CHECK).or(RELOAD).or(UPGRADE).or(ASKERS).or(DOCTOR);
 const ASKERS: Commands = STATUS.or(SESSIONS).or(WHOIS).or(TOP).or(BANNERS);
-const BANNERS: Commands = BAN.or(UNBAN).or(BANS);
+const BANNERS: Commands = BAN.or(UNBAN).or(BANS).or(CROWDSEC);
 
 /// What applies if the option is absent.
 #[derive(Debug, Clone, Copy)]
@@ -362,6 +363,9 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(BAN, ACTION, "why", "TEXT", "The reason, which truepeer bans lists").common(),
     row(BAN, ACTION, "keep", "", "Also after a restart or a reboot: each truepeer with a configuration file, and each attachment, begins with it").common(),
     row(UNBAN, ACTION, "all", "", "Everybody").common(),
+    row(CROWDSEC, ACTION, "key", "@FILE", "The file with the key of the local API: cscli bouncers add truepeer -o raw > FILE").common(),
+    row(CROWDSEC, ACTION, "url", "http://HOST:PORT", "Where CrowdSec's local API listens").is(|| d::CROWDSEC_URL.to_owned()).common(),
+    row(CROWDSEC, ACTION, "interval", "TIME", "How often it is asked for what is new").is(|| "1s".to_owned()),
     row(ATTACH, ACTION, "all", "", "Every network namespace of this machine in which something is attached"),
     row(ATTACH, ACTION, "follow", "", "Stay, and print who is refused, and why. With --json, an object a line"),
     row(ATTACH, ACTION, "refuse-new", "", "While detach waits, refuse new TCP connections from senders that must send a header"),

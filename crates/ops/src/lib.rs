@@ -14,4 +14,4 @@ mod operate;
 mod reasons;
 mod units;
 
-pub use operate::{ban, bans, sessions, status, top, unban, whois};
+pub use operate::{ban, bans, crowdsec, sessions, status, top, unban, whois};

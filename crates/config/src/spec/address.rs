@@ -112,6 +112,13 @@ pub struct OriginUrl {
     pub(crate) host: HostPort,
 }
 
+impl OriginUrl {
+    /// `HOST:PORT` of a URL with http.
+    pub fn plain(&self) -> Option<String> {
+        (!self.is_https).then(|| self.host.to_string())
+    }
+}
+
 impl FromStr for OriginUrl {
     type Err = String;
 

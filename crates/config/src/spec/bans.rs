@@ -1,4 +1,4 @@
-//! `truepeer ban`, `unban` and `bans` as they are written.
+//! `truepeer ban`, `unban`, `bans` and `crowdsec` as they are written.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use truepeer_policy::BannedPrefix;
 
+use super::address::OriginUrl;
 use super::operate::AskSpec;
 use super::values;
 
@@ -56,6 +57,21 @@ pub struct BansArgs {
     pub json: bool,
 }
 
+/// Ban whom CrowdSec bans, and lift its bans, until this process ends
+#[derive(Debug, Clone, Args)]
+pub struct CrowdsecArgs {
+    #[arg(long, value_parser = key_file)]
+    pub key: PathBuf,
+    #[arg(long)]
+    pub url: Option<OriginUrl>,
+    #[arg(long, value_parser = values::positive_duration)]
+    pub interval: Option<Duration>,
+    #[command(flatten)]
+    pub ask: AskSpec,
+    #[arg(long)]
+    pub pins: Option<PathBuf>,
+}
+
 /// Whom to ban: a prefix, or a list of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Banned {
@@ -99,6 +115,12 @@ fn time(text: &str) -> Result<Duration, String> {
         values::positive_duration(text).map_err(|error| format!("{error}, {days}"))
     };
     days.map_or_else(other, |seconds| Ok(Duration::from_secs(seconds)))
+}
+
+/// A key in a command line could be read by everybody on the host.
+fn key_file(text: &str) -> Result<PathBuf, &'static str> {
+    let file = text.strip_prefix('@').filter(|file| !file.is_empty());
+    file.map(PathBuf::from).ok_or("expected @FILE with the key: cscli bouncers add truepeer -o raw > FILE")
 }
 
 fn port(text: &str) -> Result<NonZeroU16, String> {

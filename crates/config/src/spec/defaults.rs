@@ -15,6 +15,8 @@ use truepeer_proto::Version;
 pub const CONFIG: &str = "/etc/truepeer/truepeer.toml";
 /// The admin socket of a file that names none.
 pub(crate) const ADMIN_SOCKET: &str = "/run/truepeer/admin.sock";
+/// The default of `crowdsec --url`: where CrowdSec's local API listens after its installation.
+pub const CROWDSEC_URL: &str = "http://127.0.0.1:8080";
 /// The default of `proxy --listen`.
 pub const LISTEN: (&str, u16) = ("0.0.0.0", 8443);
 /// The default of `https --listen`: every address.

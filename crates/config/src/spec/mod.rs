@@ -37,7 +37,7 @@ pub use address::{AdminAddr, Family, HostPort, ListenAddr, OriginUrl};
 pub use attach::{
     AttachAction, AttachArgs, AttachSpec, AttachTarget, Engine, OciHookArgs, PlaceArgs, Unshowable,
 };
-pub use bans::{BanArgs, Banned, BansArgs, UnbanArgs};
+pub use bans::{BanArgs, Banned, BansArgs, CrowdsecArgs, UnbanArgs};
 pub use confine::{ConfineMode, ConfineSpec, UserName};
 pub use connect::ConnectArgs;
 pub use device::VppDevice;

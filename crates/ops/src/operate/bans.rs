@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
+use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use truepeer_attach::{AttachedBans, keep, keep_only, kept_bans, seconds_now as now};
@@ -22,39 +24,9 @@ pub(super) const OTHER_VERSION: &str = "the answer is not of this version of tru
 /// Bans clients.
 pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let clients = read(&args.clients)?;
-    let mut terms = String::new();
-    // In whole seconds, at least one.
-    if let Some(time) = args.time {
-        terms += &format!("&for={}", time.as_secs().max(1));
-    }
-    if let Some(port) = args.port {
-        terms += &format!("&port={port}");
-    }
-    if let Some(why) = &args.why {
-        terms += &format!("&why={}", escaped(why));
-    }
-    let places = Places::find(&args.ask, args.pins.as_deref(), args.keep)?;
-    if let Some(running) = &places.running {
-        change(running, "POST", &clients, &terms)?;
-    }
-    let (since, why) = (now(), Arc::<str>::from(args.why.as_deref().unwrap_or_default()));
-    let until = args.time.and_then(|time| since.checked_add(time.as_secs().max(1)));
-    let by = Some(rustix::process::getuid().as_raw());
-    let ban = |clients: &BannedPrefix| Ban {
-        clients: *clients,
-        port: args.port,
-        since,
-        until,
-        by,
-        why: Arc::clone(&why),
-    };
-    let bans: Vec<Ban> = clients.iter().map(ban).collect();
-    if let Some(mut attached) = places.attached {
-        attached.set(&bans, since)?;
-    }
-    if args.keep {
-        keep(&bans, since)?;
-    }
+    let why = args.why.as_deref().unwrap_or_default();
+    let terms = Terms { time: args.time, port: args.port, why, keep: args.keep };
+    set(Places::find(&args.ask, args.pins.as_deref(), args.keep)?, &clients, &terms)?;
     let how_long = args.time.map_or_else(
         || "until truepeer unban".to_owned(),
         |time| format!("for {}", Age(time.as_secs_f64().max(1.0))),
@@ -62,11 +34,49 @@ pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(writeln!(out, "{} banned {how_long}", named(&clients))?)
 }
 
+/// How clients are banned.
+pub(super) struct Terms<'a> {
+    pub(super) time: Option<Duration>,
+    pub(super) port: Option<NonZeroU16>,
+    pub(super) why: &'a str,
+    pub(super) keep: bool,
+}
+
+/// Bans clients everywhere.
+pub(super) fn set(places: Places, clients: &[BannedPrefix], terms: &Terms<'_>) -> anyhow::Result<()> {
+    let Terms { time, port, why, keep: is_kept } = *terms;
+    // In whole seconds, at least one.
+    let seconds = time.map(|time| time.as_secs().max(1));
+    let mut query = seconds.map_or_else(String::new, |seconds| format!("&for={seconds}"));
+    if let Some(port) = port {
+        query += &format!("&port={port}");
+    }
+    if !why.is_empty() {
+        query += &format!("&why={}", escaped(why));
+    }
+    if let Some(running) = &places.running {
+        change(running, "POST", clients, &query)?;
+    }
+    let (since, why) = (now(), Arc::<str>::from(why));
+    let until = seconds.and_then(|seconds| since.checked_add(seconds));
+    let by = Some(rustix::process::getuid().as_raw());
+    let ban =
+        |clients: &BannedPrefix| Ban { clients: *clients, port, since, until, by, why: Arc::clone(&why) };
+    let bans: Vec<Ban> = clients.iter().map(ban).collect();
+    if let Some(mut attached) = places.attached {
+        attached.set(&bans, since)?;
+    }
+    if is_kept {
+        keep(&bans, since)?;
+    }
+    Ok(())
+}
+
 /// Lifts bans.
 pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut places = Places::find(&args.ask, args.pins.as_deref(), true)?;
-    let mut lifted = 0;
     if args.all {
+        let mut lifted = 0;
         if let Some(running) = &places.running {
             lifted = ask(running, "DELETE", "/bans")?;
         }
@@ -77,23 +87,33 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return Ok(writeln!(out, "{} bans lifted", Count(lifted))?);
     }
     let clients = read(&args.clients)?;
-    if let Some(running) = &places.running {
-        let terms = args.port.map_or_else(String::new, |port| format!("&port={port}"));
-        lifted = change(running, "DELETE", &clients, &terms)?;
-    }
-    if let Some(attached) = &mut places.attached {
-        lifted = lifted.max(attached.lift(&clients, args.port)? as u64);
-    }
-    let lifted_too: BTreeSet<BannedPrefix> = clients.iter().copied().collect();
-    lifted = lifted.max(keep_only(now(), |ban| {
-        !lifted_too.contains(&ban.clients) || args.port.is_some_and(|port| ban.port != Some(port))
-    })?);
+    let lifted = lift(places, &clients, args.port)?;
     match (lifted, clients.len()) {
         (0, _) => writeln!(out, "{} not banned", named(&clients))?,
         (_, 1) => writeln!(out, "{} no longer banned", named(&clients))?,
         _ => writeln!(out, "{} bans lifted", Count(lifted))?,
     }
     Ok(())
+}
+
+/// Lifts the bans of these clients everywhere. Returns the most that any place had.
+pub(super) fn lift(
+    mut places: Places,
+    clients: &[BannedPrefix],
+    port: Option<NonZeroU16>,
+) -> anyhow::Result<u64> {
+    let mut lifted = 0;
+    if let Some(running) = &places.running {
+        let terms = port.map_or_else(String::new, |port| format!("&port={port}"));
+        lifted = change(running, "DELETE", clients, &terms)?;
+    }
+    if let Some(attached) = &mut places.attached {
+        lifted = lifted.max(attached.lift(clients, port)? as u64);
+    }
+    let lifted_too: BTreeSet<BannedPrefix> = clients.iter().copied().collect();
+    Ok(lifted.max(keep_only(now(), |ban| {
+        !lifted_too.contains(&ban.clients) || port.is_some_and(|port| ban.port != Some(port))
+    })?))
 }
 
 /// Lists who is banned.
@@ -120,7 +140,7 @@ pub fn bans(args: &BansArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// Where bans are: in a process, in the kernel's tables, or in both.
-struct Places {
+pub(super) struct Places {
     running: Option<Client>,
     attached: Option<AttachedBans>,
     /// The command line names none of them.
@@ -130,7 +150,7 @@ struct Places {
 impl Places {
     /// Those that the command line names; by default all that are there. `may_be_none`: the list of those
     /// that are kept, which `truepeer run` follows, is a place as well.
-    fn find(ask: &AskSpec, pins: Option<&Path>, may_be_none: bool) -> anyhow::Result<Self> {
+    pub(super) fn find(ask: &AskSpec, pins: Option<&Path>, may_be_none: bool) -> anyhow::Result<Self> {
         let is_running_named = ask.admin.is_some() || ask.file.is_named();
         let attached =
             if is_running_named && pins.is_none() { None } else { Some(AttachedBans::find(pins)?) };

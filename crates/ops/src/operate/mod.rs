@@ -2,12 +2,14 @@
 //! `bans`.
 
 mod bans;
+mod crowdsec;
 mod sessions;
 mod status;
 mod top;
 mod whois;
 
 pub use bans::{ban, bans, unban};
+pub use crowdsec::crowdsec;
 pub use sessions::sessions;
 pub use status::status;
 pub use top::top;

@@ -6,6 +6,7 @@ mod bans;
 mod chains;
 mod confined;
 mod crowds;
+mod crowdsec;
 mod datagram_faults;
 mod delivery;
 mod destinations;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         launch::tests(),
         operation::tests(),
         bans::tests(),
+        crowdsec::tests(),
         confined::tests(),
         inside::tests(),
         needs::tests(),
