@@ -14,4 +14,5 @@ mod operate;
 mod reasons;
 mod units;
 
-pub use operate::{ban, bans, crowdsec, sessions, status, top, unban, whois};
+pub use operate::{BanPlaces, BanTerms, ban, ban_clients, unban_clients};
+pub use operate::{bans, sessions, status, top, unban, whois};

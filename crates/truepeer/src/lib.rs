@@ -6,6 +6,7 @@
 //! `connect` and `vpp run` return the status of the program that they start: as in a shell, 127 if it is not
 //! found and 126 if it can't be executed.
 
+mod crowdsec;
 mod probe;
 mod server;
 
@@ -118,7 +119,7 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Ban(args)) => truepeer_ops::ban(&args, &mut output::stdout()),
         Task::Other(Invocation::Unban(args)) => truepeer_ops::unban(&args, &mut output::stdout()),
         Task::Other(Invocation::Bans(args)) => truepeer_ops::bans(&args, &mut output::stdout()),
-        Task::Other(Invocation::Crowdsec(args)) => truepeer_ops::crowdsec(&args),
+        Task::Other(Invocation::Crowdsec(args)) => crowdsec::crowdsec(&args),
         Task::Other(Invocation::Top(args)) => truepeer_ops::top(&args),
         // It became Task::Serve above.
         Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()),

@@ -104,11 +104,11 @@ impl Client {
         let answer = match &self.address {
             AdminAddr::Unix(socket) | AdminAddr::Whois(socket) => connect_to(socket).and_then(|stream| {
                 stream.set_read_timeout(Some(patience))?;
-                exchange(stream, &format!("{method} {path}"), "")
+                exchange(stream, method, path)
             }),
             AdminAddr::Tcp(address) => connect(*address).and_then(|stream| {
                 stream.set_read_timeout(Some(patience))?;
-                exchange(stream, &format!("{method} {path}"), "")
+                exchange(stream, method, path)
             }),
         };
         let (head, body) = answer.with_context(|| format!("no truepeer answers at {}", self.address))?;
@@ -158,17 +158,13 @@ pub fn switch_protocol(mut stream: &UnixStream) -> anyhow::Result<()> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the connection of a command, not of a session")]
-pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     TcpStream::connect(address)
 }
 
-/// The answer's head and body: in HTTP/1.0 it ends with the connection. `fields`: lines of the head.
-pub(crate) fn exchange(
-    mut stream: impl Read + Write,
-    request: &str,
-    fields: &str,
-) -> io::Result<(String, String)> {
-    stream.write_all(format!("{request} HTTP/1.0\r\n{fields}\r\n").as_bytes())?;
+/// The answer's head and body: in HTTP/1.0 it ends with the connection.
+fn exchange(mut stream: impl Read + Write, method: &str, path: &str) -> io::Result<(String, String)> {
+    stream.write_all(format!("{method} {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let head = read_head(&mut stream)?;
     let mut body = String::new();
     stream.take(MOST_BYTES).read_to_string(&mut body)?;
@@ -188,7 +184,7 @@ fn read_head(stream: &mut impl Read) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
-pub(crate) fn status(head: &str) -> Option<u16> {
+fn status(head: &str) -> Option<u16> {
     head.split(' ').nth(1)?.parse().ok()
 }
 

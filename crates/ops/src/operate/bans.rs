@@ -25,8 +25,8 @@ pub(super) const OTHER_VERSION: &str = "the answer is not of this version of tru
 pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let clients = read(&args.clients)?;
     let why = args.why.as_deref().unwrap_or_default();
-    let terms = Terms { time: args.time, port: args.port, why, keep: args.keep };
-    set(Places::find(&args.ask, args.pins.as_deref(), args.keep)?, &clients, &terms)?;
+    let terms = BanTerms { time: args.time, port: args.port, why, keep: args.keep };
+    ban_clients(BanPlaces::find(&args.ask, args.pins.as_deref(), args.keep)?, &clients, &terms)?;
     let how_long = args.time.map_or_else(
         || "until truepeer unban".to_owned(),
         |time| format!("for {}", Age(time.as_secs_f64().max(1.0))),
@@ -35,17 +35,23 @@ pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// How clients are banned.
-pub(super) struct Terms<'a> {
-    pub(super) time: Option<Duration>,
-    pub(super) port: Option<NonZeroU16>,
-    pub(super) why: &'a str,
-    pub(super) keep: bool,
+pub struct BanTerms<'a> {
+    /// How long; in whole seconds, at least one.
+    pub time: Option<Duration>,
+    /// At this port alone.
+    pub port: Option<NonZeroU16>,
+    /// The reason.
+    pub why: &'a str,
+    /// `--keep`.
+    pub keep: bool,
 }
 
-/// Bans clients everywhere.
-pub(super) fn set(places: Places, clients: &[BannedPrefix], terms: &Terms<'_>) -> anyhow::Result<()> {
-    let Terms { time, port, why, keep: is_kept } = *terms;
-    // In whole seconds, at least one.
+/// Bans clients in all of these places.
+///
+/// # Errors
+/// A place does not take it.
+pub fn ban_clients(places: BanPlaces, clients: &[BannedPrefix], terms: &BanTerms<'_>) -> anyhow::Result<()> {
+    let BanTerms { time, port, why, keep: is_kept } = *terms;
     let seconds = time.map(|time| time.as_secs().max(1));
     let mut query = seconds.map_or_else(String::new, |seconds| format!("&for={seconds}"));
     if let Some(port) = port {
@@ -74,7 +80,7 @@ pub(super) fn set(places: Places, clients: &[BannedPrefix], terms: &Terms<'_>) -
 
 /// Lifts bans.
 pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut places = Places::find(&args.ask, args.pins.as_deref(), true)?;
+    let mut places = BanPlaces::find(&args.ask, args.pins.as_deref(), true)?;
     if args.all {
         let mut lifted = 0;
         if let Some(running) = &places.running {
@@ -87,7 +93,7 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return Ok(writeln!(out, "{} bans lifted", Count(lifted))?);
     }
     let clients = read(&args.clients)?;
-    let lifted = lift(places, &clients, args.port)?;
+    let lifted = unban_clients(places, &clients, args.port)?;
     match (lifted, clients.len()) {
         (0, _) => writeln!(out, "{} not banned", named(&clients))?,
         (_, 1) => writeln!(out, "{} no longer banned", named(&clients))?,
@@ -96,9 +102,12 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lifts the bans of these clients everywhere. Returns the most that any place had.
-pub(super) fn lift(
-    mut places: Places,
+/// Lifts the bans of these clients. Returns the most that any place had.
+///
+/// # Errors
+/// A place can't be changed.
+pub fn unban_clients(
+    mut places: BanPlaces,
     clients: &[BannedPrefix],
     port: Option<NonZeroU16>,
 ) -> anyhow::Result<u64> {
@@ -118,7 +127,7 @@ pub(super) fn lift(
 
 /// Lists who is banned.
 pub fn bans(args: &BansArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let (places, now) = (Places::find(&args.ask, args.pins.as_deref(), true)?, now());
+    let (places, now) = (BanPlaces::find(&args.ask, args.pins.as_deref(), true)?, now());
     let mut all = BTreeMap::new();
     let mut add = |ban: Ban| all.insert((ban.clients, ban.port), ban);
     if places.are_all_that_are_there {
@@ -140,17 +149,20 @@ pub fn bans(args: &BansArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// Where bans are: in a process, in the kernel's tables, or in both.
-pub(super) struct Places {
+pub struct BanPlaces {
     running: Option<Client>,
     attached: Option<AttachedBans>,
     /// The command line names none of them.
     are_all_that_are_there: bool,
 }
 
-impl Places {
+impl BanPlaces {
     /// Those that the command line names; by default all that are there. `may_be_none`: the list of those
     /// that are kept, which `truepeer run` follows, is a place as well.
-    pub(super) fn find(ask: &AskSpec, pins: Option<&Path>, may_be_none: bool) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// None is there, or one that is there does not answer.
+    pub fn find(ask: &AskSpec, pins: Option<&Path>, may_be_none: bool) -> anyhow::Result<Self> {
         let is_running_named = ask.admin.is_some() || ask.file.is_named();
         let attached =
             if is_running_named && pins.is_none() { None } else { Some(AttachedBans::find(pins)?) };

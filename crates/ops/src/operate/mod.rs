@@ -2,14 +2,12 @@
 //! `bans`.
 
 mod bans;
-mod crowdsec;
 mod sessions;
 mod status;
 mod top;
 mod whois;
 
-pub use bans::{ban, bans, unban};
-pub use crowdsec::crowdsec;
+pub use bans::{BanPlaces, BanTerms, ban, ban_clients, bans, unban, unban_clients};
 pub use sessions::sessions;
 pub use status::status;
 pub use top::top;

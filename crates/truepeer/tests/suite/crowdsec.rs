@@ -32,9 +32,11 @@ fn start_crowdsec(bed: &Bed) -> anyhow::Result<Running> {
     let at = bed.dir().join("cs").display().to_string();
     let config = format!(
         "common: {{daemonize: false, log_media: stdout, log_level: info, working_dir: .}}\n\
-         config_paths: {{config_dir: {at}, data_dir: {at}/data, simulation_path: {at}/simulation.yaml, hub_dir: {at}/hub, \
-         index_path: {at}/hub/.index.json, notification_dir: {at}/notifications, plugin_dir: {at}/plugins}}\n\
-         cscli: {{output: human}}\ndb_config: {{log_level: info, type: sqlite, db_path: {at}/data/crowdsec.db}}\n\
+         config_paths: {{config_dir: {at}, data_dir: {at}/data, hub_dir: {at}/hub, \
+         simulation_path: {at}/simulation.yaml, index_path: {at}/hub/.index.json, \
+         notification_dir: {at}/notifications, plugin_dir: {at}/plugins}}\n\
+         cscli: {{output: human}}\n\
+         db_config: {{log_level: info, type: sqlite, db_path: {at}/data/crowdsec.db}}\n\
          api:\n  client: {{credentials_path: {at}/client.yaml}}\n  \
          server: {{log_level: info, listen_uri: \"127.0.0.1:8080\", profiles_path: {at}/profiles.yaml}}\n\
          prometheus: {{enabled: false}}\n"

@@ -1,11 +1,13 @@
-//! `truepeer crowdsec`: follows the decisions of CrowdSec's local API, and bans as `truepeer ban --keep` does.
+//! `truepeer crowdsec`: follows the decisions of CrowdSec's local API, and bans as `truepeer ban --keep`
+//! does.
 //!
 //! The API answers with what is new since it was asked last. After a failure, here or there, all decisions
 //! are asked for once more, and bans of ours that are none any more are lifted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::ToSocketAddrs as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::thread;
 use std::time::Duration;
 
@@ -14,15 +16,14 @@ use serde::Deserialize;
 use truepeer_attach::{kept_bans, seconds_now};
 use truepeer_config::spec::CrowdsecArgs;
 use truepeer_config::spec::defaults::CROWDSEC_URL;
+use truepeer_ops::{BanPlaces, BanTerms, ban_clients, unban_clients};
 use truepeer_policy::BannedPrefix;
 use truepeer_sys::tell;
 
-use super::bans::{Places, Terms, lift, set};
-use crate::admin::client::{connect, exchange, status};
-use crate::units::Count;
-
 /// How long the API may be silent.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest answer: some million decisions.
+const MOST_BYTES: u64 = 256 << 20;
 /// How often it is asked by default.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How long after a failure everything is asked for again.
@@ -122,17 +123,21 @@ impl Api {
 
     fn answer(&self, all: bool) -> anyhow::Result<(Option<u16>, String)> {
         let address = self.host.to_socket_addrs()?.next().context("no address")?;
-        let stream = connect(address)?;
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let fields = format!(
-            "Host: {}\r\nX-Api-Key: {}\r\nUser-Agent: truepeer/{}\r\n",
+        // In HTTP/1.0 the answer ends with the connection.
+        let request = format!(
+            "GET /v1/decisions/stream?startup={all} HTTP/1.0\r\nHost: {}\r\nX-Api-Key: {}\r\n\
+             User-Agent: truepeer/{}\r\n\r\n",
             self.host,
             self.key,
             env!("CARGO_PKG_VERSION")
         );
-        let (head, body) = exchange(stream, &format!("GET /v1/decisions/stream?startup={all}"), &fields)?;
-        Ok((status(&head), body))
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.take(MOST_BYTES).read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("the answer is incomplete")?;
+        Ok((head.split(' ').nth(1).and_then(|status| status.parse().ok()), body.to_owned()))
     }
 }
 
@@ -150,17 +155,17 @@ fn follow(args: &CrowdsecArgs, decisions: Decisions, is_all: bool) -> anyhow::Re
     let ended: BTreeSet<BannedPrefix> = deleted.iter().filter_map(client).collect();
     let over: Vec<BannedPrefix> =
         ours.filter(|ours| !banned.contains(ours) && (is_all || ended.contains(ours))).collect();
-    let places = || Places::find(&args.ask, args.pins.as_deref(), true);
+    let places = || BanPlaces::find(&args.ask, args.pins.as_deref(), true);
     if !over.is_empty() {
-        lift(places()?, &over, None)?;
+        unban_clients(places()?, &over, None)?;
     }
     for ((seconds, why), clients) in &new {
         let clients: Vec<BannedPrefix> = clients.iter().copied().collect();
         let time = Some(Duration::from_secs(*seconds));
-        set(places()?, &clients, &Terms { time, port: None, why, keep: true })?;
+        ban_clients(places()?, &clients, &BanTerms { time, port: None, why, keep: true })?;
     }
     if !banned.is_empty() || !over.is_empty() {
-        tell!("{} clients banned, {} no longer", Count(banned.len() as u64), Count(over.len() as u64));
+        tell!("{} clients banned, {} no longer", banned.len(), over.len());
     }
     Ok(())
 }
@@ -243,14 +248,21 @@ mod tests {
 
     #[test]
     fn decisions_with_the_same_time_and_reason_are_one_request() {
-        let text = r#"{"deleted":null,"new":[
-            {"duration":"59m59.1s","id":1,"origin":"cscli","scenario":"ssh","scope":"Ip","type":"ban","value":"203.0.113.7"},
-            {"duration":"59m58.9s","id":2,"origin":"CAPI","scenario":"ssh","scope":"Range","type":"ban","value":"2001:db8::/32"},
-            {"duration":"-1s","id":3,"origin":"CAPI","scenario":"ssh","scope":"Ip","type":"ban","value":"203.0.113.8"},
-            {"duration":"1h","id":4,"origin":"cscli","scenario":"s","scope":"Country","type":"ban","value":"DE"},
-            {"duration":"1h","id":5,"origin":"cscli","scenario":"s","scope":"Ip","type":"captcha","value":"203.0.113.9"},
-            {"duration":"2h","id":6,"origin":"cscli","scenario":"a\nb","scope":"ip","type":"ban","value":"203.0.113.10"}]}"#
-            .replace("a\nb", "a\\nb");
+        let new = [
+            ("59m59.1s", "ssh", "Ip", "ban", "203.0.113.7"),
+            ("59m58.9s", "ssh", "Range", "ban", "2001:db8::/32"),
+            ("-1s", "ssh", "Ip", "ban", "203.0.113.8"),
+            ("1h", "s", "Country", "ban", "DE"),
+            ("1h", "s", "Ip", "captcha", "203.0.113.9"),
+            ("2h", "a\\nb", "ip", "ban", "203.0.113.10"),
+        ];
+        let new = new.map(|(duration, scenario, scope, kind, value)| {
+            format!(
+                r#"{{"duration":"{duration}","id":1,"origin":"cscli","scenario":"{scenario}",
+                "scope":"{scope}","type":"{kind}","value":"{value}"}}"#
+            )
+        });
+        let text = format!(r#"{{"deleted":null,"new":[{}]}}"#, new.join(","));
         let decisions: Decisions = serde_json::from_str(&text).unwrap();
         let all = by_terms(&decisions.new.unwrap(), ROUND);
         let all: Vec<_> = all
