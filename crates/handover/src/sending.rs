@@ -59,9 +59,10 @@ pub struct TlvOfFile {
 impl TlvOfFile {
     /// What the secrets of the file make of it. `now`: the time since 1970.
     pub fn set(&mut self, secrets: &Secrets, now: fn() -> Duration) {
-        self.read = Some(match self.is_keyed {
-            true => SentTlv::keyed(self.kind, secrets, now),
-            false => SentTlv::secret(self.kind, secrets),
+        self.read = Some(if self.is_keyed {
+            SentTlv::keyed(self.kind, secrets, now)
+        } else {
+            SentTlv::secret(self.kind, secrets)
         });
     }
 }

@@ -185,7 +185,7 @@ fn by_terms(decisions: &[Decision], round: u64) -> BTreeMap<(u64, String), BTree
 }
 
 fn why(scenario: &str) -> String {
-    let mut why: String = WHY.chars().chain(scenario.chars().filter(|char| !char.is_control())).collect();
+    let mut why: String = WHY.chars().chain(scenario.chars().filter(|c| !c.is_control())).collect();
     why.truncate(why.floor_char_boundary(MOST_WHY));
     why
 }
@@ -201,13 +201,14 @@ fn client(decision: &Decision) -> Option<BannedPrefix> {
 }
 
 /// A duration as Go writes it, `3h59m58.5s`, in seconds, rounded up. `None`: it is over, or none.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and casts saturate")]
 fn seconds(text: &str) -> Option<u64> {
     let (mut rest, mut total) = (text, 0.0);
     while !rest.is_empty() {
-        let number = rest.find(|char: char| !char.is_ascii_digit() && char != '.')?;
+        let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let value: f64 = rest[..number].parse().ok()?;
         rest = &rest[number..];
-        let unit = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
+        let unit = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
         total += value
             * match &rest[..unit] {
                 "h" => 3600.0,
@@ -220,7 +221,6 @@ fn seconds(text: &str) -> Option<u64> {
             };
         rest = &rest[unit..];
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive; casts saturate")]
     Some(f64::ceil(total) as u64)
 }
 
