@@ -38,6 +38,7 @@ make_compiler_image() {
   touch "$root/built/release/build/truepeer/preloaded/libtruepeer_preload.so"
   printf '#!/bin/bash\nmkdir -p target && cp -r /built/. target/\n' >"$root/usr/bin/cargo"
   printf '#!/bin/bash\n' | tee "$root"/usr/bin/{rustup,musl-gcc} >"$root/usr/bin/apt-get"
+  printf '#!/bin/bash\necho /built\n' >"$root/usr/bin/rustc"
   chmod +x "$root"/usr/bin/*
   image_done "$root"
 }

@@ -1,38 +1,26 @@
 # Debian's kernels in qemu, for scripts/kernels.sh; to be sourced. Packages come from the mirror of this
 # machine's apt and are unpacked under target/kernels; nothing is installed. The machine has no disk: tools,
-# modules and tests are its initramfs. It runs under KVM or, slowly, software emulation.
-guests=$target/kernels
+# modules and tests are its initramfs. It runs under KVM or, slowly, software emulation. guest_machine=aarch64 before
+# it is sourced makes machines of that processor, emulated.
+. scripts/debian-packages.sh
+guests=$target/kernels guest_machine=${guest_machine:-x86_64}
+case $guest_machine in
+  x86_64) guest_debian=amd64 guest_console=ttyS0 guest_programs=(qemu-system-x86 seabios) ;;
+  aarch64) guest_debian=arm64 guest_console=ttyAMA0 guest_programs=(qemu-system-arm) guests=$target/kernels-arm64 ;;
+esac
 # The release that qemu comes from, with all of its libraries: this machine's own may be older.
 qemu_release=trixie
 # The drivers, and all that the kernel's network code loads by itself when it is used.
-modules=(net lib crypto arch/x86/crypto drivers/virtio drivers/ptp drivers/pps drivers/dca drivers/i2c/algos drivers/net/vmxnet3
+modules=(net lib crypto arch/{x86,arm64}/crypto drivers/virtio drivers/ptp drivers/pps drivers/dca drivers/i2c/algos drivers/net/vmxnet3
          drivers/net/ethernet/intel/{e1000e,igb,igc} drivers/net/{veth,virtio_net,net_failover,macvlan,dummy,tun}.ko)
 mkdir -p "$guests"
-
-# Downloads packages of a Debian release with all that they depend on, to $guests/NAME/debs.
-guest_download() { # NAME RELEASE PACKAGE...
-  local home=$guests/$1 release=$2 mirror options
-  shift 2
-  mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | head -1)
-  mkdir -p "$home/apt/lists/partial" "$home/apt/cache" "$home/debs/partial"
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >"$home/apt/sources.list"
-  # As if nothing were installed: otherwise apt would leave out what is installed already.
-  options=(-q -o "Dir::Etc::SourceList=$home/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::lists=$home/apt/lists"
-           -o "Dir::Cache=$home/apt/cache" -o "Dir::Cache::archives=$home/debs" -o Dir::State::status=/dev/null -o Debug::NoLocking=1
-           -o APT::Sandbox::User= -o Acquire::Languages=none -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
-  say "downloading (not installing) from $release: $*"
-  apt-get "${options[@]}" update >"$home/apt.log" 2>&1 &&
-    apt-get "${options[@]}" -y --no-install-recommends --download-only install "$@" >>"$home/apt.log" 2>&1 ||
-    { tail -3 "$home/apt.log"; return 1; }
-  rm -rf "$home/apt"
-}
 
 # qemu, and a busybox without libraries.
 guest_qemu() {
   qemu=$guests/qemu
   if [ "$(cat "$qemu/stamp" 2>/dev/null)" != "$qemu_release" ]; then
     rm -rf "$qemu"
-    guest_download qemu "$qemu_release" qemu-system-x86 seabios busybox-static || return 1
+    debian_packages "$qemu" "$qemu_release" "${guest_programs[@]}" busybox-static || return 1
     for deb in "$qemu"/debs/*.deb; do dpkg-deb -x "$deb" "$qemu"; done
     rm -rf "$qemu/debs"
     echo "$qemu_release" >"$qemu/stamp"
@@ -46,10 +34,10 @@ guest_kernel() { # RELEASE
   local home=$guests/$1 root=$guests/$1/root deb lib own
   if [ ! -e "$home/stamp" ]; then
     rm -rf "$home"
-    guest_download "$1" "$1" linux-image-amd64 || return 1
+    debian_packages "$home" "$1" "linux-image-$guest_debian:$guest_debian" || return 1
     for deb in "$home"/debs/linux-{image,binary,modules}-[0-9]*.deb; do [ ! -e "$deb" ] || dpkg-deb -x "$deb" "$root"; done
-    package=$(basename "$home"/debs/linux-image-amd64_*.deb | cut -d_ -f2)
-    [ -d "$root/usr/lib/modules" ] || { mkdir -p "$root/usr" && mv "$root/lib" "$root/usr/"; }
+    package=$(basename "$home/debs/linux-image-$guest_debian"_*.deb | cut -d_ -f2)
+    [ -d "$root/usr/lib/modules" ] || { mkdir -p "$root/usr/lib" && mv "$root/lib/modules" "$root/usr/lib/"; }
     lib=$(echo "$root"/usr/lib/modules/*)
     version=${lib##*/}
     cp "$lib/vmlinuz" "$home/vmlinuz" 2>/dev/null || cp "$root/boot/vmlinuz-$version" "$home/vmlinuz"
@@ -58,6 +46,8 @@ guest_kernel() { # RELEASE
     (cd "$lib" && cp -r --parents $(ls -d modules.* $(printf 'kernel/%s* ' "${modules[@]}") 2>/dev/null) "$own")
     find "$own" -name '*.xz' -exec xz -d {} +
     "$busybox" depmod -b "$home/tree" "$version"
+    # In a whole Debian /lib is a link, which a directory of an initramfs replaces.
+    [ "$guest_machine" = x86_64 ] || { mkdir "$home/tree/usr" && mv "$home/tree/lib" "$home/tree/usr/"; }
     guest_pack "$home/tree" "$home/modules.gz"
     rm -rf "$root" "$home/debs" "$home/tree"
     echo "$version $package" >"$home/stamp"
@@ -142,15 +132,18 @@ inside=()
 # Runs the file WORK in a machine with this kernel and $guests/tree.gz, for at most so many seconds. Output
 # goes to LOG and to this one's.
 guest_boot() { # WORK LOG SECONDS [OPTION OF QEMU...]
-  local work=$1 log=$2 limit=$3 libraries=$qemu/usr/lib/x86_64-linux-gnu
+  local work=$1 log=$2 limit=$3 libraries=$qemu/usr/lib/x86_64-linux-gnu machine
   shift 3
   mkdir -p "$guests/orders"
   cp "$work" "$guests/orders/work"
   guest_pack "$guests/orders" "$guests/orders.gz"
   cat "$guests/tree.gz" "$(dirname "$kernel")/modules.gz" "$guests/orders.gz" >"$guests/initramfs"
-  # KVM may refuse the register of arch-capabilities.
+  case $guest_machine in
+    x86_64) machine=(-accel "$accel" -cpu max,-arch-capabilities) ;; # KVM may refuse that register
+    aarch64) machine=(-accel tcg -machine virt -cpu cortex-a72) ;;
+  esac
   QEMU_MODULE_DIR=$libraries/qemu "${inside[@]}" timeout "$limit" nice -n 5 "$libraries/ld-linux-x86-64.so.2" \
-    --library-path "$libraries" "$qemu/usr/bin/qemu-system-x86_64" -L "$qemu/usr/share/seabios" -L "$qemu/usr/share/qemu" \
-    -accel "$accel" -cpu max,-arch-capabilities -m 2048 -smp 2 -nodefaults -nographic -vga none -serial stdio -no-reboot "$@" -kernel "$kernel" -initrd "$guests/initramfs" \
-    -append "console=ttyS0 quiet panic=-1 no_timer_check init=/init" </dev/null 2>"$guests/qemu.log" | sed -u 's|\r||g' | tee "$log" || true
+    --library-path "$libraries" "$qemu/usr/bin/qemu-system-$guest_machine" -L "$qemu/usr/share/seabios" -L "$qemu/usr/share/qemu" \
+    "${machine[@]}" -m 2048 -smp 2 -nodefaults -nographic -vga none -serial stdio -no-reboot "$@" -kernel "$kernel" -initrd "$guests/initramfs" \
+    -append "console=$guest_console quiet panic=-1 no_timer_check init=/init" </dev/null 2>"$guests/qemu.log" | sed -u 's|\r||g' | tee "$log" || true
 }

@@ -9,7 +9,7 @@ out=$PWD/target/packages
 say() { echo "package-check: $*"; }
 fail() { say "$*"; exit 1; }
 [ "$(id -u)" = 0 ] || { echo "SKIP package-check: needs root"; exit 77; }
-deb=$(ls "$out"/truepeer_*.deb) || fail "run make package first"
+deb=$(ls "$out"/truepeer_*_"$(dpkg --print-architecture)".deb) || fail "run make package first"
 needs=()
 for need in lintian:lintian debootstrap:debootstrap systemd-analyze:systemd groff:groff mandoc:mandoc zsh:zsh fish:fish rpm:rpm; do
   command -v "${need%:*}" >/dev/null || needs+=("${need#*:}")
@@ -39,16 +39,16 @@ say "the files"
 (cd "$out" && sha256sum --quiet -c SHA256SUMS)
 mkdir "$work/deb" "$work/tar"
 dpkg-deb -x "$deb" "$work/deb"
-tar -C "$work/tar" --strip-components=1 -xf "$out"/truepeer-*.tar.gz
+tar -C "$work/tar" --strip-components=1 -xf "$out"/truepeer-*-"$(uname -m)"-linux-musl.tar.gz
 for binary in "$work"/{deb,tar}/usr/bin/truepeer; do
   if strings -n 6 "$binary" | grep -F -e "$PWD" -e "${CARGO_HOME:-$HOME/.cargo}" | head -3 | grep .; then fail "paths of this machine are in $binary"; fi
 done
 cmp <(cd "$work/deb" && find usr/bin usr/share/man -type f | sort) <(cd "$work/tar" && find usr/bin usr/share/man -type f | sort)
-rpm -qlp "$out"/*.rpm >"$work/rpm-files"
+rpm -qlp "$out"/*."$(uname -m)".rpm >"$work/rpm-files"
 grep -qx /usr/bin/truepeer "$work/rpm-files"
 python3 -c 'import json, sys
 names = {c["name"] for c in json.load(open(sys.argv[1]))["components"]}
-sys.exit(0 if {"rustls", "aya", "clap"} <= names else f"no SBOM of truepeer: {len(names)} components")' "$out"/*.cdx.json
+sys.exit(0 if {"rustls", "aya", "clap"} <= names else f"no SBOM of truepeer: {len(names)} components")' "$out"/truepeer-[0-9]*-"$(uname -m)".cdx.json
 scripts/package-lint.sh "$work/deb/usr/bin/truepeer"
 lintian --allow-root --fail-on error,warning "$deb"
 

@@ -1,17 +1,16 @@
 #!/bin/bash
 # Makes the packages under target/packages: a .deb, a tarball with a static binary, an .rpm, an SBOM, and SHA256SUMS. The same
-# commit makes the same bytes, in any directory (scripts/package-check.sh compares them).
+# commit makes the same bytes, in any directory (scripts/package-check.sh compares them). For this processor, or for those that
+# are named: package.sh x86_64 aarch64. PACKAGE_PARTS chooses some of: deb tarball rpm_package sbom.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 export LC_ALL=C TZ=UTC
 umask 022
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
-machine=$(uname -m)
 out=$PWD/target/packages tools=$PWD/target/tools
-stage=$target/release/package # [package.metadata.deb] in crates/truepeer/Cargo.toml names its files
-tar_name=truepeer-$version-$machine-linux-musl
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 say() { echo "package: $*"; }
+. scripts/cross.sh
 
 # A program of cargo, in one version, because another may write other bytes.
 tool() { # name, version
@@ -21,41 +20,46 @@ tool() { # name, version
 }
 
 # Without paths of this machine, which differ from the next one's.
-build() { # target, more arguments of env
+build() { # triple, or '' for this machine's; more arguments of env
   local cargo=${CARGO_HOME:-$HOME/.cargo} prefixes rust=
   prefixes=("$PWD=." "$target=target" "$cargo=cargo")
   rust=$(printf ' --remap-path-prefix=%s' "${prefixes[@]}")
-  env RUSTFLAGS="${RUSTFLAGS:-}$rust" CFLAGS="$(printf ' -ffile-prefix-map=%s' "${prefixes[@]}")" TRUEPEER_REQUIRE_LIBRARY=1 \
-    TRUEPEER_REQUIRE_CLANG=1 "${@:2}" cargo build -q --locked --release -p truepeer ${1:+--target "$1"}
+  env RUSTFLAGS="${RUSTFLAGS:-}$rust ${cross_flags[*]}" CFLAGS="$(printf ' -ffile-prefix-map=%s' "${prefixes[@]}")" TRUEPEER_REQUIRE_LIBRARY=1 \
+    TRUEPEER_REQUIRE_CLANG=1 "${cross[@]}" "${@:2}" cargo build -q --locked --release -p truepeer ${1:+--target "$1"} "${cross_cargo[@]}"
 }
+
+# The newest version of glibc that a binary names.
+glibc_of() { readelf -V "$1" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -V | tail -1; }
 
 # The .deb's files and scripts are listed in crates/truepeer/Cargo.toml; cargo-deb finds the libraries and writes what systemd's
 # units need of the maintainer scripts.
 deb() {
-  say "building for glibc"
-  build ''
+  say "building for glibc, $machine"
+  cross_to "$machine-unknown-linux-gnu"
+  build "$other"
   rm -rf "$stage"
   mkdir -p "$stage/man"
-  strip --strip-all -o "$stage/truepeer" "$target/release/truepeer"
-  "$stage/truepeer" man "$stage/man"
+  "$cross_strip" --strip-all -o "$stage/truepeer" "$built/truepeer"
+  "${cross_run[@]}" "$stage/truepeer" man "$stage/man"
   gzip -9n "$stage"/man/*
-  for shell in bash zsh fish; do "$stage/truepeer" completion $shell >"$stage/completion.$shell"; done
+  for shell in bash zsh fish; do "${cross_run[@]}" "$stage/truepeer" completion $shell >"$stage/completion.$shell"; done
   gzip -9nc CHANGELOG.md >"$stage/changelog.gz"
   printf 'truepeer (%s-1) unstable; urgency=medium\n\n  * What has changed is in changelog.gz.\n\n -- The truepeer authors <>  %s\n' \
     "$version" "$(date -uRd "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.Debian.gz"
+  if [ -n "$other" ] && [ "$(glibc_of "$built/truepeer")" != 2.34 ]; then say "the binary needs another glibc than variants.cross says"; exit 1; fi
   tool cargo-deb 3.8.0
-  "$tools/bin/cargo-deb" deb --quiet --locked --no-build --no-strip -p truepeer -o "$out/" >/dev/null
+  "$tools/bin/cargo-deb" deb --quiet --locked --no-build --no-strip -p truepeer ${other:+--target "$other" --variant cross} -o "$out/" >/dev/null
 }
 
 # The .deb's files with a static binary in place of the other. It carries the library that `run` loads into glibc's programs.
 tarball() {
   local musl=$machine-unknown-linux-musl library tree=$stage/$tar_name
-  say "building for musl"
-  library=$(find "$target/release/build" -name libtruepeer_preload.so -path '*/preloaded/*' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)
-  add_rust_target "$musl"
-  build "$musl" TRUEPEER_LIBRARY="$library" "CC_${musl//-/_}=musl-gcc"
-  dpkg-deb -x "$out"/truepeer_*.deb "$tree"
-  strip --strip-all -o "$tree/usr/bin/truepeer" "$target/$musl/release/truepeer"
+  say "building for musl, $machine"
+  library=$(find "$built/build" -name libtruepeer_preload.so -path '*/preloaded/*' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)
+  cross_to "$musl"
+  build "$musl" TRUEPEER_LIBRARY="$library"
+  dpkg-deb -x "$out"/truepeer_*_"$(debian_name "$machine")".deb "$tree"
+  "$cross_strip" --strip-all -o "$tree/usr/bin/truepeer" "$target/$musl/release/truepeer"
   file "$tree/usr/bin/truepeer" | grep -Eq 'statically linked|static-pie' || { say "the binary is not static"; exit 1; }
   mv "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/zsh/site-functions"
   rm -r "$tree/usr/share/lintian" "$tree"/usr/share/doc/truepeer/{copyright,changelog*}
@@ -77,19 +81,31 @@ sbom() {
   tool cargo-cyclonedx 0.5.9
   "$tools/bin/cargo-cyclonedx" cyclonedx -q --format json --spec-version 1.5 --override-filename truepeer.cdx --no-build-deps \
     --manifest-path crates/truepeer/Cargo.toml --target "$machine-unknown-linux-gnu"
-  sed "s|$PWD/||g" crates/truepeer/truepeer.cdx.json >"$out/truepeer-$version.cdx.json"
+  sed "s|$PWD/||g" crates/truepeer/truepeer.cdx.json >"$out/truepeer-$version-$machine.cdx.json"
   rm -f crates/*/truepeer.cdx.json bench/truepeer.cdx.json
 }
 
 missing=()
-for need in musl-gcc:musl-tools rpmbuild:rpm file:file dpkg-deb:dpkg dpkg-shlibdeps:dpkg-dev; do
+for need in rpmbuild:rpm file:file dpkg-deb:dpkg dpkg-shlibdeps:dpkg-dev; do
   command -v "${need%:*}" >/dev/null || missing+=("${need#*:}")
 done
 [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}" || { say "missing: ${missing[*]}"; exit 1; }
 
-rm -rf "$out"
+[ -n "${PACKAGE_PARTS-}" ] || rm -rf "$out"
 mkdir -p "$out"
-for part in deb tarball rpm_package sbom; do $part; done
-(cd "$out" && sha256sum -- *.deb *.rpm *.spec *.json *.tar.gz >SHA256SUMS)
+machines=("$@")
+[ $# -gt 0 ] || machines=("$host_machine")
+for machine in "${machines[@]}"; do
+  other=
+  [ "$machine" = "$host_machine" ] || other=$machine-unknown-linux-gnu
+  built=$target${other:+/$other}/release
+  stage=$built/package # [package.metadata.deb] in crates/truepeer/Cargo.toml names its files
+  tar_name=truepeer-$version-$machine-linux-musl
+  for part in ${PACKAGE_PARTS:-deb tarball rpm_package sbom}; do $part; done
+done
+# One image for all of them.
+[ -n "${PACKAGE_PARTS-}" ] || scripts/image.py "$out"
+# Without some parts some kinds are missing.
+(cd "$out" && shopt -s nullglob && sha256sum -- *.deb *.rpm *.spec *.json *.tar *.tar.gz >SHA256SUMS)
 say "made:"
 (cd "$out" && ls -l --time-style=+ | awk 'NR > 1 { printf "  %6.1f MB  %s\n", $5 / 1e6, $NF }')

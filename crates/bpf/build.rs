@@ -2,9 +2,9 @@
 //! the crate is built without kernel programs, and `truepeer attach` reports that. With
 //! `TRUEPEER_REQUIRE_CLANG=1`, which the project's own checks set, it is an error.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::{env, fs};
 
 const PROGRAMS: [&str; 11] = [
     "attach/tcp_ingress",
@@ -83,12 +83,13 @@ fn compile(program: &str) -> Result<(), String> {
     Err(format!("clang refuses {}{hint} ({first})", source.display()))
 }
 
-/// The directory of this architecture's kernel headers (`asm/types.h`) on Debian and Ubuntu.
+/// The directory of this architecture's kernel headers (`asm/types.h`) on Debian and Ubuntu: its own, or the
+/// cross compiler's.
 fn include_dir() -> PathBuf {
     let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
-    let all = Path::new("/usr/include");
-    let own = all.join(format!("{arch}-linux-gnu"));
-    if fs::exists(&own).unwrap_or(false) { own } else { all.to_owned() }
+    let places = [format!("/usr/include/{arch}-linux-gnu"), format!("/usr/{arch}-linux-gnu/include")];
+    let found = places.into_iter().find(|place| Path::new(place).join("asm").is_dir());
+    found.unwrap_or_else(|| "/usr/include".to_owned()).into()
 }
 
 /// Removes debugging information, most of an object. BTF, which the kernel reads, stays. This only saves

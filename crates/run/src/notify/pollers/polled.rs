@@ -40,6 +40,10 @@ enum What {
 impl Polled {
     /// `None` for other calls. `is_in_poll` is asked about a call that has begun again: select() keeps its
     /// number then, poll() doesn't.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(unused_variables, reason = "no call begins again as another")
+    )]
     pub(super) fn of(call: &PendingCall, is_in_poll: impl FnOnce() -> bool) -> Option<Self> {
         let [first, second, third, fourth, _, sixth] = call.args;
         let poll = What::Poll { entries: first, count: second & u64::from(u32::MAX) };
