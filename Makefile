@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -19,7 +19,7 @@ for_demo := $(abspath $(or $(CARGO_TARGET_DIR),target))/demo
 released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
 
 demo: setup servers
-	cargo build --profile demo --no-default-features -p truepeer -p truepeer-testbed --bins
+	cargo build --profile demo --no-default-features --features truepeer/https -p truepeer -p truepeer-testbed --bins
 	$(for_demo)/demo $(for_demo)/truepeer
 
 # truepeer https between a client and NGINX, each in its own namespace, with a measurement of ten seconds. On
@@ -91,9 +91,18 @@ conformance: setup
 	cargo build -p truepeer
 	@scripts/conformance.sh
 
-# A .deb, a tarball with a static binary, an .rpm and an SBOM, under target/packages. Many minutes.
+# A .deb, a tarball with a static binary, an .rpm, an image and SBOMs, under target/packages, for this processor or those of
+# MACHINES="x86_64 aarch64". Many minutes.
 package: setup
-	@scripts/package.sh
+	@scripts/package.sh $(MACHINES)
+
+# An apt and an rpm repository of them, under target/repository: REPOSITORY_KEY=you@example.org REPOSITORY_URL=https://example.org/truepeer
+repository:
+	@REPOSITORY_KEY=$(REPOSITORY_KEY) REPOSITORY_URL=$(REPOSITORY_URL) scripts/repository.sh
+
+# The program for small systems: static, without TLS, https, top and VPP; at most 4 MB.
+small: setup
+	@scripts/small.sh $(MACHINES)
 
 # Their pages, units and digests, and the .deb under systemd in a fresh Debian: install, upgrade, purge. Needs root; long.
 package-check: package

@@ -120,7 +120,10 @@ fn carry_out(task: Task) -> anyhow::Result<ExitCode> {
         Task::Other(Invocation::Unban(args)) => truepeer_ops::unban(&args, &mut output::stdout()),
         Task::Other(Invocation::Bans(args)) => truepeer_ops::bans(&args, &mut output::stdout()),
         Task::Other(Invocation::Crowdsec(args)) => crowdsec::crowdsec(&args),
-        Task::Other(Invocation::Top(args)) => truepeer_ops::top(&args),
+        Task::Other(Invocation::Top(args)) if cfg!(feature = "top") => truepeer_ops::top(&args),
+        Task::Other(Invocation::Top(_)) => Err(anyhow::anyhow!(
+            "this truepeer was built without top (the feature `top`); type truepeer status"
+        )),
         // It became Task::Serve above.
         Task::Other(Invocation::Proxy(..) | Invocation::Https(..) | Invocation::Serve(_)) => Ok(()),
     };

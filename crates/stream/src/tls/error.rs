@@ -61,6 +61,16 @@ impl Subject {
     }
 }
 
+/// Fails in a build without TLS. What follows a call is then not linked.
+#[inline]
+pub(super) fn require_tls(subject: Subject) -> Result<(), ConfigError> {
+    if cfg!(feature = "tls") {
+        Ok(())
+    } else {
+        Err(subject.error("this truepeer was built without TLS (the feature `https`)"))
+    }
+}
+
 /// A handshake that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {

@@ -307,7 +307,8 @@ impl Engines {
     }
 
     fn https(&mut self) -> Result<&mut Https, EngineError> {
-        if self.https.is_none() {
+        // Without the feature no plan has a listener with TLS, and the linker leaves the engine out.
+        if cfg!(feature = "https") && self.https.is_none() {
             let bell = self.bell.clone();
             let on_end = move || bell.ring();
             self.https = Some(Https::start(self.workers, &self.budgets, &self.journal, on_end)?);
