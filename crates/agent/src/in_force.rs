@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use serde_json::Value;
 use truepeer_policy::{HeaderRule, HeaderTimes, PrefixSet, SenderAddr, Senders};
 
 use crate::rules::{Header, Port, Rules};
@@ -13,6 +14,8 @@ use crate::truepeer::{PortStatus, RulesInForce, SenderInForce, Status};
 
 /// `--header-max`, unless it is given.
 const HEADER_MAX: u64 = 16 * 1024;
+/// Addresses of the pod itself, which truepeer refuses as clients everywhere: not a rule that somebody chose.
+const OWN_ADDRESSES: &str = "claims_refused";
 
 /// `None`: exactly these rules serve, by programs of this build, and on all devices. Otherwise the first
 /// difference.
@@ -75,6 +78,9 @@ fn difference_of_rules(found: &RulesInForce, wanted: &Rules) -> Option<&'static 
     if !found.claims_allowed.is_empty() || !found.denied.is_empty() {
         return Some("the kernel has other rules for clients");
     }
+    if found.others.iter().any(|(name, value)| name != OWN_ADDRESSES && !is_none(value)) {
+        return Some("the kernel has rules that no annotation asks for");
+    }
     let is_usual = found.header_timeout_ms == milliseconds(times.timeout)
         && found.header_wait_ms == milliseconds(times.wait)
         && found.header_max == HEADER_MAX
@@ -84,6 +90,17 @@ fn difference_of_rules(found: &RulesInForce, wanted: &Rules) -> Option<&'static 
         return Some("the kernel has other limits");
     }
     (!has_same_senders(&found.senders, wanted)).then_some("the kernel has other senders")
+}
+
+fn is_none(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(all) => all.is_empty(),
+        Value::Object(all) => all.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_u64() == Some(0),
+        Value::Bool(true) => false,
+    }
 }
 
 /// A rule holds from the first address of a prefix, or the one after its last, to the next such address:
@@ -128,6 +145,11 @@ fn rule(header: Header) -> HeaderRule {
         Header::Require => HeaderRule::Require,
         Header::Optional => HeaderRule::Optional,
     }
+}
+
+/// Whether new connections find rules: not if all ports are being detached.
+pub(crate) fn serves(status: &Status) -> bool {
+    status.attached && status.ports.iter().any(|port| !port.draining)
 }
 
 /// For people: of what an agent before this one, or somebody by hand, has attached.
@@ -221,7 +243,7 @@ mod tests {
             );
         }
         type Change = fn(&mut Status);
-        let changes: [(Change, &str); 9] = [
+        let changes: [(Change, &str); 10] = [
             (|status| status.attached = false, "nothing is attached"),
             (|status| status.current = false, "the programs are of another version"),
             (|status| status.cgroup_gone = true, "the pod's cgroup was made anew"),
@@ -237,12 +259,27 @@ mod tests {
                 },
                 "the kernel has other rules for clients",
             ),
+            (
+                |status| {
+                    let rules = status.attachments[0].rules.as_mut().unwrap();
+                    let secret = serde_json::json!([{"prefix": "10.0.0.7/32", "tlv": 224}]);
+                    rules.others.insert("required_tlvs".to_owned(), secret);
+                },
+                "the kernel has rules that no annotation asks for",
+            ),
         ];
         for (change, expected) in changes {
             let mut status = status(usual(&senders));
             change(&mut status);
             assert_eq!(difference(&status, &wanted).as_deref(), Some(expected));
         }
+        // As truepeer tells them without being asked.
+        let mut usual_others = usual(&senders);
+        usual_others.others = serde_json::from_str(
+            r#"{"required_tlvs": [], "claims_refused": ["10.0.0.2/32"], "of_a_later_truepeer": null}"#,
+        )
+        .unwrap();
+        assert_eq!(difference(&status(usual_others), &wanted), None);
         // Where a flow's header comes once, the flow is forgotten earlier.
         let first = Rules { dialect: truepeer_policy::Dialect::First, ..wanted.clone() };
         let mut found = status(RulesInForce { close_after_s: 28, ..usual(&senders) });

@@ -42,6 +42,9 @@ use truepeer::Truepeer;
 
 /// How long an agent that leaves waits for a pod's open connections.
 const LEAVE: Duration = Duration::from_secs(20);
+/// How long before that a pod's condition is False: services stop sending to it, which takes kube-proxy a
+/// second or two.
+const NOTICE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let options = Options::parse();
@@ -73,7 +76,7 @@ async fn run(options: Options) -> Result<ExitCode> {
             }
             probe::serve(&options.probes, agent.statuses.clone())?;
             let changes = kubernetes::start(&options.node, policy, agent.statuses.clone()).await?;
-            let agent = if options.leave { agent.with_patience(LEAVE) } else { agent };
+            let agent = if options.leave { agent.leaving(NOTICE, LEAVE) } else { agent };
             let signal = ended_by_signal()?;
             agent
                 .run(changes, async move {
@@ -138,8 +141,8 @@ impl Agent {
         Ok(Self { statuses, sender_limit, node })
     }
 
-    fn with_patience(self, patience: Duration) -> Self {
-        Self { node: self.node.with_patience(patience), ..self }
+    fn leaving(self, notice: Duration, patience: Duration) -> Self {
+        Self { node: self.node.leaving(notice, patience), ..self }
     }
 
     /// Until it is told to end.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The kernel is the memory: an agent that starts asks it what is attached, and believes nothing else. One
-//! task owns all state. Steps of different pods run beside each other, two at a time; those of one pod one
-//! after another.
+//! task owns all state. Steps of different pods run beside each other, two of a kind at a time; those of one
+//! pod one after another.
 
 mod core;
 mod entry;
@@ -25,12 +25,12 @@ use anyhow::{Context, Result};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::plan::{Key, Want};
+use crate::plan::{Key, Step, Want};
 use crate::processes::{Place, Proc, cgroup_mounts};
 use crate::statuses::{NO_SERVER, Name, StatusRow, StatusTable};
 use crate::truepeer::{Status, Truepeer};
 
-use self::core::Core;
+use self::core::{Core, Inherited};
 use outcome::{Done, Found, Started};
 
 /// How often attached places are looked at.
@@ -92,8 +92,11 @@ pub(crate) struct Node {
     steps: JoinSet<Done>,
     handles: BTreeMap<(Key, u64), AbortHandle>,
     permits: Arc<Semaphore>,
+    /// Those that ask the kernel don't wait for those that attach: until then a pod may be called attached.
+    looks: Arc<Semaphore>,
     statuses: Arc<StatusTable>,
     patience: Option<Duration>,
+    notice: Duration,
 }
 
 /// When the driver looks, whatever happens.
@@ -102,8 +105,8 @@ struct Clock {
     compare: Instant,
 }
 
-/// The kernel's state at a moment after this one.
-type Compared = Option<(Instant, Vec<Status>)>;
+/// The kernel's state at a moment after this one, if it could be read.
+type Compared = (Instant, Option<(u64, Vec<Status>)>);
 
 impl Node {
     pub(crate) fn new(truepeer: Truepeer, max: usize, statuses: Arc<StatusTable>) -> Result<Self> {
@@ -121,20 +124,22 @@ impl Node {
             steps: JoinSet::new(),
             handles: BTreeMap::new(),
             permits: Arc::new(Semaphore::new(2)),
+            looks: Arc::new(Semaphore::new(2)),
             statuses,
             patience: None,
+            notice: Duration::ZERO,
         })
     }
 
-    /// A detach waits for open connections only so long.
-    pub(crate) fn with_patience(self, patience: Duration) -> Self {
-        Self { patience: Some(patience), ..self }
+    /// A detach begins so long after its pod was heard of, and waits for open connections only so long.
+    pub(crate) fn leaving(self, notice: Duration, patience: Duration) -> Self {
+        Self { notice, patience: Some(patience), ..self }
     }
 
     /// Works until told to end. What is attached stays.
     pub(crate) async fn run(mut self, mut changes: mpsc::Receiver<Change>, mut end: oneshot::Receiver<()>) {
         // Before the pods' list, which is then newer than this.
-        let mut core = Core::new(self.max, self.read_kernel().await, Instant::now());
+        let mut core = Core::new(self.max, self.read_kernel().await, Instant::now()).with_notice(self.notice);
         let mut read_at = Instant::now();
         let mut clock = Clock { check: Instant::now(), compare: Instant::now() + COMPARE };
         let mut compares: JoinSet<Compared> = JoinSet::new();
@@ -148,12 +153,7 @@ impl Node {
                     None => break,
                 },
                 Some(done) = self.steps.join_next() => if let Ok(done) = done { self.finish(&mut core, done) },
-                Some(Ok(Some((begun, all)))) = compares.join_next() => {
-                    core.compare(&all, begun);
-                    if !core.has_looked_for_unasked() {
-                        core.find_unasked(&self.pods().await, Some(&all), Instant::now());
-                    }
-                }
+                Some(Ok(told)) = compares.join_next() => self.compared(&mut core, told, &mut clock).await,
                 () = tokio::time::sleep_until(wake.into()) => {}
                 _ = &mut end => break,
             }
@@ -179,10 +179,11 @@ impl Node {
     }
 
     /// `None` if it can't be read.
-    async fn read_kernel(&self) -> Option<Vec<Status>> {
+    async fn read_kernel(&self) -> Option<Inherited> {
+        let ticks = self.proc.ticks();
         let all = self.truepeer.status_of_all().await;
         let complain = |error: &anyhow::Error| tracing::warn!("what is attached already: {error:#}");
-        all.inspect_err(complain).ok().map(|all| all.namespaces)
+        Inherited::of(ticks, all.inspect_err(complain).ok()?.namespaces)
     }
 
     /// Those that have a process.
@@ -224,7 +225,7 @@ impl Node {
                 truepeer: self.truepeer.clone(),
                 proc: self.proc.clone(),
                 cgroups: self.cgroups.clone(),
-                permits: self.permits.clone(),
+                permits: if matches!(step, Step::Look(_)) { &self.looks } else { &self.permits }.clone(),
                 patience: self.patience,
             };
             self.handles.insert((key, number), self.steps.spawn(work.run(step, number)));
@@ -281,9 +282,24 @@ impl Node {
             return;
         }
         clock.compare = begun + if core.has_looked_for_unasked() { COMPARE } else { COMPARE_SOON };
-        let truepeer = self.truepeer.clone();
+        let (truepeer, ticks) = (self.truepeer.clone(), self.proc.ticks());
         if compares.is_empty() {
-            compares.spawn(async move { Some((begun, truepeer.status_of_all().await.ok()?.namespaces)) });
+            compares.spawn(async move {
+                let all = truepeer.status_of_all().await.ok();
+                (begun, all.map(|all| (ticks, all.namespaces)))
+            });
+        }
+    }
+
+    async fn compared(&self, core: &mut Core, (begun, told): Compared, clock: &mut Clock) {
+        let Some((ticks, all)) = told else {
+            // Whatever differs would stay for a minute more.
+            clock.compare = Instant::now() + COMPARE_SOON;
+            return;
+        };
+        core.compare(&all, begun);
+        if !core.has_looked_for_unasked() {
+            core.find_unasked(&self.pods().await, Inherited::of(ticks, all), Instant::now());
         }
     }
 

@@ -90,7 +90,7 @@ pub(crate) struct Kubernetes {
     pub(crate) probes: probe::Name,
 
     /// Detach all pods and remove the condition, instead of attaching; /readyz says when nothing is left.
-    /// Open connections have 20 s
+    /// Services have 5 s to leave a pod out, then open connections 20 s
     #[arg(long)]
     pub(crate) leave: bool,
 

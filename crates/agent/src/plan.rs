@@ -124,8 +124,11 @@ fn next(view: &View<'_>) -> Option<Step> {
             let is_as_wanted = rules == attached && view.doing.is_none();
             (!is_as_wanted).then(|| Step::Attach(rules.clone()))?
         }
-        // A detach that waits is ended by new rules: no need to ask.
-        (Want::Attach(rules), Actual::Unknown) if view.doing.is_none() => Step::Look(Some(rules.clone())),
+        // At once, also after an attach that failed: until then the pod may be called attached. A detach that
+        // waits is ended by new rules: no need to ask.
+        (Want::Attach(rules), Actual::Unknown) if view.doing.is_none() => {
+            return Some(Step::Look(Some(rules.clone())));
+        }
         (Want::Attach(rules), _) => Step::Attach(rules.clone()),
         (Want::Unclear(_), Actual::Unknown) if view.doing.is_none() => Step::Look(None),
         (Want::Nothing | Want::Forbidden(_), Actual::Nothing) | (Want::Unclear(_), _) => return None,

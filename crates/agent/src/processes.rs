@@ -60,6 +60,15 @@ impl Proc {
         self.stat(pid, 19)
     }
 
+    /// The time in the clock of [`Place::started`]. 0 if it can't be read: every process started later.
+    pub(crate) fn ticks(&self) -> u64 {
+        // In hundredths of a second, as these are.
+        let text = fs::read_to_string(self.0.join("uptime")).unwrap_or_default();
+        let uptime = text.split(' ').next().and_then(|seconds| seconds.split_once('.'));
+        let number = uptime.and_then(|(seconds, hundredths)| format!("{seconds}{hundredths}").parse().ok());
+        number.unwrap_or(0)
+    }
+
     /// A number of /proc/PID/stat, counted from the one after the program's name, which may contain blanks
     /// and parentheses.
     fn stat(&self, pid: u32, field: usize) -> Option<u64> {

@@ -79,6 +79,9 @@ pub(crate) struct RulesInForce {
     pub(crate) header_max: u64,
     pub(crate) unshowable: String,
     pub(crate) close_after_s: u64,
+    /// Kinds of rules that no annotation asks for, also those of a later truepeer.
+    #[serde(flatten)]
+    pub(crate) others: std::collections::BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

@@ -31,7 +31,7 @@ pub(super) struct Core {
     /// They exist, ask for nothing, and nothing is known to be attached to them.
     idle: BTreeMap<Key, Desired>,
     /// The attachments that the agent found when it started. `None`: they could not be read.
-    inherited: Option<BTreeMap<u64, Status>>,
+    inherited: Option<Inherited>,
     arrivals: u64,
     next_search: Instant,
     /// When leftovers are removed: a moment after the last end.
@@ -40,28 +40,64 @@ pub(super) struct Core {
     has_looked_for_unasked: bool,
     /// Each pod has been compared with `inherited`, which is not used again.
     has_adopted: bool,
+    /// How long a pod is told before a step.
+    notice: Duration,
+}
+
+/// The kernel's state at a moment.
+#[derive(Debug, Clone)]
+pub(super) struct Inherited {
+    /// In the clock of [`Place::started`], before it was read.
+    pub(super) ticks: u64,
+    by_netns: BTreeMap<u64, Status>,
+}
+
+impl Inherited {
+    /// `None`: something was attached by a truepeer that did not note the network namespace. Then the absence
+    /// of one proves nothing.
+    pub(super) fn of(ticks: u64, all: Vec<Status>) -> Option<Self> {
+        let by_netns = all.into_iter().map(|status| Some((status.netns?, status))).collect::<Option<_>>()?;
+        Some(Self { ticks, by_netns })
+    }
+
+    /// What was attached at a place. A process that started later may have the network namespace's number of
+    /// one that had ended.
+    fn at(&self, place: &Place) -> Option<&Status> {
+        self.by_netns.get(&place.netns).filter(|_| place.started < self.ticks)
+    }
+
+    fn has_nothing(&self, place: &Place) -> bool {
+        !self.by_netns.contains_key(&place.netns)
+    }
 }
 
 impl Core {
     /// `inherited`: the kernel's state before anything was heard of pods.
-    pub(super) fn new(max: usize, inherited: Option<Vec<Status>>, now: Instant) -> Self {
+    pub(super) fn new(max: usize, inherited: Option<Inherited>, now: Instant) -> Self {
         Self {
             max,
             entries: BTreeMap::new(),
             idle: BTreeMap::new(),
-            inherited: inherited.and_then(by_netns),
+            inherited,
             arrivals: 0,
             next_search: now,
             sweep: None,
             has_heard_all: false,
             has_looked_for_unasked: false,
             has_adopted: false,
+            notice: Duration::ZERO,
         }
     }
 
+    /// A step begins so long after the pod was heard of: its condition is False meanwhile, and services send
+    /// it no more connections.
+    pub(super) fn with_notice(self, notice: Duration) -> Self {
+        Self { notice, ..self }
+    }
+
     /// The kernel's state, read again: the API server let the agent wait for its first answer.
-    pub(super) fn inherit(&mut self, all: Option<Vec<Status>>) {
-        self.inherited = all.and_then(by_netns);
+    pub(super) fn inherit(&mut self, all: Option<Inherited>) {
+        self.inherited = all;
     }
 
     pub(super) fn has_heard_nothing(&self) -> bool {
@@ -110,7 +146,7 @@ impl Core {
     fn remove(&mut self, key: &Key, now: Instant) {
         self.idle.remove(key);
         if let Some(entry) = self.entries.remove(key)
-            && entry.is_attached()
+            && entry.may_be_attached()
         {
             tracing::info!(name = %entry.desired.name, "gone");
             self.sweep = Some(now + SWEEP);
@@ -123,20 +159,24 @@ impl Core {
     }
 
     /// After the first list: what is attached to pods that ask for nothing, whatever their conditions say.
-    /// `pods`: those that have a process; `all`: the kernel's state, unless it was read at the start.
-    pub(super) fn find_unasked(&mut self, pods: &BTreeMap<Key, Place>, all: Option<&[Status]>, now: Instant) {
-        let fresh = all.map(|all| all.iter().filter_map(|one| Some((one.netns?, one.clone()))).collect());
+    /// `pods`: those that have a process; `fresh`: the kernel's state, unless it was read at the start.
+    pub(super) fn find_unasked(
+        &mut self,
+        pods: &BTreeMap<Key, Place>,
+        fresh: Option<Inherited>,
+        now: Instant,
+    ) {
         let Some(inherited) = fresh.or_else(|| self.inherited.clone()) else { return };
         self.has_looked_for_unasked = true;
         for (key, place) in pods {
-            let Some(status) = inherited.get(&place.netns) else { continue };
+            let Some(status) = inherited.at(place) else { continue };
             if let Some(desired) = self.idle.remove(key) {
                 self.enter(key.clone(), desired, now);
             }
             // Of what asks, or has a claim, the kernel is asked anyway.
             let entry = self.entries.get_mut(key).filter(|entry| entry.actual == Actual::Nothing);
             if let Some(entry) = entry {
-                entry.is_attached_unasked(place.netns, in_force::shown(status));
+                entry.is_attached_unasked(place, status);
                 self.next_search = now;
             }
         }
@@ -204,15 +244,15 @@ impl Core {
         now: Instant,
     ) -> Vec<(&'static str, &'static str)> {
         let mut adopted = Vec::new();
-        let had: Option<BTreeSet<u64>> =
-            self.inherited.as_ref().map(|inherited| inherited.keys().copied().collect());
+        let inherited = self.inherited.as_ref();
+        let had_nothing = |place: &Place| inherited.is_some_and(|inherited| inherited.has_nothing(place));
         for (key, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.is_searching()) {
-            entry.found(found.remove(key), had.as_ref());
+            entry.found(found.remove(key), had_nothing);
         }
         self.find_conflicts();
         if let Some(inherited) = self.inherited.as_ref().filter(|_| !self.has_adopted) {
             for entry in self.entries.values_mut().filter(|entry| entry.is_unknown()) {
-                let status = entry.place.as_ref().and_then(|place| inherited.get(&place.netns));
+                let status = entry.place.as_ref().and_then(|place| inherited.at(place));
                 adopted.extend(status.and_then(|status| entry.adopt(status, now)));
             }
         }
@@ -252,7 +292,8 @@ impl Core {
     /// The steps that begin now. One that was under way for the same pod ends by that: see
     /// [`Core::is_running`].
     pub(super) fn start_steps(&mut self, now: Instant) -> Vec<Started> {
-        let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now))).collect();
+        let notice = self.notice;
+        let views = self.entries.iter().map(|(key, entry)| (key.clone(), entry.view(now, notice))).collect();
         let plan = plan::plan(&views, self.max);
         for (key, entry) in &mut self.entries {
             entry.is_without_room = plan.without_room.contains(key);
@@ -315,18 +356,12 @@ impl Core {
 
     /// When something is to be done, if nothing is heard before.
     pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
-        let due = self.entries.values().filter_map(|entry| entry.backoff.due()).filter(|due| *due > now);
+        let due = self.entries.values().filter_map(|entry| entry.due(self.notice)).filter(|due| *due > now);
         let is_searching = self.entries.values().any(Entry::is_searching);
         due.chain(is_searching.then_some(self.next_search)).chain(self.sweep).min()
     }
 }
 
-/// `None`: something was attached by a truepeer that did not note the network namespace. Then the absence of
-/// one proves nothing.
-fn by_netns(all: Vec<Status>) -> Option<BTreeMap<u64, Status>> {
-    all.into_iter().map(|status| Some((status.netns?, status))).collect()
-}
-
 #[cfg(test)]
-#[path = "sim.rs"]
+#[path = "sim/mod.rs"]
 mod sim;

@@ -1,16 +1,17 @@
 //! One pod or container: what is wanted, what is, and what is under way.
 
-use std::collections::BTreeSet;
+mod state;
+
 use std::time::{Duration, Instant};
 
 use crate::backoff::Backoff;
+use crate::in_force;
 use crate::plan::{Actual, Doing, View, Want, description};
 use crate::processes::Place;
 use crate::rules::Rules;
-use crate::statuses::{State, StatusRow};
 use crate::truepeer::Status;
 
-use super::outcome::{Done, Found, Outcome, Seen};
+use super::outcome::{Done, Found, LOOK, Outcome, Seen};
 use super::{Claim, Desired};
 
 /// See the module.
@@ -24,7 +25,7 @@ pub(super) struct Entry {
     /// for nothing else.
     claim: Option<Claim>,
     /// Of [`Actual::Other`].
-    other: String,
+    other: Other,
     /// Its first place has not been found yet.
     is_new: bool,
     /// Since the last change of `actual`.
@@ -34,6 +35,7 @@ pub(super) struct Entry {
     /// Another one in the same network namespace was there first.
     pub(super) conflict: Option<Want>,
     pub(super) arrival: u64,
+    heard_at: Instant,
     attached_at: Option<Place>,
     running: Option<Running>,
     /// Why the last step failed.
@@ -45,6 +47,14 @@ pub(super) struct Entry {
     was_searched: bool,
     /// Counts the steps.
     steps: u64,
+}
+
+/// What the kernel has in the place of what is wanted.
+#[derive(Default)]
+struct Other {
+    description: String,
+    /// New connections are served by it.
+    serves: bool,
 }
 
 struct Running {
@@ -59,7 +69,7 @@ impl Entry {
         Self {
             actual: if may_be_attached { Actual::Unknown } else { Actual::Nothing },
             claim: desired.claim.clone(),
-            other: String::new(),
+            other: Other::default(),
             is_new: true,
             changed_at: now,
             is_server_known: false,
@@ -69,6 +79,7 @@ impl Entry {
             backoff: Backoff::new(),
             is_without_room: false,
             arrival,
+            heard_at: now,
             attached_at: None,
             running: None,
             failure: None,
@@ -94,9 +105,10 @@ impl Entry {
     }
 
     /// The kernel has this in its network namespace, though nobody asks for it.
-    pub(super) fn is_attached_unasked(&mut self, netns: u64, description: String) {
-        self.actual = Actual::Other { netns };
-        self.other = description;
+    pub(super) fn is_attached_unasked(&mut self, place: &Place, status: &Status) {
+        self.actual = Actual::Other { netns: place.netns };
+        self.other = Other { description: in_force::shown(status), serves: in_force::serves(status) };
+        self.attached_at = Some(place.clone());
     }
 
     /// Another pod had its network namespace first: what is attached there is that pod's.
@@ -106,12 +118,24 @@ impl Entry {
         }
     }
 
-    /// The kernel is to be asked what it has. `is_good`: until then the pod stays ready.
+    /// The kernel is to be asked what it has. `is_good`: until then the pod stays ready, if it is.
     pub(super) fn doubt(&mut self, is_good: bool) {
-        if let Actual::Attached { netns, rules } = &self.actual {
-            self.claim = Some(Claim { description: description(rules, *netns), is_true: is_good });
-            self.actual = Actual::Unknown;
-        }
+        let claim = match &self.actual {
+            Actual::Attached { netns, rules } => {
+                Claim { description: description(rules, *netns), is_true: is_good }
+            }
+            Actual::Other { .. } => {
+                let is_true = is_good && self.other.serves && self.is_claimed();
+                Claim { description: self.other.description.clone(), is_true }
+            }
+            Actual::Unknown | Actual::Nothing => return,
+        };
+        self.claim = Some(claim);
+        self.actual = Actual::Unknown;
+    }
+
+    fn is_claimed(&self) -> bool {
+        self.claim.as_ref().is_some_and(|claim| claim.is_true)
     }
 
     pub(super) fn lose_place(&mut self, now: Instant) {
@@ -130,9 +154,8 @@ impl Entry {
         self.is_searching().then(|| now.duration_since(self.searching_since))
     }
 
-    /// `had`: the network namespaces in which something was attached when the agent started, if all are
-    /// known.
-    pub(super) fn found(&mut self, found: Option<Found>, had: Option<&BTreeSet<u64>>) {
+    /// `had_nothing`: whether it is known that nothing was attached at a place when the agent started.
+    pub(super) fn found(&mut self, found: Option<Found>, had_nothing: impl Fn(&Place) -> bool) {
         let (place, has_address) =
             found.map_or((None, false), |found| (Some(found.place), found.has_address));
         self.has_process = place.is_some();
@@ -145,8 +168,7 @@ impl Entry {
             self.doubt(false);
         }
         if let Some(place) = &place {
-            let had_nothing = had.is_some_and(|had| !had.contains(&place.netns));
-            if self.is_new && had_nothing && self.actual == Actual::Unknown {
+            if self.is_new && had_nothing(place) && self.actual == Actual::Unknown {
                 self.actual = Actual::Nothing;
             }
             self.is_new = false;
@@ -154,16 +176,22 @@ impl Entry {
         self.place = place.filter(|place| is_same(place) || has_address);
     }
 
-    pub(super) fn view(&self, now: Instant) -> View<'_> {
+    /// `notice`: how long after it was heard of its first step may begin.
+    pub(super) fn view(&self, now: Instant, notice: Duration) -> View<'_> {
         View {
             want: self.want(),
             place: self.place.as_ref(),
             is_lost: self.is_lost(),
             actual: &self.actual,
             doing: self.doing(),
-            is_due: self.backoff.is_due(now),
+            is_due: self.backoff.is_due(now) && now >= self.heard_at + notice,
             arrival: self.arrival,
         }
+    }
+
+    /// When the next step may begin.
+    pub(super) fn due(&self, notice: Duration) -> Option<Instant> {
+        self.backoff.due().into_iter().chain([self.heard_at + notice]).max()
     }
 
     pub(super) fn doing(&self) -> Option<Doing> {
@@ -175,8 +203,9 @@ impl Entry {
         self.actual == Actual::Unknown && self.running.is_none()
     }
 
-    pub(super) fn is_attached(&self) -> bool {
-        matches!(self.actual, Actual::Attached { .. })
+    /// Something is in the kernel, or may be.
+    pub(super) fn may_be_attached(&self) -> bool {
+        self.actual != Actual::Nothing
     }
 
     /// The number of the step that is under way.
@@ -202,9 +231,24 @@ impl Entry {
         if doing != Doing::Look {
             self.backoff.begin(now);
         }
+        if doing == Doing::Detach {
+            self.serves_no_more();
+        }
         self.steps += 1;
         self.running = Some(Running { doing, number: self.steps });
         self.steps
+    }
+
+    /// A detach begins: new connections pass, also if it is interrupted and the next step must wait.
+    fn serves_no_more(&mut self) {
+        if let Actual::Attached { netns, rules } = &self.actual {
+            self.other.description = description(rules, *netns);
+            self.actual = Actual::Other { netns: *netns };
+        }
+        self.other.serves = false;
+        if let Some(claim) = &mut self.claim {
+            claim.is_true = false;
+        }
     }
 
     /// The step's name and its result, unless it was interrupted meanwhile.
@@ -238,8 +282,11 @@ impl Entry {
                     tracing::warn!(%name, step, "{why}");
                 }
                 self.failure = Some(why);
-                if step == "attach" {
-                    self.is_half_done();
+                match step {
+                    "attach" => self.is_half_done(),
+                    // The next one is not asked at once.
+                    LOOK => self.backoff.begin(now),
+                    _ => {}
                 }
                 // Its process may have ended meanwhile, and another have its number.
                 self.lose_place(now);
@@ -257,10 +304,10 @@ impl Entry {
                 self.attached(place, rules, Vec::new());
                 ("adopt", "ok")
             }
-            Seen::Other { description, difference } => {
+            Seen::Other { description, serves, difference } => {
                 tracing::info!(%name, found = %description, "not as it is wanted: {difference}");
                 self.actual = Actual::Other { netns };
-                self.other = description;
+                self.other = Other { description, serves };
                 self.attached_at = Some(place);
                 ("adopt", "changed")
             }
@@ -305,71 +352,11 @@ impl Entry {
         self.failure = None;
     }
 
-    pub(super) fn line(&self, max: usize) -> StatusRow {
-        let netns = match &self.actual {
-            Actual::Attached { netns, .. } => Some(*netns),
-            Actual::Unknown | Actual::Other { .. } | Actual::Nothing => None,
-        };
-        StatusRow { name: self.desired.name.clone(), state: self.state(max), netns }
-    }
-
-    fn state(&self, max: usize) -> State {
-        let attached = match &self.actual {
-            Actual::Attached { netns, rules } => Some(description(rules, *netns)),
-            // Without what an agent before this one did not follow.
-            Actual::Unknown => self.claim.as_ref().map(|claim| {
-                claim.description.split("; not followed: ").next().unwrap_or_default().to_owned()
-            }),
-            Actual::Other { .. } => Some(self.other.clone()),
-            Actual::Nothing => None,
-        };
-        match (self.want(), attached) {
-            (Want::Unclear(why), kept) => State::Refused { why: why.clone(), kept },
-            (Want::Forbidden(why), None) => State::Refused { why: why.clone(), kept: None },
-            (Want::Nothing, None) => State::Idle,
-            (Want::Nothing, Some(description)) => State::Detaching { description, why: None },
-            (Want::Forbidden(why), Some(description)) => {
-                State::Detaching { description, why: Some(why.clone()) }
-            }
-            (Want::Attach(_), _) if self.is_without_room => State::NoRoom { max },
-            (Want::Attach(_), attached) => self.state_of_attach(attached.filter(|claim| self.serves(claim))),
-        }
-    }
-
-    /// `serving`: a pod stays ready while earlier rules serve it, until the new ones do.
-    fn state_of_attach(&self, serving: Option<String>) -> State {
-        match (&self.failure, serving) {
-            (Some(why), kept) => State::Failed { why: why.clone(), kept },
-            (None, Some(description)) => State::Attached { description, warnings: self.warnings.clone() },
-            (None, None) => State::Waiting(self.waits_for()),
-        }
-    }
-
-    /// Whether what is described is in the kernel, as far as is known: the sandbox has not ended, and is no
-    /// other.
-    fn serves(&self, description: &str) -> bool {
-        let is_here = |place: &Place| description.contains(&format!("; netns {}; ", place.netns));
-        let is_attached = match self.actual {
-            Actual::Attached { .. } => true,
-            Actual::Unknown | Actual::Other { .. } => self.claim.as_ref().is_some_and(|claim| claim.is_true),
-            Actual::Nothing => false,
-        };
-        is_attached && !self.is_lost() && self.place.as_ref().is_none_or(is_here)
-    }
-
     fn is_lost(&self) -> bool {
         self.was_searched && !self.has_process
     }
 
     pub(super) fn want(&self) -> &Want {
         self.conflict.as_ref().unwrap_or(&self.desired.want)
-    }
-
-    fn waits_for(&self) -> &'static str {
-        match (&self.place, self.has_process) {
-            (None, false) => "no process in a network namespace of its own yet",
-            (None, true) => "no address besides the loopback's yet",
-            (Some(_), _) => "being attached",
-        }
     }
 }

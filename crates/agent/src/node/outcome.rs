@@ -50,12 +50,36 @@ pub(super) enum Outcome {
     },
 }
 
+/// The name of a step that asks the kernel.
+pub(super) const LOOK: &str = "look";
+
 /// How the rules in the kernel differ from the wanted rules.
 #[derive(Debug)]
 pub(super) enum Seen {
     Same(Rules),
-    Other { description: String, difference: String },
+    Other {
+        description: String,
+        /// New connections are served by it: it is not being detached.
+        serves: bool,
+        difference: String,
+    },
     Nothing,
+}
+
+impl Outcome {
+    /// What the kernel told, or why it could not be asked. Rules that can't be read are attached anew; where
+    /// none are wanted, whatever is attached stays, and the kernel is asked again.
+    pub(super) fn of_look(told: anyhow::Result<Status>, wanted: Option<Rules>, netns: u64) -> Self {
+        match told {
+            Ok(status) => Self::Looked(Seen::of(&status, wanted)),
+            Err(error) if wanted.is_none() => Self::Failed { step: LOOK, why: format!("{error:#}") },
+            Err(error) => Self::Looked(Seen::Other {
+                description: format!("unknown; netns {netns}; "),
+                serves: false,
+                difference: format!("{error:#}"),
+            }),
+        }
+    }
 }
 
 impl Seen {
@@ -68,6 +92,7 @@ impl Seen {
             (Some(rules), Some(None)) => Self::Same(rules),
             (_, difference) => Self::Other {
                 description: in_force::shown(status),
+                serves: in_force::serves(status),
                 difference: difference.flatten().unwrap_or_else(|| "no rules are wanted".to_owned()),
             },
         }

@@ -13,7 +13,7 @@ use crate::processes::{Place, Proc, cgroup_directory};
 use crate::rules::Rules;
 use crate::truepeer::Truepeer;
 
-use super::outcome::{Done, Outcome, Seen};
+use super::outcome::{Done, Outcome};
 
 /// All that a step needs.
 pub(super) struct Work {
@@ -45,7 +45,7 @@ impl Work {
             }
             Step::Look(rules) => {
                 let _permit = self.permits.acquire().await;
-                Outcome::Looked(self.look(rules).await)
+                Outcome::of_look(self.truepeer.status(&self.place).await, rules, self.place.netns)
             }
             // Waits for connections to end: doesn't hold others up.
             Step::Detach | Step::Forget => match self.detach().await {
@@ -62,17 +62,6 @@ impl Work {
         match timeout(patience, waiting).await {
             Ok(done) => done,
             Err(_) => self.truepeer.detach_now(&self.place).await,
-        }
-    }
-
-    /// What can't be read is not what is wanted: it is attached anew, or detached.
-    async fn look(&self, wanted: Option<Rules>) -> Seen {
-        match self.truepeer.status(&self.place).await {
-            Ok(status) => Seen::of(&status, wanted),
-            Err(error) => Seen::Other {
-                description: format!("unknown; netns {}; ", self.place.netns),
-                difference: format!("{error:#}"),
-            },
         }
     }
 

@@ -117,6 +117,10 @@ fn nothing_is_done_too_soon() {
         arrival: 0,
     };
     assert_eq!(plan(&[("a".to_owned(), view)].into(), 1), Plan::default());
+    // The kernel is asked: that changes nothing.
+    let asking = View { actual: &Actual::Unknown, ..view };
+    let look = ("a".to_owned(), Step::Look(Some(rules(80))));
+    assert_eq!(plan(&[("a".to_owned(), asking)].into(), 1).steps, [look]);
 }
 
 fn want() -> impl Strategy<Value = Want> {

@@ -197,3 +197,16 @@ proptest! {
         prop_assert_eq!(uid_of(&line).map(|(uid, _)| uid), Some(UID.to_owned()));
     }
 }
+
+#[test]
+fn the_clock_is_that_of_processes() {
+    let directory = Directory::new("ticks");
+    fs::write(directory.0.join("uptime"), "1520.30 324.04\n").unwrap();
+    assert_eq!(Proc::new(&directory.0).ticks(), 152_030);
+    assert_eq!(Proc::new(directory.0.join("none")).ticks(), 0);
+    let here = Proc::new("/proc");
+    let started = here.started(std::process::id()).unwrap();
+    let now = here.ticks();
+    // A test ends within an hour.
+    assert!(started <= now && now < started + 360_000, "{started} {now}");
+}

@@ -14,6 +14,7 @@ mod pods;
 mod probes;
 mod restarts;
 mod rights;
+mod sweep;
 mod uninstall;
 mod wait;
 
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         .chain(probes::TESTS)
         .chain(rights::TESTS)
         .chain(uninstall::TESTS)
+        .chain(sweep::TESTS)
         .chain(needs::TESTS);
     let trials = tests.map(|(name, test)| {
         let bed = bed.clone();

@@ -1,12 +1,13 @@
 //! Ends and restarts: of the agent, of containers, of sandboxes, of pods.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use crate::Test;
-use crate::agent::Agent;
+use crate::agent::{Agent, truepeer};
 use crate::bed::Bed;
 use crate::wait::until;
 
@@ -17,11 +18,16 @@ pub(crate) const TESTS: &[Test] = &[
         "rules_that_the_kernel_does_not_have_are_not_adopted",
         rules_that_the_kernel_does_not_have_are_not_adopted,
     ),
+    ("rules_that_no_annotation_asks_for_are_not_adopted", rules_that_no_annotation_asks_for_are_not_adopted),
     ("what_no_condition_tells_is_detached", what_no_condition_tells_is_detached),
     ("a_container_that_starts_again_stays_attached", a_container_that_starts_again_stays_attached),
     ("a_sandbox_that_starts_again_is_attached_again", a_sandbox_that_starts_again_is_attached_again),
     ("a_sandbox_is_not_taken_for_the_one_before", a_sandbox_is_not_taken_for_the_one_before),
     ("an_agent_that_leaves_leaves_nothing", an_agent_that_leaves_leaves_nothing),
+    (
+        "pods_leave_their_services_before_the_agent_leaves_them",
+        pods_leave_their_services_before_the_agent_leaves_them,
+    ),
     ("a_deleted_pod_is_forgotten", a_deleted_pod_is_forgotten),
 ];
 
@@ -122,6 +128,30 @@ fn rules_that_the_kernel_does_not_have_are_not_adopted(bed: &Bed) -> Result<()> 
     let agent = Agent::start(bed, &[])?;
     until("the annotation's rules", || Ok(pod.expect_raw(80).is_ok().then_some(())))?;
     ensure!(agent.log().contains("the kernel has other senders"), "{}", agent.log());
+    Ok(())
+}
+
+/// Somebody on the node asks the balancer for a secret that it does not have.
+fn rules_that_no_annotation_asks_for_are_not_adopted(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[("ports", "80"), ("allow", "10.88.0.0/16")])?;
+    let pid = pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.expect_attached(80)?;
+    agent.kill();
+    let secret = bed.cluster.directory().join("secret");
+    std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n")?;
+    let by_hand = Command::new(truepeer()?)
+        .args(["attach", "--replace", "--port=80", "--allow=10.88.0.0/16", &format!("--pid={pid}")])
+        .arg(format!("--pins={}/truepeer", crate::mounts::BPF))
+        .arg(format!("--require-tlv=0xE5=@{}", secret.display()))
+        .output()?;
+    ensure!(by_hand.status.success(), "{}", String::from_utf8_lossy(&by_hand.stderr));
+    ensure!(pod.expect_attached(80).is_err(), "the header needs no secret");
+    let agent = Agent::start(bed, &[])?;
+    until("the annotation's rules", || Ok(pod.expect_attached(80).is_ok().then_some(())))?;
+    ensure!(agent.log().contains("rules that no annotation asks for"), "{}", agent.log());
     Ok(())
 }
 
@@ -226,4 +256,27 @@ fn an_agent_that_leaves_leaves_nothing(bed: &Bed) -> Result<()> {
     let _agent = Agent::start(bed, &[])?;
     pod.wait_for("Attached")?;
     pod.expect_attached(80)
+}
+
+/// kube-proxy needs a moment, in which connections with a header still come.
+fn pods_leave_their_services_before_the_agent_leaves_them(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&WEB)?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    agent.terminate()?;
+    let asking = || {
+        while pod.condition()?.0 == "True" {
+            pod.expect_attached(80)?;
+        }
+        (0..20).try_for_each(|_| pod.expect_attached(80))
+    };
+    let asked = std::thread::scope(|scope| {
+        let asking = scope.spawn(asking);
+        let _leaving = Agent::start(bed, &["--leave"])?;
+        asking.join().map_err(|_| anyhow::anyhow!("a panic")).flatten()
+    });
+    asked?;
+    pod.expect_raw(80)
 }
