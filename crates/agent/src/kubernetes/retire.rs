@@ -6,7 +6,7 @@
 //!   │ no
 //! agents leave ──all on ready nodes have left──▶ done, and says which nodes were not ready
 //!   │ too long
-//! agents attach again ──▶ failed, and all is as before
+//! agents attach again, on all nodes at a time ──▶ failed, and all is as before
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,7 @@ pub(crate) async fn retire(options: &Retire) -> Result<()> {
             Ok(())
         }
         Err(error) => {
-            set.write(&as_before(&set.found)?).await.context("agents could not be told to attach again")?;
+            set.go_back(options.timeout).await.context("agents could not be told to attach again")?;
             Err(error.context(format!("{}: agents attach again; all is as before", set.place)))
         }
     }
@@ -85,6 +85,17 @@ impl Set {
         Ok(Nodes::of(&nodes.items, &pods.context("listing pods")?.items, uid))
     }
 
+    /// The strategy of before comes last: a node that is not ready could take the only place that it has for
+    /// nodes without an agent, and the agents of all others would go on leaving.
+    async fn go_back(&self, limit: Duration) -> Result<()> {
+        self.write(&attaching(&self.found)?).await?;
+        let end = Instant::now() + limit;
+        while Instant::now() < end && !self.nodes().await?.without(|agent| agent.is_back).is_empty() {
+            tokio::time::sleep(INTERVAL).await;
+        }
+        self.write(&as_before(&self.found)?).await
+    }
+
     /// How many nodes.
     async fn wait_until_left(&self, limit: Duration) -> Result<usize> {
         let end = Instant::now() + limit;
@@ -113,17 +124,25 @@ fn leaving(set: &DaemonSet) -> Result<Value> {
     if !arguments.iter().any(|argument| argument == LEAVE) {
         arguments.push(LEAVE.to_owned());
     }
-    let strategy =
-        json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}});
-    Ok(patch(&container, &arguments, &strategy))
+    Ok(patch(&container, &arguments, &all_at_a_time()))
 }
 
-/// As it was, and never leaving: an earlier attempt may have been cut off.
-fn as_before(set: &DaemonSet) -> Result<Value> {
+/// Never leaving: an earlier attempt may have been cut off.
+fn attaching(set: &DaemonSet) -> Result<Value> {
     let (container, mut arguments) = container(set)?;
     arguments.retain(|argument| argument != LEAVE);
+    Ok(patch(&container, &arguments, &all_at_a_time()))
+}
+
+fn as_before(set: &DaemonSet) -> Result<Value> {
     let strategy = set.spec.as_ref().and_then(|spec| spec.update_strategy.as_ref());
-    Ok(patch(&container, &arguments, &serde_json::to_value(strategy)?))
+    let mut patch = attaching(set)?;
+    patch["spec"]["updateStrategy"] = serde_json::to_value(strategy)?;
+    Ok(patch)
+}
+
+fn all_at_a_time() -> Value {
+    json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}})
 }
 
 fn container(set: &DaemonSet) -> Result<(String, Vec<String>)> {
@@ -146,6 +165,8 @@ fn names(nodes: &[&str]) -> String {
 struct Agent {
     is_ready: bool,
     is_leaving: bool,
+    /// Told to attach again.
+    is_back: bool,
 }
 
 /// The nodes that have an agent.
@@ -182,9 +203,11 @@ impl Nodes {
             let arguments = spec.containers.iter().flat_map(|container| container.args.iter().flatten());
             let is_leaving = arguments.into_iter().any(|argument| argument == LEAVE);
             // Another one may be ending beside it: it has to be gone, too.
-            let agent = all.agents.entry(node).or_insert(Agent { is_ready: true, is_leaving: true });
+            let agent =
+                all.agents.entry(node).or_insert(Agent { is_ready: true, is_leaving: true, is_back: true });
             agent.is_ready &= is_ready;
             agent.is_leaving &= is_leaving;
+            agent.is_back &= !is_leaving;
         }
         all
     }

@@ -144,6 +144,10 @@ fn after_an_uninstall_that_fails_agents_attach_again(bed: &Bed) -> Result<()> {
     let retiring = agents.retire("4")?;
     until("the option", || Ok((agents.told()?.0 == json!(["kubernetes", "--leave"])).then_some(())))?;
     agents.put("lost-a", &["kubernetes", "--leave"], true)?;
+    until("the way back", || Ok((agents.told()?.0 == before.0).then_some(())))?;
+    // In turn, a node that is not ready could hold up all others.
+    ensure!(agents.told()?.1["maxUnavailable"] == "100%", "{:?}", agents.told());
+    agents.put("lost-a", &["kubernetes"], true)?;
     let (is_done, said) = ended(retiring)?;
     ensure!(
         !is_done && said.contains("attached on node lost-b") && said.contains("all is as before"),
