@@ -61,6 +61,15 @@ fn has_gate(pod: &Pod) -> bool {
     entries.into_iter().any(|entry| entry.condition_type == conditions::TYPE)
 }
 
+/// Words in the names of runtime classes whose pods have a kernel of their own. The handler itself stands in
+/// the RuntimeClass, which the agent may not read.
+const SANDBOXED: [&str; 3] = ["gvisor", "runsc", "kata"];
+
+fn sandboxed_class(pod: &Pod) -> Option<&str> {
+    let class = pod.spec.as_ref()?.runtime_class_name.as_deref()?;
+    SANDBOXED.iter().any(|word| class.contains(word)).then_some(class)
+}
+
 fn want(pod: &Pod, sender_limit: &SenderLimit) -> Want {
     let annotations = pod.metadata.annotations.iter().flatten();
     let rules = match annotation::parse(annotations.map(|(name, value)| (name.as_str(), value.as_str()))) {
@@ -77,6 +86,12 @@ fn want(pod: &Pod, sender_limit: &SenderLimit) -> Want {
     }
     if pod.metadata.annotations.iter().flatten().any(|(name, _)| name == MIRROR) {
         return Want::Forbidden("static pods are not supported: use a Deployment or a DaemonSet".to_owned());
+    }
+    if let Some(class) = sandboxed_class(pod) {
+        return Want::Forbidden(format!(
+            "the pod's runtime class {class} gives it a kernel of its own, and truepeer would work in the \
+             node's: use another runtime class"
+        ));
     }
     match sender_limit.exceeded_by(&rules) {
         None => Want::Attach(rules),
@@ -154,7 +169,14 @@ mod tests {
         );
         let mut mirror = asking();
         mirror[MIRROR] = "x".into();
-        assert!(why(pod(mirror, containers, status), &[]).starts_with("static pods"));
+        assert!(why(pod(mirror, containers, status.clone()), &[]).starts_with("static pods"));
+        let of_class = |class: &str| serde_json::json!({"containers": [], "runtimeClassName": class});
+        for class in ["gvisor", "kata-qemu"] {
+            let why = why(pod(asking(), of_class(class), status.clone()), &[]);
+            assert!(why.starts_with(&format!("the pod's runtime class {class} gives it a kernel")), "{why}");
+        }
+        let runc = annotated(pod(asking(), of_class("fast"), status), &[]).unwrap();
+        assert!(matches!(runc.desired.want, Want::Attach(_)), "{runc:?}");
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Cluster {
         Ok(())
     }
 
-    fn create(&self, object: Value) -> Result<()> {
+    pub(crate) fn create(&self, object: Value) -> Result<()> {
         let object: DynamicObject = serde_json::from_value(object)?;
         let types = object.types.as_ref().context("no kind")?;
         let kind = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);

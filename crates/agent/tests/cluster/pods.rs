@@ -19,7 +19,9 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("a_port_without_a_server_is_told_later", a_port_without_a_server_is_told_later),
     ("the_likeliest_mistakes_are_named", the_likeliest_mistakes_are_named),
+    ("a_sender_that_is_not_listed_is_named", a_sender_that_is_not_listed_is_named),
     ("the_hosts_network_is_refused", the_hosts_network_is_refused),
+    ("a_kernel_of_its_own_is_refused", a_kernel_of_its_own_is_refused),
     ("the_operators_cap_holds", the_operators_cap_holds),
     ("only_so_many_pods_are_attached", only_so_many_pods_are_attached),
     ("a_pod_without_an_address_is_waited_for", a_pod_without_an_address_is_waited_for),
@@ -165,6 +167,36 @@ fn the_hosts_network_is_refused(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// As by gVisor and Kata: programs of the node's kernel would take headers off, and its sockets show nobody.
+fn a_kernel_of_its_own_is_refused(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "gvisor"},
+        "handler": "runsc"});
+    bed.cluster.create(class)?;
+    let mut pod = bed.pod_with(&WEB, json!({"runtimeClassName": "gvisor"}))?;
+    pod.start_sandbox()?;
+    ensure!(pod.wait_for("Refused")?.starts_with("the pod's runtime class gvisor"));
+    pod.wait_for_event("Refused")?;
+    pod.start_server(80)?;
+    pod.expect_raw(80)
+}
+
+/// The likeliest one: another balancer, or a node in its place.
+fn a_sender_that_is_not_listed_is_named(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[("ports", "80"), ("allow", "192.0.2.7")])?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    // Those before truepeer begins to follow are only counted.
+    let note = until("the event UnlistedSender", || {
+        pod.expect_raw(80)?;
+        Ok(pod.events()?.into_iter().find(|(reason, _)| reason == "UnlistedSender").map(|(_, note)| note))
+    })?;
+    ensure!(note.contains("from 10.88.") && note.contains("list it in truepeer.dev/allow"), "{note}");
+    Ok(())
+}
+
 fn the_operators_cap_holds(bed: &Bed) -> Result<()> {
     let _agent = Agent::start(bed, &["--allow-senders", "10.88.0.0/16"])?;
     let mut pod = bed.pod(&[("ports", "80"), ("allow", "any")])?;
@@ -181,6 +213,11 @@ fn the_operators_cap_holds(bed: &Bed) -> Result<()> {
     // What was attached must not stay: it is the operator who forbids.
     pod.annotate(json!({"truepeer.dev/allow": "10.0.0.0/8"}))?;
     pod.wait_for("Refused")?;
+    until("a word about the detach", || {
+        let events = pod.events()?.into_iter();
+        let mut told = events.filter(|(reason, _)| ["Detaching", "Refused"].contains(&reason.as_str()));
+        Ok(told.any(|(_, note)| note.contains("truepeer.dev/allow: 10.0.0.0/8: expected")).then_some(()))
+    })?;
     pod.expect_raw(80)
 }
 
