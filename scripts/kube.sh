@@ -95,6 +95,12 @@ senders() {
   check_is "$1: a listed sender without a header is refused" "$(from_lb tcp "$(pod_address web)" 80)" "ConnectionResetError: [Errno 104] Connection reset by peer"
 }
 
+# Events of pods that are well: a server that starts later than the attach, UDP, processes of the runtime.
+no_warnings() {
+  sleep 31 # so long the agent waits for a server
+  check_is "$1: pods that are well have no warning of the agent" "$(k get events.events.k8s.io -o jsonpath='{range .items[?(@.reportingController=="truepeer.dev/agent")]}{.regarding.name} {.type} {.reason}: {.note}{"\n"}{end}' | grep '^dns-.* Warning')" ""
+}
+
 # A node forwards, and so do its kubelet's probes come from its address: without a header.
 node_port_of_the_cluster() {
   k create service nodeport web-cluster --tcp=80:80 --node-port=30081 >/dev/null
@@ -207,6 +213,7 @@ many_pods() { # name
     [ "$said" = "203.0.113.9 5109" ] || { wrong=$((wrong + 1)); echo "  $address answered: $said"; }
   done
   check_is "$1: $pods pods on the node, each sees its client" "$(wc -w <<<"$addresses") $wrong" "$((pods - 2)) 0"
+  no_warnings "$1, $pods pods"
   k scale deployment dns --replicas=1 >/dev/null
 }
 
@@ -219,6 +226,7 @@ uninstall() {
 
 check_is "the chart passes helm lint" "$("$kube/helm" lint --strict deploy/helm/truepeer | grep -o ' 0 chart(s) failed')" " 0 chart(s) failed"
 check_is "deploy/kubernetes/agent.yaml is the chart's" "$(scripts/kube-manifest.sh | diff - deploy/kubernetes/agent.yaml | head -5)" ""
+check_is "the chart refuses an API server without the admission policy" "$("$kube/helm" template t deploy/helm/truepeer --kube-version 1.29.9 --set image.repository=a --set 'allowSenders={private}' 2>&1 | grep -o 'chart requires kubeVersion: >=1.30.0-0')" "chart requires kubeVersion: >=1.30.0-0"
 check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
 
 if command -v apparmor_parser >/dev/null; then
@@ -238,6 +246,7 @@ for layout in $layouts; do
   echo "kube: the agent is ready"
   senders "$layout"
   node_port_of_the_cluster "$layout"
+  no_warnings "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
   taken_over "$layout"

@@ -213,7 +213,9 @@ if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then
   check static scripts/static.sh target/static
   # It needs the programs of static.sh.
   if [ "$failed" = "$before" ]; then check_tests deliver scripts/deliver.sh; else note_skip "deliver: static failed"; fi
-else note_skip "deliver: long: make test-all runs it"; fi
+  check_tests kube-pages scripts/kube-pages.sh
+  check_tests kube-nodes scripts/kube-nodes.sh
+else note_skip "deliver, kube-pages, kube-nodes: long: make test-all runs them"; fi
 check demo demo
 check demo-https demo_https
 check bench-smoke bench_smoke

@@ -1,16 +1,14 @@
-# A real Kubernetes of one node on a node of node.sh; to be sourced after it and images.sh.
+# A real Kubernetes of one node on a node of node.sh; to be sourced after it and images.sh. More nodes: machines.sh.
+
+# The node that is set up: what it is called, its address, its pods' addresses and cgroups, and an ending for its logs' names.
+kube_node=node kube_address=10.0.0.1 kube_pods=10.244.0.0/23 kube_cgroup=/ kube_suffix=
+# More options of the controllers.
+kube_controllers=()
 
 # Starts it and waits until pods can be created.
 cluster_up() {
   local begin=$SECONDS name
-  node_run mkdir -p /run/node/etcd /run/node/certs /run/node/kubelet /run/node/sysctl
-  # kubelet sets these for the whole machine: it gets files in their place.
-  node_run sh -euc 'for each in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
-      kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
-    file=/run/node/sysctl/$(basename "${each%=*}")
-    echo "${each#*=}" >"$file"
-    mount --bind "$file" "/proc/sys/${each%=*}"
-  done'
+  node_run mkdir -p /run/node/etcd /run/node/certs
   node_start etcd etcd --data-dir /run/node/etcd --listen-client-urls http://127.0.0.1:2379 \
     --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380 --unsafe-no-fsync
   cluster_containerd
@@ -18,9 +16,10 @@ cluster_up() {
   node_run sh -c 'cat >/run/node/tokens' <<'TOKENS'
 admin-token,admin,1,"system:masters"
 node-token,system:node:node,2,"system:nodes"
+node-b-token,system:node:node-b,3,"system:nodes"
+node-c-token,system:node:node-c,4,"system:nodes"
 TOKENS
   cluster_kubeconfig admin
-  cluster_kubeconfig node
   node_start apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 --service-cluster-ip-range=10.96.0.0/16 \
     --advertise-address=10.0.0.1 --secure-port=6443 --cert-dir=/run/node/certs --token-auth-file=/run/node/tokens \
     --authorization-mode=Node,RBAC --service-account-issuer=https://kubernetes.default.svc \
@@ -29,7 +28,7 @@ TOKENS
   node_wait 60 kubectl get --raw /readyz
   node_start controllers kube-controller-manager --kubeconfig=/run/node/admin.conf --leader-elect=false \
     --service-account-private-key-file=/run/node/accounts.key --use-service-account-credentials=false \
-    --root-ca-file=/run/node/certs/apiserver.crt --controllers='*,-nodeipam'
+    --root-ca-file=/run/node/certs/apiserver.crt --controllers='*,-nodeipam' "${kube_controllers[@]}"
   node_start scheduler kube-scheduler --kubeconfig=/run/node/admin.conf --leader-elect=false
   cluster_kubelet
   cluster_proxy
@@ -51,10 +50,10 @@ CONFIG
 
 cluster_containerd() {
   node_run mkdir -p /run/node/cni
-  node_run sh -c 'cat >/run/node/cni/10-bridge.conflist' <<'CNI'
+  node_run sh -c 'cat >/run/node/cni/10-bridge.conflist' <<CNI
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-   "ipam": {"type": "host-local", "dataDir": "/run/node/addresses", "ranges": [[{"subnet": "10.244.0.0/23"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+   "ipam": {"type": "host-local", "dataDir": "/run/node/addresses", "ranges": [[{"subnet": "$kube_pods"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 CNI
   # CAP_SYS_RESOURCE, for scores below the own, is missing in some containers that this runs in.
@@ -75,7 +74,7 @@ BinaryName = "$PWD/scripts/containers/bin/runc"
 bin_dir = "$engines/root/usr/lib/cni"
 conf_dir = "/run/node/cni"
 CONFIG
-  node_start containerd containerd -c /run/node/containerd.toml -l warn
+  node_start "containerd$kube_suffix" containerd -c /run/node/containerd.toml -l warn
   node_wait 20 ctr version
   cluster_images
 }
@@ -101,10 +100,20 @@ IMAGES
 }
 
 cluster_kubelet() {
-  node_run sh -c 'cat >/run/node/kubelet.yaml' <<'CONFIG'
+  cluster_kubeconfig "$kube_node"
+  node_run mkdir -p /run/node/kubelet /run/node/sysctl
+  # kubelet sets these for the whole machine: it gets files in their place.
+  node_run sh -euc 'for each in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+      kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+    file=/run/node/sysctl/$(basename "${each%=*}")
+    echo "${each#*=}" >"$file"
+    mount --bind "$file" "/proc/sys/${each%=*}"
+  done'
+  node_run sh -c 'cat >/run/node/kubelet.yaml' <<CONFIG
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
+cgroupRoot: $kube_cgroup
 enforceNodeAllocatable: []
 failSwapOn: false
 failCgroupV1: false
@@ -124,19 +133,20 @@ kubeAPIQPS: 500
 kubeAPIBurst: 1000
 syncFrequency: 10s
 CONFIG
-  node_start kubelet kubelet --config=/run/node/kubelet.yaml --kubeconfig=/run/node/node.conf --root-dir=/run/node/kubelet \
-    --hostname-override=node --node-ip=10.0.0.1 --cert-dir=/run/node/kubelet-certs
+  # Below a shell: nsenter stops with its child, and a test may stop the kubelet.
+  node_start "kubelet$kube_suffix" sh -c '"$@" & wait' kubelet kubelet --config=/run/node/kubelet.yaml --kubeconfig="/run/node/$kube_node.conf" \
+    --root-dir=/run/node/kubelet --hostname-override="$kube_node" --node-ip="$kube_address" --cert-dir=/run/node/kubelet-certs
 }
 
 cluster_proxy() {
-  node_run sh -c 'cat >/run/node/proxy.yaml' <<'CONFIG'
+  node_run sh -c 'cat >/run/node/proxy.yaml' <<CONFIG
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: iptables
 clientConnection: {kubeconfig: /run/node/admin.conf}
-hostnameOverride: node
+hostnameOverride: $kube_node
 clusterCIDR: 10.244.0.0/16
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 CONFIG
-  node_start proxy kube-proxy --config=/run/node/proxy.yaml
+  node_start "proxy$kube_suffix" kube-proxy --config=/run/node/proxy.yaml
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Connects again and again, behind headers that each name another client, and counts the answers: load.py tcp|udp ADDRESS
 PORT (COUNT | SECONDSs) [WORKERS]. Prints "named N raw N failed N": `named` answered that client, `raw` any other words.
-With COUNT it ends when so many have been answered, or after a minute."""
+With COUNT it ends when so many have been answered, or after a minute. SIGTERM ends it before that."""
 import itertools
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +20,11 @@ counts = {"named": 0, "raw": 0, "failed": 0}
 wrong = {}
 failures = {}
 lock = threading.Lock()
+
+
+def stop(*_):
+    global end
+    end = 0
 
 
 def work():
@@ -39,6 +45,7 @@ def work():
             time.sleep(0.01)
 
 
+signal.signal(signal.SIGTERM, stop)
 threads = [threading.Thread(target=work) for _ in range(int(workers[0]) if workers else 8)]
 for thread in threads:
     thread.start()

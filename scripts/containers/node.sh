@@ -93,7 +93,7 @@ node_end() {
   wait "$node_unshare" 2>/dev/null || true
   local hierarchy name
   for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/*; do
-    for name in "$hierarchy"/{truepeer-node,docker,libpod_parent,k8s.io,kubepods,machine.slice,buildah-*}; do
+    for name in "$hierarchy"/{truepeer-node,truepeer-node-*,docker,libpod_parent,k8s.io,kubepods,machine.slice,buildah-*}; do
       [ ! -d "$name" ] || find "$name" -depth -type d -exec rmdir {} + 2>/dev/null || true
     done
   done

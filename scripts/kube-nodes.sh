@@ -1,0 +1,141 @@
+#!/bin/bash
+# truepeer's chart on a real Kubernetes of three nodes, under load by way of a NodePort of each: a node is drained, one is not
+# ready, a new version comes, and an uninstall while one is dead. No header reaches a server, and nothing is left. Needs
+# what kube.sh needs.
+set -Eeuo pipefail
+. "$(dirname "$0")/lib.sh"
+. scripts/containers/node.sh
+. scripts/containers/images.sh
+. scripts/containers/cluster.sh
+. scripts/containers/machines.sh
+. scripts/containers/checks.sh
+truepeer=$(realpath "${TRUEPEER:-$target/debug/truepeer}")
+agent=$(realpath "${TRUEPEER_AGENT:-$target/debug/truepeer-agent}")
+# As soon as two posts of a kubelet are missing.
+kube_controllers=(--node-monitor-grace-period=12s --node-monitor-period=1s)
+addresses=(10.0.0.1 10.0.2.2 10.0.3.2)
+
+node_needs kube-nodes
+for program in kubelet helm; do
+  [ -x "$kube/$program" ] || { check_skip kube-nodes "Kubernetes is not built: make kube"; checks_end; exit 0; }
+done
+for program in "$truepeer" "$agent"; do
+  [ -x "$program" ] || { echo "kube-nodes: no $program: cargo build, or name one by TRUEPEER and TRUEPEER_AGENT"; exit 1; }
+done
+mkdir -p "$target/logs"
+trap node_end EXIT
+make_images
+make_agent_image
+
+k() { node_run kubectl "$@"; }
+state() {
+  [ $BASH_SUBSHELL = 0 ] && [ -n "${node_pid:-}" ] && [ -z "${told:-}" ] || return 0
+  told=1
+  k get nodes
+  k get pods -A -o wide
+  k get events -A --sort-by=.lastTimestamp | tail -15
+  k get pod -l app=web -o jsonpath='{range .items[*]}{.spec.nodeName}{" "}{.status.conditions[?(@.type=="truepeer.dev/attached")].message}{"\n"}{end}'
+  k -n truepeer logs -l app.kubernetes.io/name=truepeer-agent --tail 10 --prefix
+}
+trap 'state >&2' ERR
+ready() { k rollout status "$@" --timeout=90s >/dev/null; }
+
+# Connections to each node, until load_is_over.
+load_begins() {
+  local address
+  loads=()
+  for address in "${addresses[@]}"; do
+    node_run ip netns exec lb python3 scripts/containers/load.py tcp "$address" 30080 600s 2 >"$target/logs/nodes-$address" 2>&1 &
+    loads+=($!)
+  done
+  sleep 2
+}
+load_is_over() { # name
+  local address named=0 raw=0 lines
+  node_run pkill -TERM -f containers/load.py
+  wait "${loads[@]}" || true
+  for address in "${addresses[@]}"; do
+    echo "  $address: $(head -1 "$target/logs/nodes-$address")"
+    lines=$(tail -n +2 "$target/logs/nodes-$address")
+    [ -z "$lines" ] || echo "$lines"
+    read -r _ one _ other _ <"$target/logs/nodes-$address"
+    named=$((named + one)) raw=$((raw + other))
+  done
+  check_is "$1: no header reaches a server" "$((named > 500)) $raw" "1 0"
+}
+
+drained() {
+  load_begins
+  k drain node-c --ignore-daemonsets --delete-emptydir-data --timeout=90s >/dev/null 2>&1
+  ready deployment/web
+  check_is "drained: no server is on the node" "$(k get pod -l app=web --field-selector spec.nodeName=node-c -o name)" ""
+  k uncordon node-c >/dev/null
+  k rollout restart deployment/web >/dev/null
+  ready deployment/web
+  load_is_over drained
+}
+
+# The kubelet hangs; pods and agent go on. Then the agent is killed, too.
+not_ready() {
+  load_begins
+  on c node_run pkill -STOP -x kubelet
+  k wait --for=condition=Ready=unknown --timeout=60s node/node-c >/dev/null
+  on c node_run pkill -KILL -x truepeer-agent
+  sleep 3
+  on c node_run pkill -CONT -x kubelet
+  k wait --for=condition=Ready --timeout=60s node/node-c >/dev/null
+  ready deployment/web
+  ready -n truepeer daemonset/truepeer-agent
+  load_is_over "not ready"
+}
+
+upgraded() {
+  local machine
+  node_run ctr -n k8s.io images tag docker.io/library/truepeer-agent:0.1.0 docker.io/library/truepeer-agent:0.1.1 >/dev/null
+  for machine in b c; do
+    on $machine node_run ctr -n k8s.io images tag docker.io/library/truepeer-agent:0.1.0 docker.io/library/truepeer-agent:0.1.1 >/dev/null
+  done
+  load_begins
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set image.tag=0.1.1 --wait --timeout 120s >/dev/null
+  check_is "upgraded: each node has the new one" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[*].spec.containers[0].image}')" "truepeer-agent:0.1.1 truepeer-agent:0.1.1 truepeer-agent:0.1.1"
+  load_is_over upgraded
+}
+
+# One that loses its power stays "NotReady", with an agent that nobody can ask.
+uninstalled_with_a_dead_node() {
+  local machine
+  load_begins
+  machine_dies c
+  k wait --for=condition=Ready=unknown --timeout=60s node/node-c >/dev/null
+  check_is "a dead node: helm uninstall succeeds" "$(node_run helm uninstall truepeer -n truepeer --timeout 120s >"$target/logs/nodes-uninstall" 2>&1; echo $?)" 0
+  sed 's/^/  /' "$target/logs/nodes-uninstall"
+  sleep 2 # the senders go on for a while
+  load_is_over "a dead node"
+  k delete node node-c >/dev/null
+  k delete namespace truepeer --timeout=120s >/dev/null
+  check_is "a dead node: nothing is left in the cluster" "$(k get namespace,clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding -o name | grep truepeer || true)" ""
+  check_is "a dead node: no condition is left" "$(k get pod -l app=web -o jsonpath='{.items[?(@.spec.nodeName!="node-c")].status.conditions[?(@.type=="truepeer.dev/attached")].status}')" ""
+  for machine in a b; do
+    check_is "a dead node: no pin is left on $machine" "$(on $machine node_run find /sys/fs/bpf/truepeer -mindepth 1 2>/dev/null)" ""
+  done
+}
+
+node_up v2
+cluster_up
+machines[a]=$node_pid machine_numbers[a]=1
+machine_up b 2
+machine_up c 3
+machine_joins b
+machine_joins c
+echo "kube-nodes: three nodes are ready"
+node_run helm install truepeer deploy/helm/truepeer -n truepeer --create-namespace --wait --timeout 90s --set image.repository=truepeer-agent,allowSenders={private} >/dev/null
+k apply -f deploy/kubernetes/web.yaml >/dev/null
+k scale deployment web --replicas=6 >/dev/null
+ready deployment/web
+check_is "each node has a server" "$(k get pod -l app=web -o jsonpath='{.items[*].spec.nodeName}' | tr ' ' '\n' | sort -u | tr '\n' ' ')" "node node-b node-c "
+drained
+not_ready
+upgraded
+uninstalled_with_a_dead_node
+node_end
+checks_end
