@@ -64,7 +64,8 @@ impl World {
 
     fn attach_by_hand(&mut self, key: &Key) {
         let (rules, detaches) = (world::rules(&mut self.dice), self.dice.one_in(3));
-        let Some(sandbox) = self.sandbox(key) else { return };
+        let now = self.now;
+        let Some(sandbox) = self.sandbox(key).filter(|sandbox| sandbox.has_process < now) else { return };
         if detaches { sandbox.detach() } else { sandbox.attach(rules) }
     }
 }
