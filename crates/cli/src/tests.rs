@@ -441,7 +441,7 @@ fn connect_says_whom_to_name_and_where() {
     else {
         panic!("connect")
     };
-    let sending = args.sending();
+    let sending = truepeer_config::plan::connect_settings(&args).unwrap();
     assert_eq!(sending.from, "203.0.113.7:5000".parse().ok());
     assert!(sending.is_told("10.1.1.1:443".parse().unwrap()));
     assert!(!sending.is_told("10.1.1.1:80".parse().unwrap()));
