@@ -59,7 +59,7 @@ impl Found {
 fn of_process(process: u32, option: &str) -> Result<Found> {
     let path = PathBuf::from(format!("/proc/{process}/ns/net"));
     let netns = NetNs::open(&path).with_context(|| match path.try_exists() {
-        Ok(false) => format!("{option}: there is no such process"),
+        Ok(false) => format!("{option}: there is no such process; pidof -s PROGRAM tells the number of one"),
         _ => format!("{option}: its network namespace can't be opened"),
     })?;
     let id = netns.id().context("the network namespace")?;

@@ -336,6 +336,17 @@ const LINES: &[&str] = &[
     "truepeer connect 127.0.0.1:8000 --from 203.0.113.7",
     "truepeer proxy --bind :8443 --server 127.0.0.1:443 --accept-proxy",
     "truepeer proxy -l 8443 -4 443 --allow 10.0.0.7",
+    "truepeer attach --ports 443 --allowed-subnets ./no-such-list",
+    "truepeer attach --unit nginx.service --allow 10.0.0.7",
+    "truepeer exec --allow loopback -- python3 -m http.server 8000",
+    "truepeer run --user www-data --allow 10.0.0.7 -- true",
+    "truepeer run -p 8080:80 nginx",
+    "truepeer https -l :8443 --tls-cert self 8080",
+    "truepeer https -l :8443 --letsencrypt example.com --origin http://127.0.0.1:8080",
+    "truepeer https --tls-cert self --origin http://127.0.0.1:8080 --client-address x-forwarded-for",
+    "truepeer status --port 443",
+    "truepeer connect 203.0.113.7 curl http://127.0.0.1:8080/",
+    "truepeer run 10.0.0.7 nginx",
 ];
 
 fn said(line: &str) -> String {
@@ -484,6 +495,11 @@ const UNKNOWN: &[&str] = &[
     "attach logs",
     "-- systemctl",
     "-- docker",
+    "www-data",
+    "--ports 443",
+    "exec --allow",
+    "--letsencrypt example.com",
+    "status --port",
     "3000-9000",
 ];
 

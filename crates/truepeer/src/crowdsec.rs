@@ -37,7 +37,7 @@ const WHY: &str = "crowdsec: ";
 const MOST_WHY: usize = 200;
 
 /// Follows until the process ends.
-pub fn crowdsec(args: &CrowdsecArgs) -> anyhow::Result<()> {
+pub(crate) fn crowdsec(args: &CrowdsecArgs) -> anyhow::Result<()> {
     let api = Api::of(args)?;
     let (mut knows_all, mut complaint) = (false, None);
     loop {

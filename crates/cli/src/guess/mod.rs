@@ -1,6 +1,7 @@
 //! Words that other programs have, and that truepeer calls otherwise: what to type.
 
 use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use super::UsageError;
@@ -32,6 +33,9 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         Err(UsageError::Options(words::saying(typed, expected, instead)))
     };
     let Some((&first, rest)) = words.split_first() else { return Ok(()) };
+    if first == "exec" && rest.contains(&"--") {
+        return refused(first, "no command of truepeer", &format!("truepeer run {}", rest.join(" ")));
+    }
     if let ("detach" | "unattach" | "remove", [port, ..]) = (first, rest)
         && port.starts_with(|c: char| c.is_ascii_digit())
     {
@@ -128,6 +132,20 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         && port.starts_with(|c: char| c.is_ascii_digit())
     {
         return refused(port, "detach takes all ports", &format!("truepeer attach remove --port {port}"));
+    }
+    if let ("run" | "connect", [client, program @ ..]) = (first, rest)
+        && let Ok(ip) = client.parse::<IpAddr>()
+    {
+        let option = match first {
+            "run" => format!("--allow {ip}"),
+            _ => format!("--from {}", SocketAddr::new(ip, 5000)),
+        };
+        let program = program.join(" ");
+        return refused(
+            client,
+            "expected an option before it",
+            &format!("truepeer {first} {option} -- {program}"),
+        );
     }
     if let ("attach", Some((typed, instead))) = (first, of_listener(rest)) {
         return refused(typed, "not a word of this command", &instead);

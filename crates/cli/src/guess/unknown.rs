@@ -68,7 +68,8 @@ fn unknown(
                 return Some(said);
             }
             // Only clap knows where the program of `run` begins.
-            if let Some((typed, instead)) = find(name, &[typed.as_str()]) {
+            let words: Vec<&str> = [Some(typed.as_str()), next(argv, &typed)].into_iter().flatten().collect();
+            if let Some((typed, instead)) = find(name, &words).filter(|(word, _)| *word == typed) {
                 return Some(saying(typed, "not a word of this command", &instead));
             }
             let said = undashed(command, &typed, next(argv, &typed));
@@ -218,6 +219,11 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
         let listen = meant(command, name, value).map_or_else(|| value.to_owned(), |words| words.join(" "));
         let backend = super::to(way, &backend);
         return Some(format!("{typed}: expected an option before it; type: {option} {listen} {backend}"));
+    }
+    let is_port = typed.parse::<u16>().is_ok();
+    if name != "listen" && (is_port || super::is_address(typed)) && ["proxy", "https"].contains(&way) {
+        let backend = if is_port { format!("127.0.0.1:{typed}") } else { typed.to_owned() };
+        return Some(format!("{typed}: expected an option before it; type: {}", super::to(way, &backend)));
     }
     if way == "https" && typed.contains("://") {
         return Some(format!("{typed}: expected an option before it; type: --origin {typed}"));

@@ -110,6 +110,11 @@ fn notations(text: &str, option: &str) -> Vec<String> {
 /// Words for everybody, for this machine, for yes and for no.
 fn words(lower: &str, option: &str) -> &'static [&'static str] {
     match lower {
+        "x-forwarded-for" | "xff" | "header" | "x-real-ip" | "real-ip" if option == "client-address" => {
+            &["forwarded"]
+        }
+        "proxy-protocol" | "haproxy" | "pp" if option == "client-address" => &["proxy"],
+        "tproxy" | "spoof" | "client" if option == "client-address" => &["transparent"],
         "quic" | "http3" | "h3" | "dtls" | "udp4" | "udp6" if option == "protocol" => &["udp"],
         "http" | "https" | "http2" | "tls" | "ssl" | "tcp4" | "tcp6" if option == "protocol" => &["tcp"],
         "dns" | "sip" | "any" | "all" | "*" if option == "protocol" => &["both"],

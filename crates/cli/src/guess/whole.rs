@@ -28,7 +28,9 @@ pub(crate) fn in_a_whole_line(argv: &[OsString], error: UsageError) -> UsageErro
     let Some(words) = argv.iter().skip(1).map(|word| word.to_str()).collect::<Option<Vec<_>>>() else {
         return error;
     };
-    let Some(line) = mended(&words, &error, MOST).map(|words| shown(&words)) else { return error };
+    let Some(line) = mended(&words, &error, MOST).map(without_examples).map(|words| shown(&words)) else {
+        return error;
+    };
     match error {
         UsageError::Options(text) => UsageError::Options(match text.split_once("; type: ") {
             Some((before, instead)) => format!("{before}; type: {line}{}", parts(instead).1),
@@ -65,6 +67,17 @@ fn mended(words: &[&str], error: &UsageError, most: usize) -> Option<Vec<String>
     taken.filter(|line| line.iter().map(String::as_str).ne(words.iter().copied()))
 }
 
+/// Without `--allow PREFIX` beside the user's own.
+fn without_examples(mut words: Vec<String>) -> Vec<String> {
+    let is_own = |pair: &[String]| pair[0] == "--allow" && pair[1] != "PREFIX";
+    if words.windows(2).any(is_own)
+        && let Some(at) = words.windows(2).position(|pair| pair[0] == "--allow" && pair[1] == "PREFIX")
+    {
+        words.drain(at..at + 2);
+    }
+    words
+}
+
 fn is_refused(words: &[String]) -> Option<UsageError> {
     let valued = words.iter().filter(|word| *word != "&").map(|word| {
         STANDS_FOR.iter().find(|(name, _)| name == word).map_or(word.as_str(), |(_, value)| value).to_owned()
@@ -90,6 +103,11 @@ fn candidates(words: &[&str], error: &UsageError) -> Option<Vec<Vec<String>>> {
         }
         UsageError::Clap(error) => {
             let ContextValue::StyledStrs(tips) = error.get(ContextKind::Suggested)? else { return None };
+            // What is missing, in an example.
+            if let Some(example) = tips.first()?.to_string().strip_prefix("for example: truepeer ") {
+                let example: Vec<&str> = example.split(' ').collect();
+                return Some(vec![with_own(words, "", &example)]);
+            }
             let ContextValue::String(typed) = error.get(ContextKind::InvalidValue)? else { return None };
             let tip = tips.first()?.to_string();
             let instead: Vec<&str> = parts(tip.strip_prefix("type ")?).0.split(' ').collect();
@@ -205,7 +223,14 @@ fn with_own(words: &[&str], typed: &str, instead: &[&str]) -> Vec<String> {
             }
         }
     }
-    let program = words.get(end + 1..).unwrap_or_default();
+    // Behind the option that was typed stands its value, if the message has it.
+    let is_value = |at: usize| match words[at - 1] {
+        before if before == typed => instead.contains(&words[at]),
+        before => before.starts_with('-'),
+    };
+    let bare = |at: &usize| !words[*at].starts_with('-') && !is_value(*at);
+    let begin = if end < words.len() { Some(end + 1) } else { (2..end).find(bare) };
+    let program = begin.and_then(|begin| words.get(begin..)).unwrap_or_default();
     if let Some(at) = line.iter().position(|word| ["COMMAND", "PROGRAM"].contains(word))
         && !program.is_empty()
     {

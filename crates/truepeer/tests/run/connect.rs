@@ -183,7 +183,8 @@ fn a_header_has_the_secret_and_the_environment_has_not(bed: &Bed) -> anyhow::Res
         let echo = Behaviour::Who.start(bed, &["127.0.0.1:9091"])?;
         let proxy = Truepeer::proxy(env!("CARGO_BIN_EXE_truepeer")).listen(TO).ipv4("127.0.0.1:9091");
         let proxy = proxy.option("--require-tlv", &required).start(bed)?;
-        let ask = "import socket\ns = socket.create_connection(('127.0.0.1', 9090))\nprint(s.recv(100))\n";
+        let ask = "import socket\ns = socket.create_connection(('127.0.0.1', 9090))\n\
+                   s.shutdown(socket.SHUT_WR)\nprint(s.recv(100))\n";
         let options = ["--via", via, "--from", FROM, "--send-tlv", &required];
         let saw = telling(python(bed, ask)?, &options).run(bed)?;
         ensure!(saw.contains(FROM), "{via}: {saw} {}", proxy.log());

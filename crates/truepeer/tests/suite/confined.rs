@@ -112,8 +112,9 @@ fn has_only_what_a_keeper_needs(keeper: i32) -> anyhow::Result<()> {
     let open: Vec<_> = fs::read_dir(format!("/proc/{keeper}/fd"))?
         .map(|entry| fs::read_link(entry?.path()))
         .collect::<Result<_, _>>()?;
-    // The standard streams, and the socket to its process.
-    ensure!(open.len() == 4, "{open:?}");
+    // The standard streams, the socket to its process, and by which it sees that process's end.
+    ensure!(open.len() == 5, "{open:?}");
+    ensure!(open.iter().filter(|file| file.ends_with("anon_inode:[pidfd]")).count() == 1, "{open:?}");
     ensure!(open.iter().filter(|file| file.starts_with("/dev/null")).count() >= 2, "{open:?}");
     Ok(())
 }

@@ -70,7 +70,7 @@ fn a_datagrams_header_counts_only_with_the_secret(bed: &Bed) -> Result<()> {
             let header = |tlvs: &[(u8, &[u8])]| v2_with_tlvs(&client, DESTINATIONS[family], tlvs);
             let mut wrong = vec![header(&[])?, header(&[(0xE4, SECRET)])?, header(&[(0xE5, &SECRET[1..])])?];
             wrong.push(header(&[(0xE5, SECRET), (0xE5, SECRET)])?);
-            wrong.push(header(&[(0xE5, &[SECRET, b"\0"].concat())])?);
+            wrong.push(header(&[(0xE5, &[SECRET, b"\0"].concat()[..])])?);
             let before = counted(&truepeer, "header_unproved")?;
             for header in &wrong {
                 send(&sender_towards(LISTENERS[family])?, &[header, b"forged"])?;
