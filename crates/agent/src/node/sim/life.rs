@@ -13,6 +13,9 @@ const AGAIN: Duration = Duration::from_millis(800);
 /// later, and where the kernel's whole state could not be read, it is asked for each pod.
 const LIE: Duration = Duration::from_secs(3);
 
+/// The kernel's clock, and what was attached then.
+type Told = (u64, Vec<Status>);
+
 /// See the module.
 pub(super) struct Life {
     core: Core,
@@ -27,7 +30,7 @@ pub(super) struct Life {
     next_check: Instant,
     next_compare: Instant,
     /// The kernel's state that is being read.
-    compare: Option<(Instant, Option<(u64, Vec<Status>)>)>,
+    compare: Option<(Instant, Option<Told>)>,
     lies: BTreeMap<(Key, u64), Instant>,
     turns: u32,
 }
