@@ -293,7 +293,7 @@ impl Node {
 
     async fn compared(&self, core: &mut Core, (begun, told): Compared, clock: &mut Clock) {
         let Some((ticks, all)) = told else {
-            // Whatever differs would stay for a minute more.
+            // Ask again soon: a difference would stay for a minute otherwise.
             clock.compare = Instant::now() + COMPARE_SOON;
             return;
         };

@@ -49,7 +49,7 @@ pub(super) struct Entry {
     steps: u64,
 }
 
-/// What the kernel has in the place of what is wanted.
+/// The rules that are attached, where they are not the wanted ones.
 #[derive(Default)]
 struct Other {
     description: String,

@@ -67,8 +67,8 @@ pub(super) enum Seen {
 }
 
 impl Outcome {
-    /// What the kernel told, or why it could not be asked. Rules that can't be read are attached anew; where
-    /// none are wanted, whatever is attached stays, and the kernel is asked again.
+    /// `told`: the kernel's answer, or why there is none. If the rules can't be read, the wanted ones are
+    /// attached anew. If none are wanted, nothing is changed, and the kernel is asked again.
     pub(super) fn of_look(told: anyhow::Result<Status>, wanted: Option<Rules>, netns: u64) -> Self {
         match told {
             Ok(status) => Self::Looked(Seen::of(&status, wanted)),

@@ -1,4 +1,4 @@
-//! What is said of a pod: its condition and events follow from it.
+//! A pod's state, from which its condition and events follow.
 
 use crate::plan::{Actual, Want, description};
 use crate::processes::Place;
@@ -56,8 +56,8 @@ impl Entry {
         let is_attached = match self.actual {
             Actual::Attached { .. } => true,
             Actual::Unknown => self.is_claimed(),
-            // What nobody said so far may be other rules than the pod's service needs. They stay if its
-            // annotation is wrong.
+            // Other rules than the wanted ones are attached. They count if the pod was called attached
+            // before, or if its annotation is wrong, because then they stay.
             Actual::Other { .. } => {
                 self.other.serves && (self.is_claimed() || matches!(self.want(), Want::Unclear(_)))
             }

@@ -1,4 +1,4 @@
-//! What happens outside of the agent.
+//! Events that the agent does not cause: pods that come and go, and faults of the API.
 
 use super::world::Writes;
 use super::*;

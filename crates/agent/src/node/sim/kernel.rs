@@ -64,7 +64,7 @@ impl Sandbox {
         self.attached.is_some()
     }
 
-    /// What new connections find.
+    /// The rules that hold for new connections.
     pub(super) fn serving(&self) -> Option<&Rules> {
         let serving = self.attached.as_ref().filter(|attached| attached.drains_until.is_none());
         serving.map(|attached| &attached.rules)
