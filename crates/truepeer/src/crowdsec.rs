@@ -31,6 +31,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Of all decisions at once, times are rounded up to this: fewer requests for the same bans. The API tells of
 /// their end.
 const ROUND: u64 = 600;
+/// The longest ban, ten years.
+const MOST_SECONDS: f64 = 315_360_000.0;
 /// What the reason of each ban begins with.
 const WHY: &str = "crowdsec: ";
 /// The longest reason, in bytes.
@@ -201,7 +203,7 @@ fn client(decision: &Decision) -> Option<BannedPrefix> {
 }
 
 /// A duration as Go writes it, `3h59m58.5s`, in seconds, rounded up. `None`: it is over, or none.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, and casts saturate")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive and limited")]
 fn seconds(text: &str) -> Option<u64> {
     let (mut rest, mut total) = (text, 0.0);
     while !rest.is_empty() {
@@ -221,7 +223,7 @@ fn seconds(text: &str) -> Option<u64> {
             };
         rest = &rest[unit..];
     }
-    Some(f64::ceil(total) as u64)
+    Some(f64::ceil(total).min(MOST_SECONDS) as u64)
 }
 
 #[cfg(test)]
@@ -236,6 +238,7 @@ mod tests {
             ("4h0m0s", Some(14_400)),
             ("300ms", Some(1)),
             ("1.5µs", Some(1)),
+            ("99999999999999999999h", Some(315_360_000)),
             ("0s", Some(0)),
             ("-50.032427ms", None),
             ("", Some(0)),
