@@ -60,8 +60,8 @@ impl Inherited {
         Some(Self { ticks, by_netns })
     }
 
-    /// What the kernel had attached at a place. The kernel uses numbers of network namespaces again: a process
-    /// that started after the kernel was asked is in another one.
+    /// What was attached at a place when the kernel was asked. Numbers of network namespaces are used again:
+    /// a process that started later is in another one.
     fn at(&self, place: &Place) -> Option<&Status> {
         self.by_netns.get(&place.netns).filter(|_| place.started < self.ticks)
     }
