@@ -347,6 +347,7 @@ const LINES: &[&str] = &[
     "truepeer status --port 443",
     "truepeer connect 203.0.113.7 curl http://127.0.0.1:8080/",
     "truepeer run 10.0.0.7 nginx",
+    "truepeer run 10.0.0.7 -- nginx",
 ];
 
 fn said(line: &str) -> String {

@@ -435,6 +435,12 @@ fn run_says_what_has_no_effect() {
 }
 
 #[test]
+fn a_container_may_have_the_name_of_a_protocol() {
+    let invoked = invoke("truepeer attach --container udp --port 53/udp --allow 10.0.0.7");
+    assert!(matches!(invoked, Ok(Invocation::Attach(_))));
+}
+
+#[test]
 fn connect_says_whom_to_name_and_where() {
     let Ok(Invocation::Connect(args)) =
         invoke("truepeer connect --from 203.0.113.7:5000 --header v1 --to 10.0.0.0/8:443 -- curl -v x")

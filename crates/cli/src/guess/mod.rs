@@ -140,14 +140,15 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
             "run" => format!("--allow {ip}"),
             _ => format!("--from {}", SocketAddr::new(ip, 5000)),
         };
-        let program = program.join(" ");
+        let program = program.strip_prefix(&["--"]).unwrap_or(program).join(" ");
         return refused(
             client,
             "expected an option before it",
             &format!("truepeer {first} {option} -- {program}"),
         );
     }
-    if let ("attach", Some((typed, instead))) = (first, of_listener(rest)) {
+    // `--container udp` is right.
+    if let ("attach", false, Some((typed, instead))) = (first, is_valid, of_listener(rest)) {
         return refused(typed, "not a word of this command", &instead);
     }
     if let ("attach", ["--port", port, sender, ..]) = (first, rest)
