@@ -132,7 +132,7 @@ static __always_inline void learn_from(struct face *face, const struct segment *
 		return;
 	}
 	raise(&face->una, segment->ack);
-	raise(&face->said_edge, edge);
+	raise_limit(&face->said_edge, edge);
 	raise_end(face, end);
 	if (face->max_window < window)
 		face->max_window = window;
