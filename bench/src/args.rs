@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Only these loads: proxy (streaming, ping-pong, ping-pong-rate, connections, bulk-up, bulk-down,
     /// udp-64, udp-1400, idle), hosts (hosts-ping-pong, hosts-ping-pong-rate, hosts-connections,
     /// hosts-bulk-up, hosts-bulk-down: each party on a host of its own), https (https-10, https-64,
-    /// https-rate, handshakes, https-idle), stacks (https-stacks: on the kernel's TCP and on VPP's)
+    /// https-rate, https-h2-1, https-h2-10, https-h2-50, handshakes, https-idle), stacks (https-stacks: on the kernel's TCP and on VPP's)
     #[arg(long, value_name = "LOAD", value_delimiter = ',')]
     only: Vec<Selection>,
     /// Only these contestants (no-proxy always takes part): go-mmproxy, go-mmproxy-1 (GOMAXPROCS=1),
@@ -53,10 +53,14 @@ pub(crate) struct Args {
     /// replaced, for HTTPS also {cert}, {key} and {pem}; repeatable
     #[arg(long, value_name = "NAME=COMMAND")]
     peer: Vec<Command>,
-    /// Another HAProxy beside the installed one, for HTTPS: other-haproxy-https, other-haproxy-https-h2
+    /// Another HAProxy beside the installed one: other-haproxy, other-haproxy-https, other-haproxy-https-h2
     /// (HTTP/2 with the origin)
     #[arg(long, value_name = "PATH")]
     other_haproxy: Option<PathBuf>,
+    /// Another NGINX beside the installed one, with its stream module beside it or in ../lib/nginx/modules:
+    /// other-nginx, other-nginx-https
+    #[arg(long, value_name = "PATH")]
+    other_nginx: Option<PathBuf>,
     /// How often everything is measured [default: 5]
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
@@ -212,6 +216,7 @@ impl Args {
     fn contestants(&self, bed: &Bed, loads: &[Load]) -> anyhow::Result<(Vec<Contestant>, Vec<String>)> {
         let mut all = contestant::standard(self.truepeer(bed)?);
         all.extend(self.other_haproxy.iter().flat_map(|path| contestant::other_haproxy(path)));
+        all.extend(self.other_nginx.iter().flat_map(|path| contestant::other_nginx(path)));
         all.extend(self.peer.iter().cloned().map(Contestant::by_command));
         for name in &self.contestants {
             let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");

@@ -11,10 +11,10 @@ use truepeer_testbed::{Bed, Program};
 use crate::credentials::Credential;
 
 /// NGINX with one worker, and `blocks` within `http`. Relative names in them are files in a new directory,
-/// which `furnish` can fill.
-/// `furnish` may fill.
+/// which `furnish` can fill. `path`: another one than the installed.
 pub(crate) fn program(
     bed: &Bed,
+    path: Option<&Path>,
     stem: &str,
     blocks: &str,
     furnish: impl FnOnce(&Path) -> anyhow::Result<()>,
@@ -47,11 +47,20 @@ http {{
     );
     let file = dir.join("nginx.conf");
     fs::write(&file, config)?;
-    Ok(Program::new("nginx").args(["-e", "stderr", "-p"]).arg(&dir).arg("-c").arg(&file))
+    Ok(Program::new(path.unwrap_or(Path::new("nginx")))
+        .args(["-e", "stderr", "-p"])
+        .arg(&dir)
+        .arg("-c")
+        .arg(&file))
 }
 
 /// The guide's proxy, with the lines `listen`.
-pub(crate) fn proxy(bed: &Bed, listen: &str, origin: SocketAddr) -> anyhow::Result<Program> {
+pub(crate) fn proxy(
+    bed: &Bed,
+    path: Option<&Path>,
+    listen: &str,
+    origin: SocketAddr,
+) -> anyhow::Result<Program> {
     let blocks = format!(
         "  upstream ssl_file_server_com {{
     server {origin};
@@ -69,12 +78,12 @@ pub(crate) fn proxy(bed: &Bed, listen: &str, origin: SocketAddr) -> anyhow::Resu
   }}
 "
     );
-    program(bed, "nginx", &blocks, |_| Ok(()))
+    program(bed, path, "nginx", &blocks, |_| Ok(()))
 }
 
-/// Listening with TLS as the guide does.
+/// Listening with TLS as the guide does, and with HTTP/2 for clients that ask for it.
 pub(crate) fn listen_tls(address: SocketAddr, credential: &Credential) -> String {
-    format!("    listen {address} ssl;\n{}", tls(credential))
+    format!("    listen {address} ssl http2;\n{}", tls(credential))
 }
 
 /// Terminating TLS as the guide does.

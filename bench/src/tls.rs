@@ -12,8 +12,11 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, Signa
 /// The parameters in words.
 pub(crate) const SPOKEN: &str = "TLS 1.3, TLS_AES_128_GCM_SHA256, X25519";
 
-/// A client that accepts only the certificate `expected`, and never resumes a session.
-pub(crate) fn client(expected: &CertificateDer<'static>) -> anyhow::Result<Arc<ClientConfig>> {
+/// A client that speaks HTTP/2 or HTTP/1.1, accepts only the certificate `expected`, and never resumes a session.
+pub(crate) fn client(
+    expected: &CertificateDer<'static>,
+    is_http2: bool,
+) -> anyhow::Result<Arc<ClientConfig>> {
     let provider = CryptoProvider {
         cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256],
         kx_groups: vec![aws_lc_rs::kx_group::X25519],
@@ -27,6 +30,9 @@ pub(crate) fn client(expected: &CertificateDer<'static>) -> anyhow::Result<Arc<C
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(known))
         .with_no_client_auth();
+    if is_http2 {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+    }
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }

@@ -23,7 +23,7 @@ pub(super) fn program(bed: &Bed, credential: &Credential) -> anyhow::Result<Prog
 ",
         tls = nginx::tls(credential),
     );
-    nginx::program(bed, "origin", &blocks, |dir| {
+    nginx::program(bed, None, "origin", &blocks, |dir| {
         fs::create_dir(dir.join("html"))?;
         Ok(fs::write(dir.join("html/1kb"), page())?)
     })

@@ -1,10 +1,15 @@
 //! HAProxy before the backend with `usesrc clientip`, as in its manual for transparent proxying.
 
+use std::path::Path;
+
 use truepeer_testbed::{Bed, Program};
 
 use crate::place::Endpoints;
 
-pub(super) fn program(bed: &Bed, at: Endpoints) -> anyhow::Result<Program> {
+const NAME: &str = "haproxy";
+
+/// `path`: another one than the installed.
+pub(super) fn program(bed: &Bed, path: Option<&Path>, at: Endpoints) -> anyhow::Result<Program> {
     let config = format!(
         "\
 defaults
@@ -20,9 +25,9 @@ listen bench
         at.entrance, at.backend
     );
     let file = bed.write(&format!("{}.cfg", bed.fresh_name("haproxy")), config)?;
-    Ok(Program::new("haproxy").arg("-db").arg("-f").arg(file))
+    Ok(Program::new(path.unwrap_or(Path::new(NAME))).arg("-db").arg("-f").arg(file))
 }
 
-pub(super) fn version(bed: &Bed) -> String {
-    crate::version::first_line_of(bed, "haproxy", &["-v"])
+pub(super) fn version(bed: &Bed, path: Option<&Path>) -> String {
+    crate::version::first_line_of(bed, &path.unwrap_or(Path::new(NAME)).to_string_lossy(), &["-v"])
 }

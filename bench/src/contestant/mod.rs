@@ -9,7 +9,7 @@ mod nginx;
 mod truepeer;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,8 +42,9 @@ enum Way {
     TruepeerRelay(PathBuf),
     TruepeerAttach(PathBuf),
     TruepeerRun(PathBuf, Via),
-    Haproxy,
-    Nginx,
+    /// With its binary, if it is not the installed one; likewise NGINX.
+    Haproxy(Option<PathBuf>),
+    Nginx(Option<PathBuf>),
     /// With this value of GOMAXPROCS, if any.
     GoMmproxy(Option<&'static str>),
     Https(Https),
@@ -172,8 +173,8 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
         contestant(NO_PROXY, "no proxy", Way::Direct),
         contestant("go-mmproxy", "go-mmproxy", Way::GoMmproxy(None)),
         contestant("go-mmproxy-1", "go-mmproxy GOMAXPROCS=1", Way::GoMmproxy(Some("1"))),
-        contestant("haproxy", "HAProxy", Way::Haproxy),
-        contestant("nginx", "NGINX stream", Way::Nginx),
+        contestant("haproxy", "HAProxy", Way::Haproxy(None)),
+        contestant("nginx", "NGINX stream", Way::Nginx(None)),
         contestant(TRUEPEER, "truepeer proxy", Way::TruepeerProxy(truepeer.clone())),
         contestant("truepeer-relay", "truepeer proxy --splice off", Way::TruepeerRelay(truepeer.clone())),
         contestant("truepeer-attach", "truepeer attach", Way::TruepeerAttach(truepeer.clone())),
@@ -202,22 +203,34 @@ pub(crate) fn standard(truepeer: PathBuf) -> Vec<Contestant> {
     ]
 }
 
-/// Another HAProxy than the installed one, by HTTP/1.1 and by HTTP/2 with the origin.
-pub(crate) fn other_haproxy(path: &std::path::Path) -> [Contestant; 2] {
+/// Another HAProxy than the installed one; for HTTPS by HTTP/1.1 and by HTTP/2 with the origin.
+pub(crate) fn other_haproxy(path: &Path) -> [Contestant; 3] {
+    let https = |by_http2| Way::Https(Https::Haproxy(Haproxy { path: Some(path.to_owned()), by_http2 }));
     [
-        ("other-haproxy-https", "other HAProxy https", false),
-        ("other-haproxy-https-h2", "other HAProxy https, HTTP/2 origin", true),
+        ("other-haproxy", "other HAProxy", Way::Haproxy(Some(path.to_owned()))),
+        ("other-haproxy-https", "other HAProxy https", https(false)),
+        ("other-haproxy-https-h2", "other HAProxy https, HTTP/2 origin", https(true)),
     ]
-    .map(|(name, label, by_http2)| Contestant {
-        name: name.to_owned(),
-        label: label.to_owned(),
-        way: Way::Https(Https::Haproxy(Haproxy { path: Some(path.to_owned()), by_http2 })),
-    })
+    .map(|(name, label, way)| Contestant { name: name.to_owned(), label: label.to_owned(), way })
+}
+
+/// Another NGINX than the installed one.
+pub(crate) fn other_nginx(path: &Path) -> [Contestant; 2] {
+    let path = Some(path.to_owned());
+    [
+        ("other-nginx", "other NGINX stream", Way::Nginx(path.clone())),
+        ("other-nginx-https", "other NGINX https", Way::Https(Https::Nginx(path))),
+    ]
+    .map(|(name, label, way)| Contestant { name: name.to_owned(), label: label.to_owned(), way })
 }
 
 /// The contestant called [`REFERENCE`].
 pub(crate) fn reference() -> Contestant {
-    Contestant { name: REFERENCE.to_owned(), label: "NGINX https".to_owned(), way: Way::Https(Https::Nginx) }
+    Contestant {
+        name: REFERENCE.to_owned(),
+        label: "NGINX https".to_owned(),
+        way: Way::Https(Https::Nginx(None)),
+    }
 }
 
 impl Contestant {
@@ -235,15 +248,18 @@ impl Contestant {
             (Way::Stacked(_), transport) => transport == Transport::Stacked,
             (_, Transport::Stacked) => false,
             (Way::Direct, _) => true,
+            // hitch leaves HTTP/2 to the program behind it, which is not told.
+            (Way::Https(Https::HitchBefore(_)), _) if load.is_http2() => false,
             (Way::Https(_), transport) => transport == Transport::Https,
             (Way::Command(command), transport) => command.carries(transport),
             (_, Transport::Https) => false,
             (_, Transport::Tcp) => true,
             // HAProxy doesn't support UDP. NGINX sends PROXY headers over UDP but
             // can't receive them. truepeer run concerns accept().
-            (Way::Haproxy | Way::Nginx | Way::TruepeerRun(..) | Way::TruepeerRelay(_), Transport::Udp) => {
-                false
-            }
+            (
+                Way::Haproxy(_) | Way::Nginx(_) | Way::TruepeerRun(..) | Way::TruepeerRelay(_),
+                Transport::Udp,
+            ) => false,
             (Way::TruepeerProxy(_) | Way::TruepeerAttach(_) | Way::GoMmproxy(_), Transport::Udp) => true,
         }
     }
@@ -257,7 +273,7 @@ impl Contestant {
     pub(crate) fn is_relay(&self) -> bool {
         match &self.way {
             Way::Direct | Way::TruepeerAttach(_) | Way::TruepeerRun(..) => false,
-            Way::TruepeerProxy(_) | Way::TruepeerRelay(_) | Way::Haproxy | Way::Nginx => true,
+            Way::TruepeerProxy(_) | Way::TruepeerRelay(_) | Way::Haproxy(_) | Way::Nginx(_) => true,
             Way::GoMmproxy(_) | Way::Https(_) => true,
             Way::Stacked(case) => case.proxy != Proxy::None,
             Way::Command(command) => !command.starts_the_backend(),
@@ -284,8 +300,12 @@ impl Contestant {
             | Way::TruepeerAttach(path)
             | Way::TruepeerRun(path, _) => (!path.exists())
                 .then(|| format!("{} does not exist (cargo build -p truepeer)", path.display())),
-            Way::Haproxy => program("haproxy"),
-            Way::Nginx => program("nginx").or_else(nginx::missing_module),
+            Way::Haproxy(None) => program("haproxy"),
+            Way::Haproxy(Some(path)) => program(&path.to_string_lossy()),
+            Way::Nginx(None) => program("nginx").or_else(|| nginx::missing_module(None)),
+            Way::Nginx(Some(path)) => {
+                program(&path.to_string_lossy()).or_else(|| nginx::missing_module(Some(path)))
+            }
             Way::GoMmproxy(_) => program("go-mmproxy"),
             Way::Https(https) => https.missing(),
             Way::Stacked(case) => case.missing(),
@@ -300,8 +320,8 @@ impl Contestant {
             | Way::TruepeerRelay(path)
             | Way::TruepeerAttach(path)
             | Way::TruepeerRun(path, _) => Some(truepeer::version(bed, path)),
-            Way::Haproxy => Some(haproxy::version(bed)),
-            Way::Nginx => Some(nginx::version(bed)),
+            Way::Haproxy(path) => Some(haproxy::version(bed, path.as_deref())),
+            Way::Nginx(path) => Some(nginx::version(bed, path.as_deref())),
             Way::GoMmproxy(_) => Some(go_mmproxy::version()),
             Way::Https(https) => Some(https.version(bed)),
             Way::Stacked(case) => case.version(bed),
@@ -348,7 +368,7 @@ impl Contestant {
             tls: if transport == Transport::Https {
                 let credentials = credentials.context("certificates")?;
                 let own = if entrance == at.backend { &credentials.origin } else { &credentials.entrance };
-                Some(tls::client(&own.der)?)
+                Some(tls::client(&own.der, load.is_http2())?)
             } else {
                 None
             },
@@ -387,8 +407,8 @@ impl Contestant {
             Way::Https(https) => return https.programs(bed, credentials.context("certificates")?),
             Way::TruepeerProxy(path) => truepeer::proxy(path, at, transport),
             Way::TruepeerRelay(path) => truepeer::relay(path, at, transport),
-            Way::Haproxy => haproxy::program(bed, at)?,
-            Way::Nginx => nginx::program(bed, at)?,
+            Way::Haproxy(path) => haproxy::program(bed, path.as_deref(), at)?,
+            Way::Nginx(path) => nginx::program(bed, path.as_deref(), at)?,
             Way::GoMmproxy(threads) => go_mmproxy::program(*threads, at, transport),
             Way::Command(command) => command.program(at, transport, credentials),
         };
@@ -398,7 +418,7 @@ impl Contestant {
     /// Whether the classic rule and route are set for it: it doesn't create its own.
     fn needs_routes(&self) -> bool {
         match &self.way {
-            Way::Haproxy | Way::Nginx | Way::GoMmproxy(_) => true,
+            Way::Haproxy(_) | Way::Nginx(_) | Way::GoMmproxy(_) => true,
             Way::Command(command) => !command.starts_the_backend(),
             _ => false,
         }

@@ -70,7 +70,7 @@ impl<'a> Parties<'a> {
             address = at.origin(),
             tls = nginx::tls(&self.credentials.origin),
         );
-        nginx::program(self.bed, "origin", &blocks, |dir| {
+        nginx::program(self.bed, None, "origin", &blocks, |dir| {
             fs::create_dir(dir.join("html"))?;
             Ok(fs::write(dir.join("html").join(&PAGE[1..]), page())?)
         })
@@ -105,7 +105,12 @@ impl<'a> Parties<'a> {
 
     /// NGINX as the proxy, with the guide's configuration.
     pub(crate) fn nginx_proxy(&self, at: &Addresses) -> anyhow::Result<Program> {
-        nginx::proxy(self.bed, &nginx::listen_tls(at.entrance(), &self.credentials.entrance), at.origin())
+        nginx::proxy(
+            self.bed,
+            None,
+            &nginx::listen_tls(at.entrance(), &self.credentials.entrance),
+            at.origin(),
+        )
     }
 
     /// The load on the proxy: this program again.

@@ -18,10 +18,10 @@ use crate::contestant::Stand;
 use crate::metric::Sample;
 use crate::suites::{FEW, Load, MANY, Scale};
 
-/// The scale, with a longer warm-up where buffers fill slowly: fifty echoed streams hold hundreds of
-/// megabytes.
+/// The scale, with a longer warm-up where buffers fill slowly (fifty echoed streams hold hundreds of megabytes),
+/// and where a proxy opens hundreds of connections to the origin.
 fn adapt(load: Load, scale: &Scale) -> Scale {
-    let factor = if load == Load::Streaming { 4 } else { 1 };
+    let factor = if load == Load::Streaming || load.is_http2() { 4 } else { 1 };
     Scale { warm_up: scale.warm_up * factor, ..*scale }
 }
 
@@ -40,6 +40,9 @@ pub(crate) fn run(load: Load, stand: &Stand, scale: &Scale) -> anyhow::Result<Sa
         Load::Https10 => https::closed_loop(stand, scale, FEW),
         Load::Https64 => https::closed_loop(stand, scale, MANY),
         Load::HttpsRate => https::constant_rate(stand, scale, MANY),
+        Load::HttpsStreams1 | Load::HttpsStreams10 | Load::HttpsStreams50 => {
+            https::streams(stand, scale, FEW, load.streams())
+        }
         Load::Handshakes => https::handshakes(stand, scale, scale.connections),
         Load::HttpsIdle => https::idle(stand, scale),
         Load::HttpsStacks => anyhow::bail!("its parties stand on stacks of their own"),

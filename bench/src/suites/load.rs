@@ -44,6 +44,12 @@ pub(crate) enum Load {
     Https64,
     /// The same, at a constant rate.
     HttpsRate,
+    /// The page by HTTP/2, on ten connections, one request at a time on each.
+    HttpsStreams1,
+    /// The same, ten at a time on each.
+    HttpsStreams10,
+    /// The same, fifty.
+    HttpsStreams50,
     /// Connect, handshake, one page, close.
     Handshakes,
     /// Idle HTTPS connections.
@@ -64,7 +70,7 @@ pub(crate) enum Load {
 
 impl Load {
     /// All of them, in the order of the tables.
-    pub(crate) const ALL: [Load; 20] = [
+    pub(crate) const ALL: [Load; 23] = [
         Load::Streaming,
         Load::PingPong,
         Load::PingPongRate,
@@ -82,6 +88,9 @@ impl Load {
         Load::Https10,
         Load::Https64,
         Load::HttpsRate,
+        Load::HttpsStreams1,
+        Load::HttpsStreams10,
+        Load::HttpsStreams50,
         Load::Handshakes,
         Load::HttpsIdle,
         Load::HttpsStacks,
@@ -105,6 +114,9 @@ impl Load {
             Self::Https10 => "https-10",
             Self::Https64 => "https-64",
             Self::HttpsRate => "https-rate",
+            Self::HttpsStreams1 => "https-h2-1",
+            Self::HttpsStreams10 => "https-h2-10",
+            Self::HttpsStreams50 => "https-h2-50",
             Self::Handshakes => "handshakes",
             Self::HttpsIdle => "https-idle",
             Self::HttpsStacks => "https-stacks",
@@ -154,6 +166,13 @@ impl Load {
                 scale.rate_share * 100.0,
                 Self::REFERENCE.name()
             ),
+            Self::HttpsStreams1 | Self::HttpsStreams10 | Self::HttpsStreams50 => format!(
+                "{FEW} connections with HTTP/2, on each {} at a time, `GET /1kb` again and again; the origin has HTTP/1.1",
+                match self.streams() {
+                    1 => "one request".to_owned(),
+                    streams => format!("{streams} requests"),
+                }
+            ),
             Self::Handshakes => format!(
                 "connect, full handshake, `GET /1kb`, close; {connections} at a time, nothing resumed"
             ),
@@ -167,6 +186,20 @@ impl Load {
         }
     }
 
+    /// The requests at a time on each connection of a load with HTTP/2; 1 for the others.
+    pub(crate) const fn streams(self) -> usize {
+        match self {
+            Self::HttpsStreams10 => 10,
+            Self::HttpsStreams50 => 50,
+            _ => 1,
+        }
+    }
+
+    /// Whether its clients speak HTTP/2.
+    pub(crate) const fn is_http2(self) -> bool {
+        matches!(self, Self::HttpsStreams1 | Self::HttpsStreams10 | Self::HttpsStreams50)
+    }
+
     /// The size of a datagram without the header.
     pub(crate) const fn datagram_bytes(self) -> usize {
         if matches!(self, Self::Udp64) { 64 } else { 1400 }
@@ -178,6 +211,7 @@ impl Load {
             Self::Https10 | Self::Https64 | Self::HttpsRate | Self::Handshakes | Self::HttpsIdle => {
                 Transport::Https
             }
+            Self::HttpsStreams1 | Self::HttpsStreams10 | Self::HttpsStreams50 => Transport::Https,
             Self::HttpsStacks => Transport::Stacked,
             _ => Transport::Tcp,
         }
@@ -219,6 +253,9 @@ impl Load {
             Self::Https10
             | Self::Https64
             | Self::HttpsRate
+            | Self::HttpsStreams1
+            | Self::HttpsStreams10
+            | Self::HttpsStreams50
             | Self::Handshakes
             | Self::HttpsIdle
             | Self::HttpsStacks => Kind::Origin(origin),
@@ -236,6 +273,7 @@ impl Load {
             Self::Udp64 | Self::Udp1400 => Metric::Echoed,
             Self::Idle | Self::HttpsIdle => Metric::Resident,
             Self::Https10 | Self::Https64 | Self::HttpsStacks => Metric::Requests,
+            Self::HttpsStreams1 | Self::HttpsStreams10 | Self::HttpsStreams50 => Metric::Requests,
             Self::HttpsRate => Metric::P99,
             Self::Handshakes => Metric::Handshakes,
         }
@@ -270,9 +308,11 @@ impl Load {
             }
             Self::Udp64 | Self::Udp1400 => &[M::Echoed, M::Loss, M::CpuSeconds, M::CpuPerOne],
             Self::Idle | Self::HttpsIdle => &[M::Resident, M::Kernel, M::Descriptors],
-            Self::Https10 | Self::Https64 => {
-                &[M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne]
-            }
+            Self::Https10
+            | Self::Https64
+            | Self::HttpsStreams1
+            | Self::HttpsStreams10
+            | Self::HttpsStreams50 => &[M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
             Self::HttpsRate => &[M::Asked, M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
             Self::HttpsStacks => &[M::Requests, M::P50, M::P99, M::P999],
             Self::Handshakes => &[M::Handshakes, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],

@@ -33,7 +33,7 @@ pub(super) fn program(bed: &Bed, haproxy: &Haproxy, entrance: &Entrance<'_>) -> 
     let bind = match entrance {
         Entrance::Plain(address) => format!("bind {address}"),
         Entrance::Tls(address, credential) => format!(
-            "bind {address} ssl crt {} alpn http/1.1 ssl-min-ver TLSv1.3 ciphersuites TLS_AES_128_GCM_SHA256",
+            "bind {address} ssl crt {} alpn h2,http/1.1 ssl-min-ver TLSv1.3 ciphersuites TLS_AES_128_GCM_SHA256",
             credential.bundle.display()
         ),
     };

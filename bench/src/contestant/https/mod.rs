@@ -19,7 +19,8 @@ use crate::place::{BACKEND, BETWEEN, ENTRANCE};
 /// The program.
 #[derive(Debug, Clone)]
 pub(super) enum Https {
-    Nginx,
+    /// With its binary, if it is not the installed one.
+    Nginx(Option<PathBuf>),
     Haproxy(Haproxy),
     /// hitch, with another program behind it for what it lacks.
     HitchBefore(Behind),
@@ -52,7 +53,7 @@ impl Https {
         let credential = &credentials.entrance;
         let direct = Entrance::Tls(ENTRANCE, credential);
         Ok(match self {
-            Self::Nginx => vec![(nginx::program(bed, &direct)?, ENTRANCE)],
+            Self::Nginx(path) => vec![(nginx::program(bed, path.as_deref(), &direct)?, ENTRANCE)],
             Self::Haproxy(which) => vec![(haproxy::program(bed, which, &direct)?, ENTRANCE)],
             Self::Truepeer(path) => vec![(truepeer(path, credential), ENTRANCE)],
             Self::TruepeerByHttp2(path) => {
@@ -61,7 +62,7 @@ impl Https {
             Self::HitchBefore(behind) => {
                 let plain = Entrance::Plain(BETWEEN);
                 let second = match behind {
-                    Behind::Nginx => nginx::program(bed, &plain)?,
+                    Behind::Nginx => nginx::program(bed, None, &plain)?,
                     Behind::Haproxy => haproxy::program(bed, &Haproxy::default(), &plain)?,
                 };
                 vec![(second, BETWEEN), (hitch::program(bed, credential, BETWEEN)?, ENTRANCE)]
@@ -78,7 +79,8 @@ impl Https {
         // hitch calls setgroups(), which a user namespace without several users denies.
         let hitch_and = |other| missing_users().map(str::to_owned).or_else(|| lacking(&["hitch", other]));
         match self {
-            Self::Nginx => lacking(&["nginx"]),
+            Self::Nginx(None) => lacking(&["nginx"]),
+            Self::Nginx(Some(path)) => lacking(&[&path.to_string_lossy()]),
             Self::Haproxy(which) => lacking(&[&which.name()]),
             Self::HitchBefore(Behind::Nginx) => hitch_and("nginx"),
             Self::HitchBefore(Behind::Haproxy) => hitch_and("haproxy"),
@@ -98,14 +100,14 @@ impl Https {
     /// Its version, as it reports it.
     pub(super) fn version(&self, bed: &Bed) -> String {
         match self {
-            Self::Nginx => super::nginx::version(bed),
+            Self::Nginx(path) => super::nginx::version(bed, path.as_deref()),
             Self::Haproxy(which) => which.version(bed),
             Self::Truepeer(path) | Self::TruepeerByHttp2(path) => super::truepeer::version(bed, path),
             Self::HitchBefore(Behind::Nginx) => {
-                format!("{}, {}", hitch::version(bed), super::nginx::version(bed))
+                format!("{}, {}", hitch::version(bed), super::nginx::version(bed, None))
             }
             Self::HitchBefore(Behind::Haproxy) => {
-                format!("{}, {}", hitch::version(bed), super::haproxy::version(bed))
+                format!("{}, {}", hitch::version(bed), super::haproxy::version(bed, None))
             }
         }
     }

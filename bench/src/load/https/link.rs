@@ -21,6 +21,17 @@ const ROOM_MAX: usize = 18 * 1024;
 /// More than the overhead of encrypting a request (5 bytes before it, 17 after it).
 const OVERHEAD: usize = 64;
 
+/// Takes what a server sends, as it comes.
+pub(super) trait Reader {
+    fn take(&mut self, bytes: &[u8]);
+}
+
+impl Reader for Answer {
+    fn take(&mut self, bytes: &[u8]) {
+        Answer::take(self, bytes);
+    }
+}
+
 /// A connection, from before its handshake.
 pub(super) struct TlsLink {
     socket: OwnedFd,
@@ -53,7 +64,7 @@ impl TlsLink {
     ///
     /// # Errors
     /// The end of the connection, whoever ended it.
-    pub(super) fn read(&mut self, answer: &mut Answer) -> anyhow::Result<bool> {
+    pub(super) fn read(&mut self, answer: &mut impl Reader) -> anyhow::Result<bool> {
         if self.filled == self.incoming.len() {
             anyhow::ensure!(self.filled < ROOM_MAX, "a record that is too long");
             self.incoming.resize(ROOM_MAX, 0);
@@ -70,11 +81,16 @@ impl TlsLink {
 
     /// Requests the page, after everything that is still to be written.
     pub(super) fn ask(&mut self) -> anyhow::Result<()> {
+        self.send(REQUEST)
+    }
+
+    /// Adds these bytes to what is still to be written.
+    pub(super) fn send(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         let UnbufferedStatus { state, .. } = self.tls.process_tls_records(&mut self.incoming[..self.filled]);
         let ConnectionState::WriteTraffic(mut traffic) = state? else { anyhow::bail!("asked too early") };
         let start = self.outgoing.len();
-        self.outgoing.resize(start + REQUEST.len() + OVERHEAD, 0);
-        let written = traffic.encrypt(REQUEST, &mut self.outgoing[start..])?;
+        self.outgoing.resize(start + bytes.len() + OVERHEAD, 0);
+        let written = traffic.encrypt(bytes, &mut self.outgoing[start..])?;
         self.outgoing.truncate(start + written);
         Ok(())
     }
@@ -104,7 +120,7 @@ impl TlsLink {
     }
 
     /// Processes everything that has arrived.
-    fn process(&mut self, answer: &mut Answer) -> anyhow::Result<()> {
+    fn process(&mut self, answer: &mut impl Reader) -> anyhow::Result<()> {
         loop {
             let UnbufferedStatus { mut discard, state, .. } =
                 self.tls.process_tls_records(&mut self.incoming[..self.filled]);

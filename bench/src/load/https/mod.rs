@@ -1,10 +1,11 @@
-//! HTTPS: `GET /1kb` over TLS 1.3 with one suite, from an origin with the same parameters. Every response is
-//! checked: status, length, and each byte.
+//! HTTPS: `GET /1kb` over TLS 1.3 with one suite, by HTTP/1.1 or HTTP/2, from an origin with the same
+//! parameters. Every response is checked: status, length, and each byte.
 
 mod answer;
 mod connection;
 mod handshakes;
 mod link;
+mod streams;
 
 use self::connection::Connection;
 use super::{closed, faults, idle, timetable};
@@ -27,6 +28,16 @@ pub(super) fn constant_rate(stand: &Stand, scale: &Scale, connections: usize) ->
     sample.put(Metric::Requests, measured.per_second(measured.counts.done));
     faults::put_with_latencies(&mut sample, &measured)?;
     Ok(sample)
+}
+
+/// By HTTP/2, `at_once` requests on each connection.
+pub(super) fn streams(
+    stand: &Stand,
+    scale: &Scale,
+    connections: usize,
+    at_once: usize,
+) -> anyhow::Result<Sample> {
+    streams::run(stand, scale, connections, at_once)
 }
 
 pub(super) fn handshakes(stand: &Stand, scale: &Scale, connections: usize) -> anyhow::Result<Sample> {
