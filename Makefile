@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all vpp bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -61,6 +61,10 @@ engines:
 # The browser that opens the status page in a test, likewise: under ~/.cache/truepeer, or where TRUEPEER_BROWSER says. 300 MiB.
 browser:
 	@scripts/servers.sh scripts/browser.txt "$${TRUEPEER_BROWSER:-$${XDG_CACHE_HOME:-$$HOME/.cache}/truepeer/browser}"
+
+# VPP for its tests: an installed one, or make vpp TRUEPEER_VPP_SOURCE=CHECKOUT for one that was built there.
+vpp:
+	@scripts/vpp.sh
 
 # Kubernetes' programs and helm for the test of the chart, built from the Go module proxy once for each machine: 15 minutes.
 kube:
