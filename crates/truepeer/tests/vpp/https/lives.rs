@@ -26,14 +26,22 @@ pub(super) fn tests() -> Vec<Test> {
     let soak = Test::new("restarts_lose_no_request_of_two_workers", restarts_lose_no_request_of_two_workers);
     all.push(soak.time_limit(length() + Duration::from_secs(300)));
     let again = Test::new("two_workers_serve_after_others_have", two_workers_serve_after_others_have);
-    all.push(again.needs_program("h2load"));
+    all.push(again.needs_program("h2load").time_limit(Duration::from_secs(120 + 12 * runs())));
     all
 }
 
 /// How long requests and restarts go on: `SOAK_SECONDS`, or long enough for a few.
 fn length() -> Duration {
-    let seconds = std::env::var("SOAK_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(8))
+    Duration::from_secs(number("SOAK_SECONDS").unwrap_or(8))
+}
+
+/// How many truepeers serve one after another on one VPP: `RUNS`, or a few.
+fn runs() -> u64 {
+    number("RUNS").unwrap_or(5)
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
 }
 
 /// Eight clients that send requests continuously, each on its own connection, or on one for each request.
@@ -261,7 +269,7 @@ fn restarts_lose_no_request_of_two_workers(bed: &Bed) -> Result<()> {
 fn two_workers_serve_after_others_have(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let _origin = origin(bed, 8080)?;
-    for _ in 0..5 {
+    for _ in 0..runs() {
         let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", "2"])?;
         let words = ["-n2000", "-c24", "-m8", "https://172.16.2.1/echo/word"];
         let said = succeed(&Program::new("h2load").args(words).start(bed)?)?;
