@@ -73,8 +73,9 @@ impl Dnsdist {
 
     /// Starts it and waits until it listens and considers its servers up.
     pub fn start(&self, bed: &Bed, adjust: impl FnOnce(Program) -> Program) -> anyhow::Result<Running> {
-        let config =
-            format!("setACL({{\"0.0.0.0/0\", \"::/0\"}})\nsetSecurityPollSuffix(\"\")\n{}", self.config);
+        // By default it drops what its server answers after two seconds, as a restart on a busy machine may.
+        let general = "setACL({\"0.0.0.0/0\", \"::/0\"})\nsetSecurityPollSuffix(\"\")\nsetUDPTimeout(60)\n";
+        let config = format!("{general}{}", self.config);
         let file = bed.write(&format!("{}.conf", bed.fresh_name("dnsdist")), config)?;
         let program = Program::new("dnsdist").args(["--supervised", "--disable-syslog", "-C"]).arg(file);
         let dnsdist = adjust(program).start(bed)?;
