@@ -18,9 +18,11 @@ built := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
 for_demo := $(abspath $(or $(CARGO_TARGET_DIR),target))/demo
 released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
 
-demo: setup servers
-	cargo build --profile demo --no-default-features --features truepeer/https -p truepeer -p truepeer-testbed --bins
-	$(for_demo)/demo $(for_demo)/truepeer
+# Downloads while it builds.
+demo: setup
+	@scripts/servers.sh & \
+	cargo build --profile demo --no-default-features --features truepeer/https -p truepeer -p truepeer-testbed --bins || exit; \
+	wait && $(for_demo)/demo $(for_demo)/truepeer
 
 # truepeer https between a client and NGINX, each in its own namespace, with a measurement of ten seconds. On
 # VPP's stack as well if VPP is installed or TRUEPEER_VPP names one. Options: DEMO='--stack kernel -R 2000'.
@@ -28,11 +30,11 @@ demo-https: setup servers
 	cargo build --release -p truepeer -p truepeer-bench --bins
 	$(released)/demo-https $(released)/truepeer $(DEMO)
 
-test: setup servers
+test: setup
 	scripts/test.sh
 
 # Runs the long tests and the whole matrix as well.
-test-all: setup servers engines kube frp h2spec pebble browser
+test-all: setup engines kube frp h2spec pebble browser
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
 # Compares truepeer with its peers in a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their

@@ -78,6 +78,8 @@ packet_tests=(attach packets links model udp_model splice judged simulated)
 check_workspace_tests() {
   local start=$SECONDS others=() packets=() name status of_packets besides
   check tests-build cargo test --workspace --no-run
+  wait "$servers" || note_failure servers "$logs/servers.log"
+  cat "$logs/servers.log"
   [ "$failed" = 0 ] || [ -x "$target/debug/truepeer" ] || return 0 # counted; nothing to run
   for name in $(sed -n 's/^ *Executable tests\/\([^/.]*\)[/.].*/\1/p' "$logs/tests-build.log" | sort -u); do
     case " ${packet_tests[*]} " in *" $name "*) packets+=(--test "$name") ;; *) others+=(--test "$name") ;; esac
@@ -189,6 +191,8 @@ room=14
 free=$(($(df --output=avail "$target" | tail -1) >> 20))
 echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un), $free GiB free"
 [ -e "$target/debug/truepeer" ] || [ "$free" -ge "$room" ] || echo "warning: the first run on a clone needs $room GiB for target/; make room if it fails"
+scripts/servers.sh >"$logs/servers.log" 2>&1 & # it downloads, and what follows compiles
+servers=$!
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh
 check graph scripts/graph.py
