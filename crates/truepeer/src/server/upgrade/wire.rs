@@ -63,8 +63,6 @@ pub(super) enum Message {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FlowRecord {
     pub(super) listener: SocketAddr,
-    /// Its word on the wire is older.
-    #[serde(rename = "gate")]
     pub(super) downstream: usize,
     pub(super) state: FlowState,
     /// Whether a second descriptor follows, for replies.
