@@ -130,6 +130,22 @@ restarts() {
   check_is "$name: the hook attaches before the start and each restart, under load: none is raw" "$((named > 100)) $raw" "1 0"
 }
 
+# In the place of Docker's userland proxy, where Docker has no DNAT.
+docker_proxy() {
+  local name="$layout docker-proxy"
+  node_run ln -s "$truepeer" /run/node/truepeer-docker-proxy
+  node_run sh -c 'mkdir -p "$HOME/.config/truepeer"; cat >"$HOME/.config/truepeer/docker-proxy.conf"' <<<$'8080 --allow 10.0.0.7\n5300/udp --allow 10.0.0.7\n8083 --allo 10.0.0.7'
+  node_docker --iptables=false --userland-proxy-path /run/node/truepeer-docker-proxy
+  import go
+  start_container go 0 -p 8090:80
+  check_is "$name: TCP, v1" "$(named 8080)" "${four[*]}"
+  check_is "$name: UDP" "$(from_lb udp 10.0.0.1 5300 "${four[@]}")" "${four[*]}"
+  check_is "$name: a port without a line is Docker's own" "$(from_lb tcp 10.0.0.1 8090 | cut -d' ' -f1)" 172.31.0.1
+  check_is "$name: a wrong line fails the start, and says why" "$(node_run docker run -d -p 8083:80 go 2>&1 | grep -c 'docker-proxy.conf: .*--allo')" 1
+  node_run docker rm -f go >/dev/null
+  check_is "$name: nothing is left" "$(node_run ps -e -o args | grep -c '^truepeer proxy')" 0
+}
+
 for layout in $layouts; do
   if [ "$layout" = hybrid ] && ! findmnt -nt cgroup >/dev/null; then check_skip "$layout" "this machine has no cgroups of version 1"; continue; fi
   for engine in $runs; do
@@ -150,5 +166,6 @@ for layout in $layouts; do
     restarts
     node_end
   done
+  [[ $runs != *docker* ]] || { engine=docker; node_up "$layout"; docker_proxy; node_end; }
 done
 checks_end

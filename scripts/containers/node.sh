@@ -123,12 +123,12 @@ CONF
   node_run sh -c 'cat >/run/node/home/.config/containers/policy.json' <<<'{"default":[{"type":"insecureAcceptAnything"}]}'
 }
 
-# Docker, with a userland proxy, and IPv6 by ip6tables.
-node_docker() {
+# Docker, with a userland proxy, and IPv6 by ip6tables unless other options are named.
+node_docker() { # options of its network
   node_start containerd containerd --root /run/node/containerd --state /run/containerd --address /run/containerd/containerd.sock -l warn
   node_wait 20 test -S /run/containerd/containerd.sock
-  node_dockerd --bip 172.31.0.1/24 --ipv6 --fixed-cidr-v6 fd00:31::/64 --experimental --ip6tables --userland-proxy=true \
-    --userland-proxy-path "$engines/root/usr/sbin/docker-proxy"
+  [ $# -gt 0 ] || set -- --ipv6 --fixed-cidr-v6 fd00:31::/64 --experimental --ip6tables --userland-proxy-path "$engines/root/usr/sbin/docker-proxy"
+  node_dockerd --bip 172.31.0.1/24 --userland-proxy=true "$@"
 }
 
 # Docker for builds alone: a cluster is there, with its own network and containerd.

@@ -7,6 +7,7 @@
 //! found and 126 if it can't be executed.
 
 mod crowdsec;
+mod docker_proxy;
 mod probe;
 mod server;
 
@@ -29,6 +30,9 @@ use truepeer_sys::output;
 /// The program: reads the command line and carries it out. Errors are on standard error.
 #[must_use]
 pub fn main() -> ExitCode {
+    if let Some(status) = docker_proxy::answer(std::env::args_os()) {
+        return status;
+    }
     // Before the command line is read: it may name them.
     plan::passed::names();
     cli::warn_of_variables();
