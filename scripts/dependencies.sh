@@ -1,9 +1,10 @@
 #!/bin/bash
 # Compares docs/decisions/dependencies.md with the crates of others that are linked into truepeer and its library: each that truepeer
-# names itself, and each with unsafe code, needs a row there with its version, its count of `unsafe` and a reason.
+# names itself, and each with unsafe code, needs a row there with its count of `unsafe` and a reason; and with the beginning of
+# its version, if two of its name are linked.
 #
 #     scripts/dependencies.sh            # fails if a row is missing, differs or is too much
-#     scripts/dependencies.sh --write    # corrects versions and counts, and adds rows whose reason is to be written
+#     scripts/dependencies.sh --write    # corrects counts, and adds rows whose reason is to be written
 #
 # Counted is the keyword in a crate's sources of that version, without comments, strings, tests/, benches/ and examples/. Code for other
 # systems and features counts too.
@@ -41,7 +42,7 @@ linked() {
   done
 }
 
-# The crates of the page: rows of four cells, the first a crate's name.
+# The crates of the page: rows of three cells, the first a crate's name.
 write=
 [ "${1-}" != --write ] || write=$page.new
 cargo fetch -q --locked --target x86_64-unknown-linux-gnu
@@ -50,35 +51,43 @@ linked | perl -e '
   my (%linked, %row, @out, $failed, $total, $with);
   sub complain { $failed = 1; print "dependencies: @_\n" unless $write }
   # 0.3.18 and 0.4.6 are two crates, 1.2.4 and 1.2.5 are one.
-  sub key { my ($name, $version) = @_; $version =~ /^(0\.\d+|[1-9]\d*)/; "$name $1" }
+  sub series { shift =~ /^(0\.\d+|[1-9]\d*)/; $1 }
   while (<STDIN>) {
     my ($name, $version, $kind, $count) = split;
     $total++; $with++ if $count;
-    $linked{key($name, $version)} = { name => $name, version => $version, kind => $kind, count => $count }
+    $linked{$name}{series($version)} = { name => $name, version => $version, kind => $kind, count => $count }
       if $count || $kind eq "direct";
   }
+  my @crates;
+  for my $versions (values %linked) {
+    for my $series (keys %$versions) {
+      my $crate = $versions->{$series};
+      $crate->{cell} = "`$crate->{name}`" . (keys %$versions > 1 ? " $series" : "");
+      push @crates, $crate;
+    }
+  }
+  my %named = map { $_->{cell} => $_ } @crates;
   die "dependencies: only $total crates are linked: cargo tree is read wrongly\n" if $total < 50;
   open my $in, "<", $page or die "$page: $!\n";
   while (my $line = <$in>) {
-    if (my ($name, $version, $count, $why) = $line =~ /^\| `([\w-]+)` \| (\S+) \| (\d+) \| (.*) \|$/) {
-      my $crate = $linked{key($name, $version)};
-      if (!$crate) { complain("$name $version has a row, and is not linked (or has no unsafe code any more)"); next }
+    if (my ($cell, $count, $why) = $line =~ /^\| (`[\w-]+`(?: [\d.]+)?) \| (\d+) \| (.*) \|$/) {
+      my $crate = $named{$cell};
+      if (!$crate) { complain("$cell has a row, and is not linked so (or has no unsafe code any more)"); next }
       $crate->{seen} = 1;
-      complain("$name: the page says version $version, $count unsafe; linked is $crate->{version}, $crate->{count}")
-        if $version ne $crate->{version} || $count != $crate->{count};
-      complain("$name: the reason is missing") if $why !~ /\w{3}/;
-      $line = "| `$name` | $crate->{version} | $crate->{count} | $why |\n";
+      complain("$cell: the page says $count unsafe; linked is $crate->{version} with $crate->{count}")
+        if $count != $crate->{count};
+      complain("$cell: the reason is missing") if $why !~ /\w{3}/;
+      $line = "| $cell | $crate->{count} | $why |\n";
     }
     push @out, $line;
   }
-  for (sort keys %linked) {
-    my $crate = $linked{$_};
+  for my $crate (sort { $a->{cell} cmp $b->{cell} } @crates) {
     next if $crate->{seen};
     complain("$crate->{name} $crate->{version} ($crate->{kind}, $crate->{count} unsafe) is linked, and has no row in $page");
-    push @out, "| `$crate->{name}` | $crate->{version} | $crate->{count} | ? |\n";
+    push @out, "| $crate->{cell} | $crate->{count} | ? |\n";
   }
   if ($write) { open my $out, ">", $write or die "$write: $!\n"; print $out @out; close $out; exit 0 }
-  print "dependencies: $total crates are linked, $with of them with unsafe code, ", scalar(keys %linked), " rows\n" unless $failed;
+  print "dependencies: $total crates are linked, $with of them with unsafe code, ", scalar(@crates), " rows\n" unless $failed;
   print "dependencies: scripts/dependencies.sh --write corrects the rows; read what has changed\n" if $failed;
   exit($failed ? 1 : 0);
 ' "$page" "$write"

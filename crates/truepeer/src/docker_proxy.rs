@@ -1,5 +1,5 @@
-//! In the place of Docker's userland proxy: `truepeer docker-proxy`, or a link called truepeer-docker-proxy or
-//! docker-proxy. A published port that the settings name is served by `truepeer proxy`, every other one by
+//! In the place of Docker's userland proxy: `truepeer docker-proxy`, or a link called truepeer-docker-proxy
+//! or docker-proxy. A published port that the settings name is served by `truepeer proxy`, every other one by
 //! Docker's own docker-proxy.
 //!
 //! dockerd starts one for each published port and address, and waits for a word on descriptor 3: "0\n", or
