@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
@@ -80,18 +80,19 @@ pub fn passed_names() -> Vec<(String, SocketAddr)> {
     named.filter_map(|(name, number)| Some((name.to_owned(), address(number)?))).collect()
 }
 
-/// The descriptor of this number that came with exec. `None`: there is none, or it was taken already.
+/// The descriptor of this number that came with exec, not inherited further. `None`: there is none, or it was
+/// taken already.
 #[must_use]
 pub fn take_passed(number: RawFd) -> Option<OwnedFd> {
-    static TAKEN: AtomicU64 = AtomicU64::new(0);
-    let bit = u32::try_from(number).ok().and_then(|number| 1_u64.checked_shl(number))?;
-    if number < FIRST || !is_inherited(number) || TAKEN.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+    if number < FIRST || !is_inherited(number) {
         return None;
     }
     // SAFETY: OwnedFd requires an open descriptor without another owner. The number is open and lacks
-    // FD_CLOEXEC; this process opens nothing without that flag, so the descriptor came with exec. `TAKEN`
-    // prevents a second owner here; a process calls either this or `PassedSockets::take`.
-    Some(unsafe { OwnedFd::from_raw_fd(number) })
+    // FD_CLOEXEC; this process opens nothing without that flag, so the descriptor came with exec. It gets the
+    // flag here, so no other call takes it.
+    let passed = unsafe { OwnedFd::from_raw_fd(number) };
+    fcntl_setfd(&passed, FdFlags::CLOEXEC).ok()?;
+    Some(passed)
 }
 
 /// Closes the descriptors that came with exec, except the standard streams. For a process in the background,
