@@ -165,27 +165,30 @@ fn end(session: &mut TcpStream) -> anyhow::Result<(End, Duration)> {
 }
 
 fn a_second_sigterm_ends_sessions_at_once(bed: &Bed) -> anyhow::Result<()> {
-    let Stand { truepeer, backend: _backend } = Stand::with_options(bed, Behaviour::Echo, &[])?;
+    let Stand { truepeer, backend: _backend } =
+        Stand::with_options(bed, Behaviour::Echo, &["--drain-timeout", "10m"])?;
     let mut open = session(CLIENT_V4)?;
     truepeer.signal(Signal::TERM)?;
     truepeer.wait_for_log("stopping: ")?;
     goes_on(&mut open)?;
     truepeer.signal(Signal::TERM)?;
     let (end, waited) = end(&mut open)?;
-    ensure!(end == End::Reset && waited < Duration::from_secs(10), "{end:?} after {waited:?}");
+    ensure!(end == End::Reset, "{end:?} after {waited:?}");
     ensure!(truepeer.wait_end()?.code() == Some(0) && !rules(bed)?);
     Ok(())
 }
 
 fn sessions_that_outlast_the_drain_timeout_are_reset(bed: &Bed) -> anyhow::Result<()> {
     let Stand { truepeer, backend: _backend } =
-        Stand::with_options(bed, Behaviour::Echo, &["--drain-timeout", "700ms"])?;
+        Stand::with_options(bed, Behaviour::Echo, &["--drain-timeout", "3s"])?;
     let mut open = session(CLIENT_V4)?;
+    let asked = Instant::now();
     truepeer.signal(Signal::INT)?;
     truepeer.wait_for_log("stopping: ")?;
     goes_on(&mut open)?;
-    let (end, waited) = end(&mut open)?;
-    ensure!(end == End::Reset && waited > Duration::from_millis(300), "{end:?} after {waited:?}");
+    let (end, _) = end(&mut open)?;
+    let waited = asked.elapsed();
+    ensure!(end == End::Reset && waited >= Duration::from_secs(3), "{end:?} after {waited:?}");
     ensure!(truepeer.wait_end()?.code() == Some(0) && !rules(bed)?);
     Ok(())
 }
