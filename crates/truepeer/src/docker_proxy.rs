@@ -32,6 +32,16 @@ const NAME: &str = "docker-proxy";
 /// UDP, and options of `truepeer proxy`.
 const SETTINGS: &str = "truepeer/docker-proxy.conf";
 const BACKLOG: i32 = 4096;
+const HELP: &str = "\
+truepeer docker-proxy: dockerd starts it for each published port, in the place of its userland proxy.
+
+  ln -s /usr/bin/truepeer /usr/local/bin/truepeer-docker-proxy
+  /etc/docker/daemon.json: {\"iptables\": false, \"userland-proxy-path\": \"/usr/local/bin/truepeer-docker-proxy\"}
+  /etc/truepeer/docker-proxy.conf, or ~/.config/truepeer/docker-proxy.conf, a line for each port:
+    8081 --allow 10.0.0.7
+    5300/udp --allow 10.0.0.7
+
+A line has a published port and options of truepeer proxy. Other ports go to Docker's own docker-proxy.";
 
 /// What dockerd asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,6 +61,10 @@ pub(crate) fn answer(words: impl Iterator<Item = OsString>) -> Option<ExitCode> 
         return None;
     }
     words.drain(..=usize::from(is_command));
+    if words.is_empty() || words.iter().any(|word| word == "--help" || word == "-h") {
+        tell!("{HELP}");
+        return Some(ExitCode::SUCCESS);
+    }
     let Err(error) = serve(&words);
     tell!("error: docker-proxy: {error:#}");
     if let Some(answer) = take_passed(ANSWER) {
