@@ -36,7 +36,8 @@ const HELP: &str = "\
 truepeer docker-proxy: dockerd starts it for each published port, in the place of its userland proxy.
 
   ln -s /usr/bin/truepeer /usr/local/bin/truepeer-docker-proxy
-  /etc/docker/daemon.json: {\"iptables\": false, \"userland-proxy-path\": \"/usr/local/bin/truepeer-docker-proxy\"}
+  /etc/docker/daemon.json:
+    {\"iptables\": false, \"userland-proxy-path\": \"/usr/local/bin/truepeer-docker-proxy\"}
   /etc/truepeer/docker-proxy.conf, or ~/.config/truepeer/docker-proxy.conf, a line for each port:
     8081 --allow 10.0.0.7
     5300/udp --allow 10.0.0.7
