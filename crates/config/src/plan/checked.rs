@@ -177,8 +177,7 @@ impl ListenerConfig {
     /// what its own connections to others send.
     fn refuse_any_port_elsewhere(&self, backend: BackendAddr, family: Family) -> Result<(), Problem> {
         let ip = backend.ip();
-        let is_here = ip.is_loopback() || ip.is_unspecified() || is_own(ip);
-        if backend.get().port() != 0 || is_here || self.source() == Source::Any {
+        if backend.get().port() != 0 || self.source() == Source::Any || is_here(ip) {
             return Ok(());
         }
         Err(Problem::Value {
@@ -310,21 +309,23 @@ impl CheckedListener {
 /// it.
 fn refuse_loop(place: OptionName, backend: BackendAddr, listener: SocketAddr) -> Result<(), Problem> {
     let bound = BackendAddr::new(listener);
-    let is_here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || is_own(ip);
+    if bound.get().port() == 0 || bound.get().port() != backend.get().port() {
+        return Ok(());
+    }
     let takes_family = bound.ip().is_ipv6() || backend.ip().is_ipv4();
-    let by_wildcard = bound.ip().is_unspecified() && takes_family && is_here(backend.ip());
-    if bound.get().port() != 0
-        && bound.get().port() == backend.get().port()
-        && (bound == backend || by_wildcard)
-    {
+    let by_wildcard = || bound.ip().is_unspecified() && takes_family && is_here(backend.ip());
+    if bound == backend || by_wildcard() {
         return Err(Problem::Loop { place, backend, listener });
     }
     Ok(())
 }
 
-/// Whether an interface of this machine has `ip`: only then does a packet to it leave from it. Nothing is
-/// sent.
-fn is_own(ip: IpAddr) -> bool {
+/// Whether packets to `ip` come to this machine: an interface has it, so that they also leave from it. Nothing
+/// is sent. On VPP's stack each question costs two descriptors for good, so it comes last.
+fn is_here(ip: IpAddr) -> bool {
+    if ip.is_loopback() || ip.is_unspecified() {
+        return true;
+    }
     let unspecified =
         if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let source_towards = |port| {

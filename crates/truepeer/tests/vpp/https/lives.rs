@@ -25,6 +25,7 @@ pub(super) fn tests() -> Vec<Test> {
     ];
     let soak = Test::new("restarts_lose_no_request_of_two_workers", restarts_lose_no_request_of_two_workers);
     all.push(soak.time_limit(length() + Duration::from_secs(300)));
+    all.push(Test::new("reloads_leave_no_descriptors", reloads_leave_no_descriptors));
     let again = Test::new("two_workers_serve_after_others_have", two_workers_serve_after_others_have);
     all.push(again.needs_program("h2load").time_limit(Duration::from_secs(120 + 12 * runs())));
     all
@@ -263,6 +264,23 @@ fn restarts_lose_no_request_of_two_workers(bed: &Bed) -> Result<()> {
     let status = truepeer.wait_end()?;
     ensure!(status.code() == Some(0), "{status}: {}", truepeer.log());
     Ok(())
+}
+
+/// VPP's library keeps two descriptors of each datagram socket that was bound.
+fn reloads_leave_no_descriptors(bed: &Bed) -> Result<()> {
+    let on_vpp = OnVpp::ethernet(bed)?;
+    let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", "2"])?;
+    let descriptors =
+        || Ok::<_, std::io::Error>(std::fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.count());
+    let before = descriptors()?;
+    for round in 1..=10 {
+        on_vpp.certify(&[&format!("site-{round}.test")])?;
+        truepeer.signal(Signal::HUP)?;
+        truepeer.wait_state("the certificates", || {
+            truepeer.log().matches("have new certificates").count() == round
+        })?;
+    }
+    truepeer.wait_state("as few descriptors as before", || descriptors().is_ok_and(|now| now <= before))
 }
 
 /// On one VPP, one after another.
