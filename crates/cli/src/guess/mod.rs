@@ -9,7 +9,11 @@ use truepeer_config::spec::defaults;
 use truepeer_policy::PrefixSet;
 use words::find;
 
+mod address;
+mod amount;
 mod behind;
+mod named;
+mod tip;
 mod unknown;
 mod value;
 mod variables;
@@ -17,7 +21,8 @@ mod whole;
 mod words;
 
 pub(crate) use behind::behind_the_program;
-pub(crate) use unknown::{explain, sharing_a_word};
+pub(crate) use named::sharing_a_word;
+pub(crate) use unknown::explain;
 pub(crate) use value::{meant, takes};
 pub(crate) use variables::{PREFIX, unread};
 pub(crate) use whole::in_a_whole_line;
@@ -75,7 +80,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         if let Some(command) = rest.iter().find(is_command) {
             return refused(first, "expected after the command", &format!("truepeer {command} {first} …"));
         }
-        if let Some(command) = unknown::with_most(&all, &words) {
+        if let Some(command) = named::with_most(&all, &words) {
             return refused(
                 first,
                 "expected a command before it",
@@ -169,7 +174,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         return refused(typed, expected, &instead);
     }
     // Where the program of `run` begins, only clap knows.
-    let is_own = |typed: &str| innermost.is_some_and(|command| unknown::has(command, typed));
+    let is_own = |typed: &str| innermost.is_some_and(|command| named::has(command, typed));
     if !is_valid
         && !["run", "connect"].contains(&first)
         && let Some((typed, instead)) = find(first, rest).filter(|(typed, _)| !is_own(typed))
@@ -331,11 +336,11 @@ fn negative<'a>(command: &clap::Command, rest: &[&'a str]) -> Option<(&'a str, &
         let &[option, value] = pair else { return None };
         let number =
             value.strip_prefix('-').filter(|number| number.starts_with(|c: char| c.is_ascii_digit()))?;
-        let name = option.strip_prefix("--").filter(|_| unknown::takes_value(command, option))?;
+        let name = option.strip_prefix("--").filter(|_| named::takes_value(command, option))?;
         let none = (number == "1").then(|| meant(command, name, "unlimited")).flatten();
         let number = none.map_or_else(|| number.to_owned(), |words| words.join(" "));
         // `-4` and `-6` are options.
-        let is_option = unknown::has(command, value);
+        let is_option = named::has(command, value);
         (!is_option).then(|| (value, "expected no number below zero", format!("{option} {number}")))
     };
     rest.windows(2).find_map(of_pair)

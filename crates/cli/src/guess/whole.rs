@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, builder::StyledStr};
 
 use super::behind::quoted;
-use super::unknown::is_called;
+use super::named::is_called;
 use crate::{UsageError, command, matched};
 
 /// Mistakes that one message mends.

@@ -133,7 +133,7 @@ mod tests {
         for other in others() {
             for command in other.commands.split(' ').filter_map(|name| all.find_subcommand(name)) {
                 for typed in other.typed.split(' ') {
-                    let has = crate::guess::unknown::has(command, typed);
+                    let has = crate::guess::named::has(command, typed);
                     assert!(
                         !has && command.find_subcommand(typed).is_none(),
                         "{}: {typed}",
