@@ -1,6 +1,7 @@
 //! Addresses, prefixes and ports in other notations.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 /// A netmask, a range that is one prefix, or an address with its end left out.
 pub(super) fn prefix(text: &str) -> Option<String> {
@@ -10,7 +11,7 @@ pub(super) fn prefix(text: &str) -> Option<String> {
         return (length + mask.trailing_zeros() == 32).then(|| format!("{}/{length}", Ipv4Addr::from(base)));
     }
     if let Some((first, last)) = text.split_once('-').and_then(|(a, b)| address(a).zip(address(b))) {
-        return range(first.into(), last.into());
+        return prefixes(first.into(), last.into());
     }
     let (base, length) = text.split_once('/').map_or((text, None), |(base, length)| (base, Some(length)));
     let numbers: Vec<&str> = base.split('.').take_while(|part| part.parse::<u8>().is_ok()).collect();
@@ -25,7 +26,7 @@ pub(super) fn prefix(text: &str) -> Option<String> {
 }
 
 /// A range of addresses as prefixes.
-fn range(mut first: u64, last: u64) -> Option<String> {
+fn prefixes(mut first: u64, last: u64) -> Option<String> {
     let mut all = Vec::new();
     while first <= last {
         let most = (last + 1 - first).ilog2();
@@ -46,6 +47,7 @@ pub(super) fn ports(lower: &str) -> Vec<String> {
         let port = rest.map(|rest| rest.trim_matches([' ', '/', ':', '-', '.', ',']));
         all.extend(port.filter(is_number).map(|port| format!("{port}{behind}")));
     }
+    all.extend(lower.split_once('/').filter(|(port, _)| is_number(port)).map(|(port, _)| port.to_owned()));
     for between in ["...", "..", " - ", " to ", "–", ":"] {
         let range = lower.split_once(between).filter(|(first, last)| is_number(first) && is_number(last));
         all.extend(range.map(|(first, last)| match first == last {
@@ -127,4 +129,15 @@ pub(super) fn addresses(text: &str, option: &str) -> Vec<String> {
         all.push(host.to_owned());
     }
     all
+}
+
+/// Listeners that a line may have for a range of ports.
+pub(super) const MOST_LISTENERS: usize = 16;
+
+/// `10.0.0.5:8000-8003`: the host, and the ports.
+pub(super) fn range(text: &str) -> Option<(&str, RangeInclusive<u16>)> {
+    let (host, ports) = text.rsplit_once(':').unwrap_or(("", text));
+    let (first, last) = ports.split_once('-')?;
+    let ports = first.parse().ok()?..=last.parse().ok()?;
+    (!ports.is_empty()).then_some((host, ports))
 }

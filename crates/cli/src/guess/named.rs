@@ -1,7 +1,13 @@
 //! The options of a command by their names.
 
+use std::ffi::OsString;
+use std::path::Path;
+
 use clap::{Arg, Command};
 
+use super::UsageError;
+use super::behind::quoted;
+use super::words::saying;
 use crate::in_keys::any_of;
 
 /// The commands that may have an option that was typed for another one, the likeliest first.
@@ -77,4 +83,28 @@ pub(crate) fn sharing_a_word<'a>(typed: &str, names: impl Iterator<Item = &'a st
 pub(super) fn is_like(typed: &str, meant: &str, least: f64) -> bool {
     let (typed, meant) = (typed.trim_start_matches('-'), meant.trim_start_matches('-'));
     meant.contains(typed) || typed.contains(meant) || strsim::jaro_winkler(typed, meant) > least
+}
+
+/// The most similar name, if one is similar.
+pub(crate) fn nearest<'a>(typed: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let alike = names.map(|name| (strsim::jaro_winkler(typed, name), name));
+    alike.filter(|(likeness, _)| *likeness > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+}
+
+/// `-allowed-subnet`: a long option as Go has it, which clap takes for a short one with a value.
+pub(crate) fn misspelt(argv: &[OsString], command: &Command) -> Option<UsageError> {
+    let words: Vec<&str> = argv.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
+    let end = words.iter().position(|word| *word == "--").unwrap_or(words.len());
+    let meant = |word: &&str| {
+        let name = word.strip_prefix('-').filter(|name| name.len() > 4 && !name.starts_with('-'))?;
+        let is_name = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+        let near = nearest(name, command.get_arguments().filter_map(Arg::get_long))?;
+        (is_name && !has(command, &format!("--{name}")) && is_like(name, near, 0.93))
+            .then(|| format!("-{near}"))
+    };
+    let (place, near) = (1..end).find_map(|place| Some((place, meant(&words[place])?)))?;
+    let program = Path::new(words[0]).file_name().and_then(|name| name.to_str()).unwrap_or(words[0]);
+    let line = [&[program], &words[1..place], &[near.as_str()], &words[place + 1..]].concat();
+    let line: Vec<String> = line.into_iter().map(quoted).collect();
+    Some(UsageError::Options(saying(words[place], "not a word of this command", &line.join(" "))))
 }

@@ -6,6 +6,8 @@ use std::path::Path;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use super::address::{MOST_LISTENERS, range};
+use super::behind::quoted;
 use super::named::{has, main_name};
 use super::value::{meant, takes};
 
@@ -31,7 +33,7 @@ pub(super) fn tip(
             let positional = || command.get_positionals().next().map(|arg| arg.get_id().as_str());
             let name = option.strip_prefix("--").or_else(positional)?;
             if !option.starts_with('-') && main_name(command, typed).is_some() {
-                return Some(format!("the option is --{typed}"));
+                return Some(format!("type --{typed}"));
             }
             if let Some(tip) = in_words(command, option, name, typed) {
                 return Some(tip);
@@ -40,16 +42,21 @@ pub(super) fn tip(
                 let first = typed.split(',').next().filter(|first| first.len() < typed.len())?;
                 let why = if BACKENDS.contains(&name) { ONE_OF_MANY } else { "" };
                 let is_list = typed.split(',').all(|part| takes(command, name, part));
-                return is_list
-                    .then(|| format!("expected one value, not a list; type {option} {first}{why}"));
+                return is_list.then(|| format!("type {option} {first}, one value and not a list{why}"));
             };
             let is_option = option.starts_with('-');
-            let words =
-                words.iter().map(|word| if is_option { format!("{option} {word}") } else { word.clone() });
+            let words = words.iter().map(|word| match is_option {
+                true => format!("{option} {}", quoted(word)),
+                false => quoted(word),
+            });
             // `:53/udp`
             let is_udp = is_option && name != "protocol" && typed.to_lowercase().contains("udp");
             let udp = if is_udp && has(command, "--protocol") { " --protocol udp" } else { "" };
-            Some(format!("type {}{udp}", words.collect::<Vec<_>>().join(" ")))
+            // `smtp://mail:25`
+            let app =
+                typed.split_once("://").filter(|(app, _)| has(command, "--as") && takes(command, "as", app));
+            let app = app.map(|(app, _)| format!(" --as {app}")).unwrap_or_default();
+            Some(format!("type {}{udp}{app}", words.collect::<Vec<_>>().join(" ")))
         }
         // Without a value, or missing: an example that has it, or else the first.
         ErrorKind::MissingRequiredArgument | ErrorKind::InvalidValue => {
@@ -91,26 +98,21 @@ fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<
     let is_word = typed.chars().all(|c| c.is_ascii_alphabetic() || c == '-');
     match name {
         "allow" if not.is_some_and(|prefix| takes(command, name, prefix)) => Some(format!(
-            "leave senders out that may not connect; clients: --deny-clients {}",
+            "type --deny-clients {}, for clients; senders that may not connect are left out",
             not.unwrap_or_default()
         )),
         "allow" if has(command, "--dev") && Path::new("/sys/class/net").join(typed).exists() => {
             Some(format!("expected the senders' addresses; for one device of this host: --dev {typed}"))
         }
-        "allow" if is_word && meant(command, name, typed).is_none() => {
+        "allow" if is_word && !Path::new(typed).exists() && meant(command, name, typed).is_none() => {
             Some(format!("type their addresses, or the path of a list of them: {option} ./{typed}.txt"))
         }
         "header" if ["1", "2", "v1", "v2", "proxy"].contains(&typed) => {
             Some("leave it out: headers of both versions are read".to_owned())
         }
-        "listen"
-            if typed.split('-').count() == 2 && typed.split('-').all(|port| port.parse::<u16>().is_ok()) =>
-        {
-            Some(
-                "type each port: --listen :8000 --listen :8001; or many by TPROXY: --listen-transparent"
-                    .to_owned(),
-            )
-        }
+        "listen" if range(typed).is_some_and(|(_, ports)| ports.len() > MOST_LISTENERS) => Some(format!(
+            "type {option} :25577 --listen-transparent, to which TPROXY leads these ports (docs/proxy.md)"
+        )),
         "listen" if is_path => Some(NO_UNIX_HERE.to_owned()),
         "ipv4" | "ipv6" | "origin" if is_path && !typed.contains('=') => Some(NO_UNIX.to_owned()),
         _ if ["auto", "default", "unset"].contains(&typed) && option.starts_with('-') => {

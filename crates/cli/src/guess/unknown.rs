@@ -7,6 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
 use super::super::{UsageError, command, dress};
+use super::behind::quoted;
 use super::named::{LIKELY, has, is_called, is_like, main_name, related, usual};
 use super::tip::{text, tip};
 use super::value::{meant, takes};
@@ -25,7 +26,7 @@ pub(crate) fn explain(argv: &[OsString], mut error: clap::Error) -> UsageError {
     let examples = way.as_ref().map(dress::example_lines).unwrap_or_default();
     let name = argv.get(1).map(|word| word.to_string_lossy()).unwrap_or_default();
     let command = way.map(|way| named(&way, 2).unwrap_or(way)).unwrap_or_default();
-    if let Some(said) = unknown(&all, (&name, &command), argv, &examples, &mut error) {
+    if let Some(said) = unknown(&all, (&name, &command), argv, &examples, &error) {
         return UsageError::Options(said);
     }
     if let Some(tip) = tip(&error, &command, &examples, argv) {
@@ -40,7 +41,7 @@ fn unknown(
     (name, command): (&str, &Command),
     argv: &[OsString],
     examples: &[String],
-    error: &mut clap::Error,
+    error: &clap::Error,
 ) -> Option<String> {
     match error.kind() {
         ErrorKind::UnknownArgument => {
@@ -54,6 +55,7 @@ fn unknown(
                 return Some(saying(typed, "not a word of this command", &instead));
             }
             let said = undashed(command, &typed, next(argv, &typed));
+            let said = said.or_else(|| named_bare(name, &typed, next(argv, &typed)));
             let said = said.or_else(|| one_too_many(argv, command, &typed, examples));
             if let Some(said) =
                 said.or_else(|| of_others(all, name, &typed).filter(|_| typed.starts_with("--")))
@@ -62,11 +64,10 @@ fn unknown(
             }
             let suggested =
                 text(error, ContextKind::SuggestedArg).and_then(|meant| main_name(command, meant));
-            let by_part = find_by_part(name, &typed).filter(|_| typed.starts_with("--"));
+            let by_part = find_by_part(name, &typed, next(argv, &typed)).filter(|_| typed.starts_with("--"));
             let least = if by_part.is_some() { 0.93 } else { 0.85 };
             if let Some(meant) = suggested.filter(|meant| is_like(&typed, meant, least)) {
-                error.insert(ContextKind::SuggestedArg, ContextValue::String(format!("--{meant}")));
-                return None;
+                return Some(saying(&typed, "not a word of this command", &format!("--{meant}")));
             }
             if let Some(instead) = by_part {
                 return Some(saying(&typed, "not a word of this command", &instead));
@@ -88,19 +89,41 @@ fn unknown(
             let typed = text(error, ContextKind::InvalidSubcommand)?;
             let said = own_command(name, command, typed);
             let name = typed.rsplit('/').next().unwrap_or(typed);
+            // `web:8080`
+            let (name, port) = name.rsplit_once(':').unwrap_or((name, "443"));
             let said = said.or_else(|| undashed(command, typed, next(argv, typed)));
+            let said = said.or_else(|| named_bare("attach", typed, next(argv, typed)));
             said.or_else(|| one_too_many(argv, command, typed, examples)).or_else(|| {
                 Some(format!(
-                    "{typed}: expected an option before it; type: truepeer attach --port 443 --allow PREFIX; \
+                    "{typed}: expected an option before it; type: truepeer attach --port {port} --allow PREFIX; \
                  for a container with --container {name}, for a unit of systemd with --unit {name}"
                 ))
             })
         }
         ErrorKind::InvalidSubcommand => {
             let typed = text(error, ContextKind::InvalidSubcommand)?;
-            if text(error, ContextKind::SuggestedSubcommand).is_some_and(|meant| is_like(typed, meant, 0.85))
+            if let Some(meant) = text(error, ContextKind::SuggestedSubcommand)
+                && is_like(typed, meant, 0.85)
             {
-                return None;
+                let rest = argv[2..].iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>();
+                let instead = format!("truepeer {meant} {}", rest.join(" "));
+                return Some(saying(typed, "no command of truepeer", instead.trim_end()));
+            }
+            let rest: Vec<&str> = argv[2..].iter().filter_map(|word| word.to_str()).collect();
+            let suits = |way: &&&str| {
+                let way = all.find_subcommand(**way)?;
+                let is_its = |word: &&&str| {
+                    word.starts_with('-') && (has(way, word) || find(way.get_name(), &[**word]).is_some())
+                };
+                let is_web = way.get_name() == "https" && rest.iter().any(|word| word.contains("://"));
+                Some(rest.iter().filter(is_its).count() + usize::from(is_web)).filter(|count| *count > 0)
+            };
+            if let Some(way) = LIKELY.iter().rev().filter(|way| suits(way).is_some()).max_by_key(suits) {
+                let instead = format!(
+                    "truepeer {way} {}",
+                    rest.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+                );
+                return Some(saying(typed, "no command of truepeer", &instead));
             }
             Some(format!(
                 "{typed}: no command of truepeer; expected attach (for a server that runs), run (to start \
@@ -138,7 +161,7 @@ fn undashed(command: &Command, typed: &str, next: Option<&str>) -> Option<String
     let flip = |c: char| if c.is_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() };
     let other: String = name.chars().map(flip).collect();
     if name.len() == 2 && has(command, &other) {
-        return Some(format!("{typed}: not a word of this command; did you mean {other}?"));
+        return Some(saying(typed, "not a word of this command", &other));
     }
     let letter = name.strip_prefix('-')?.to_lowercase();
     let longs = command.get_arguments().filter(|arg| !arg.is_hide_set() && !arg.is_hide_short_help_set());
@@ -147,8 +170,19 @@ fn undashed(command: &Command, typed: &str, next: Option<&str>) -> Option<String
         .filter(|long| letter.len() == 1 && long.starts_with(&letter))
         .map(|long| format!("--{long}"))
         .collect();
-    (!starting.is_empty())
-        .then(|| format!("{typed}: not a word of this command; did you mean {}?", any_of(&starting)))
+    match &starting[..] {
+        [] => None,
+        [one] => Some(saying(typed, "not a word of this command", one)),
+        some => Some(format!("{typed}: not a word of this command; did you mean {}?", any_of(some))),
+    }
+}
+
+/// `from 10.0.0.7`: another program's option, without its dashes.
+fn named_bare(name: &str, typed: &str, next: Option<&str>) -> Option<String> {
+    let option = format!("--{typed}");
+    let words = [option.as_str(), next?];
+    let (_, instead) = find(name, &words).filter(|_| !typed.starts_with('-'))?;
+    (!instead.starts_with("nothing")).then(|| saying(typed, "expected an option", &instead))
 }
 
 /// A word behind the value of an option, which takes one: `--port 80 443`, `-4 HOST PORT`.
@@ -170,6 +204,16 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
         let other = other.or_else(|| Some(format!("; for example: {}", example?)));
         return Some(format!("{typed}: {value} takes no value{}", other.unwrap_or_default()))
             .filter(|_| switch.get_long().is_some());
+    }
+    // `whois 203.0.113.7 5000`
+    let positional = command.get_positionals().next().map(|arg| arg.get_id().as_str());
+    let in_one_word = format!("{value}:{typed}");
+    if typed.parse::<u16>().is_ok() && positional.is_some_and(|name| takes(command, name, &in_one_word)) {
+        return Some(saying(
+            typed,
+            "expected in one word",
+            &format!("truepeer {} {in_one_word}", command.get_name()),
+        ));
     }
     let option = option?;
     let arg = called(option)?;
@@ -215,7 +259,7 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
     }
     let again =
         matches!(arg.get_action(), ArgAction::Append).then(|| format!("; several: {option} A {option} B"));
-    Some(format!("{typed}: a word too many, {option} takes one{}", again.unwrap_or_default()))
+    Some(format!("{typed}: a word too many, {option} takes one: leave it out{}", again.unwrap_or_default()))
 }
 
 /// An option of other commands.

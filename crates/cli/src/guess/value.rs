@@ -1,11 +1,13 @@
 //! Reads a value that an option refuses in other notations, and keeps those that the option's parser accepts.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use clap::{Arg, ArgAction, Command, error::ErrorKind};
 
-use super::address::{addresses, ports, prefix};
+use super::address::{MOST_LISTENERS, addresses, ports, prefix, range};
 use super::amount::{size, time};
+use super::named::nearest;
 
 /// The words that the option takes instead: one, or several for an option that may be repeated. `name` is the
 /// option's long name, or the id of an argument without one.
@@ -15,12 +17,22 @@ pub(crate) fn meant(command: &Command, name: &str, typed: &str) -> Option<Vec<St
     let is_other = |word: &str| word == "forbid" && command.get_name() == "attach";
     let takes = |word: &str| takes(command, name, word) && !is_other(word);
     let clean = typed.trim().trim_matches(|c| "\"'`“”„‘’".contains(c));
-    let several: Vec<String> =
-        inner(clean).split(SEPARATORS).filter(|part| !part.is_empty()).map(str::to_owned).collect();
+    let several: Vec<String> = match range(clean).filter(|_| name == "listen") {
+        Some((host, ports)) if ports.len() <= MOST_LISTENERS => {
+            ports.map(|port| format!("{host}:{port}")).collect()
+        }
+        _ => inner(clean).split(SEPARATORS).filter(|part| !part.is_empty()).map(str::to_owned).collect(),
+    };
     let is_list = is_repeatable && several.len() > 1 && several.iter().all(|word| takes(word));
     let one = notations(clean, name).into_iter().find(|word| word != typed && takes(word));
     if let Some(one) = one.filter(|_| !(is_list && name == "listen")) {
         return Some(vec![one]);
+    }
+    // `preloud`
+    let possible = named(command, name)?.get_possible_values();
+    let near = nearest(&clean.to_lowercase(), possible.iter().map(|value| value.get_name()));
+    if let Some(near) = near.filter(|near| !is_list && clean.len() > 3 && takes(near)) {
+        return Some(vec![near.to_owned()]);
     }
     let for_all = several.iter().filter(|word| !word.contains('=')).count();
     match name {
@@ -69,11 +81,13 @@ fn notations(text: &str, option: &str) -> Vec<String> {
     all.extend(text.strip_suffix(['/', ',', ';', '.']).map(str::to_owned));
     match option {
         "allow" | "allow-claims" | "deny-clients" | "clients" => {
+            all.extend(text.rsplit_once('@').map(|(_, host)| host.to_owned()));
             // `fe80::1%eth0`, `NAME=10.0.0.7`, `10.0.0.0/24/32`
             let (zone, named) = (text.split_once('%'), text.split_once('='));
             let twice = text.rsplit_once('/').filter(|(prefix, _)| prefix.contains('/'));
             let parts = [zone.map(|(ip, _)| ip), named.map(|(_, ip)| ip), twice.map(|(prefix, _)| prefix)];
             all.extend(parts.into_iter().flatten().map(str::to_owned));
+            all.extend(Path::new(text).exists().then(|| format!("./{text}")));
         }
         // What a client has: any port of its own.
         "from" => all.extend(text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 5000).to_string())),
@@ -91,6 +105,7 @@ fn notations(text: &str, option: &str) -> Vec<String> {
         Some(if path.contains('/') { path.to_owned() } else { format!("./{path}") })
     }));
     all.extend([time(&lower), size(&lower)].into_iter().flatten());
+    all.extend(lower.strip_suffix('k').map(|thousands| format!("{thousands}000")));
     if option == "port" {
         all.extend(ports(&lower));
     }
@@ -118,6 +133,7 @@ fn words(lower: &str, option: &str) -> &'static [&'static str] {
         }
         "proxy-protocol" | "haproxy" | "pp" if option == "client-address" => &["proxy"],
         "tproxy" | "spoof" | "client" if option == "client-address" => &["transparent"],
+        "dns" | "v2" | "default" | "all" if option == "udp-dialect" => &["every"],
         "quic" | "http3" | "h3" | "dtls" | "udp4" | "udp6" if option == "protocol" => &["udp"],
         "http" | "https" | "http2" | "tls" | "ssl" | "tcp4" | "tcp6" if option == "protocol" => &["tcp"],
         "dns" | "sip" | "any" | "all" | "*" if option == "protocol" => &["both"],
@@ -130,6 +146,8 @@ fn words(lower: &str, option: &str) -> &'static [&'static str] {
         "*" | "all" | "everyone" | "everybody" | "anyone" | "world" | "0/0" | "0.0.0.0" | "::" => &["any"],
         "localhost" | "local" | "lo" | "self" => &["loopback"],
         "lan" | "internal" | "rfc1918" | "intranet" => &["private"],
+        "ld-preload" | "ld_preload" | "library" | "lib" if option == "via" => &["preload"],
+        "seccomp" | "supervisor" | "user-notify" | "ptrace" if option == "via" => &["notify"],
         "true" | "yes" | "on" | "enabled" | "always" | "required" | "mandatory" => {
             &["require", "required", "auto", "v2"]
         }
