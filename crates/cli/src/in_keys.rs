@@ -16,6 +16,14 @@ pub(crate) fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
+/// `key = value`, or a list of several.
+pub(crate) fn assigned(key: &str, values: &[String]) -> String {
+    match values {
+        [one] => format!("{key} = {one}"),
+        some => format!("{key} = [{}]", some.join(", ")),
+    }
+}
+
 /// A message about options, in keys: `--allow PREFIX` becomes `allow = "PREFIX"`, `-4` becomes `ipv4`.
 pub(crate) fn in_keys(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

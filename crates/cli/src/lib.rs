@@ -168,9 +168,13 @@ Called as go-mmproxy or mmproxy (a link is enough), or with
 /// Parses a command line; its first word is the name of the program.
 pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
     let argv: Vec<OsString> = argv.into_iter().collect();
-    match compat::detect(argv)? {
+    match compat::detect(argv.clone())? {
         compat::Role::Truepeer(argv) => parse_as_truepeer(&argv),
-        compat::Role::Other(compat, argv) => {
+        compat::Role::Other(compat, words) => {
+            if let Some(error) = guess::misspelt(&argv, &compat.command()) {
+                return Err(error);
+            }
+            let argv = words;
             let spec = compat.parse(argv.clone())?;
             if spec.print.print_config {
                 let directory = std::env::current_dir().unwrap_or_default();
@@ -204,6 +208,12 @@ fn matched(argv: &[OsString]) -> Result<ArgMatches, UsageError> {
         )));
     }
     let command = command();
+    if let Some(way) = argv.get(1).and_then(|word| command.find_subcommand(word))
+        && !["run", "connect"].contains(&way.get_name())
+        && let Some(error) = guess::misspelt(argv, way)
+    {
+        return Err(error);
+    }
     let rewritten = match argv.get(1).and_then(|word| command.find_subcommand(word)) {
         Some(subcommand) => go_style::rewrite(argv.to_vec(), subcommand),
         None => argv.to_vec(),
@@ -282,7 +292,13 @@ fn bare_port(argv: &[OsString]) -> Option<(&str, String)> {
     let [_, command, word, rest @ ..] = argv else { return None };
     let word = word.to_str().filter(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
     let rest: Vec<_> = rest.iter().map(|word| word.to_string_lossy()).collect();
-    let allow = if rest.iter().any(|word| word.starts_with("--allow")) { "" } else { "--allow PREFIX" };
+    let is_sender =
+        |word: &str| word.starts_with(|c: char| c.is_ascii_hexdigit()) && word.contains(['.', ':']);
+    let allow = match rest.first() {
+        Some(sender) if is_sender(sender) => "--allow",
+        _ if rest.iter().any(|word| word.starts_with("--allow")) => "",
+        _ => "--allow PREFIX",
+    };
     let rest = format!("{allow} {}", rest.join(" "));
     (command == "attach").then(|| (word, rest.trim().to_owned()))
 }

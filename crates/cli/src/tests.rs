@@ -393,7 +393,7 @@ fn a_command_needs_no_dashes_before_it() {
         let args = run(&format!("truepeer {line}"));
         assert_eq!(args.how.command, command, "{line}");
     }
-    assert!(error("truepeer run --alow 10.0.0.0/8 nginx").contains("unexpected argument '--alow'"));
+    assert!(error("truepeer run --alow 10.0.0.0/8 nginx").contains("--alow: not a word"));
     let connect = invoke("truepeer connect --from 203.0.113.7:5000 curl -v http://a").unwrap();
     let Invocation::Connect(args) = connect else { panic!("{connect:?}") };
     assert_eq!(args.how.command, ["curl", "-v", "http://a"]);

@@ -180,7 +180,7 @@ impl Compat {
     }
 
     /// A repeated option replaces the previous one, as in these programs.
-    fn command(self) -> Command {
+    pub(super) fn command(self) -> Command {
         let command = match self {
             Self::GoMmproxy => super::proxy::command("go-mmproxy").before_help(go_mmproxy::USAGE),
             Self::MmproxyRs => super::proxy::command("mmproxy").before_help(mmproxy_rs::USAGE),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::ArgMatches;
 use toml::Spanned;
-use toml::de::{DeArray, DeTable, DeValue};
+use toml::de::{DeTable, DeValue};
 
 use super::entry::{ENTRIES, grammar};
 use super::finding::{Finding, Findings, Span};
@@ -14,7 +14,7 @@ use super::written::{Written, WrittenEntry};
 use crate::guess;
 use truepeer_config::spec::{AcmeTable, AdminTable, LogTable, ProcessTable};
 
-const TABLES: [&str; 3] = ["admin", "log", "acme"];
+pub(super) const TABLES: [&str; 3] = ["admin", "log", "acme"];
 
 /// Reads the tables of one file.
 struct Reader<'a> {
@@ -47,25 +47,50 @@ impl Written {
                     }
                 }
                 (_, None) if TABLES.contains(&name) => {
-                    reader.complain(value.span(), format!("`{name}`: expected a table: [{name}]"));
+                    let text = format!("`{name}`: expected a table: [{name}]");
+                    let typed = reader.findings.typed(&value.span());
+                    let help = match value.get_ref().as_str() {
+                        Some(_) if name == "admin" => format!("type [admin], and below it listen = {typed}"),
+                        _ => format!("type [{name}]"),
+                    };
+                    reader.findings.add(Finding::error(value.span(), text).help(help));
                 }
                 (DeValue::Array(entries), Some(entry)) => {
                     written.entries.extend(entries.iter().filter_map(|value| reader.entry(entry, value)));
                 }
-                (_, Some(_)) => {
-                    let text = format!("`{name}`: expected [[{name}]]: each entry is a table of its own");
-                    reader.findings.add(Finding::error(key.span(), text).help(format!("type [[{name}]]")));
+                (_, Some(entry)) => {
+                    // `[proxy]`, or `[proxy.web]` and `[proxy.mail]`
+                    let each: Vec<Pair<'_, '_>> = match value.get_ref().as_table() {
+                        Some(table) if table.values().all(|value| value.get_ref().is_table()) => pairs(table),
+                        _ => vec![(key, value)],
+                    };
+                    for (key, value) in each {
+                        let text = format!("`{name}`: expected [[{name}]]: each entry is a table of its own");
+                        reader
+                            .findings
+                            .add(Finding::error(key.span(), text).help(format!("type [[{name}]]")));
+                        if value.get_ref().is_table() {
+                            written.entries.extend(reader.entry(entry, value));
+                        }
+                    }
                 }
-                (DeValue::Table(table), None) => {
-                    reader.findings.add(unknown_table(name, key.span(), table, false));
-                }
-                (value_of, None) => match value_of.as_array().and_then(first_table) {
-                    Some(table) => reader.findings.add(unknown_table(name, key.span(), table, true)),
+                (value_of, None) => match first_table(value) {
+                    Some((table, as_table)) => {
+                        let is_list = value_of.is_array();
+                        let (finding, meant) = unknown_table(name, key.span(), as_table, is_list);
+                        reader.findings.add(finding);
+                        match meant {
+                            Meant::Entry(entry) => written.entries.extend(reader.entry(entry, table)),
+                            Meant::Top => top.extend(pairs(as_table)),
+                            Meant::Other => {}
+                        }
+                    }
                     None => top.push((key, value)),
                 },
             }
         }
-        written.top = reader.top(&top);
+        let entries: Vec<&str> = written.entries.iter().map(|entry| entry.name).collect();
+        written.top = reader.top(&top, &entries);
         written.entries.sort_by_key(|entry| entry.words.header.start);
         written
     }
@@ -76,7 +101,8 @@ impl Reader<'_> {
         self.findings.add(Finding::error(span, text));
     }
 
-    fn top(&mut self, pairs: &[Pair<'_, '_>]) -> ArgMatches {
+    /// `entries`: the names of the file's entries.
+    fn top(&mut self, pairs: &[Pair<'_, '_>], entries: &[&str]) -> ArgMatches {
         let grammar = keys::of_table::<ProcessTable>();
         let is_misplaced = |&&(key, _): &&Pair<'_, '_>| {
             let name: &str = key.get_ref();
@@ -89,7 +115,10 @@ impl Reader<'_> {
             let entry = likeliest(&names).unwrap_or(ENTRIES[0]);
             let quoted: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
             let text = format!("{}: no key of the whole process", quoted.join(", "));
-            let help = format!("write [[{entry}]] in a line before `{}`", first.get_ref());
+            let help = match entries {
+                [one] => format!("write this below the line [[{one}]]"),
+                _ => format!("write [[{entry}]] in a line before `{}`", first.get_ref()),
+            };
             self.findings.add(Finding::error(first.span(), text).help(help));
         }
         let own: Vec<_> = pairs.iter().filter(|pair| !is_misplaced(pair)).copied().collect();
@@ -108,8 +137,20 @@ impl Reader<'_> {
     }
 }
 
-fn first_table<'a, 'i>(values: &'a DeArray<'i>) -> Option<&'a DeTable<'i>> {
-    values.iter().find_map(|value| value.get_ref().as_table())
+/// The value if it is a table, or the first table of a list.
+fn first_table<'a, 'i>(
+    value: &'a Spanned<DeValue<'i>>,
+) -> Option<(&'a Spanned<DeValue<'i>>, &'a DeTable<'i>)> {
+    let as_table = |value: &'a Spanned<DeValue<'i>>| Some((value, value.get_ref().as_table()?));
+    as_table(value).or_else(|| value.get_ref().as_array()?.iter().find_map(as_table))
+}
+
+/// What an unknown table was meant to be.
+enum Meant {
+    Entry(&'static str),
+    /// The keys before the first table.
+    Top,
+    Other,
 }
 
 /// The entry that has the most of these keys, the first of several.
@@ -122,26 +163,33 @@ fn likeliest(keys: &[&str]) -> Option<&'static str> {
     ENTRIES.into_iter().rev().max_by_key(|entry| count(entry)).filter(|entry| count(entry) > 0)
 }
 
-fn unknown_table(name: &str, span: Span, table: &DeTable<'_>, is_list: bool) -> Finding {
+fn unknown_table(name: &str, span: Span, table: &DeTable<'_>, is_list: bool) -> (Finding, Meant) {
     let (open, close) = if is_list { ("[[", "]]") } else { ("[", "]") };
     let finding = Finding::error(span, format!("{open}{name}{close}: there is no such table"));
     let keys: Vec<&str> = table.keys().map(|key| key.get_ref().as_ref()).collect();
     let whole = keys::of_table::<ProcessTable>();
-    if !keys.is_empty() && keys.iter().all(|key| whole.key(key).is_some()) {
-        return finding.help("write these keys at the top of the file, before the first table");
+    if !keys.is_empty() && keys.iter().all(|key| whole.key(&keys::typed(key)).is_some()) {
+        let help = "leave this line out, and write its keys at the top of the file, before the first table";
+        return (finding.help(help), Meant::Top);
     }
-    if ["Unit", "Service", "Socket", "Install"].contains(&name) {
-        return finding
-            .help("this is a unit of systemd; the file of truepeer has [[proxy]], [[https]] or [[attach]]");
+    let other = if ["Unit", "Service", "Socket", "Install"].contains(&name) {
+        Some(
+            "this is a unit of systemd; the file of truepeer has [[proxy]], [[https]] or [[attach]]"
+                .to_owned(),
+        )
+    } else {
+        guess::key("table", name, None)
+    };
+    if let Some(help) = other {
+        return (finding.help(help), Meant::Other);
     }
-    if let Some(help) = guess::key("table", name, None) {
-        return finding.help(help);
-    }
-    let meant = nearest(name, ENTRIES.into_iter().chain(TABLES)).or_else(|| likeliest(&keys));
-    match meant {
-        Some(meant) if ENTRIES.contains(&meant) => finding.help(format!("did you mean [[{meant}]]?")),
-        Some(meant) => finding.help(format!("did you mean [{meant}]?")),
-        None => finding
-            .help("expected [[proxy]], [[https]], [[attach]], [admin], [log] or [acme]: truepeer.toml(5)"),
+    let meant = nearest(&name.to_lowercase(), ENTRIES.into_iter().chain(TABLES)).or_else(|| likeliest(&keys));
+    match meant.map(|meant| (ENTRIES.into_iter().find(|entry| *entry == meant), meant)) {
+        Some((Some(entry), _)) => (finding.help(format!("type [[{entry}]]")), Meant::Entry(entry)),
+        Some((None, meant)) => (finding.help(format!("type [{meant}]")), Meant::Other),
+        None => {
+            let all = "expected [[proxy]], [[https]], [[attach]], [admin], [log] or [acme]: truepeer.toml(5)";
+            (finding.help(all), Meant::Other)
+        }
     }
 }

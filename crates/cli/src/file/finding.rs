@@ -38,6 +38,23 @@ impl Finding {
         Self { help: Some(help.into()), ..self }
     }
 
+    /// The key and the value of a help that is one line to type.
+    pub(super) fn to_type(&self) -> Option<(&str, &str)> {
+        let (name, value) = self.help.as_deref()?.strip_prefix("type ")?.split_once(" = ")?;
+        let is_key =
+            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        is_key.then(|| (name, value.split_at(end_of_value(value)).0))
+    }
+
+    /// With another line to type in the place of this one.
+    pub(super) fn typing(mut self, line: &str) -> Self {
+        let value =
+            self.to_type().map_or(0, |(name, value)| "type ".len() + name.len() + " = ".len() + value.len());
+        let behind = self.help.as_deref().and_then(|help| help.get(value..)).unwrap_or_default();
+        self.help = Some(format!("type {line}{behind}"));
+        self
+    }
+
     pub(super) fn beside(self, span: Span, label: &'static str) -> Self {
         Self { other: Some((span, label)), ..self }
     }
@@ -134,6 +151,35 @@ impl Findings {
         self.text[self.within(span)].to_owned()
     }
 
+    /// The lines of the table in which the span is, and of others of the same name.
+    pub(super) fn table_of(&self, span: &Span) -> Vec<&str> {
+        let place = self.place(span).0;
+        let mut tables: Vec<(&str, bool, Vec<&str>)> = vec![("", false, Vec::new())];
+        for (number, line) in (1..).zip(self.text.lines()) {
+            if line.starts_with('[') {
+                tables.push((line.trim(), false, Vec::new()));
+            }
+            let last = tables.len() - 1;
+            tables[last].1 |= number == place;
+            tables[last].2.push(line);
+        }
+        let name = tables.iter().find(|table| table.1).map_or("", |table| table.0);
+        let is_it = |table: &&(&str, bool, Vec<&str>)| table.1 || table.0 == name && !name.starts_with("[[");
+        tables.iter().filter(is_it).flat_map(|table| table.2.clone()).collect()
+    }
+
+    /// The last line above the one in which the span starts, if it is not blank.
+    pub(super) fn last_above(&self, span: &Span) -> Option<Span> {
+        let start = self.text[..self.within(span).start].rfind('\n')?;
+        let above = self.text[..start].trim_end();
+        Some(above.rfind('\n').map_or(0, |end| end + 1)..above.len())
+    }
+
+    /// The lines below the one in which the span starts.
+    pub(super) fn below(&self, span: &Span) -> impl Iterator<Item = &str> {
+        self.text[self.within(span).start..].lines().skip(1)
+    }
+
     /// The line in which a span starts.
     pub(super) fn line(&self, span: &Span) -> &str {
         let at = self.within(span).start;
@@ -176,4 +222,15 @@ impl fmt::Display for Findings {
         }
         Ok(())
     }
+}
+
+/// Where a value ends, behind which a help may say more.
+fn end_of_value(text: &str) -> usize {
+    let (mut is_inside, mut depth) = (false, 0);
+    let is_end = |(_, c): &(usize, char)| {
+        is_inside ^= *c == '"';
+        depth += i32::from(!is_inside && *c == '[') - i32::from(!is_inside && *c == ']');
+        !is_inside && depth == 0 && [',', ';', ' '].contains(c)
+    };
+    text.char_indices().find(is_end).map_or(text.len(), |(at, _)| at)
 }

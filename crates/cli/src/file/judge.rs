@@ -192,7 +192,18 @@ impl Words {
     /// Places a problem at the value that it is about. The table's keys lack `start`, which the options have.
     fn of_problem(&self, problem: Problem, start: &str) -> Finding {
         let (key, value) = problem.about();
+        let port = match &problem {
+            Problem::ListenTwice { listener, is_proxy: true } | Problem::Loop { listener, .. } => {
+                Some(listener.port())
+            }
+            _ => None,
+        };
         let text = in_keys(&format!("{:#}", anyhow::Error::new(problem))).replace(start, "");
-        self.at(key.strip_prefix(start).unwrap_or(&key), value.as_deref(), text)
+        let finding = self.at(key.strip_prefix(start).unwrap_or(&key), value.as_deref(), text);
+        match port.map(|port| self.on_another(port)) {
+            Some(line) if key == "listen" => finding.help(format!("type {line}")),
+            Some(line) => finding.help(format!("type where `listen` is: {line}")),
+            None => finding,
+        }
     }
 }

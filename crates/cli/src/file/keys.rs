@@ -5,9 +5,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::finding::{Finding, Span};
 use crate::guess;
-pub(crate) use crate::in_keys::{any_of, in_keys, quoted};
+pub(super) use crate::guess::nearest;
+pub(crate) use crate::in_keys::{any_of, assigned, in_keys, quoted};
 use crate::table::{self, Commands};
-use truepeer_config::spec::{AcmeSpec, AdminSpec, LogSpec, ProcessTable, StackArgs};
+use truepeer_config::spec::{AcmeSpec, AdminSpec, LogSpec, LogTable, ProcessTable, StackArgs};
 
 /// The keys of one kind of table: the options of a command.
 pub(super) struct Grammar {
@@ -22,18 +23,14 @@ pub(super) struct Grammar {
 type Elsewhere = (fn(&str) -> bool, &'static str);
 
 /// What to do with an option that is not a key of this table.
-const ELSEWHERE: [Elsewhere; 9] = [
+const ELSEWHERE: [Elsewhere; 8] = [
     (
         has::<ProcessTable>,
         "it is for the whole process: write it at the top of the file, before the first table",
     ),
     (
-        |key| ["file", "logfile", "log-file", "output"].contains(&key),
-        "the log goes to standard error: under systemd `journalctl -u truepeer` shows it",
-    ),
-    (
-        |key| key == "timeout",
-        "expected header-timeout, connect-timeout or idle-timeout; https has more: truepeer.toml(5)",
+        |key| ["file", "logfile", "log-file", "log", "output"].contains(&key),
+        "leave it out: the log goes to standard error; under systemd `journalctl -u truepeer` shows it",
     ),
     (|key| key == "log-format", "write it as `format` in the table [log]"),
     (has::<AdminSpec>, "write it as `listen` in the table [admin]"),
@@ -111,6 +108,9 @@ impl Grammar {
         let tables =
             value.as_array().into_iter().flat_map(|values| values.iter().map(|value| value.get_ref()));
         let table = std::iter::once(value).chain(tables).find_map(DeValue::as_table);
+        if let Some(line) = self.origins(value) {
+            return finding.help(line);
+        }
         if let Some(keys) = table.and_then(|table| self.flattened(key, table)) {
             let name = &self.name;
             return finding
@@ -121,17 +121,24 @@ impl Grammar {
         }
         let elsewhere = || {
             let (_, text) = ELSEWHERE.iter().find(|(has, _)| has(&typed(key)))?;
-            Some((*text).to_owned())
+            Some(match value.as_str().filter(|_| text.ends_with("table [log]")) {
+                Some(word) => format!("leave this line out, and below [log] type {}", of_log(text, word)),
+                None => (*text).to_owned(),
+            })
         };
         let is_excluded = self.excluded.iter().any(|name| name == key);
-        let meant = || self.meant(key).map(|meant| format!("did you mean `{meant}`?"));
+        let line = |name: &str| self.line(name, value).unwrap_or_else(|| format!("did you mean `{name}`?"));
+        let meant = || self.meant(key).map(line);
         let other = || {
             let help = guess::key(&self.name, key, first_text(value))?;
-            Some(self.with_all(&help, value).unwrap_or(help))
+            let is_backend =
+                help.starts_with("type ipv") && value.as_array().is_some_and(|all| all.len() > 1);
+            let why = if is_backend { "; the load balancer before truepeer spreads the load" } else { "" };
+            Some(self.with_all(&help, value).unwrap_or(help + why))
         };
         let near = || {
             let near = nearest(&typed(key), self.names())?;
-            Some(format!("did you mean `{near}`?"))
+            Some(line(near))
         };
         let related = || {
             let some: Vec<_> =
@@ -147,15 +154,64 @@ impl Grammar {
 
     /// The keys that a table in this one stands for: `[proxy.tls]` with `cert` for `tls-cert`.
     fn flattened(&self, name: &str, table: &DeTable<'_>) -> Option<String> {
-        let keys = table.keys().map(|key| {
+        let lines = table.iter().filter_map(|(key, value)| {
             let (key, one) = (key.get_ref(), name.strip_suffix('s').unwrap_or(name));
-            [format!("{name}-{key}"), format!("{key}-{one}"), key.to_string()]
+            let key = [format!("{name}-{key}"), format!("{key}-{one}"), key.to_string()]
                 .into_iter()
                 .map(|key| typed(&key))
-                .find(|key| self.key(key).is_some())
+                .find(|key| self.key(key).is_some())?;
+            let line = self.line(&key, value.get_ref());
+            Some(
+                line.and_then(|line| Some(line.strip_prefix("type ")?.to_owned()))
+                    .unwrap_or(format!("`{key}`")),
+            )
         });
-        let keys: Vec<String> = keys.flatten().map(|key| format!("`{key}`")).collect();
-        (!keys.is_empty()).then(|| keys.join(", "))
+        let lines: Vec<String> = lines.collect();
+        (!lines.is_empty()).then(|| lines.join(", "))
+    }
+
+    /// `[[https.origins]]` with a URL in each, and perhaps a host or a path.
+    fn origins(&self, value: &DeValue<'_>) -> Option<String> {
+        let origin = |value: &DeValue<'_>| {
+            let texts: Vec<&str> =
+                value.as_table()?.values().filter_map(|value| value.get_ref().as_str()).collect();
+            let url = texts.iter().find(|text| text.contains("://"))?;
+            let serves = texts.iter().find(|text| *text != url).map(|text| format!("{text}="));
+            Some(quoted(&format!("{}{url}", serves.unwrap_or_default())))
+        };
+        self.key("origin")?;
+        let values = value.as_array()?.iter().map(|value| origin(value.get_ref()));
+        Some(format!("type {}", assigned("origin", &values.collect::<Option<Vec<_>>>()?)))
+    }
+
+    /// What to type where the key `name` was meant, if the value says it.
+    fn line(&self, name: &str, value: &DeValue<'_>) -> Option<String> {
+        let is_prefix = |value: &DeValue<'_>| {
+            value.as_str().is_some_and(|text| guess::takes(&self.command, "allow", text))
+        };
+        // It takes files alone.
+        let name = if name == "allowed-subnets" && is_prefix(value) { "allow" } else { name };
+        let arg = self.key(name)?;
+        if let (Some(is_on), false) = (value.as_bool(), arg.get_action().takes_values()) {
+            return Some(format!("type {name} = {is_on}"));
+        }
+        let values: Vec<_> = match value.as_array() {
+            Some(values) => values.iter().map(|value| value.get_ref()).collect(),
+            None => vec![value],
+        };
+        let words = values.into_iter().map(|value| {
+            let text =
+                text_of(value).or(value.as_bool().map(|is_on| if is_on { "true" } else { "false" }))?;
+            match guess::takes(&self.command, name, text) {
+                true if value.is_integer() => Some(vec![text.to_owned()]),
+                true => Some(vec![quoted(text)]),
+                false => {
+                    Some(guess::meant(&self.command, name, text)?.iter().map(|word| quoted(word)).collect())
+                }
+            }
+        });
+        let words: Vec<String> = words.collect::<Option<Vec<_>>>()?.concat();
+        (!words.is_empty()).then(|| format!("type {}", assigned(name, &words)))
     }
 
     /// `type port = "25"` with all values of a list.
@@ -164,7 +220,7 @@ impl Grammar {
         let is_list = matches!(self.key(name)?.get_action(), clap::ArgAction::Append);
         let texts = value.as_array().filter(|values| is_list && values.len() > 1)?.iter();
         let texts = texts.map(|value| text_of(value.get_ref()).map(quoted)).collect::<Option<Vec<_>>>()?;
-        Some(format!("type {name} = [{}]", texts.join(", ")))
+        Some(format!("type {}", assigned(name, &texts)))
     }
 
     /// The names of all keys.
@@ -198,12 +254,13 @@ fn first_text<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
 }
 
 /// A key as options are written.
-fn typed(key: &str) -> String {
-    key.trim_start_matches('-').to_lowercase().replace('_', "-")
+pub(super) fn typed(key: &str) -> String {
+    guess::kebab(key.trim_start_matches('-'))
 }
 
-/// The most similar name, if one is similar.
-pub(super) fn nearest<'a>(typed: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let alike = names.map(|name| (strsim::jaro_winkler(typed, name), name));
-    alike.filter(|(likeness, _)| *likeness > 0.8).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+/// The line of the table [log] for `log-level` or `log-format`.
+fn of_log(text: &str, word: &str) -> String {
+    let name = if text.contains("`format`") { "format" } else { "level" };
+    let meant = guess::meant(&group::<LogTable>(), name, word).and_then(|words| words.into_iter().next());
+    assigned(name, &[quoted(&meant.unwrap_or_else(|| word.to_owned()))])
 }

@@ -2,9 +2,11 @@
 
 use toml::de::Error;
 
+use super::document::TABLES;
 use super::entry::{ENTRIES, grammar};
 use super::finding::{Finding, Findings};
-use super::keys::{self, quoted};
+use super::keys::{self, assigned, quoted};
+use super::table::elements;
 use crate::guess;
 use truepeer_config::spec::ProcessTable;
 
@@ -19,7 +21,7 @@ pub(super) fn add(errors: &[Error], findings: &mut Findings) -> bool {
         .map(|error| (error.span().unwrap_or_default(), error.message().replace('\n', "; ")))
         .collect();
     errors.sort_by_key(|(span, _)| span.start);
-    let (mut last, mut is_readable) = (None, true);
+    let (mut last, mut is_readable, mut second) = (None, true, None);
     for (span, message) in errors {
         let line = findings.line(&span);
         let line =
@@ -28,13 +30,28 @@ pub(super) fn add(errors: &[Error], findings: &mut Findings) -> bool {
         let before = findings.before_in_line(&span);
         let is_open = message.contains("between array elements") && before.trim().is_empty();
         let help = match message.as_str() {
-            "duplicate key" => Some(twice(&findings.typed(&span))),
-            _ if is_open => Some("is a ] missing in the line before?".to_owned()),
-            _ => instead(&line),
+            "duplicate key" if TABLES.contains(&findings.typed(&span).as_str()) => {
+                let name = second.insert(findings.typed(&span));
+                Some(format!("leave this line out, and write the keys of [{name}] below the first one"))
+            }
+            "duplicate key" => Some(twice(&findings.typed(&span), findings.table_of(&span).into_iter())),
+            // The ] is missing above.
+            _ if is_open => findings.last_above(&span).and_then(|above| instead(&findings.typed(&above))),
+            _ if line.starts_with("- ") && !line.contains(": ") => {
+                Some("leave this line out: the list above has it".to_owned())
+            }
+            _ => of_yaml(&line, findings.below(&span)).or_else(|| instead(&line)),
+        };
+        let help = match &second {
+            Some(name) if message == "duplicate key" && !line.starts_with('[') => {
+                help.map(|help| format!("leave this line out, and below the first [{name}] {help}"))
+            }
+            _ => help,
         };
         if help.is_some() && last == Some((line.clone(), help.clone())) {
             continue;
         }
+        let span = if is_open { findings.last_above(&span).unwrap_or(span) } else { span };
         let finding = Finding::error(span, message);
         findings.add(match &help {
             Some(help) => finding.help(help),
@@ -50,16 +67,36 @@ pub(super) fn add(errors: &[Error], findings: &mut Findings) -> bool {
     is_readable
 }
 
-/// A key or a table that is there already.
-fn twice(name: &str) -> String {
+/// A key or a table that is there already. `table`: the lines of the key's table.
+fn twice<'a>(name: &str, table: impl Iterator<Item = &'a str>) -> String {
     let is_list = |entry: &&&str| {
         let grammar = grammar(entry);
         grammar.key(name).is_some_and(|arg| matches!(arg.get_action(), clap::ArgAction::Append))
     };
+    let of_line = |line: &'a str| {
+        let (key, value) = line.split_once('=')?;
+        let value = value.split(" #").next().unwrap_or(value);
+        (key.trim() == name).then(|| repaired(value)).flatten()
+    };
+    let values: Vec<String> = table.filter_map(of_line).flat_map(|value| elements(&value)).collect();
     match ENTRIES.iter().find(is_list) {
-        Some(_) => format!("type one list: {name} = [\"…\", \"…\"]"),
+        Some(_) => format!("type {}", assigned(name, &values)),
         None => format!("leave one `{name}` out; a further listener is a [[proxy]] of its own"),
     }
+}
+
+/// A line of YAML that has no value of its own.
+fn of_yaml<'a>(line: &str, below: impl Iterator<Item = &'a str>) -> Option<String> {
+    let name = line.strip_prefix("- ").unwrap_or(line).strip_suffix(':')?.trim();
+    if let Some(entry) = ENTRIES.iter().find(|entry| **entry == name) {
+        return Some(format!("type [[{entry}]]"));
+    }
+    if TABLES.contains(&name) {
+        return Some(format!("type [{name}]"));
+    }
+    let items = below.map_while(|line| line.trim().strip_prefix("- ")).map(|item| word(item.trim()));
+    let items: Vec<String> = items.collect();
+    (is_key(name) && !items.is_empty()).then(|| format!("type {}", assigned(name, &items)))
 }
 
 fn instead(line: &str) -> Option<String> {

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgMatches, Command};
+use clap::{ArgAction, ArgMatches, Command};
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use super::finding::{Finding, Findings, Span};
 use super::keys::{self, Grammar};
 use super::value;
-use crate::guess::meant;
+use crate::guess::{meant, takes};
 
 /// The words of a table.
 #[derive(Debug, Default)]
@@ -59,10 +59,10 @@ pub(super) fn parse(
     findings: &mut Findings,
 ) -> (Words, Option<ArgMatches>) {
     let mut words = Words { header, words: Vec::new() };
-    let mut is_whole = true;
+    let (mut is_whole, mut unknown) = (true, Vec::new());
     for (key, value) in pairs {
         let Some(arg) = grammar.key(key.get_ref()) else {
-            findings.add(grammar.unknown(key.get_ref(), key.span(), value.get_ref()));
+            unknown.push((*key, *value));
             is_whole = false;
             continue;
         };
@@ -80,6 +80,7 @@ pub(super) fn parse(
             }
         }
     }
+    words.add_unknown(grammar, &unknown, findings);
     let parsed = parse_words(&grammar.command, &words.words);
     let matches = match parsed {
         Ok(matches) => Some(matches),
@@ -111,22 +112,87 @@ impl Words {
                 let text = format!("{} = {}: {}", word.key, word.typed, keys::in_keys(&reason(&error)));
                 let finding = Finding::error(word.at_value.clone(), text);
                 let typed = word.text.as_deref().unwrap_or_default();
-                let help = match meant(command, &word.key, typed) {
-                    Some(words) => {
-                        Some(words.iter().map(|word| keys::quoted(word)).collect::<Vec<_>>().join(", "))
-                    }
-                    None => None,
+                let help = meant(command, &word.key, typed)
+                    .map(|_| format!("type {}", keys::assigned(&word.key, &self.mended(command, &word.key))));
+                let other = match typed {
+                    "auto" | "default" => Some(format!("leave {} out: its default is taken", word.key)),
+                    _ => typed.contains('$').then(|| "write the value: no variable is replaced".to_owned()),
                 };
-                let help = help.map(|words| format!("type {words}"));
-                let variable =
-                    typed.contains('$').then(|| "write the value: no variable is replaced".to_owned());
-                wrong.push(match help.or(variable) {
+                wrong.push(match help.or(other) {
                     Some(help) => finding.help(help),
                     None => finding,
                 });
             }
         }
         wrong
+    }
+
+    /// The values of a key as they are written in the file, those that are wrong mended.
+    fn mended(&self, command: &Command, key: &str) -> Vec<String> {
+        let of_key = self.words.iter().filter(|word| word.key == key);
+        let values = of_key.map(|word| match meant(command, key, word.text.as_deref().unwrap_or_default()) {
+            Some(words) if !takes(command, key, word.text.as_deref().unwrap_or_default()) => {
+                words.iter().map(|word| keys::quoted(word)).collect()
+            }
+            _ => vec![word.typed.clone()],
+        });
+        values.flatten().collect()
+    }
+
+    /// Keys that are not there. Several that mean one key get one line for it, with all their values.
+    fn add_unknown(&self, grammar: &Grammar, unknown: &[Pair<'_, '_>], findings: &mut Findings) {
+        let found: Vec<_> = unknown
+            .iter()
+            .map(|(key, value)| grammar.unknown(key.get_ref(), key.span(), value.get_ref()))
+            .collect();
+        let named = |finding: &Finding| finding.to_type().map(|(name, _)| name.to_owned());
+        let mut told = Vec::new();
+        for finding in found.iter().cloned() {
+            let Some(name) = named(&finding) else {
+                findings.add(finding);
+                continue;
+            };
+            let is_list = grammar.key(&name).is_some_and(|arg| matches!(arg.get_action(), ArgAction::Append));
+            // Another listener or port is none that was there already.
+            let is_other = ["listen", "port"].contains(&name.as_str()) && grammar.name != "admin";
+            let given = self.mended(&grammar.command, &name);
+            let is_given = !given.is_empty();
+            let same = found.iter().filter(|other| named(other).as_ref() == Some(&name));
+            let others = same.filter_map(Finding::to_type).flat_map(|(_, written)| elements(written));
+            let mut values: Vec<String> = Vec::new();
+            for value in given.into_iter().filter(|_| !is_other).chain(others) {
+                if !values.contains(&value) {
+                    values.push(value);
+                }
+            }
+            // `localIP` and `localPort`
+            let bare = |value: Option<&String>| value.map_or("", |value| value.trim_matches('"')).to_owned();
+            let (host, last) = (bare(values.first()), bare(values.last()));
+            let joined = format!("{host}:{}", last.rsplit(':').next().unwrap_or_default());
+            let is_one = values.len() > 1 && takes(&grammar.command, &name, &joined);
+            let longest = || values.iter().max_by_key(|value| value.len()).cloned();
+            let one = || is_one.then(|| keys::quoted(&joined)).or_else(longest).into_iter().collect();
+            let line = keys::assigned(&name, &if is_list { values } else { one() });
+            findings.add(match (is_given, told.contains(&name)) {
+                (true, _) => finding.help(format!("leave this line out, and type where `{name}` is: {line}")),
+                (_, true) => finding.help(format!("leave this line out: `{name}` has it")),
+                _ => finding.typing(&line),
+            });
+            told.push(name);
+        }
+    }
+
+    /// `listen` without the addresses that it has twice, or else on another port than this one.
+    pub(super) fn on_another(&self, port: u16) -> String {
+        let mut values = self.mended(&Command::new("entry"), "listen");
+        let count = values.len();
+        let mut known = std::collections::HashSet::new();
+        values.retain(|value| known.insert(value.clone()));
+        if values.len() == count {
+            let (this, next) = (format!(":{port}\""), format!(":{}\"", port.wrapping_add(1)));
+            values.iter_mut().for_each(|value| *value = value.replace(&this, &next));
+        }
+        keys::assigned("listen", &values)
     }
 
     /// An error about several words: one is missing, or two contradict each other.
@@ -181,4 +247,15 @@ fn reason(error: &clap::Error) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
     first.strip_prefix("error: ").unwrap_or(first).to_owned()
+}
+
+/// The elements of a list as it is written, or the one value.
+pub(super) fn elements(written: &str) -> Vec<String> {
+    let inner = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match inner {
+        Some(inner) => {
+            inner.split(',').map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+        }
+        None => vec![written.to_owned()],
+    }
 }

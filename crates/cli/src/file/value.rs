@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeInteger, DeValue};
 
 use super::finding::{Finding, Span};
-use super::keys::{self, text_of};
+use super::keys::{self, assigned, text_of};
 use crate::guess::{meant, takes};
 use truepeer_config::spec::{AdminAddr, Deny, PrefixesOrFile, RequiredTlv, SecretTlv};
 
@@ -88,6 +88,17 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
         }
         DeValue::Datetime(_) => return Err(wrong("expected a string, in quotes; got a date")),
         DeValue::Array(_) => return Err(wrong("expected a list of strings; got a list in a list")),
+        // `{ lb1 = "10.0.0.7", lb2 = "10.0.0.8" }`
+        DeValue::Table(table)
+            if matches!(arg.get_action(), ArgAction::Append)
+                && table
+                    .values()
+                    .all(|value| text_of(value.get_ref()).is_some_and(|text| is_taken(arg, text))) =>
+        {
+            let texts = table.values().filter_map(|value| text_of(value.get_ref()).map(keys::quoted));
+            let list = assigned(key(arg), &texts.collect::<Vec<_>>());
+            return Err(wrong(&format!("{}; got a table", expected(arg))).help(format!("type {list}")));
+        }
         DeValue::Table(table) => {
             let finding = wrong(&format!("{}; got a table", expected(arg)));
             // `{ host = "127.0.0.1", port = 443 }`

@@ -57,7 +57,8 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
         end += if word.contains('=') { 1 } else { 2 };
     }
     let end = end.min(program.len());
-    let rest = [&program[..place], &program[end..]].concat();
+    let own = program[end..].strip_prefix(&["--".into()]).unwrap_or(&program[end..]);
+    let rest = [&program[..place], own].concat();
     let (before, options) =
         (shown(before.strip_suffix(&["--".into()]).unwrap_or(before)), shown(&program[place..end]));
     let instead = format!("{option}: expected before the program; type: {before} {options} --");
@@ -129,6 +130,22 @@ fn shown(words: &[OsString]) -> String {
 fn line_in_one_word(program: &[OsString]) -> Option<&str> {
     let [line] = program else { return None };
     line.to_str().filter(|text| text.contains(' ') && !Path::new(line).exists())
+}
+
+/// The words of a line in which [`quoted`] has quoted.
+pub(super) fn unquoted(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut is_inside) = (Vec::new(), None::<String>, false);
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\'' => is_inside = !is_inside,
+            ' ' if !is_inside => words.extend(word.take()),
+            '\\' if !is_inside => word.get_or_insert_default().extend(chars.next()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
 }
 
 /// A word as a shell takes it.

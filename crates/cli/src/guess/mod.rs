@@ -2,14 +2,19 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 
 use super::UsageError;
+use behind::quoted;
+use shape::{forwarded, misshapen, negative, of_listener};
 use truepeer_config::spec::defaults;
-use truepeer_policy::PrefixSet;
 use words::find;
 
+mod address;
+mod amount;
 mod behind;
+mod named;
+mod shape;
+mod tip;
 mod unknown;
 mod value;
 mod variables;
@@ -17,11 +22,15 @@ mod whole;
 mod words;
 
 pub(crate) use behind::behind_the_program;
-pub(crate) use unknown::{explain, sharing_a_word};
+pub(crate) use named::{misspelt, nearest, sharing_a_word};
+pub(crate) use unknown::explain;
 pub(crate) use value::{meant, takes};
 pub(crate) use variables::{PREFIX, unread};
 pub(crate) use whole::in_a_whole_line;
-pub(crate) use words::key;
+pub(crate) use words::{kebab, key};
+
+/// The usual admin socket.
+const SOCKET: &str = "/run/truepeer/admin.sock";
 
 /// Commands with a file, which `-c` names.
 const WITH_FILE: [&str; 7] = ["serve", "check", "reload", "upgrade", "status", "sessions", "top"];
@@ -34,12 +43,37 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
     };
     let Some((&first, rest)) = words.split_first() else { return Ok(()) };
     if first == "exec" && rest.contains(&"--") {
-        return refused(first, "no command of truepeer", &format!("truepeer run {}", rest.join(" ")));
+        let way = if rest.contains(&"--from") { "connect" } else { "run" };
+        return refused(first, "no command of truepeer", &format!("truepeer {way} {}", line(rest)));
+    }
+    if let ("-s" | "--signal", ["stop" | "quit" | "term" | "exit"]) = (first, rest) {
+        return refused(first, "not a word of truepeer", "systemctl stop truepeer");
+    }
+    if let ("vpp", ["up", devices @ ..]) = (first, rest)
+        && devices.iter().all(|device| !device.starts_with('-'))
+        && !devices.is_empty()
+    {
+        let instead = format!("truepeer vpp up --ethernet {}", devices.join(","));
+        return refused(devices[0], "expected an option before it", &instead);
     }
     if let ("detach" | "unattach" | "remove", [port, ..]) = (first, rest)
         && port.starts_with(|c: char| c.is_ascii_digit())
     {
         return refused(first, "no command of truepeer", &format!("truepeer attach remove --port {port}"));
+    }
+    let all = super::command();
+    let is_command = |word: &&&str| all.find_subcommand(**word).is_some();
+    // `get sessions`, `443 doctor`
+    if let [command, more @ ..] = rest
+        && !first.starts_with('-')
+        && first != "help"
+        && !is_command(&&first)
+        && is_command(&command)
+    {
+        let is_own = first.contains(|c: char| c.is_ascii_digit() || c == '/');
+        let own = if is_own { format!("{} ", quoted(first)) } else { String::new() };
+        let instead = format!("truepeer {command} {own}{}", line(more));
+        return refused(first, "no command of truepeer", instead.trim_end());
     }
     if let Some((_, instead)) = find("COMMAND", &[first]) {
         return refused(first, "no command of truepeer", &instead);
@@ -53,11 +87,13 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         let dashes = if name.chars().count() > 1 { "--" } else { "-" };
         return refused(word, "its dash is a long one", &format!("{dashes}{name}"));
     }
-    let all = super::command();
-    let is_command = |word: &&&str| all.find_subcommand(**word).is_some();
     let lower = first.to_lowercase();
     if !is_command(&&first) && is_command(&&lower.as_str()) {
-        return refused(first, "no command of truepeer", &format!("truepeer {lower} {}", rest.join(" ")));
+        return refused(
+            first,
+            "no command of truepeer",
+            format!("truepeer {lower} {}", line(rest)).trim_end(),
+        );
     }
     // The words of `run` and `connect` may be programs.
     if let (Some(way), Some(second)) = (all.find_subcommand(first), rest.first())
@@ -66,20 +102,22 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         && is_command(&second)
         && find(first, &[second]).is_none()
     {
-        return refused(second, "expected one command", &format!("truepeer {}", rest.join(" ")));
+        return refused(second, "expected one command", &format!("truepeer {}", line(rest)));
     }
     if first.starts_with('-') && !["-h", "-V", "--help", "--version"].contains(&first) {
         if let Some((typed, instead)) = find("START", &words).filter(|(typed, _)| *typed == first) {
             return refused(typed, "not a word of truepeer", &instead);
         }
-        if let Some(command) = rest.iter().find(is_command) {
-            return refused(first, "expected after the command", &format!("truepeer {command} {first} …"));
+        if let Some(at) = rest.iter().position(|word| is_command(&word)) {
+            let (before, behind) = (line(&words[..=at]), line(&rest[at + 1..]));
+            let instead = format!("truepeer {} {before} {behind}", rest[at]);
+            return refused(first, "expected after the command", instead.trim_end());
         }
-        if let Some(command) = unknown::with_most(&all, &words) {
+        if let Some(command) = named::with_most(&all, &words) {
             return refused(
                 first,
                 "expected a command before it",
-                &format!("truepeer {command} {}", words.join(" ")),
+                &format!("truepeer {command} {}", line(&words)),
             );
         }
     }
@@ -102,6 +140,12 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
     {
         let instead = format!("truepeer {first}; of a unit: systemctl {first} {unit}");
         return refused(unit, "expected nothing behind the command", &instead);
+    }
+    if let ("sessions", [.., id]) = (first, rest)
+        && (id.starts_with("tcp-") || id.starts_with("udp-"))
+    {
+        let instead = format!("curl -X DELETE --unix-socket {SOCKET} http://truepeer/sessions/{id}");
+        return refused(id, "a session by itself is ended over the admin socket", &instead);
     }
     if let ("sessions", ["--kill", client, ..] | [client, ..]) = (first, rest)
         && client.starts_with(|c: char| c.is_ascii_hexdigit())
@@ -140,7 +184,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
             "run" => format!("--allow {ip}"),
             _ => format!("--from {}", SocketAddr::new(ip, 5000)),
         };
-        let program = program.strip_prefix(&["--"]).unwrap_or(program).join(" ");
+        let program = line(program.strip_prefix(&["--"]).unwrap_or(program));
         return refused(
             client,
             "expected an option before it",
@@ -169,7 +213,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         return refused(typed, expected, &instead);
     }
     // Where the program of `run` begins, only clap knows.
-    let is_own = |typed: &str| innermost.is_some_and(|command| unknown::has(command, typed));
+    let is_own = |typed: &str| innermost.is_some_and(|command| named::has(command, typed));
     if !is_valid
         && !["run", "connect"].contains(&first)
         && let Some((typed, instead)) = find(first, rest).filter(|(typed, _)| !is_own(typed))
@@ -186,10 +230,15 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
                 &format!("truepeer {command} -c {path} (without -c it is {usual})"),
             )
         }
+        ("probe", [app, target]) if is_address(target) && !app.starts_with('-') => {
+            refused(app, "expected --as before it", &format!("truepeer probe {target} --as {app}"))
+        }
         ("connect", [to, ..]) if is_address(to) => {
             refused(to, "expected a program", &format!("truepeer connect --to {to} -- COMMAND"))
         }
-        ("doctor", ["-p" | "--protocol", protocol, port]) if is_number(port) => {
+        ("doctor", ["-p" | "--protocol", protocol, port] | [port, "-p" | "--protocol", protocol])
+            if is_number(port) =>
+        {
             refused(protocol, "expected it behind the port", &format!("truepeer doctor {port}/{protocol}"))
         }
         ("doctor", [port, protocol @ ("tcp" | "udp"), ..]) => {
@@ -203,6 +252,9 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
             "expected a port, or an option before an address",
             &format!("truepeer doctor --try {}", to("proxy", backend)),
         ),
+        ("proxy" | "https", [pair, ..]) if let Some(instead) = forwarded(first, pair) => {
+            refused(pair, "expected options before its parts", &format!("truepeer {first} {instead}"))
+        }
         ("proxy" | "https", [listen, more @ ..]) if is_address(listen) || is_number(listen) => {
             let backend = more.iter().find(|word| is_address(word)).unwrap_or(&"127.0.0.1:443");
             let colon = if is_number(listen) { ":" } else { "" };
@@ -216,134 +268,9 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
     }
 }
 
-/// Words of a relay beside `--port`: a protocol, which stands behind the port, or a listener of its own.
-fn of_listener<'a>(rest: &[&'a str]) -> Option<(&'a str, String)> {
-    let (place, port) = rest.windows(2).enumerate().find_map(|(place, pair)| match pair {
-        ["--port", port] if port.bytes().all(|byte| byte.is_ascii_digit() || b",-".contains(&byte)) => {
-            Some((place, *port))
-        }
-        _ => None,
-    })?;
-    let others = || rest.iter().enumerate().filter(|(other, _)| *other != place && *other != place + 1);
-    let is_udp = |word: &str| ["--udp", "-u", "udp"].contains(&word);
-    if let Some((_, &typed)) = others().find(|(_, word)| is_udp(word)) {
-        let ports: Vec<String> = port.split(',').map(|port| format!("{port}/udp")).collect();
-        return Some((typed, format!("truepeer attach --port {}", ports.join(","))));
-    }
-    let is_listener = |word: &str| ["-l", "--listen", "--bind", "--listen-port"].contains(&word);
-    let (_, &typed) = others().find(|(_, word)| is_listener(word))?;
-    Some((typed, "nothing: leave it out; attach opens no listener, the server keeps its own port".to_owned()))
-}
-
-/// Values in another form than the option takes: what was typed, what was expected, and what to type.
-fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, &'static str, String)> {
-    let end = rest.iter().position(|word| *word == "--").unwrap_or(rest.len());
-    let rest = &rest[..end];
-    let of_pair = |pair: &[&'a str]| match (command, pair) {
-        // `-L` as ssh has it.
-        ("proxy" | "https", &["-l" | "-L" | "--listen", pair]) => {
-            let (listen, backend) = pair.split_once(':').filter(|(listen, _)| is_number(listen))?;
-            let backend =
-                if is_number(backend) { format!("127.0.0.1:{backend}") } else { backend.to_owned() };
-            let backend = to(command, &backend);
-            Some((pair, "expected an address before the port", format!("-l :{listen} {backend}")))
-        }
-        ("proxy" | "https", &["--from" | "--source" | "--src" | "--local" | "--in", listen])
-            if is_address(listen) =>
-        {
-            Some((listen, "expected --listen before it", format!("--listen {listen}")))
-        }
-        ("https", &["-d", name]) if name.contains('.') && !name.starts_with('-') => {
-            Some((name, "expected --acme before a name", format!("--acme {name}")))
-        }
-        ("ban", &[client, time]) if client.contains(['.', ':']) && is_time(time) => {
-            Some((time, "expected an option before it", format!("truepeer ban {client} --for {time}")))
-        }
-        ("doctor", &["-p", port]) if is_number(port) => {
-            Some((port, "expected no option before a port", format!("truepeer doctor {port}")))
-        }
-        ("proxy" | "https", &["-c", file]) if file.contains('/') || file.ends_with(".toml") => {
-            Some((file, "a file is for serve", format!("truepeer serve -c {file}")))
-        }
-        ("attach", &["-p" | "--publish" | "--ports", pair]) => {
-            let (_, port) = pair.split_once(':').filter(|(host, port)| is_number(host) && is_number(port))?;
-            Some((pair, "expected the server's own port", format!("--port {port}")))
-        }
-        ("attach", &["detach", now @ ("--force" | "-f" | "--kill" | "--immediately")]) => {
-            Some((now, "not a word of this command", "truepeer attach detach --now".to_owned()))
-        }
-        ("attach", &["status", follow @ ("-w" | "--watch" | "-f" | "-F" | "--tail")]) => {
-            Some((follow, "not a word of this command", "truepeer attach status --follow".to_owned()))
-        }
-        ("attach", &["--pid", name]) if !is_number(name) && !name.starts_with('-') => Some((
-            name,
-            "expected the number of a container's process",
-            format!("--pid \"$(pidof -s {name})\", or --container NAME; for a server of this host neither"),
-        )),
-        ("proxy", &["-a" | "--allowed-subnets", prefix]) if prefix.parse::<PrefixSet>().is_ok() => {
-            Some((prefix, "expected a file behind --allowed-subnets", format!("--allow {prefix}")))
-        }
-        (_, &["--tls-cert", files]) if !Path::new(files).exists() => {
-            let (cert, other) = files.split_once([',', ':'])?;
-            let is_key = other.ends_with("key") || other.contains("priv");
-            let option = if is_key { "--tls-key" } else { "--tls-cert" };
-            Some((files, "expected one file", format!("--tls-cert {cert} {option} {other}")))
-        }
-        ("attach", &["--container", container]) => {
-            let (name, port) = container.rsplit_once(':')?;
-            if !is_number(port) {
-                return Some((
-                    container,
-                    "expected a container's name, not an image",
-                    format!("--container {name}"),
-                ));
-            }
-            let port = if rest.contains(&"--port") { String::new() } else { format!(" --port {port}") };
-            Some((container, "expected a name, without a port", format!("--container {name}{port}")))
-        }
-        _ => None,
-    };
-    let of_three = |three: &[&'a str]| match (command, three) {
-        (_, &[option, sign @ "=", value]) if option.starts_with('-') => {
-            Some((sign, "expected no blanks beside it", format!("{option}={value}")))
-        }
-        ("proxy" | "https", &["--tls-cert", cert, key]) if !cert.starts_with('-') && is_file(key) => {
-            Some((key, "expected an option before it", format!("--tls-cert {cert} --tls-key {key}")))
-        }
-        ("connect", &["--to", host, port]) if is_number(port) && !is_address(host) => {
-            Some((port, "expected the port behind its host", format!("--to {host}:{port}")))
-        }
-        _ => None,
-    };
-    let of_four = |four: &[&'a str]| match four {
-        &[option, first, sign @ ("-" | "to" | "..."), last] if is_number(first) && is_number(last) => {
-            Some((sign, "expected no blanks beside it", format!("{option} {first}-{last}")))
-        }
-        _ => None,
-    };
-    let of_some = rest.windows(2).find_map(of_pair).or_else(|| rest.windows(3).find_map(of_three));
-    of_some.or_else(|| rest.windows(4).find_map(of_four))
-}
-
-/// A number below zero behind an option that takes a value: clap takes it for an option.
-fn negative<'a>(command: &clap::Command, rest: &[&'a str]) -> Option<(&'a str, &'static str, String)> {
-    let of_pair = |pair: &[&'a str]| {
-        let &[option, value] = pair else { return None };
-        let number =
-            value.strip_prefix('-').filter(|number| number.starts_with(|c: char| c.is_ascii_digit()))?;
-        let name = option.strip_prefix("--").filter(|_| unknown::takes_value(command, option))?;
-        let none = (number == "1").then(|| meant(command, name, "unlimited")).flatten();
-        let number = none.map_or_else(|| number.to_owned(), |words| words.join(" "));
-        // `-4` and `-6` are options.
-        let is_option = unknown::has(command, value);
-        (!is_option).then(|| (value, "expected no number below zero", format!("{option} {number}")))
-    };
-    rest.windows(2).find_map(of_pair)
-}
-
-/// `site.key`, not an option or an address.
-fn is_file(word: &str) -> bool {
-    !word.starts_with('-') && !is_address(word) && word.contains(['.', '/'])
+/// Words as a shell takes them.
+fn line(words: &[&str]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// `1h`.

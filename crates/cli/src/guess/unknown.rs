@@ -2,28 +2,18 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
 use super::super::{UsageError, command, dress};
+use super::behind::quoted;
+use super::named::{LIKELY, has, is_called, is_like, main_name, related, usual};
+use super::tip::{text, tip};
 use super::value::{meant, takes};
 use super::words::{find, find_by_part, saying};
 use crate::in_keys::{any_of, in_keys};
 use crate::table;
-
-/// The commands that may have an option that was typed for another one, the likeliest first.
-const LIKELY: [&str; 12] = [
-    "attach", "proxy", "run", "https", "connect", // the ways
-    "serve", "sessions", "ban", "doctor", "probe", "status", "top",
-];
-
-const BACKENDS: [&str; 3] = ["ipv4", "ipv6", "origin"];
-const NO_UNIX: &str =
-    "expected an address, not a Unix socket: let the server listen on 127.0.0.1:PORT, and name that";
-const NO_UNIX_HERE: &str = "senders come by TCP, not to a Unix socket: type --listen 127.0.0.1:8443";
-const ONE_OF_MANY: &str = " (the load balancer before truepeer spreads the load)";
 
 /// Turns an error of clap into one that names what to type. Where clap's own text does, it stays, and gets a
 /// tip.
@@ -36,7 +26,7 @@ pub(crate) fn explain(argv: &[OsString], mut error: clap::Error) -> UsageError {
     let examples = way.as_ref().map(dress::example_lines).unwrap_or_default();
     let name = argv.get(1).map(|word| word.to_string_lossy()).unwrap_or_default();
     let command = way.map(|way| named(&way, 2).unwrap_or(way)).unwrap_or_default();
-    if let Some(said) = unknown(&all, (&name, &command), argv, &examples, &mut error) {
+    if let Some(said) = unknown(&all, (&name, &command), argv, &examples, &error) {
         return UsageError::Options(said);
     }
     if let Some(tip) = tip(&error, &command, &examples, argv) {
@@ -45,21 +35,13 @@ pub(crate) fn explain(argv: &[OsString], mut error: clap::Error) -> UsageError {
     error.into()
 }
 
-fn text(error: &clap::Error, kind: ContextKind) -> Option<&str> {
-    match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.as_str()),
-        Some(ContextValue::Strings(all)) => all.first().map(String::as_str),
-        _ => None,
-    }
-}
-
 /// `None`: clap's own suggestion says it.
 fn unknown(
     all: &Command,
     (name, command): (&str, &Command),
     argv: &[OsString],
     examples: &[String],
-    error: &mut clap::Error,
+    error: &clap::Error,
 ) -> Option<String> {
     match error.kind() {
         ErrorKind::UnknownArgument => {
@@ -73,6 +55,7 @@ fn unknown(
                 return Some(saying(typed, "not a word of this command", &instead));
             }
             let said = undashed(command, &typed, next(argv, &typed));
+            let said = said.or_else(|| named_bare(name, &typed, next(argv, &typed)));
             let said = said.or_else(|| one_too_many(argv, command, &typed, examples));
             if let Some(said) =
                 said.or_else(|| of_others(all, name, &typed).filter(|_| typed.starts_with("--")))
@@ -81,11 +64,10 @@ fn unknown(
             }
             let suggested =
                 text(error, ContextKind::SuggestedArg).and_then(|meant| main_name(command, meant));
-            let by_part = find_by_part(name, &typed).filter(|_| typed.starts_with("--"));
+            let by_part = find_by_part(name, &typed, next(argv, &typed)).filter(|_| typed.starts_with("--"));
             let least = if by_part.is_some() { 0.93 } else { 0.85 };
             if let Some(meant) = suggested.filter(|meant| is_like(&typed, meant, least)) {
-                error.insert(ContextKind::SuggestedArg, ContextValue::String(format!("--{meant}")));
-                return None;
+                return Some(saying(&typed, "not a word of this command", &format!("--{meant}")));
             }
             if let Some(instead) = by_part {
                 return Some(saying(&typed, "not a word of this command", &instead));
@@ -107,19 +89,41 @@ fn unknown(
             let typed = text(error, ContextKind::InvalidSubcommand)?;
             let said = own_command(name, command, typed);
             let name = typed.rsplit('/').next().unwrap_or(typed);
+            // `web:8080`
+            let (name, port) = name.rsplit_once(':').unwrap_or((name, "443"));
             let said = said.or_else(|| undashed(command, typed, next(argv, typed)));
+            let said = said.or_else(|| named_bare("attach", typed, next(argv, typed)));
             said.or_else(|| one_too_many(argv, command, typed, examples)).or_else(|| {
                 Some(format!(
-                    "{typed}: expected an option before it; type: truepeer attach --port 443 --allow PREFIX; \
+                    "{typed}: expected an option before it; type: truepeer attach --port {port} --allow PREFIX; \
                  for a container with --container {name}, for a unit of systemd with --unit {name}"
                 ))
             })
         }
         ErrorKind::InvalidSubcommand => {
             let typed = text(error, ContextKind::InvalidSubcommand)?;
-            if text(error, ContextKind::SuggestedSubcommand).is_some_and(|meant| is_like(typed, meant, 0.85))
+            if let Some(meant) = text(error, ContextKind::SuggestedSubcommand)
+                && is_like(typed, meant, 0.85)
             {
-                return None;
+                let rest = argv[2..].iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>();
+                let instead = format!("truepeer {meant} {}", rest.join(" "));
+                return Some(saying(typed, "no command of truepeer", instead.trim_end()));
+            }
+            let rest: Vec<&str> = argv[2..].iter().filter_map(|word| word.to_str()).collect();
+            let suits = |way: &&&str| {
+                let way = all.find_subcommand(**way)?;
+                let is_its = |word: &&&str| {
+                    word.starts_with('-') && (has(way, word) || find(way.get_name(), &[**word]).is_some())
+                };
+                let is_web = way.get_name() == "https" && rest.iter().any(|word| word.contains("://"));
+                Some(rest.iter().filter(is_its).count() + usize::from(is_web)).filter(|count| *count > 0)
+            };
+            if let Some(way) = LIKELY.iter().rev().filter(|way| suits(way).is_some()).max_by_key(suits) {
+                let instead = format!(
+                    "truepeer {way} {}",
+                    rest.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+                );
+                return Some(saying(typed, "no command of truepeer", &instead));
             }
             Some(format!(
                 "{typed}: no command of truepeer; expected attach (for a server that runs), run (to start \
@@ -157,7 +161,7 @@ fn undashed(command: &Command, typed: &str, next: Option<&str>) -> Option<String
     let flip = |c: char| if c.is_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() };
     let other: String = name.chars().map(flip).collect();
     if name.len() == 2 && has(command, &other) {
-        return Some(format!("{typed}: not a word of this command; did you mean {other}?"));
+        return Some(saying(typed, "not a word of this command", &other));
     }
     let letter = name.strip_prefix('-')?.to_lowercase();
     let longs = command.get_arguments().filter(|arg| !arg.is_hide_set() && !arg.is_hide_short_help_set());
@@ -166,8 +170,19 @@ fn undashed(command: &Command, typed: &str, next: Option<&str>) -> Option<String
         .filter(|long| letter.len() == 1 && long.starts_with(&letter))
         .map(|long| format!("--{long}"))
         .collect();
-    (!starting.is_empty())
-        .then(|| format!("{typed}: not a word of this command; did you mean {}?", any_of(&starting)))
+    match &starting[..] {
+        [] => None,
+        [one] => Some(saying(typed, "not a word of this command", one)),
+        some => Some(format!("{typed}: not a word of this command; did you mean {}?", any_of(some))),
+    }
+}
+
+/// `from 10.0.0.7`: another program's option, without its dashes.
+fn named_bare(name: &str, typed: &str, next: Option<&str>) -> Option<String> {
+    let option = format!("--{typed}");
+    let words = [option.as_str(), next?];
+    let (_, instead) = find(name, &words).filter(|_| !typed.starts_with('-'))?;
+    (!instead.starts_with("nothing")).then(|| saying(typed, "expected an option", &instead))
 }
 
 /// A word behind the value of an option, which takes one: `--port 80 443`, `-4 HOST PORT`.
@@ -189,6 +204,16 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
         let other = other.or_else(|| Some(format!("; for example: {}", example?)));
         return Some(format!("{typed}: {value} takes no value{}", other.unwrap_or_default()))
             .filter(|_| switch.get_long().is_some());
+    }
+    // `whois 203.0.113.7 5000`
+    let positional = command.get_positionals().next().map(|arg| arg.get_id().as_str());
+    let in_one_word = format!("{value}:{typed}");
+    if typed.parse::<u16>().is_ok() && positional.is_some_and(|name| takes(command, name, &in_one_word)) {
+        return Some(saying(
+            typed,
+            "expected in one word",
+            &format!("truepeer {} {in_one_word}", command.get_name()),
+        ));
     }
     let option = option?;
     let arg = called(option)?;
@@ -234,7 +259,7 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
     }
     let again =
         matches!(arg.get_action(), ArgAction::Append).then(|| format!("; several: {option} A {option} B"));
-    Some(format!("{typed}: a word too many, {option} takes one{}", again.unwrap_or_default()))
+    Some(format!("{typed}: a word too many, {option} takes one: leave it out{}", again.unwrap_or_default()))
 }
 
 /// An option of other commands.
@@ -259,173 +284,4 @@ fn of_others(all: &Command, name: &str, typed: &str) -> Option<String> {
         having.join(", "),
         in_file.unwrap_or_default()
     ))
-}
-
-/// The command that has the most of these options.
-pub(super) fn with_most(all: &Command, words: &[&str]) -> Option<&'static str> {
-    let count = |name: &str| {
-        let command = all.find_subcommand(name);
-        words.iter().filter(|word| command.is_some_and(|command| has(command, word))).count()
-    };
-    let most = LIKELY.iter().rev().max_by_key(|name| count(name))?;
-    (count(most) > 0).then_some(*most)
-}
-
-pub(super) fn has(command: &Command, typed: &str) -> bool {
-    let typed = typed.split('=').next().unwrap_or(typed);
-    command.get_arguments().any(|arg| is_called(arg, typed))
-}
-
-/// Whether the command has an option of this name with a value.
-pub(super) fn takes_value(command: &Command, name: &str) -> bool {
-    command.get_arguments().any(|arg| is_called(arg, name) && arg.get_action().takes_values())
-}
-
-/// Whether an option is called so, with its dashes.
-pub(super) fn is_called(arg: &Arg, typed: &str) -> bool {
-    match typed.strip_prefix("--") {
-        Some(long) => {
-            arg.get_long() == Some(long) || arg.get_all_aliases().is_some_and(|all| all.contains(&long))
-        }
-        None => arg
-            .get_short()
-            .is_some_and(|short| typed.strip_prefix('-') == Some(short.encode_utf8(&mut [0; 4]))),
-    }
-}
-
-/// The long name of an option that is called by this name or another one of its own.
-fn main_name<'a>(command: &'a Command, typed: &str) -> Option<&'a str> {
-    let typed = format!("--{}", typed.trim_start_matches('-'));
-    command.get_arguments().find(|arg| is_called(arg, &typed)).and_then(Arg::get_long)
-}
-
-/// The options of a command that most users need; all, if it has few.
-fn usual(command: &Command) -> String {
-    let named = || command.get_arguments().filter(|arg| arg.get_long().is_some() && !arg.is_hide_set());
-    let is_long = named().count() > 8;
-    let usual = named().filter(|arg| !(is_long && arg.is_hide_short_help_set()));
-    let usual = usual.filter_map(Arg::get_long).filter(|name| !matches!(*name, "help" | "version"));
-    usual.map(|name| format!("--{name}")).collect::<Vec<_>>().join(", ")
-}
-
-/// Options that have a word in common with what was typed.
-fn related(command: &Command, typed: &str) -> Option<String> {
-    let names = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
-    let some: Vec<String> = sharing_a_word(typed, names).iter().map(|name| format!("--{name}")).collect();
-    (!some.is_empty()).then(|| any_of(&some))
-}
-
-/// The first five names that have a word of four letters or more in common with `typed`.
-pub(crate) fn sharing_a_word<'a>(typed: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let words = typed.split(['-', '_', '.']).filter(|word| word.len() > 3 && *word != "proxy");
-    let words: Vec<&str> = words.collect();
-    let shares =
-        |name: &&str| name.split('-').any(|part| words.iter().any(|word| word.eq_ignore_ascii_case(part)));
-    names.filter(shares).take(5).collect()
-}
-
-/// Advice where no other spelling of the value would be right.
-fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<String> {
-    let not = typed.strip_prefix(['!', '-']).or_else(|| typed.strip_prefix("not ")).map(str::trim);
-    let is_path = typed.starts_with("unix:") || typed.starts_with('/');
-    let is_word = typed.chars().all(|c| c.is_ascii_alphabetic() || c == '-');
-    match name {
-        "allow" if not.is_some_and(|prefix| takes(command, name, prefix)) => Some(format!(
-            "leave senders out that may not connect; clients: --deny-clients {}",
-            not.unwrap_or_default()
-        )),
-        "allow" if has(command, "--dev") && Path::new("/sys/class/net").join(typed).exists() => {
-            Some(format!("expected the senders' addresses; for one device of this host: --dev {typed}"))
-        }
-        "allow" if is_word && meant(command, name, typed).is_none() => {
-            Some(format!("type their addresses, or the path of a list of them: {option} ./{typed}.txt"))
-        }
-        "header" if ["1", "2", "v1", "v2", "proxy"].contains(&typed) => {
-            Some("leave it out: headers of both versions are read".to_owned())
-        }
-        "listen"
-            if typed.split('-').count() == 2 && typed.split('-').all(|port| port.parse::<u16>().is_ok()) =>
-        {
-            Some(
-                "type each port: --listen :8000 --listen :8001; or many by TPROXY: --listen-transparent"
-                    .to_owned(),
-            )
-        }
-        "listen" if is_path => Some(NO_UNIX_HERE.to_owned()),
-        "ipv4" | "ipv6" | "origin" if is_path && !typed.contains('=') => Some(NO_UNIX.to_owned()),
-        _ if ["auto", "default", "unset"].contains(&typed) && option.starts_with('-') => {
-            Some(format!("leave {option} out: its default is taken"))
-        }
-        _ => None,
-    }
-}
-
-/// A tip below clap's own text.
-fn tip(error: &clap::Error, command: &Command, examples: &[String], argv: &[OsString]) -> Option<String> {
-    let option = text(error, ContextKind::InvalidArg)?.split(' ').next()?;
-    match error.kind() {
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue
-            if text(error, ContextKind::InvalidValue).is_some_and(|typed| !typed.is_empty()) =>
-        {
-            let typed = text(error, ContextKind::InvalidValue)?;
-            let positional = || command.get_positionals().next().map(|arg| arg.get_id().as_str());
-            let name = option.strip_prefix("--").or_else(positional)?;
-            if !option.starts_with('-') && main_name(command, typed).is_some() {
-                return Some(format!("the option is --{typed}"));
-            }
-            if let Some(tip) = in_words(command, option, name, typed) {
-                return Some(tip);
-            }
-            let Some(words) = meant(command, name, typed) else {
-                let first = typed.split(',').next().filter(|first| first.len() < typed.len())?;
-                let why = if BACKENDS.contains(&name) { ONE_OF_MANY } else { "" };
-                let is_list = typed.split(',').all(|part| takes(command, name, part));
-                return is_list
-                    .then(|| format!("expected one value, not a list; type {option} {first}{why}"));
-            };
-            let is_option = option.starts_with('-');
-            let words =
-                words.iter().map(|word| if is_option { format!("{option} {word}") } else { word.clone() });
-            // `:53/udp`
-            let is_udp = is_option && name != "protocol" && typed.to_lowercase().contains("udp");
-            let udp = if is_udp && has(command, "--protocol") { " --protocol udp" } else { "" };
-            Some(format!("type {}{udp}", words.collect::<Vec<_>>().join(" ")))
-        }
-        // Without a value, or missing: an example that has it, or else the first.
-        ErrorKind::MissingRequiredArgument | ErrorKind::InvalidValue => {
-            let has_it = |line: &&String| line.split(' ').any(|word| word == option);
-            if let Some(inner) = argv.get(2).and_then(|word| word.to_str()).filter(|_| option == "--port")
-                && command.get_name() == inner
-            {
-                return Some(format!("for example: truepeer attach {inner} --port 443"));
-            }
-            // The first of those that have the most of the words that were typed.
-            let alike = |line: &&String| {
-                argv.iter().filter(|one| line.split(' ').any(|word| word == one.as_os_str())).count()
-            };
-            let example = examples.iter().filter(has_it).rev().max_by_key(alike);
-            match (example, error.kind()) {
-                (None, ErrorKind::InvalidValue) => {
-                    Some(format!("type {}", text(error, ContextKind::InvalidArg)?))
-                }
-                (example, _) => Some(format!("for example: {}", example.or(examples.first())?)),
-            }
-        }
-        ErrorKind::ArgumentConflict => {
-            let prior = text(error, ContextKind::PriorArg)?.split(' ').next()?;
-            let tip = match prior == option {
-                true if !["--ipv4", "--ipv6"].contains(&option) => "give it once",
-                true => "give it once; listeners with other settings are entries of a file: truepeer serve",
-                false => "leave one of the two out",
-            };
-            Some(tip.to_owned())
-        }
-        _ => None,
-    }
-}
-
-/// Whether one is a part of the other, or they are alike: at least so, from 0 to 1.
-fn is_like(typed: &str, meant: &str, least: f64) -> bool {
-    let (typed, meant) = (typed.trim_start_matches('-'), meant.trim_start_matches('-'));
-    meant.contains(typed) || typed.contains(meant) || strsim::jaro_winkler(typed, meant) > least
 }

@@ -1,8 +1,13 @@
 //! Reads a value that an option refuses in other notations, and keeps those that the option's parser accepts.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use clap::{Arg, ArgAction, Command, error::ErrorKind};
+
+use super::address::{MOST_LISTENERS, addresses, ports, prefix, range};
+use super::amount::{size, time};
+use super::named::nearest;
 
 /// The words that the option takes instead: one, or several for an option that may be repeated. `name` is the
 /// option's long name, or the id of an argument without one.
@@ -12,12 +17,22 @@ pub(crate) fn meant(command: &Command, name: &str, typed: &str) -> Option<Vec<St
     let is_other = |word: &str| word == "forbid" && command.get_name() == "attach";
     let takes = |word: &str| takes(command, name, word) && !is_other(word);
     let clean = typed.trim().trim_matches(|c| "\"'`“”„‘’".contains(c));
-    let several: Vec<String> =
-        inner(clean).split(SEPARATORS).filter(|part| !part.is_empty()).map(str::to_owned).collect();
+    let several: Vec<String> = match range(clean).filter(|_| name == "listen") {
+        Some((host, ports)) if ports.len() <= MOST_LISTENERS => {
+            ports.map(|port| format!("{host}:{port}")).collect()
+        }
+        _ => inner(clean).split(SEPARATORS).filter(|part| !part.is_empty()).map(str::to_owned).collect(),
+    };
     let is_list = is_repeatable && several.len() > 1 && several.iter().all(|word| takes(word));
     let one = notations(clean, name).into_iter().find(|word| word != typed && takes(word));
     if let Some(one) = one.filter(|_| !(is_list && name == "listen")) {
         return Some(vec![one]);
+    }
+    // `preloud`
+    let possible = named(command, name)?.get_possible_values();
+    let near = nearest(&clean.to_lowercase(), possible.iter().map(|value| value.get_name()));
+    if let Some(near) = near.filter(|near| !is_list && clean.len() > 3 && takes(near)) {
+        return Some(vec![near.to_owned()]);
     }
     let for_all = several.iter().filter(|word| !word.contains('=')).count();
     match name {
@@ -66,11 +81,13 @@ fn notations(text: &str, option: &str) -> Vec<String> {
     all.extend(text.strip_suffix(['/', ',', ';', '.']).map(str::to_owned));
     match option {
         "allow" | "allow-claims" | "deny-clients" | "clients" => {
+            all.extend(text.rsplit_once('@').map(|(_, host)| host.to_owned()));
             // `fe80::1%eth0`, `NAME=10.0.0.7`, `10.0.0.0/24/32`
             let (zone, named) = (text.split_once('%'), text.split_once('='));
             let twice = text.rsplit_once('/').filter(|(prefix, _)| prefix.contains('/'));
             let parts = [zone.map(|(ip, _)| ip), named.map(|(_, ip)| ip), twice.map(|(prefix, _)| prefix)];
             all.extend(parts.into_iter().flatten().map(str::to_owned));
+            all.extend(Path::new(text).exists().then(|| format!("./{text}")));
         }
         // What a client has: any port of its own.
         "from" => all.extend(text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 5000).to_string())),
@@ -88,6 +105,7 @@ fn notations(text: &str, option: &str) -> Vec<String> {
         Some(if path.contains('/') { path.to_owned() } else { format!("./{path}") })
     }));
     all.extend([time(&lower), size(&lower)].into_iter().flatten());
+    all.extend(lower.strip_suffix('k').map(|thousands| format!("{thousands}000")));
     if option == "port" {
         all.extend(ports(&lower));
     }
@@ -115,6 +133,7 @@ fn words(lower: &str, option: &str) -> &'static [&'static str] {
         }
         "proxy-protocol" | "haproxy" | "pp" if option == "client-address" => &["proxy"],
         "tproxy" | "spoof" | "client" if option == "client-address" => &["transparent"],
+        "dns" | "v2" | "default" | "all" if option == "udp-dialect" => &["every"],
         "quic" | "http3" | "h3" | "dtls" | "udp4" | "udp6" if option == "protocol" => &["udp"],
         "http" | "https" | "http2" | "tls" | "ssl" | "tcp4" | "tcp6" if option == "protocol" => &["tcp"],
         "dns" | "sip" | "any" | "all" | "*" if option == "protocol" => &["both"],
@@ -127,6 +146,8 @@ fn words(lower: &str, option: &str) -> &'static [&'static str] {
         "*" | "all" | "everyone" | "everybody" | "anyone" | "world" | "0/0" | "0.0.0.0" | "::" => &["any"],
         "localhost" | "local" | "lo" | "self" => &["loopback"],
         "lan" | "internal" | "rfc1918" | "intranet" => &["private"],
+        "ld-preload" | "ld_preload" | "library" | "lib" if option == "via" => &["preload"],
+        "seccomp" | "supervisor" | "user-notify" | "ptrace" if option == "via" => &["notify"],
         "true" | "yes" | "on" | "enabled" | "always" | "required" | "mandatory" => {
             &["require", "required", "auto", "v2"]
         }
@@ -137,186 +158,6 @@ fn words(lower: &str, option: &str) -> &'static [&'static str] {
         "maybe" | "both" | "any" | "allow" | "permit" => &["optional", "auto"],
         _ => &[],
     }
-}
-
-/// A netmask, a range that is one prefix, or an address with its end left out.
-fn prefix(text: &str) -> Option<String> {
-    let address = |text: &str| text.trim().parse::<Ipv4Addr>().ok().map(u32::from);
-    if let Some((base, mask)) = text.split_once(['/', ' ']).and_then(|(a, b)| address(a).zip(address(b))) {
-        let length = mask.leading_ones();
-        return (length + mask.trailing_zeros() == 32).then(|| format!("{}/{length}", Ipv4Addr::from(base)));
-    }
-    if let Some((first, last)) = text.split_once('-').and_then(|(a, b)| address(a).zip(address(b))) {
-        return range(first.into(), last.into());
-    }
-    let (base, length) = text.split_once('/').map_or((text, None), |(base, length)| (base, Some(length)));
-    let numbers: Vec<&str> = base.split('.').take_while(|part| part.parse::<u8>().is_ok()).collect();
-    let is_open = base.split('.').skip(numbers.len()).all(|part| ["*", "x", ""].contains(&part));
-    if !(1..4).contains(&numbers.len()) || !is_open || (length.is_none() && !base.contains('.')) {
-        return None;
-    }
-    let mut octets = numbers.clone();
-    octets.resize(4, "0");
-    let whole = (numbers.len() * 8).to_string();
-    Some(format!("{}/{}", octets.join("."), length.unwrap_or(&whole)))
-}
-
-/// A range of addresses as prefixes.
-fn range(mut first: u64, last: u64) -> Option<String> {
-    let mut all = Vec::new();
-    while first <= last {
-        let most = (last + 1 - first).ilog2();
-        let host_bits = most.min(first.trailing_zeros()).min(32);
-        let base = Ipv4Addr::from(u32::try_from(first).ok()?);
-        all.push(if host_bits == 0 { base.to_string() } else { format!("{base}/{}", 32 - host_bits) });
-        first += 1 << host_bits;
-    }
-    (!all.is_empty()).then(|| all.join(","))
-}
-
-/// `10minutes`, `1d`, `1.5 s`, `1h30m`.
-fn time(lower: &str) -> Option<String> {
-    let units = [("h", 3600e3), ("m", 60e3), ("s", 1000.0), ("ms", 1.0)];
-    let (mut millis, mut rest) = (0.0, lower);
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| c.is_alphabetic()).unwrap_or(rest.len());
-        let behind = rest[end..].find(|c: char| !c.is_alphabetic()).map_or(rest.len(), |unit| end + unit);
-        millis += milliseconds(&rest[..behind])?;
-        rest = rest[behind..].trim_start();
-    }
-    let (unit, each) = units.into_iter().find(|(_, each)| millis % each == 0.0)?;
-    Some(format!("{}{unit}", millis / each))
-}
-
-/// A number and its unit.
-fn milliseconds(text: &str) -> Option<f64> {
-    let (number, unit) = number(text)?;
-    let each = match unit.trim_end_matches('s') {
-        "m" if unit == "ms" => 1.0,
-        "msec" | "milli" | "millisecond" => 1.0,
-        "" if unit.is_empty() && number.fract() == 0.0 => return None,
-        "" | "sec" | "second" => 1000.0,
-        "m" | "min" | "minute" => 60e3,
-        "h" | "hr" | "hour" => 3600e3,
-        "d" | "day" => 24.0 * 3600e3,
-        "w" | "week" => 7.0 * 24.0 * 3600e3,
-        _ => return None,
-    };
-    Some(each * number)
-}
-
-/// `10MB`, `16 k`.
-fn size(lower: &str) -> Option<String> {
-    let (number, unit) = number(lower)?;
-    let unit = match unit.trim_end_matches('s') {
-        "b" | "byte" => "",
-        "k" | "kb" | "kib" => "KiB",
-        "m" | "mb" | "mib" => "MiB",
-        "g" | "gb" | "gib" => "GiB",
-        _ => return None,
-    };
-    Some(format!("{number}{unit}"))
-}
-
-fn number(lower: &str) -> Option<(f64, &str)> {
-    let end = lower.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',').unwrap_or(lower.len());
-    let (number, unit) = lower.split_at(end);
-    // `5,000` could be either.
-    let number =
-        number.split_once(',').map_or(Some(number), |(_, end)| (end.len() != 3).then_some(number))?;
-    Some((number.replace(',', ".").parse().ok()?, unit.trim()))
-}
-
-/// `udp/53`, `8000..8010`, `0.0.0.0:443`, a URL's port.
-fn ports(lower: &str) -> Vec<String> {
-    let mut all = Vec::new();
-    let is_number = |text: &&str| text.parse::<u16>().is_ok();
-    for (name, behind) in [("udp", "/udp"), ("tcp", "")] {
-        let rest = lower.strip_prefix(name).or_else(|| lower.strip_suffix(name));
-        let port = rest.map(|rest| rest.trim_matches([' ', '/', ':', '-', '.', ',']));
-        all.extend(port.filter(is_number).map(|port| format!("{port}{behind}")));
-    }
-    for between in ["...", "..", " - ", " to ", "–", ":"] {
-        let range = lower.split_once(between).filter(|(first, last)| is_number(first) && is_number(last));
-        all.extend(range.map(|(first, last)| match first == last {
-            true => first.to_owned(),
-            false => format!("{first}-{last}"),
-        }));
-    }
-    if let Some((scheme, rest)) = lower.split_once("://") {
-        let host = rest.split('/').next().unwrap_or(rest);
-        all.extend(host.rsplit_once(':').map(|(_, port)| port.to_owned()));
-        all.extend(usual_port(scheme).map(|port| port.to_string()));
-    }
-    let is_host =
-        |host: &str| host.is_empty() || host.contains(['.', ':', '*', ']']) || host.parse::<u16>().is_ok();
-    all.extend(lower.rsplit_once(':').filter(|(host, _)| is_host(host)).map(|(_, port)| port.to_owned()));
-    all.extend(lower.strip_prefix("port").map(|rest| rest.trim_matches([' ', '=', ':']).to_owned()));
-    all
-}
-
-/// The port of a URL without one.
-fn usual_port(scheme: &str) -> Option<u16> {
-    match scheme {
-        "http" => Some(80),
-        "https" => Some(443),
-        _ => None,
-    }
-}
-
-/// A URL for an address, or the reverse; IPv6 without brackets; a port alone; an address with a port too many.
-fn addresses(text: &str, option: &str) -> Vec<String> {
-    let (scheme, host) = text.split_once("://").map_or((None, text), |(scheme, rest)| (Some(scheme), rest));
-    let mut all = vec![];
-    // `http//app:80`, `http:app:80`
-    let rest = text.strip_prefix("http").filter(|_| scheme.is_none());
-    all.extend(rest.map(|rest| {
-        let host = rest.trim_start_matches(['s', ':', '/']);
-        format!("http{}://{host}", if rest.starts_with('s') { "s" } else { "" })
-    }));
-    all.extend(host.split_once('/').map(|(host, port)| format!("{host}:{port}")));
-    let host = host.split('/').next().unwrap_or(host);
-    let (address, port) =
-        host.rsplit_once([':', ' ', '#']).map_or((host, ""), |(address, port)| (address.trim(), port));
-    let is_port = port.parse::<u16>().is_ok();
-    if address.parse::<Ipv6Addr>().is_ok() && is_port {
-        all.push(format!("[{address}]:{port}"));
-    }
-    let bare = address.trim_start_matches('[').trim_end_matches(']');
-    if bare.parse::<Ipv4Addr>().is_ok() && is_port {
-        all.push(format!("{bare}:{port}"));
-    }
-    if host.parse::<Ipv6Addr>().is_ok() {
-        all.push(format!("[{host}]"));
-    }
-    all.extend(usual_port(port).map(|port| format!("{address}:{port}")));
-    if let Some(port) = scheme.and_then(usual_port).filter(|_| !is_port) {
-        all.push(format!("{host}:{port}"));
-    }
-    let here = if option == "ipv6" { "[::1]" } else { "127.0.0.1" };
-    if address == "localhost" && is_port {
-        all.push(format!("{here}:{port}"));
-    }
-    let hosts = [
-        host.to_owned(),
-        format!("{address}:{port}"),
-        format!(":{host}"),
-        format!("{here}:{host}"),
-        if host.starts_with(':') { format!("{here}{host}") } else { String::new() },
-    ];
-    let is_address =
-        |host: &&String| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    all.extend(hosts.iter().filter(is_address).cloned());
-    let scheme = if scheme == Some("https") { "https" } else { "http" };
-    let urls = hosts.iter().map(|host| format!("{scheme}://{host}"));
-    all.extend(urls.filter(|_| option.starts_with("origin")));
-    if is_port {
-        all.push(bare.to_owned());
-    }
-    if text.contains("://") {
-        all.push(host.to_owned());
-    }
-    all
 }
 
 #[cfg(test)]

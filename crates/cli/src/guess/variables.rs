@@ -1,6 +1,6 @@
 //! Variables of the environment that look like options. truepeer reads none.
 
-use super::unknown::{has, is_called};
+use super::named::{has, is_called};
 use super::words::find;
 
 /// How such a variable begins.

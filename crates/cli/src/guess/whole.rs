@@ -5,8 +5,9 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, builder::StyledStr};
 
-use super::behind::quoted;
-use super::unknown::is_called;
+use super::behind::{quoted, unquoted};
+use super::named::{has, is_called};
+use super::words::find;
 use crate::{UsageError, command, matched};
 
 /// Mistakes that one message mends.
@@ -28,16 +29,34 @@ pub(crate) fn in_a_whole_line(argv: &[OsString], error: UsageError) -> UsageErro
     let Some(words) = argv.iter().skip(1).map(|word| word.to_str()).collect::<Option<Vec<_>>>() else {
         return error;
     };
-    let Some(line) = mended(&words, &error, MOST).map(without_examples).map(|words| shown(&words)) else {
-        return error;
+    let line = mended(&words, &error, MOST).map(without_examples).map(|words| shown(&words));
+    let Some(line) = line else {
+        return match error {
+            UsageError::Options(text) => {
+                UsageError::Options(text.replace("LINE", "truepeer COMMAND OPTIONS"))
+            }
+            other => other,
+        };
     };
     match error {
-        UsageError::Options(text) => UsageError::Options(match text.split_once("; type: ") {
-            Some((before, instead)) => format!("{before}; type: {line}{}", parts(instead).1),
+        UsageError::Options(text) if is_elsewhere(&text) => UsageError::Options(
+            text.replace("LINE", &line).replace("OPTIONS", line.trim_start_matches("truepeer attach ")),
+        ),
+        UsageError::Options(text) => UsageError::Options(match told(&text) {
+            Some((before, instead)) => format!("{before}{line}{}", parts(instead).1),
             None => format!("{text}; type: {line}"),
         }),
         UsageError::Clap(mut error) => {
-            let tip = StyledStr::from(format!("type {line}"));
+            let tip = match error.get(ContextKind::Suggested) {
+                Some(ContextValue::StyledStrs(tips)) => tips.first().map(ToString::to_string),
+                _ => None,
+            };
+            let behind = match tip.as_deref().map(|tip| (tip, tip.strip_prefix("type "))) {
+                Some((_, Some(instead))) => parts(instead).1.to_owned(),
+                Some((tip, _)) if tip.starts_with("leave ") => format!("; {tip}"),
+                _ => String::new(),
+            };
+            let tip = StyledStr::from(format!("type {line}{behind}"));
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
             UsageError::Clap(error)
         }
@@ -45,10 +64,27 @@ pub(crate) fn in_a_whole_line(argv: &[OsString], error: UsageError) -> UsageErro
     }
 }
 
+/// What a message says before it comes to what to type, and from there on.
+fn told(text: &str) -> Option<(&str, &str)> {
+    let end = |mark: &str| Some(text.find(mark)? + mark.len());
+    Some(text.split_at(end("; type: ").or_else(|| end("; type without quotes: "))?))
+}
+
+/// Whether the line, without the word that is wrong, goes into another program's line or file.
+fn is_elsewhere(text: &str) -> bool {
+    text.contains("LINE") || text.contains("=OPTIONS")
+}
+
 /// What to type, and what a message says behind it.
 fn parts(instead: &str) -> (&str, &str) {
-    let end = [", ", "; ", " ("].iter().filter_map(|between| instead.find(between)).min();
-    instead.split_at(end.unwrap_or(instead.len()))
+    let mut is_inside = false;
+    let is_end = |(at, c): &(usize, char)| {
+        is_inside ^= *c == '\'';
+        !is_inside
+            && [", ", "; ", " (", " for ", " behind "].iter().any(|end| instead[*at..].starts_with(end))
+    };
+    let end = instead.char_indices().find(is_end);
+    instead.split_at(end.map_or(instead.len(), |(at, _)| at))
 }
 
 /// The words of a line that is taken: these with the mistake mended that the error names, and up to `most`
@@ -91,27 +127,50 @@ fn candidates(words: &[&str], error: &UsageError) -> Option<Vec<Vec<String>>> {
     match error {
         UsageError::Options(text) => {
             let (typed, rest) = text.split_once(": ")?;
-            if let Some((_, instead)) = rest.split_once("; type: ") {
-                let instead: Vec<&str> = parts(instead).0.split(' ').collect();
-                return match instead.split_first() {
-                    Some((&"truepeer", instead)) => Some(vec![with_own(words, typed, instead)]),
-                    _ => Some(spliced(words, typed, &instead)),
-                };
-            }
             // What is not needed.
-            rest.contains("leave it out").then(|| spliced(words, typed, &[]))
+            if is_elsewhere(rest) || rest.contains("leave it out") {
+                return Some(spliced(words, typed, &[]));
+            }
+            let told = told(rest)?.1;
+            // `serve -d -f FILE`: the unit has another file.
+            if told.starts_with("systemctl ")
+                && words.iter().any(|word| ["-c", "-f", "--config"].contains(word))
+            {
+                return Some(spliced(words, typed, &[]));
+            }
+            let is_elsewhere =
+                ["curl ", "echo ", "umask ", "systemctl "].iter().any(|program| told.starts_with(program));
+            if is_elsewhere || words.first() == Some(&typed) && !told.starts_with("truepeer ") {
+                return None;
+            }
+            let instead = unquoted(parts(told).0);
+            let instead: Vec<&str> = instead.iter().map(String::as_str).collect();
+            Some(match instead.split_first() {
+                // `deny 203.0.113.7`: another command with the same words.
+                Some((&"truepeer", instead @ [way, own @ ..]))
+                    if words.first() == Some(&typed)
+                        && (own == &words[1..] || matches!(own, [client] if client.contains(['.', ':']))) =>
+                {
+                    let same: Vec<&str> = [&[*way], &words[1..]].concat();
+                    vec![same.into_iter().map(str::to_owned).collect(), with_own(words, typed, instead)]
+                }
+                Some((&"truepeer", instead)) if loses(words, typed, instead) => return None,
+                Some((&"truepeer", instead)) => vec![with_own(words, typed, instead)],
+                _ => spliced(words, typed, &instead),
+            })
         }
         UsageError::Clap(error) => {
             let ContextValue::StyledStrs(tips) = error.get(ContextKind::Suggested)? else { return None };
             // What is missing, in an example.
             if let Some(example) = tips.first()?.to_string().strip_prefix("for example: truepeer ") {
                 let example: Vec<&str> = example.split(' ').collect();
-                return Some(vec![with_own(words, "", &example)]);
+                return (!loses(words, "", &example)).then(|| vec![with_own(words, "", &example)]);
             }
             let ContextValue::String(typed) = error.get(ContextKind::InvalidValue)? else { return None };
             let tip = tips.first()?.to_string();
-            let instead: Vec<&str> = parts(tip.strip_prefix("type ")?).0.split(' ').collect();
-            Some(spliced(words, typed, &instead))
+            let instead = if tip.starts_with("leave ") { "" } else { parts(tip.strip_prefix("type ")?).0 };
+            let instead = unquoted(instead);
+            Some(spliced(words, typed, &instead.iter().map(String::as_str).collect::<Vec<_>>()))
         }
         _ => None,
     }
@@ -125,6 +184,12 @@ fn spliced(words: &[&str], typed: &str, instead: &[&str]) -> Vec<Vec<String>> {
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('=') || rest.ends_with('='))
     };
     let Some(place) = words[..end].iter().position(|word| is_it(&word)) else { return Vec::new() };
+    // `--alow=10.0.0.7`, and a message with the option alone.
+    let with_value = match (instead, words[place].strip_prefix(typed)) {
+        (&[option], Some(value)) if typed.starts_with('-') => vec![format!("{option}{value}")],
+        _ => instead.iter().map(|&word| word.to_owned()).collect(),
+    };
+    let instead: &[&str] = &with_value.iter().map(String::as_str).collect::<Vec<_>>();
     let all = command();
     let way = innermost(&all, words);
     // Not the words of a sentence, nor those of a program.
@@ -159,6 +224,7 @@ fn spliced(words: &[&str], typed: &str, instead: &[&str]) -> Vec<Vec<String>> {
         _ if !is_option && place > 1 && words[place - 1].starts_with('-') => {
             vec![(place - 1, place + 1), alone]
         }
+        _ if !is_option => vec![(place, place + 1 + used), alone],
         _ => vec![alone],
     };
     let with = |range: (usize, usize)| {
@@ -189,6 +255,17 @@ fn takes_program(command: &Command) -> bool {
 
 fn is_name(word: &str) -> bool {
     STANDS_FOR.iter().any(|(name, _)| *name == word)
+}
+
+/// Whether the line of a message would lose options that nobody has explained.
+fn loses(words: &[&str], typed: &str, instead: &[&str]) -> bool {
+    let all = command();
+    let way = innermost(&all, instead);
+    let is_known = |word: &&str| {
+        !word.starts_with('-') || *word == typed || has(way, word) || find(way.get_name(), &[*word]).is_some()
+    };
+    let is_own = !takes_program(way);
+    is_own && !words.iter().take_while(|word| **word != "--").all(is_known)
 }
 
 /// The line of a message, with the user's values and other options in it.

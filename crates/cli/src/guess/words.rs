@@ -4,6 +4,8 @@ use std::iter::from_fn;
 
 use truepeer_policy::PrefixSet;
 
+use super::behind::quoted;
+
 /// Words behind some commands.
 pub(super) struct Other<'a> {
     commands: &'a str,
@@ -34,8 +36,10 @@ pub(super) fn find<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str, Stri
 }
 
 /// The same by a part of one word: `--lb-address` is answered as `--lb`.
-pub(super) fn find_by_part(command: &str, typed: &str) -> Option<String> {
-    parts(typed).find_map(|part| Some(find(command, &[part.as_str()])?.1))
+pub(super) fn find_by_part(command: &str, typed: &str, next: Option<&str>) -> Option<String> {
+    let (name, value) = typed.split_once('=').map_or((typed, next), |(name, value)| (name, Some(value)));
+    let value = value.unwrap_or("-");
+    parts(name).find_map(|part| Some(find(command, &[part.as_str(), value])?.1))
 }
 
 /// The words that an option consists of, as options.
@@ -46,7 +50,7 @@ fn parts(typed: &str) -> impl Iterator<Item = String> {
 
 /// The help for a key that other programs have. `table` has the name of the command with the same options.
 pub(crate) fn key(table: &str, key: &str, value: Option<&str>) -> Option<String> {
-    let typed = format!("--{}", key.trim_start_matches('-').to_lowercase().replace('_', "-"));
+    let typed = format!("--{}", kebab(key.trim_start_matches('-')));
     // Lists have the name of what they list.
     let one = typed.strip_suffix('s').unwrap_or(&typed).to_owned();
     let names = [typed.clone(), one].into_iter().chain(parts(&typed));
@@ -54,12 +58,28 @@ pub(crate) fn key(table: &str, key: &str, value: Option<&str>) -> Option<String>
     let other = names.collect::<Vec<_>>().iter().find_map(|name| row(name))?;
     let is_line =
         ["truepeer ", "systemctl ", "kubectl "].iter().any(|start| other.instead.starts_with(start));
+    if other.instead.contains("LINE") || other.instead.contains("=OPTIONS") {
+        return Some("leave it out: a unit of systemd has it".to_owned());
+    }
     let instead = other.with(value, !is_line).replace(" --allow PREFIX", "");
     Some(match instead.strip_prefix("nothing: ") {
         Some(why) => why.to_owned(),
         None if is_line => format!("type {instead}"),
         None => format!("type {}", crate::in_keys::in_keys(&instead)),
     })
+}
+
+/// `localPort`, `local_port` as `local-port`.
+pub(crate) fn kebab(name: &str) -> String {
+    let (mut out, mut was_lower) = (String::new(), false);
+    for c in name.chars() {
+        if was_lower && c.is_uppercase() {
+            out.push('-');
+        }
+        was_lower = c.is_lowercase();
+        out.extend(c.to_lowercase());
+    }
+    out.replace('_', "-")
 }
 
 /// A message: the word that was typed, what is wrong with it, and what to type.
@@ -113,8 +133,8 @@ impl Other<'_> {
             Some(before) => (before, format!("http://{value}")),
             None => (before, value),
         };
-        let (open, close) = if in_brackets { ("<", ">") } else { ("", "") };
-        format!("{before}{open}{value}{close}{after}")
+        let value = if in_brackets && before.ends_with(' ') { format!("<{value}>") } else { quoted(&value) };
+        format!("{before}{value}{after}")
     }
 }
 
@@ -133,7 +153,7 @@ mod tests {
         for other in others() {
             for command in other.commands.split(' ').filter_map(|name| all.find_subcommand(name)) {
                 for typed in other.typed.split(' ') {
-                    let has = crate::guess::unknown::has(command, typed);
+                    let has = crate::guess::named::has(command, typed);
                     assert!(
                         !has && command.find_subcommand(typed).is_none(),
                         "{}: {typed}",
