@@ -19,6 +19,7 @@ use truepeer_sys::udp::{Arrival, grow_later};
 
 use super::downstream::DownstreamSocket;
 use super::flow::{BUFFER_BYTES, Back, Flow, SentHeader, can_merge, open_upstream};
+use super::leaving::Whereabouts;
 use super::outbox::Sent;
 use super::refusal::DropCause;
 use super::table::UdpFlowKey;
@@ -81,7 +82,10 @@ impl UdpFlows {
             tags: header.and_then(|header| Tags::of(header.tlvs, &rules.policy.senders)),
             permit,
             tuple: upstream.tuple,
+            whereabouts: Whereabouts::Here,
+            begins: 0,
         };
+        self.give_answers_to(&flow);
         let place = self.adopt(cx, opening.key, flow, opening.udp.silence)?;
         self.small.extend((!upstream.is_grown).then_some(place));
         Ok(place)
