@@ -159,7 +159,7 @@ impl Ways {
 
     /// Whether anything has changed since the last call that may concern packets that are translated.
     pub fn have_changed(&self) -> bool {
-        let (changes, _) = self.changes(true);
+        let (changes, _) = self.changes(false);
         !changes.are_none() || changes.are_filtered
     }
 

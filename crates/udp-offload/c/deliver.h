@@ -68,6 +68,9 @@ static __always_inline int freshen_ipv6(struct __sk_buff *skb, __u32 at)
 	return bpf_skb_store_bytes(skb, at, is, sizeof(is), 0);
 }
 
+/* bpf_skb_change_tail() makes no packet that is longer (BPF_SKB_MAX_LEN). */
+#define LONGEST 16000
+
 /* Puts the flow's header behind the UDP header. `change` becomes the difference in the payload's sum. */
 static __noinline int put_header(struct __sk_buff *skb, const struct datagram *datagram,
 				 struct offloaded *flow, __u32 *change)

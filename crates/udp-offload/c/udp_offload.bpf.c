@@ -86,7 +86,7 @@ static __always_inline int on_sender(struct __sk_buff *skb, struct scratch *scra
 		to->payload_len -= header_len;
 		to->ip.len = ip_len_of(to);
 	}
-	if (is_too_long(skb, to, backend->mtu))
+	if (is_too_long(skb, to, backend->mtu) || (header_len && skb->len > LONGEST))
 		return PASS;
 	/* Answers go to the port that the sender used last. */
 	if (sender->key.remote_port != from->source_port)
@@ -120,7 +120,7 @@ static __always_inline int on_backend(struct __sk_buff *skb, struct scratch *scr
 		to->payload_len += SPP_LEN;
 		to->ip.len = ip_len_of(to);
 	}
-	if (is_too_long(skb, to, sender->mtu))
+	if (is_too_long(skb, to, sender->mtu) || (flow->is_spp && skb->len > LONGEST))
 		return PASS;
 	__u32 datagrams = skb->gso_size ? skb->gso_segs : 1, bytes = from->payload_len;
 

@@ -179,7 +179,11 @@ mod tests {
         let spp = [&[0x56, 0xec][..], &[9; 36]].concat();
         assert_eq!(Header::of(&spp).map(|header| (header.is_spp, header.client.1)), Some((true, 0x0909)));
         let with_tlv = v2(0x12, &[0; 16]);
-        let local = { let mut local = ipv4.clone(); local[12] = 0x20; local };
+        let local = {
+            let mut local = ipv4.clone();
+            local[12] = 0x20;
+            local
+        };
         let stream = v2(0x11, &[0; 12]);
         for other in [&with_tlv[..], &local, &stream, &ipv4[..27], &spp[..37], &[]] {
             assert_eq!(Header::of(other), None, "{other:?}");

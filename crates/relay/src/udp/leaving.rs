@@ -6,8 +6,9 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use truepeer_policy::HeaderRule;
 use truepeer_session::counters::Counter;
@@ -19,6 +20,7 @@ use truepeer_sys::udp::{path_mtu, path_mtu_between};
 use truepeer_udp_offload::{Ends, FlowTable, Header, Moved, NotBegun, Offload};
 
 use super::flow::{Flow, SentHeader};
+use super::table::Gone;
 use super::tuples::UpstreamTuple;
 use super::up::At;
 use super::{FlowContext, UdpFlows};
@@ -40,18 +42,28 @@ pub struct FlowOffload(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     table: Arc<FlowTable>,
-    ways: Ways,
-    looked_at: Mutex<Instant>,
+    ways: Arc<Ways>,
     /// How often the ways of packets have changed.
     changes: AtomicU64,
 }
 
 impl FlowOffload {
-    /// `ways`: of UDP.
-    #[must_use]
-    pub fn new(table: Arc<FlowTable>, ways: Ways) -> Self {
-        let looked_at = Mutex::new(Instant::now());
-        Self(Arc::new(Shared { table, ways, looked_at, changes: AtomicU64::new(0) }))
+    /// With a thread that asks how the ways of packets change; it ends with the last clone. `ways`: of UDP.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn start(table: Arc<FlowTable>, ways: Arc<Ways>) -> io::Result<Self> {
+        let shared = Arc::new(Shared { table, ways, changes: AtomicU64::new(0) });
+        let seen = Arc::downgrade(&shared);
+        let watch = move || {
+            while let Some(shared) = seen.upgrade() {
+                shared.look();
+                drop(shared);
+                thread::sleep(LOOK);
+            }
+        };
+        thread::Builder::new().name("ways".into()).spawn(watch)?;
+        Ok(Self(shared))
     }
 
     /// Has the programs learn by which devices answers of this socket leave.
@@ -60,24 +72,22 @@ impl FlowOffload {
         let _ = self.0.table.add_listener(socket.as_fd());
     }
 
-    /// Asks the kernel at most once in [`LOOK`], for all workers.
-    fn changes(&self, now: Instant) -> u64 {
-        let Shared { table, ways, looked_at, changes } = &*self.0;
-        if let Ok(mut looked_at) = looked_at.try_lock()
-            && now.saturating_duration_since(*looked_at) >= LOOK
-        {
-            *looked_at = now;
-            if ways.have_changed() {
-                table.forget_senders();
-                changes.fetch_add(1, Ordering::Release);
-            }
-        }
-        changes.load(Ordering::Acquire)
+    fn changes(&self) -> u64 {
+        self.0.changes.load(Ordering::Acquire)
     }
 
     fn may_leave(&self, ends: &Ends) -> Result<(), Reason> {
         let all = [ends.sender, ends.listener, ends.client, ends.backend];
         self.0.ways.may_offload(&all).map_err(|stays| stays.reason())
+    }
+}
+
+impl Shared {
+    fn look(&self) {
+        if self.ways.have_changed() {
+            self.table.forget_senders();
+            self.changes.fetch_add(1, Ordering::Release);
+        }
     }
 }
 
@@ -182,6 +192,15 @@ impl Flow {
         }
     }
 
+    /// Whether the kernel has sent on datagrams since the last look that prove that the flow goes on.
+    fn has_spoken(&mut self) -> bool {
+        let Whereabouts::Left(left) = &mut self.whereabouts else { return false };
+        let seen = left.offload.moved().map(|moved| moved.datagrams);
+        let [up, down] = std::mem::replace(&mut left.seen, seen);
+        self.take_moved();
+        up != seen[0] || (down != seen[1] && !self.is_kept_by_sender())
+    }
+
     /// All further datagrams come to the sockets.
     pub(super) fn recall(&mut self) {
         if let Whereabouts::Left(left) = &self.whereabouts {
@@ -271,7 +290,7 @@ impl UdpFlows {
     pub(super) fn look(&mut self, cx: &FlowContext<'_>) {
         let leaving = &mut self.leaving;
         let Ok(offload) = &leaving.offload else { return };
-        let changes = offload.changes(cx.now);
+        let changes = offload.changes();
         let have_changed = std::mem::replace(&mut leaving.changes, changes) != changes;
         if have_changed {
             leaving.paths.clear();
@@ -292,13 +311,31 @@ impl UdpFlows {
                 left.learnt_at = cx.now;
             }
             leaving.keys.insert(key);
-            let seen = left.offload.moved().map(|moved| moved.datagrams);
-            let [up, down] = std::mem::replace(&mut left.seen, seen);
-            flow.take_moved();
-            if up != seen[0] || (down != seen[1] && !flow.is_kept_by_sender()) {
+            if flow.has_spoken() {
                 self.table.touch(key, cx.now);
             }
         }
+    }
+
+    /// Whether datagrams that the kernel has sent on since the last look keep this flow; its silence begins
+    /// anew then.
+    pub(super) fn has_spoken(&mut self, key: Key, now: Instant) -> bool {
+        let has_spoken = self.table.get_mut(key).is_some_and(Flow::has_spoken);
+        if has_spoken {
+            self.table.touch(key, now);
+        }
+        has_spoken
+    }
+
+    /// Removes the flow that was silent longest.
+    pub(super) fn longest_silent(&mut self, now: Instant) -> Option<Gone<Flow>> {
+        for _ in 0..=self.leaving.keys.len() {
+            let (first, _) = self.table.first()?;
+            if !self.has_spoken(first, now) {
+                return self.table.remove(first);
+            }
+        }
+        self.table.evict()
     }
 
     /// Another flow has this one's upstream addresses, and gets the answers from now on.
@@ -402,12 +439,7 @@ impl Leaving {
     }
 
     /// The MTUs of the paths to both ends. `None`: there is no path.
-    fn mtus(
-        &mut self,
-        ends: &Ends,
-        upstream: BorrowedFd<'_>,
-        now: Instant,
-    ) -> Option<[u32; 2]> {
+    fn mtus(&mut self, ends: &Ends, upstream: BorrowedFd<'_>, now: Instant) -> Option<[u32; 2]> {
         let path = (ends.listener.ip(), ends.sender.ip());
         let known = self.paths.get(&path).filter(|(_, read_at)| *read_at + LEARN_AGAIN > now);
         let to_sender = match known {

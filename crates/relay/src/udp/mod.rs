@@ -39,11 +39,11 @@ use truepeer_session::{Journal, ListenerId, OpenSession, SessionFilter, SessionI
 use truepeer_sys::udp::ReceiveBatch;
 use truepeer_sys::{CallError, Named};
 
-pub use self::leaving::FlowOffload;
 pub use self::downstream::BUFFER_BYTES as MOST_BUFFER_BYTES;
 use self::downstream::DownstreamSocket;
 use self::early::EarlyDatagram;
 use self::flow::Flow;
+pub use self::leaving::FlowOffload;
 use self::leaving::Leaving;
 use self::refusal::{DroppedDatagram, Forgotten};
 use self::retired::Retired;
@@ -227,12 +227,15 @@ impl UdpFlows {
         if self.is_paused {
             return;
         }
-        let is_over = |at: Option<Instant>| at.is_some_and(|at| at <= cx.now);
-        if self.next_look().is_some() && (is_over(self.next_look()) || is_over(self.table.next_deadline())) {
+        if self.next_look().is_some_and(|at| at <= cx.now) {
             self.look(cx);
         }
-        while let Some(gone) = self.table.expire(cx.now) {
-            self.forget(cx, gone, Counter::FlowsExpired);
+        while let Some((first, _)) = self.table.first().filter(|(_, at)| *at <= cx.now) {
+            if !self.has_spoken(first, cx.now)
+                && let Some(gone) = self.table.remove(first)
+            {
+                self.forget(cx, gone, Counter::FlowsExpired);
+            }
         }
         self.retired.expire(cx.now);
     }

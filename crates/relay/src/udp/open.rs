@@ -107,7 +107,7 @@ impl UdpFlows {
             return permit;
         }
         if !self.retired.make_room()
-            && let Some(oldest) = self.table.evict()
+            && let Some(oldest) = self.longest_silent(cx.now)
         {
             self.forget(cx, oldest, Counter::FlowsEvicted);
         }

@@ -15,7 +15,7 @@ use truepeer_https::challenges::Challenges;
 use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{Bans, BansAt};
 use truepeer_relay::udp::moving::MovingFlow;
-use truepeer_relay::{Offloads, Relay, Splicing, StaysReason};
+use truepeer_relay::{FlowOffload, Offloads, Relay, Splicing, StaysReason};
 use truepeer_session::budget::Budgets;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, SessionList};
 
@@ -308,9 +308,14 @@ impl Engines {
                 Splicing::start(Arc::clone(splices), Arc::clone(ways), stays)
             };
             let sessions = programs.map(start).transpose().map_err(EngineError::Thread)?.ok_or(stays);
-            let flows = self.programs.flows.clone().map_or(Err(StaysReason::NotLoaded), |flows| {
-                flows.map_err(|obstacle| obstacle.reason)
-            });
+            let flows = match &self.programs.flows {
+                Some(Ok((table, ways))) => {
+                    let started = FlowOffload::start(Arc::clone(table), Arc::clone(ways));
+                    Ok(started.map_err(EngineError::Thread)?)
+                }
+                Some(Err(obstacle)) => Err(obstacle.reason),
+                None => Err(StaysReason::NotLoaded),
+            };
             let offloads = Offloads { sessions, flows };
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
             self.relay = Some(Relay::start_offloading(workers, budgets, journal, offloads, on_end)?);

@@ -9,7 +9,7 @@ use anyhow::Chain;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
 use truepeer_bpf::{AttachError, Device, Splices, find_splice_pins, make_splice_pins};
-use truepeer_relay::{FlowOffload, StaysReason as Reason, Ways};
+use truepeer_relay::{StaysReason as Reason, Ways};
 use truepeer_udp_offload::{FlowTable, LoadError};
 
 use truepeer_attach::devices_in_use;
@@ -36,7 +36,7 @@ pub(super) struct Programs {
     pub(super) devices: Option<String>,
     pub(super) obstacle: Option<Obstacle>,
     /// For UDP flows; `None`: no listener wanted them.
-    pub(super) flows: Option<Result<FlowOffload, Obstacle>>,
+    pub(super) flows: Option<Result<(Arc<FlowTable>, Arc<Ways>), Obstacle>>,
 }
 
 /// What is pinned is removed when this is dropped, if nobody uses it. Drop it after the tables.
@@ -88,10 +88,11 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
 }
 
 /// Nothing is pinned: an upgrade's new process has programs of its own.
-fn load_for_flows() -> Result<FlowOffload, Obstacle> {
-    let attached = devices().and_then(|devices| FlowTable::attach(&devices).map_err(|failure| Obstacle::of(&failure)));
+fn load_for_flows() -> Result<(Arc<FlowTable>, Arc<Ways>), Obstacle> {
+    let attached =
+        devices().and_then(|devices| FlowTable::attach(&devices).map_err(|failure| Obstacle::of(&failure)));
     let table = attached.inspect_err(|obstacle| debug!("--splice: {}; flows are relayed", obstacle.found))?;
-    Ok(FlowOffload::new(table, Ways::of_udp()))
+    Ok((table, Arc::new(Ways::of_udp())))
 }
 
 fn load_for_sessions(process: &ProcessConfig, is_upgrade: bool) -> Programs {

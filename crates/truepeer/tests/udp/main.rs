@@ -1,6 +1,7 @@
 //! `truepeer proxy -p udp` between senders and backends, in private networks.
 
 mod buffers;
+mod by_hand;
 mod delivery;
 mod dialects;
 mod dropin;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         buffers::tests(),
         no_memory::tests(),
         leaving::tests(),
+        by_hand::tests(),
         offloaded(),
     ];
     truepeer_testbed::main(all.into_iter().flatten().collect())

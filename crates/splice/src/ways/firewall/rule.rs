@@ -251,7 +251,9 @@ impl Reader {
             (Loaded::State(mask), Some(0 | 1)) => {
                 native(with).map(|with| (ESTABLISHED & mask == with) == (how == Some(0)))
             }
-            (Loaded::Protocol, Some(0 | 1)) => with.first().map(|with| (*with == self.protocol) == (how == Some(0))),
+            (Loaded::Protocol, Some(0 | 1)) => {
+                with.first().map(|with| (*with == self.protocol) == (how == Some(0)))
+            }
             (Loaded::Family, Some(0)) => {
                 with.first().filter(|with| [IPV4, IPV6].contains(with)).map(|with| {
                     // No packet is of two families.
