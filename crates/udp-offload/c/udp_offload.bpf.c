@@ -44,6 +44,12 @@ static __always_inline struct offloaded *find_flow(struct __sk_buff *skb, struct
 	return flow;
 }
 
+/* Read once: truepeer may clear it meanwhile, so that it is learnt again. */
+static __always_inline __u32 device_of(const struct end *end)
+{
+	return *(const volatile __u32 *)&end->device;
+}
+
 /* Addresses and ports as the other end gets them. */
 static __always_inline void turn(struct scratch *scratch, const struct flow_key *key)
 {
@@ -72,14 +78,14 @@ static __always_inline int on_sender(struct __sk_buff *skb, struct scratch *scra
 	const struct datagram *from = &scratch->from;
 	struct end *sender = &flow->ends[SENDER], *backend = &flow->ends[BACKEND];
 	struct datagram *to = &scratch->to;
-	__u32 header_len = flow->header_len, change = 0;
+	__u32 header_len = flow->header_len, device = device_of(backend), change = 0;
 
 	/* rp_filter would drop it, or user space learn of a new way. */
 	if (skb->ifindex != flow->sender_by)
 		return PASS;
-	if (!sender->device)
+	if (!device_of(sender))
 		find_device(flow, from);
-	if (!backend->device || !is_datagram_intact(skb, from))
+	if (!device || !is_datagram_intact(skb, from))
 		return PASS;
 	turn(scratch, &backend->key);
 	if (header_len) {
@@ -98,7 +104,7 @@ static __always_inline int on_sender(struct __sk_buff *skb, struct scratch *scra
 	if (write_headers(skb, from, to, change))
 		return DROP;
 	count_moved(&flow->moved[SENDER], datagrams, bytes);
-	return send_on(skb, backend->device);
+	return send_on(skb, device);
 }
 
 static __always_inline int on_backend(struct __sk_buff *skb, struct scratch *scratch, struct offloaded *flow)
@@ -106,9 +112,9 @@ static __always_inline int on_backend(struct __sk_buff *skb, struct scratch *scr
 	const struct datagram *from = &scratch->from;
 	struct end *sender = &flow->ends[SENDER];
 	struct datagram *to = &scratch->to;
-	__u32 change = 0;
+	__u32 device = device_of(sender), change = 0;
 
-	if (!sender->device || skb->ifindex != flow->ends[BACKEND].device)
+	if (!device || skb->ifindex != device_of(&flow->ends[BACKEND]))
 		return PASS;
 	/* Each of them needs a header. */
 	if (flow->is_spp && skb->gso_size)
@@ -129,7 +135,7 @@ static __always_inline int on_backend(struct __sk_buff *skb, struct scratch *scr
 	if (write_headers(skb, from, to, change))
 		return DROP;
 	count_moved(&flow->moved[BACKEND], datagrams, bytes);
-	return send_on(skb, sender->device);
+	return send_on(skb, device);
 }
 
 static __always_inline int may_be_udp(struct __sk_buff *skb)

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
-use rustix::process::Signal;
-use truepeer_testbed::{Bed, Program, Running, Test, Topology};
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use truepeer_testbed::{Bed, Program, Running, Test, Topology, wait_for};
 
 use crate::kit::{
     BACKENDS, Backend, CLIENTS, DESTINATIONS, LISTENERS, TRUEPEER, ask, counted, hears_nothing, proxy,
@@ -100,9 +100,21 @@ fn payloads() -> impl Iterator<Item = Vec<u8>> {
 
 /// Runs `work` while truepeer does nothing.
 pub(crate) fn while_stopped<T>(truepeer: &Running, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    truepeer.signal(Signal::STOP)?;
+    while_process_stopped(Pid::from_raw(truepeer.pid()).context("it runs")?, work)
+}
+
+fn while_process_stopped<T>(process: Pid, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    kill_process(process, Signal::STOP)?;
+    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+    };
+    wait_for("truepeer to stand still", || {
+        std::fs::read_dir(&tasks).is_ok_and(|tasks| tasks.flatten().all(is_stopped))
+    })?;
     let outcome = work();
-    truepeer.signal(Signal::CONT)?;
+    kill_process(process, Signal::CONT)?;
     outcome
 }
 
@@ -318,35 +330,39 @@ fn an_upgrade_takes_flows_of_the_kernel_over(bed: &Bed) -> Result<()> {
         BACKENDS[0]
     );
     bed.write("truepeer.toml", text)?;
-    let truepeer = |command: &str| Program::new(TRUEPEER).args([command, "-c", "truepeer.toml"]).start(bed);
-    let mut running = truepeer("serve")?;
+    let truepeer = |command: &str| Program::new(TRUEPEER).args([command, "-c", "truepeer.toml"]);
+    let running = truepeer("serve").start(bed)?;
     running.wait_for_log(&format!("listening on {listener}"))?;
     let mut talk = Talk::begin("first", listener, CLIENTS[0], DESTINATIONS[0])?;
     talk.leave()?;
-    for _ in 0..3 {
+    let mut process = None;
+    for round in 1..4 {
         let is_over = AtomicBool::new(false);
-        running = std::thread::scope(|scope| -> Result<Running> {
+        let new = std::thread::scope(|scope| -> Result<Pid> {
             let asking = scope.spawn(|| -> Result<()> {
                 while !is_over.load(Ordering::Relaxed) {
                     talk.ask(b"0123456789")?;
                 }
                 Ok(())
             });
-            let new = truepeer("upgrade")?;
-            let taken = new.wait_for_log("1 of 1 flows go on");
+            let said = truepeer("upgrade").run(bed);
             is_over.store(true, Ordering::Relaxed);
             asking.join().map_err(|_| anyhow::anyhow!("a panic"))??;
-            taken?;
-            ensure!(running.wait_end()?.success(), "{}", running.log());
-            Ok(new)
+            let said = said?;
+            let new = said.split(' ').nth(1).and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+            new.context(said)
         })?;
-        while_stopped(&running, || talk.ask(b"0123456789"))?;
+        let go_on = running.log().matches("1 of 1 flows go on").count();
+        ensure!(go_on == round, "{}", running.log());
+        while_process_stopped(new, || talk.ask(b"0123456789"))?;
+        process = Some(new);
     }
     let said = talk.said;
     ensure!(backend.seen().len() == said, "{} of {said}", backend.seen().len());
     let listed = Program::new(TRUEPEER).args(["sessions", "--json", "--admin", "./admin.sock"]).run(bed)?;
     let bytes = ROUND_TRIPS * 12 + (said - ROUND_TRIPS) * 10;
     ensure!(listed.contains(&format!("\"bytes_up\":{bytes}")), "{said} datagrams, {listed}");
+    kill_process(process.context("a new process")?, Signal::TERM)?;
     Ok(())
 }
 
