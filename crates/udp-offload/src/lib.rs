@@ -8,13 +8,11 @@
 //! ```
 //! Nothing is pinned: programs and tables end with the process. That needs links to devices (Linux 6.6).
 
-mod flow;
 mod free;
 mod layout;
 mod load;
 mod table;
 
-pub use flow::{Moved, Offload};
 pub use layout::Header;
 pub use load::LoadError;
-pub use table::{Ends, FlowTable, NotBegun};
+pub use table::{Ends, FlowTable, Moved, NotBegun, Offload};

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -9,7 +10,6 @@ use aya::Ebpf;
 use aya::maps::{HashMap, Map, MapData, MapError, SkStorage};
 use truepeer_bpf::{Device, Mapped};
 
-use crate::flow::Offload;
 use crate::free::FreePlaces;
 use crate::layout::{BACKEND, Header, Key, LISTENER, MOST, Offloaded, Pair, SENDER, key_of, pair_of};
 use crate::load::{LoadError, load};
@@ -118,7 +118,7 @@ impl FlowTable {
             return Err(failed);
         }
         drop(tables);
-        Ok(Offload::new(Arc::clone(self), place, entered))
+        Ok(Offload { table: Arc::clone(self), place, keys: entered })
     }
 
     /// What the backend sends to these addresses passes to user space: the kernel chooses among sockets.
@@ -141,11 +141,11 @@ impl FlowTable {
         known.iter().for_each(|pair| _ = senders.remove(pair));
     }
 
-    pub(crate) fn at(&self, place: u32) -> &Offloaded {
+    fn at(&self, place: u32) -> &Offloaded {
         self.flows.at(place)
     }
 
-    pub(crate) fn end(&self, place: u32, keys: &[Key; 2]) {
+    fn end(&self, place: u32, keys: &[Key; 2]) {
         let mut tables = self.lock();
         tables.remove(place, keys);
         tables.free.give_back(place, Instant::now());
@@ -188,4 +188,83 @@ fn exists(error: &MapError) -> bool {
 
 fn take(programs: &mut Ebpf, table: &'static str) -> Result<Map, LoadError> {
     programs.take_map(table).ok_or(LoadError::NotBuilt)
+}
+
+/// Datagrams of one end that the kernel has sent on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// How many.
+    pub datagrams: u64,
+    /// Their payloads, without headers.
+    pub bytes: u64,
+}
+
+/// A flow in the tables. Dropped, it is user space's again, and forgotten here.
+#[derive(Debug)]
+pub struct Offload {
+    table: Arc<FlowTable>,
+    place: u32,
+    keys: [Key; 2],
+}
+
+impl Offload {
+    /// From now on the kernel sends datagrams on, as soon as the next ones through the sockets have shown by
+    /// which devices. `mtus`: of the paths to sender and backend.
+    pub fn send_on(&self, mtus: [u32; 2]) {
+        let flow = self.table.at(self.place);
+        for (end, mtu) in flow.ends.iter().zip(mtus) {
+            end.device.store(0, Ordering::Relaxed);
+            end.mtu.store(mtu, Ordering::Relaxed);
+        }
+        flow.is_here.store(1, Ordering::Release);
+    }
+
+    /// All further datagrams pass to user space.
+    pub fn recall(&self) {
+        self.table.at(self.place).is_here.store(0, Ordering::Release);
+    }
+
+    /// Whether the kernel may send datagrams on.
+    #[must_use]
+    pub fn is_sent_on(&self) -> bool {
+        self.table.at(self.place).is_here.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether it has done so with any.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.is_sent_on() && self.moved().iter().any(|moved| moved.datagrams > 0)
+    }
+
+    /// What it has sent on: from the sender, from the backend.
+    #[must_use]
+    pub fn moved(&self) -> [Moved; 2] {
+        self.table.at(self.place).moved.each_ref().map(|moved| Moved {
+            datagrams: moved.datagrams.load(Ordering::Relaxed),
+            bytes: moved.bytes.load(Ordering::Relaxed),
+        })
+    }
+
+    /// The port that the sender used last.
+    #[must_use]
+    pub fn sender_port(&self) -> u16 {
+        self.table.at(self.place).ends[SENDER].remote_port()
+    }
+
+    /// The sender has used another port, in a datagram that passed to user space.
+    pub fn set_sender_port(&self, port: u16) {
+        self.table.at(self.place).ends[SENDER].set_remote_port(port);
+    }
+
+    /// The path to the backend has a smaller MTU.
+    pub fn set_backend_mtu(&self, mtu: u32) {
+        self.table.at(self.place).ends[BACKEND].mtu.store(mtu, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Offload {
+    fn drop(&mut self) {
+        self.recall();
+        self.table.end(self.place, &self.keys);
+    }
 }

@@ -19,10 +19,10 @@ use truepeer_sys::socket::{set_mark, set_transparent};
 use truepeer_sys::udp::{Local, enable_gro, grow_buffers, supports_segmentation, udp_socket};
 use truepeer_sys::{CallError, Named};
 
-use super::leaving::Whereabouts;
 use super::outbox::Sent;
 use super::table::UdpFlowKey;
 use super::tuples::{Tuples, UpstreamTuple};
+use super::whereabouts::Whereabouts;
 use crate::listener::Listener;
 
 /// The buffer size of an upstream socket: a flow's share of a burst.
@@ -53,6 +53,8 @@ pub(crate) struct Flow {
     pub(crate) whereabouts: Whereabouts,
     /// How often it has begun to leave user space.
     pub(crate) begins: u8,
+    /// It is counted as one that has left.
+    pub(crate) is_counted: bool,
 }
 
 /// The way back to the sender.

@@ -23,6 +23,7 @@ use super::flow::{Flow, SentHeader};
 use super::table::Gone;
 use super::tuples::UpstreamTuple;
 use super::up::At;
+use super::whereabouts::{Left, Whereabouts};
 use super::{FlowContext, UdpFlows};
 
 /// The time between two looks at what the kernel has sent on. A flow is forgotten so much later at most.
@@ -30,6 +31,8 @@ const LOOK: Duration = Duration::from_millis(500);
 /// After so long one datagram of each end passes the sockets again: conntrack remembers the flow for 30 s at
 /// least, and routes may lead by another device.
 const LEARN_AGAIN: Duration = Duration::from_secs(10);
+/// A flow of which the kernel has sent nothing on passes other devices, if so many have come to user space.
+const PASSED: u32 = 1000;
 /// A sender whose address changes so often stays in user space.
 const BEGINS: u8 = 8;
 /// The most paths whose MTU is remembered.
@@ -111,49 +114,6 @@ impl Default for Leaving {
     }
 }
 
-/// Where a flow is.
-#[derive(Debug, Default)]
-pub(crate) enum Whereabouts {
-    /// In user space.
-    #[default]
-    Here,
-    /// It stays, and that is counted.
-    Stays,
-    /// The kernel may send it on.
-    Left(Box<Left>),
-}
-
-/// A flow in the kernel's tables.
-#[derive(Debug)]
-pub(crate) struct Left {
-    offload: Offload,
-    ends: Ends,
-    has_header: bool,
-    /// What the flow's own counters have of [`Offload::moved`].
-    counted: [Moved; 2],
-    /// Datagrams of both ends at the last look.
-    seen: [u64; 2],
-    learnt_at: Instant,
-}
-
-impl Left {
-    /// Whether its datagrams still come as its keys say.
-    fn is_of(&self, ends: &Ends) -> bool {
-        let port = if self.has_header { self.ends.sender.port() } else { ends.sender.port() };
-        let sender = SocketAddr::new(ends.sender.ip(), port);
-        self.ends == Ends { sender, ..*ends }
-    }
-
-    fn uncounted(&self) -> [Moved; 2] {
-        let mut moved = self.offload.moved();
-        for (moved, counted) in moved.iter_mut().zip(&self.counted) {
-            moved.datagrams -= counted.datagrams;
-            moved.bytes -= counted.bytes;
-        }
-        moved
-    }
-}
-
 impl Flow {
     /// Whether the kernel sends its datagrams on.
     pub(super) fn has_left(&self) -> bool {
@@ -180,6 +140,9 @@ impl Flow {
             self.back.sender.set_port(left.offload.sender_port());
         }
         let shard = &self.listener.shard;
+        if up.datagrams + down.datagrams > 0 && !std::mem::replace(&mut self.is_counted, true) {
+            shard.count(Counter::Spliced);
+        }
         let both = [
             (&mut self.up, up, Counter::DatagramsUp, Counter::BytesUp),
             (&mut self.down, down, Counter::DatagramsDown, Counter::BytesDown),
@@ -391,9 +354,13 @@ impl Leaving {
             return Ok(());
         }
         let ends = flow.ends(at)?;
-        if let Whereabouts::Left(left) = &flow.whereabouts {
+        if let Whereabouts::Left(left) = &mut flow.whereabouts {
             if left.is_of(&ends) {
                 left.offload.set_sender_port(ends.sender.port());
+                left.passed += u32::from(!left.offload.has_left());
+                if left.passed > PASSED {
+                    return Err(Reason::PacketsNotSeen);
+                }
                 if !left.offload.is_sent_on() {
                     offload.may_leave(&ends)?;
                     let mtus = self.mtus(&left.ends, flow.upstream.as_fd(), cx.now);
@@ -421,9 +388,6 @@ impl Leaving {
             NotBegun::Failed(_) => Reason::Failed,
         })?;
         begun.send_on(mtus);
-        if flow.begins == 0 {
-            at.listener.shard.count(Counter::Spliced);
-        }
         flow.begins += 1;
         flow.whereabouts = Whereabouts::Left(Box::new(Left {
             offload: begun,
@@ -431,6 +395,7 @@ impl Leaving {
             has_header: header.is_some(),
             counted: [Moved::default(); 2],
             seen: [0, 0],
+            passed: 0,
             learnt_at: cx.now,
         }));
         self.look_at.get_or_insert(cx.now + LOOK);

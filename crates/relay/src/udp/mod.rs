@@ -23,6 +23,7 @@ mod steering;
 mod table;
 pub(crate) mod tuples;
 mod up;
+mod whereabouts;
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;

@@ -21,8 +21,8 @@ use truepeer_sys::udp::Local;
 use truepeer_sys::{CallError, Named};
 
 use super::flow::{Back, Flow, can_merge};
-use super::leaving::Whereabouts;
 use super::table::{SenderKey, UdpFlowKey};
+use super::whereabouts::Whereabouts;
 use super::{DownstreamSocket, FlowContext, Inbound, UdpFlows};
 
 pub use super::flow::SentHeader;
@@ -267,6 +267,7 @@ impl UdpFlows {
             upstream,
             whereabouts: Whereabouts::Here,
             begins: 0,
+            is_counted: false,
         };
         flow.listener.shard.on_open();
         let place = self.table.insert(key, flow, silence, touched);

@@ -19,10 +19,10 @@ use truepeer_sys::udp::{Arrival, grow_later};
 
 use super::downstream::DownstreamSocket;
 use super::flow::{BUFFER_BYTES, Back, Flow, SentHeader, can_merge, open_upstream};
-use super::leaving::Whereabouts;
 use super::outbox::Sent;
 use super::refusal::DropCause;
 use super::table::UdpFlowKey;
+use super::whereabouts::Whereabouts;
 use super::{FlowContext, UdpFlows};
 use crate::listener::Listener;
 
@@ -84,6 +84,7 @@ impl UdpFlows {
             tuple: upstream.tuple,
             whereabouts: Whereabouts::Here,
             begins: 0,
+            is_counted: false,
         };
         self.give_answers_to(&flow);
         let place = self.adopt(cx, opening.key, flow, opening.udp.silence)?;

@@ -326,7 +326,8 @@ fn an_upgrade_takes_flows_of_the_kernel_over(bed: &Bed) -> Result<()> {
     let backend = Backend::who(&BACKENDS)?;
     let text = format!(
         "drain-timeout = \"20s\"\n[admin]\nlisten = [\"./admin.sock\"]\n[[proxy]]\nprotocol = \"udp\"\n\
-         listen = [\"{listener}\"]\nipv4 = \"{}\"\nroutes = \"auto\"\nudp-dialect = \"first\"\nsplice-after = \"0\"\n",
+         listen = [\"{listener}\"]\nipv4 = \"{}\"\nroutes = \"auto\"\nudp-dialect = \"first\"\n\
+         splice-after = \"0\"\n",
         BACKENDS[0]
     );
     bed.write("truepeer.toml", text)?;
