@@ -274,7 +274,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(PROXY, DELIVERY, "pseudo-ipv4", "", "Show IPv6 clients to an IPv4 backend as 240.0.0.0/4 addresses, one for each /64 network").means("refuse them").rare(),
     row(PROXY, DELIVERY, "send-proxy", "v1|v2|spp", "Write a PROXY header to the backend instead of using the client's address (needs no privilege). spp, Simple Proxy Protocol, is for UDP").common(),
     row(PROXY, DELIVERY, "send-tlv", "TYPE=@FILE", "With --send-proxy v2: a TLV of that header, whose value is the first secret of FILE. TYPE=hmac:@FILE: a digest of header and time by it, for another truepeer; repeatable").means("none"),
-    row(PROXY, DELIVERY, "splice", "auto|off", "Sessions that last leave user space: the kernel translates their packets, and no byte is copied any more. auto: where kernel and capabilities permit, otherwise they are relayed").is(|| "auto".to_owned()),
+    row(PROXY, DELIVERY, "splice", "auto|off", "Sessions and UDP flows that last leave user space: the kernel translates their packets, and no byte is copied any more. auto: where kernel and capabilities permit, otherwise they are relayed").is(|| "auto".to_owned()),
     row(PROXY, DELIVERY, "splice-after", "SIZE,TIME", "With --splice auto, hand a session over after so many bytes or at this age; 0: at once").is(|| SpliceAfter::default().to_string()).rare(),
     row(PROXY, DELIVERY, "splice-linger", "drain|leave", "What a stop does with sessions that have left user space: drain waits for them, then ends them; leave lets them go on, and the next start finds them").is(|| "drain".to_owned()).rare(),
     row(PROXY, DELIVERY, "idle-timeout", "TIME|none", "End sessions that are silent in both directions for this long").is(|| "none".to_owned()),

@@ -12,6 +12,8 @@ use truepeer_splice::{
 };
 use truepeer_sys::{repair, socket};
 
+use crate::udp::FlowOffload;
+
 /// How long a session waits for what a peer has to do before the cut: take what was written to it, or use up
 /// an offer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -38,6 +40,21 @@ const CHECK_WHILE_PEERS_WAIT: u8 = 1;
 /// See [`CHECKS`].
 pub(crate) fn check(number: u8) -> Duration {
     Duration::from_millis(4 << number)
+}
+
+/// The kernel's programs for sessions and for flows. Err: why none leaves.
+#[derive(Debug, Clone)]
+pub struct Offloads {
+    /// For TCP sessions.
+    pub sessions: Result<Splicing, Reason>,
+    /// For UDP flows.
+    pub flows: Result<FlowOffload, Reason>,
+}
+
+impl Default for Offloads {
+    fn default() -> Self {
+        Self { sessions: Err(Reason::NotLoaded), flows: Err(Reason::NotLoaded) }
+    }
 }
 
 /// The kernel's programs, for all workers.

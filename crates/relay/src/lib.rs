@@ -26,9 +26,10 @@ pub mod tcp;
 pub mod udp;
 mod worker;
 
-pub use leaving::Splicing;
+pub use leaving::{Offloads, Splicing};
 pub use relay::Relay;
 pub use truepeer_splice::{Reason as StaysReason, Ways};
+pub use udp::FlowOffload;
 
 /// For fuzz/.
 #[cfg(any(test, feature = "fuzzing"))]

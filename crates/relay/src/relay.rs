@@ -13,10 +13,10 @@ use truepeer_session::workers::Workers;
 use truepeer_session::{
     Engine, EngineError, Health, Journal, ListenerId, ListenerRules, SessionList, Snapshot,
 };
-use truepeer_splice::{Reason, Watched};
+use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named as _};
 
-use crate::leaving::Splicing;
+use crate::leaving::{Offloads, Splicing};
 use crate::listener_sockets;
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
@@ -49,18 +49,18 @@ impl Relay {
         journal: &Arc<Journal>,
         on_end: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
-        Self::start_splicing(workers, budgets, journal, Err(Reason::NotLoaded), on_end)
+        Self::start_offloading(workers, budgets, journal, Offloads::default(), on_end)
     }
 
-    /// Likewise; sessions whose settings say so leave user space. `splicing`: Err: why none does.
+    /// Likewise; sessions and flows whose settings say so leave user space.
     ///
     /// # Errors
     /// Those of [`Self::start`].
-    pub fn start_splicing(
+    pub fn start_offloading(
         workers: usize,
         budgets: &Budgets,
         journal: &Arc<Journal>,
-        splicing: Result<Splicing, Reason>,
+        offloads: Offloads,
         on_end: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, EngineError> {
         let boxes = (0..workers.max(1)).map(|_| mailbox()).collect::<Result<Vec<_>, _>>()?;
@@ -70,15 +70,15 @@ impl Relay {
             journal: Arc::clone(journal),
             listeners: Listeners::default(),
             tuples: Tuples::default(),
-            splicing: splicing.clone().ok(),
+            splicing: offloads.sessions.clone().ok(),
         };
         for (number, (postbox, mailbox)) in boxes.into_iter().enumerate() {
             let (team, journal) = (Arc::clone(&team), Arc::clone(journal));
-            let seat = Seat::new(number, team, mailbox, budgets.clone(), journal, splicing.clone())?;
+            let seat = Seat::new(number, team, mailbox, budgets.clone(), journal, offloads.clone())?;
             let thread = relay.workers.spawn(format!("worker-{number}"), move || Worker::new(seat).run())?;
             relay.workers.add(postbox, thread);
         }
-        if let Ok(splicing) = &splicing {
+        if let Ok(splicing) = &offloads.sessions {
             let team = Arc::clone(&team);
             let hand_out = move |adopted: Vec<Watched>| {
                 for (watched, postbox) in adopted.into_iter().zip(team.postboxes.iter().cycle()) {

@@ -56,9 +56,9 @@ counters! {
     HeaderNone = "headers_none",
     /// Sessions whose backend was reached.
     Relayed = "sessions_relayed",
-    /// Sessions that went on in the kernel alone (`proxy --splice auto`).
+    /// Sessions and flows that went on in the kernel alone (`proxy --splice auto`).
     Spliced = "sessions_spliced",
-    /// Sessions that were to go on in the kernel alone and stayed (`proxy --splice auto`).
+    /// Sessions and flows that were to go on in the kernel alone and stayed (`proxy --splice auto`).
     NotSpliced = "sessions_not_spliced",
     /// Sessions whose backend could not be reached.
     ConnectFailed = "connects_failed",

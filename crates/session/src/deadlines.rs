@@ -113,6 +113,14 @@ impl<P: Copy + PartialEq> Deadlines<P> {
         Some((key, self.0[queue].purpose))
     }
 
+    /// The entry with the earliest deadline, which stays.
+    pub fn first<T: Linked>(&self, table: &mut Table<T>) -> Option<(Key, Instant)> {
+        let queues = 0..self.0.len();
+        let firsts = queues.filter_map(|queue| Some((queue, self.first_at(table, queue)?)));
+        let (queue, at) = firsts.min_by_key(|(_, at)| *at)?;
+        Some((table.key_at(self.0[queue].first?)?, at))
+    }
+
     /// The earliest deadline.
     pub fn next<T: Linked>(&self, table: &mut Table<T>) -> Option<Instant> {
         (0..self.0.len()).filter_map(|queue| self.first_at(table, queue)).min()

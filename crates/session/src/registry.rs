@@ -97,7 +97,7 @@ pub enum SessionStage {
     Connecting,
     /// Bytes or datagrams move.
     Relaying,
-    /// The kernel translates its packets; it has no sockets.
+    /// The kernel translates its packets.
     Spliced,
     /// HTTP: it waits for the next request.
     Idle,

@@ -64,6 +64,11 @@ reasons! {
     OtherVersion "other_version": "the tables of another version of truepeer are in the kernel"
     NotLoaded "not_loaded": "the programs are not loaded: truepeer status says why"
     KeeperGone "keeper_gone": "the repair keeper has ended, or did not answer: see the log"
+    Header "header": "datagrams have headers with TLVs, or none: each has to be read"
+    SendProxy "send_proxy": "the backend gets a header"
+    Address "address": "an address is link-local, or one of many hosts"
+    SenderMoves "sender_moves": "its sender's address has changed eight times"
+    OldKernel "old_kernel": "UDP flows leave user space on Linux 6.6 and later"
     NumbersChanged "numbers_changed": "the kernel said something unexpected"
     Failed "failed": "the kernel said something unexpected"
 }

@@ -1,5 +1,5 @@
-//! Routing rules, IPsec policies, devices and the firewall: whether translated packets take the route of a
-//! socket's, and nothing else would have been done to them.
+//! Routing rules, IPsec policies, devices and the firewall: whether translated packets of TCP or UDP take the
+//! route of a socket's, and nothing else would have been done to them.
 //!
 //! bpf_redirect_neigh() looks the route up by addresses and device alone, and bypasses IPsec. So a session
 //! stays in user space where the route depends on anything else. When a device or an address changes, the
@@ -24,6 +24,9 @@ use self::policies::Policies;
 use self::rules::Rules;
 use crate::StaysHere;
 
+/// IPPROTO_*.
+const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// linux/rtnetlink.h: RTM_NEWRULE, RTM_DELRULE.
 const NEW_RULE: u16 = 32;
 const DELETED_RULE: u16 = 33;
@@ -42,6 +45,8 @@ pub struct Ways(Mutex<Known>);
 
 #[derive(Debug)]
 struct Known {
+    /// Of the packets.
+    protocol: u8,
     /// `None`: netlink is forbidden (RestrictAddressFamilies in a unit), so nothing is known.
     notices: Option<Notices>,
     rules: Option<Rules>,
@@ -86,14 +91,24 @@ impl Changes {
 }
 
 impl Ways {
-    /// Of the calling thread's network namespace. Call it with CAP_NET_ADMIN: otherwise IPsec policies can't
-    /// be listed, and all sessions stay.
+    /// Of TCP, in the calling thread's network namespace. Call it with CAP_NET_ADMIN: otherwise IPsec
+    /// policies can't be listed, and all sessions stay.
     #[must_use]
     pub fn open() -> Self {
+        Self::of(TCP)
+    }
+
+    /// Likewise, of UDP.
+    #[must_use]
+    pub fn of_udp() -> Self {
+        Self::of(UDP)
+    }
+
+    fn of(protocol: u8) -> Self {
         // Before the lists are read: whatever changes meanwhile is heard of.
         let notices = Notices::of(Family::Route, LINKS | ADDRESSES | RULES).ok();
-        let rules = Rules::read().ok();
-        let (policies, firewall) = (Policies::open(), Firewall::open());
+        let rules = Rules::read(protocol).ok();
+        let (policies, firewall) = (Policies::open(), Firewall::open(protocol));
         // An earlier process may have left sessions that what stands now concerns.
         let changes = Changes {
             are_filtered: true,
@@ -103,7 +118,8 @@ impl Ways {
         };
         let devices = Devices::read().ok();
         let sizes_read = Instant::now();
-        Self(Mutex::new(Known { notices, rules, policies, firewall, devices, sizes_read, changes }))
+        let known = Known { protocol, notices, rules, policies, firewall, devices, sizes_read, changes };
+        Self(Mutex::new(known))
     }
 
     /// Whether a session between these ends may leave, by what stands at this moment.
@@ -132,13 +148,19 @@ impl Ways {
     }
 
     /// Whether the firewall could do something to packets of any session, or is unknown.
-    pub(crate) fn are_any_filtered(&self) -> bool {
+    pub fn are_any_filtered(&self) -> bool {
         self.with(|known| !known.firewall.is_free())
     }
 
     /// Whether the firewall could do something to packets of a session between these ends, or is unknown.
     pub(crate) fn are_filtered(&self, ends: &[SocketAddr]) -> bool {
         self.with(|known| known.firewall.may_act(ends) != Some(false))
+    }
+
+    /// Whether anything has changed since the last call that may concern packets that are translated.
+    pub fn have_changed(&self) -> bool {
+        let (changes, _) = self.changes(false);
+        !changes.are_none() || changes.are_filtered
     }
 
     /// Returns the changes since the last call, and the present devices (`None`: they are unknown).
@@ -211,7 +233,7 @@ impl Known {
         if are_rules_other || !are_whole || self.rules.is_none() {
             let before = self.rules.take().unwrap_or_default();
             // If it fails, sessions stay, and it is read again next time.
-            self.rules = Rules::read().ok();
+            self.rules = Rules::read(self.protocol).ok();
             self.changes.are_ruled |= self.rules.as_ref().is_some_and(|rules| rules.have_more_than(&before));
         }
         self.changes.are_encrypted |= self.policies.hear();

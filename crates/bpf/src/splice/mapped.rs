@@ -14,11 +14,11 @@ use crate::{AttachError, Place};
 /// # Safety
 /// The type consists of atomics, any bytes are a valid value, its size is a multiple of 8, and its alignment
 /// is a page's at most.
-pub(crate) unsafe trait Shared: Sync {}
+pub unsafe trait Shared: Sync {}
 
 /// The mapped table. The programs write it at the same time.
 #[derive(Debug)]
-pub(crate) struct Mapped<T: Shared> {
+pub struct Mapped<T: Shared> {
     start: NonNull<T>,
     count: usize,
 }
@@ -41,7 +41,10 @@ impl<T: Shared> Mapped<T> {
     }
 
     /// Maps a table of `count` entries.
-    pub(crate) fn map(table: impl AsFd, count: usize) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// If the kernel refuses it: the table is shorter, or can't be mapped.
+    pub fn map(table: impl AsFd, count: usize) -> io::Result<Self> {
         const { assert!(size_of::<T>().is_multiple_of(8) && align_of::<T>() <= 4096) };
         let bytes = count * size_of::<T>();
         // SAFETY: a new mapping at a place that the kernel chooses touches nothing of ours. The kernel
@@ -62,7 +65,7 @@ impl<T: Shared> Mapped<T> {
     ///
     /// # Panics
     /// Beyond the table.
-    pub(crate) fn at(&self, place: u32) -> &T {
+    pub fn at(&self, place: u32) -> &T {
         let place = place as usize;
         assert!(place < self.count, "entry {place} of {}", self.count);
         // SAFETY: `place` is below `count`, so this stands within the mapping, which lasts as long as `self`.

@@ -19,6 +19,7 @@ pub use counters::SPLICE_COUNTERS;
 pub use flow::{Ended, Flow};
 pub(crate) use layout::SPLICE_LAYOUT;
 pub use layout::{FLOW_BYTES, Stage};
+pub use mapped::{Mapped, Shared};
 pub use peers::{Question, Unattended};
 pub use remove::remove_unused;
 pub use table::{ArmError, InUse, Side, Splices, Swept, Way};

@@ -221,17 +221,24 @@ impl ListenerConfig {
         })
     }
 
-    /// When sessions leave user space; `None`: never. truepeer itself must do TLS, and datagrams have no
-    /// sessions.
+    /// When sessions and flows leave user space; `None`: never. truepeer itself must do TLS.
     pub fn splice_after(&self) -> Option<settings::SpliceAfter> {
-        let is_off = self.splice.mode == SpliceMode::Off;
-        let may = !is_off && self.protocol == Protocol::Tcp && !self.needs_https();
+        let may = self.splice.mode != SpliceMode::Off && !self.needs_https();
         let SpliceAfter { bytes, age } = self.splice.after;
         may.then_some(settings::SpliceAfter { is_marked: self.mark != 0, bytes, age })
     }
 
     /// Whether any session may leave user space.
     pub fn may_splice(&self) -> bool {
+        self.protocol == Protocol::Tcp && self.may_leave()
+    }
+
+    /// Whether any UDP flow may leave user space.
+    pub fn may_offload_flows(&self) -> bool {
+        self.protocol == Protocol::Udp && self.may_leave() && self.send_proxy.is_none()
+    }
+
+    fn may_leave(&self) -> bool {
         self.splice_after().is_some_and(|after| !after.is_marked)
     }
 

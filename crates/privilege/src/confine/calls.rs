@@ -15,6 +15,8 @@ use seccompiler::{
 
 use truepeer_routes::owners;
 
+use super::job::Job;
+
 macro_rules! numbers {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
@@ -145,24 +147,25 @@ const PINS_KEEPER_OLDER: &[i64] =
 #[cfg(not(target_arch = "x86_64"))]
 const PINS_KEEPER_OLDER: &[i64] = &[];
 
-/// Installs the filter, and returns how many calls pass. `repairs`: whether this process sets TCP_REPAIR,
-/// because it has no repair keeper. `listens`: whether it listens itself, because it has no keeper. `keeps`:
-/// whether it keeps certificates.
-pub(super) fn restrict(splices: bool, repairs: bool, listens: bool, keeps: bool) -> Result<usize> {
+/// Installs the filter, and returns how many calls pass.
+pub(super) fn restrict(job: &Job) -> Result<usize> {
     let mut rules = rules()?;
-    if keeps {
+    // It keeps certificates.
+    if job.state.is_some() {
         rules.extend(KEEPING.iter().map(|call| (*call, Vec::new())));
         #[cfg(target_arch = "x86_64")]
         rules.insert(libc::SYS_rename, Vec::new());
     }
-    if listens {
+    if !job.has_keeper {
         rules.insert(libc::SYS_listen, Vec::new());
     }
-    if splices && !repairs {
+    if job.splices && job.has_repair_keeper {
         rules.insert(libc::SYS_setsockopt, no_repair()?);
     }
-    if splices {
+    if job.splices || job.offloads {
         rules.insert(libc::SYS_bpf, tables()?);
+    }
+    if job.splices {
         // The locks of the tables, which an upgrade hands over.
         rules.insert(libc::SYS_flock, Vec::new());
     }

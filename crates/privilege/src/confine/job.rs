@@ -30,6 +30,8 @@ pub(super) struct Job {
     pub(super) has_repair_keeper: bool,
     /// It uses the tables of spliced sessions.
     pub(super) splices: bool,
+    /// It uses the tables of flows that leave user space.
+    pub(super) offloads: bool,
     /// It has attachments.
     pub(super) attaches: bool,
     /// The directories of its admin sockets.

@@ -98,6 +98,11 @@ impl<'a> Plan<'a> {
         self.job.has_splice_tables(has);
     }
 
+    /// Notes whether the process has tables of UDP flows that leave user space.
+    pub fn has_flow_tables(&mut self, has: bool) {
+        self.job.offloads = has;
+    }
+
     /// Starts the process that changes rules and grows buffers for this one, which then keeps no capability
     /// for that. Without it, this process keeps the capability. `sessions_go_on`: asked when this process has
     /// ended without a word. Sessions that go on in the kernel need the rules.
@@ -242,7 +247,7 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        match calls::restrict(job.splices, !job.has_repair_keeper, !job.has_keeper, job.state.is_some()) {
+        match calls::restrict(&job) {
             Ok(count) => confined.done.push(format!("{count} system calls")),
             Err(error) => confined.missing.push(format!("seccomp: {error:#}")),
         }

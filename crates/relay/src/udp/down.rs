@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
+use rustix::io::Errno;
 use truepeer_session::counters::Counter;
 use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, Local};
@@ -21,8 +22,15 @@ impl UdpFlows {
             Ok(_) => {}
             // Usually ECONNREFUSED: the backend is restarting. The flow survives that. The error was taken
             // off the socket, and waiting datagrams will be announced again.
-            Err(_) => return,
+            Err(errno) => {
+                if errno == Errno::MSGSIZE {
+                    flow.read_path_again();
+                }
+                return;
+            }
         }
+        // Answers follow the sender's newest port.
+        flow.take_moved();
         let Some(Some(Inbound { downstream, .. })) = self.downstreams.get(flow.back.downstream) else {
             return;
         };
@@ -39,9 +47,8 @@ impl UdpFlows {
         if sent.dropped > 0 {
             shard.add(Counter::DatagramsDropped, sent.dropped);
         }
-        let udp = flow.listener.rules.settings.udp.as_ref();
         // Where datagrams are bare, only the sender's own datagrams prove that it still knows the flow.
-        if udp.is_some_and(|udp| !udp.sending.unwrap_or(udp.dialect).has_bare_datagrams()) {
+        if !flow.is_kept_by_sender() {
             self.table.touch(key, cx.now);
         }
     }

@@ -21,18 +21,20 @@ pub(crate) struct EarlyDatagram {
     bytes: Box<[u8]>,
     from: SocketAddr,
     local: Option<Local>,
+    device: u32,
     original_destination: Option<SocketAddr>,
 }
 
 impl EarlyDatagram {
     /// As it came.
     pub(super) fn arrival(&self) -> Arrival<'_> {
-        let Self { bytes, from, local, original_destination } = self;
+        let Self { bytes, from, local, device, original_destination } = self;
         Arrival {
             bytes,
             segment_bytes: bytes.len(),
             from: *from,
             local: *local,
+            device: *device,
             original_destination: *original_destination,
         }
     }
@@ -63,6 +65,7 @@ pub(super) fn take(
                         bytes: datagram.into(),
                         from: arrival.from,
                         local: arrival.local,
+                        device: arrival.device,
                         original_destination: arrival.original_destination,
                     });
                 }

@@ -22,6 +22,7 @@ use truepeer_sys::{CallError, Named};
 use super::outbox::Sent;
 use super::table::UdpFlowKey;
 use super::tuples::{Tuples, UpstreamTuple};
+use super::whereabouts::Whereabouts;
 use crate::listener::Listener;
 
 /// The buffer size of an upstream socket: a flow's share of a burst.
@@ -49,6 +50,11 @@ pub(crate) struct Flow {
     pub(crate) permit: Permit,
     /// None where the upstream socket does not have the client's address and port.
     pub(crate) tuple: Option<UpstreamTuple>,
+    pub(crate) whereabouts: Whereabouts,
+    /// How often it has begun to leave user space.
+    pub(crate) begins: u8,
+    /// It is counted as one that has left.
+    pub(crate) is_counted: bool,
 }
 
 /// The way back to the sender.
@@ -109,17 +115,18 @@ impl Flow {
 impl Flow {
     /// The flow at `now`, for the operator.
     pub(super) fn describe(&self, id: SessionId, now: Instant) -> OpenSession {
+        let [up, down] = self.uncounted();
         OpenSession {
             id,
             listener: self.listener.id,
-            stage: SessionStage::Relaying,
+            stage: if self.has_left() { SessionStage::Spliced } else { SessionStage::Relaying },
             sender: SenderAddr::new(self.back.sender),
             client: Some(self.route.client),
             origin: Some(self.route.origin),
             source: self.route.source,
             backend: Some(self.route.backend),
-            bytes_up: self.up.bytes,
-            bytes_down: self.down.bytes,
+            bytes_up: self.up.bytes + up.bytes,
+            bytes_down: self.down.bytes + down.bytes,
             age: now.saturating_duration_since(self.began),
             tags: self.tags.clone(),
         }

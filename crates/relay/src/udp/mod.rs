@@ -13,6 +13,7 @@ pub(crate) mod downstream;
 mod early;
 mod flow;
 mod header;
+mod leaving;
 pub mod moving;
 mod open;
 mod outbox;
@@ -22,6 +23,7 @@ mod steering;
 mod table;
 pub(crate) mod tuples;
 mod up;
+mod whereabouts;
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -42,6 +44,8 @@ pub use self::downstream::BUFFER_BYTES as MOST_BUFFER_BYTES;
 use self::downstream::DownstreamSocket;
 use self::early::EarlyDatagram;
 use self::flow::Flow;
+pub use self::leaving::FlowOffload;
+use self::leaving::Leaving;
 use self::refusal::{DroppedDatagram, Forgotten};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
@@ -83,6 +87,7 @@ pub(crate) struct UdpFlows {
     early: Vec<(usize, Vec<EarlyDatagram>)>,
     forgotten: Forgotten,
     retired: Retired,
+    leaving: Leaving,
     /// Only a worker with downstream sockets has room for datagrams.
     received: Option<ReceiveBatch>,
     is_draining: bool,
@@ -121,6 +126,9 @@ impl UdpFlows {
             let token = EventData::new_u64((cx.downstream_token)(place));
             epoll::add(cx.epoll, &*downstream.socket, token, EventFlags::IN).named("epoll_ctl")?;
         }
+        if let Ok(offload) = &self.leaving.offload {
+            offload.add_listener(&downstream.socket);
+        }
         self.early.push((place, std::mem::take(&mut downstream.early)));
         self.downstreams[place] =
             Some(Inbound { downstream: Rc::new(downstream), listener: Rc::clone(listener) });
@@ -152,6 +160,8 @@ impl UdpFlows {
         for inbound in self.downstreams.iter_mut().flatten().filter(|one| one.listener.id == listener.id) {
             inbound.listener = Rc::clone(listener);
         }
+        // The new rules judge the next datagram of each flow.
+        self.recall(|flow| flow.listener.id == listener.id);
     }
 
     /// Those flows at places `from` to `to` that the operator asks for.
@@ -198,6 +208,7 @@ impl UdpFlows {
     /// Reads nothing more from senders. Their datagrams stay in the sockets, which another process may have.
     pub(crate) fn read_no_more(&mut self, cx: &FlowContext<'_>) {
         self.is_ending = true;
+        self.recall(|_| true);
         for inbound in self.downstreams.iter().flatten() {
             let _ = epoll::delete(cx.epoll, &*inbound.downstream.socket); // fails if it was not watched
         }
@@ -208,7 +219,8 @@ impl UdpFlows {
         if self.is_paused {
             return None;
         }
-        [self.table.next_deadline(), self.retired.next_deadline()].into_iter().flatten().min()
+        let next = [self.table.next_deadline(), self.retired.next_deadline(), self.next_look()];
+        next.into_iter().flatten().min()
     }
 
     /// Forgets the flows that have been silent for too long.
@@ -216,13 +228,21 @@ impl UdpFlows {
         if self.is_paused {
             return;
         }
-        while let Some(gone) = self.table.expire(cx.now) {
-            self.forget(cx, gone, Counter::FlowsExpired);
+        if self.next_look().is_some_and(|at| at <= cx.now) {
+            self.look(cx);
+        }
+        while let Some((first, _)) = self.table.first().filter(|(_, at)| *at <= cx.now) {
+            if !self.has_spoken(first, cx.now)
+                && let Some(gone) = self.table.remove(first)
+            {
+                self.forget(cx, gone, Counter::FlowsExpired);
+            }
         }
         self.retired.expire(cx.now);
     }
 
-    fn forget(&mut self, cx: &FlowContext<'_>, gone: Gone<Flow>, why: Counter) {
+    fn forget(&mut self, cx: &FlowContext<'_>, mut gone: Gone<Flow>, why: Counter) {
+        gone.flow.recall();
         let listener = Rc::clone(&gone.flow.listener);
         listener.shard.count(why);
         listener.shard.on_end();

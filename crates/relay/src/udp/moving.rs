@@ -22,6 +22,7 @@ use truepeer_sys::{CallError, Named};
 
 use super::flow::{Back, Flow, can_merge};
 use super::table::{SenderKey, UdpFlowKey};
+use super::whereabouts::Whereabouts;
 use super::{DownstreamSocket, FlowContext, Inbound, UdpFlows};
 
 pub use super::flow::SentHeader;
@@ -119,6 +120,8 @@ impl UdpFlows {
     /// Reads no datagrams from now on, and forgets no flow.
     pub(crate) fn pause(&mut self, cx: &FlowContext<'_>) {
         self.is_paused = true;
+        self.look(cx);
+        self.recall(|_| true);
         for inbound in self.downstreams.iter().flatten() {
             let _ = epoll::delete(cx.epoll, &*inbound.downstream.socket); // fails if it was not watched
         }
@@ -262,6 +265,9 @@ impl UdpFlows {
             permit: cx.budgets.flows.take_anyway(1),
             tuple: tuple.and_then(|source| downstream.tuples.take(&key, source, backend.get())),
             upstream,
+            whereabouts: Whereabouts::Here,
+            begins: 0,
+            is_counted: false,
         };
         flow.listener.shard.on_open();
         let place = self.table.insert(key, flow, silence, touched);

@@ -22,6 +22,7 @@ use super::flow::{BUFFER_BYTES, Back, Flow, SentHeader, can_merge, open_upstream
 use super::outbox::Sent;
 use super::refusal::DropCause;
 use super::table::UdpFlowKey;
+use super::whereabouts::Whereabouts;
 use super::{FlowContext, UdpFlows};
 use crate::listener::Listener;
 
@@ -81,7 +82,11 @@ impl UdpFlows {
             tags: header.and_then(|header| Tags::of(header.tlvs, &rules.policy.senders)),
             permit,
             tuple: upstream.tuple,
+            whereabouts: Whereabouts::Here,
+            begins: 0,
+            is_counted: false,
         };
+        self.give_answers_to(&flow);
         let place = self.adopt(cx, opening.key, flow, opening.udp.silence)?;
         self.small.extend((!upstream.is_grown).then_some(place));
         Ok(place)
@@ -103,7 +108,7 @@ impl UdpFlows {
             return permit;
         }
         if !self.retired.make_room()
-            && let Some(oldest) = self.table.evict()
+            && let Some(oldest) = self.longest_silent(cx.now)
         {
             self.forget(cx, oldest, Counter::FlowsEvicted);
         }

@@ -162,6 +162,11 @@ impl<F> FlowTable<F> {
         self.remove(key)
     }
 
+    /// The flow whose silence ends first, and when.
+    pub(crate) fn first(&mut self) -> Option<(Key, Instant)> {
+        self.deadlines.first(&mut self.flows)
+    }
+
     /// Removes the flow whose silence would end first.
     pub(crate) fn evict(&mut self) -> Option<Gone<F>> {
         let first = self.deadlines.next(&mut self.flows)?;

@@ -52,6 +52,14 @@ impl Tuples {
     }
 }
 
+impl UpstreamTuple {
+    /// Whether a successor has it, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        let tuples = self.tuples.0.lock().unwrap_or_else(PoisonError::into_inner);
+        tuples.get(&self.tuple).is_some_and(|owner| owner.sockets > 1)
+    }
+}
+
 impl Owner {
     fn is_of(&self, flow: &UdpFlowKey) -> bool {
         (self.client, self.destination) == (flow.client, flow.destination)
@@ -87,7 +95,9 @@ mod tests {
         assert!(tuples.take(&flow(other), client, backend).is_none());
         assert!(tuples.take(&flow(other), client, other).is_some());
         let successor = tuples.take(&flow(backend), client, backend).expect("the same flow");
+        assert!(first.is_shared() && successor.is_shared());
         drop(first);
+        assert!(!successor.is_shared());
         assert!(tuples.take(&flow(other), client, backend).is_none());
         drop(successor);
         assert!(tuples.take(&flow(other), client, backend).is_some());

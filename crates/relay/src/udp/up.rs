@@ -143,6 +143,7 @@ impl UdpFlows {
             Ok(Opened::Headed { raw, header, payload }) => {
                 let flow = self.flow_of(cx, at, Some(&header), raw)?;
                 *last = Some(Last { raw, flow });
+                self.leave(cx, at, flow, raw);
                 let is_header_alone = at.udp.dialect == Dialect::Standalone && payload.is_empty();
                 Ok((!is_header_alone).then_some(Placed { flow, payload }))
             }
@@ -151,6 +152,7 @@ impl UdpFlows {
                     Some(flow) => self.revisit(cx, at, flow, None),
                     None => self.flow_of(cx, at, None, &[])?,
                 };
+                self.leave(cx, at, flow, &[]);
                 Ok(Some(Placed { flow, payload }))
             }
             Err(Unopened::NoHeaderBefore) => {
@@ -230,14 +232,14 @@ impl UdpFlows {
 }
 
 /// The downstream socket of a datagram, and the rules there.
-struct At<'a> {
+pub(super) struct At<'a> {
     number: usize,
-    downstream: &'a DownstreamSocket,
-    listener: &'a Rc<Listener>,
-    arrival: &'a Arrival<'a>,
+    pub(super) downstream: &'a DownstreamSocket,
+    pub(super) listener: &'a Rc<Listener>,
+    pub(super) arrival: &'a Arrival<'a>,
     sender: SenderAddr,
-    rule: HeaderRule,
-    udp: &'a UdpSettings,
+    pub(super) rule: HeaderRule,
+    pub(super) udp: &'a UdpSettings,
 }
 
 impl At<'_> {

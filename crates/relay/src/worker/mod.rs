@@ -35,7 +35,9 @@ use truepeer_session::deadlines::{Deadlines, Link, Linked, QueueId};
 use truepeer_session::mailbox::Mailbox;
 use truepeer_session::table::{Key, Table};
 use truepeer_session::{CloseReason, Journal, ListenerId, ListenerRules};
-use truepeer_splice::{Reason, Watched};
+#[cfg(test)]
+use truepeer_splice::Reason;
+use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named};
 
 use self::event::EventSource;
@@ -43,7 +45,7 @@ use self::listening::{Accepted, ListeningSocket, ListeningSockets, accept};
 pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
 use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
-use crate::leaving::{self, Splicing};
+use crate::leaving::{self, Offloads};
 use crate::listener::{Listener, Waits};
 use crate::listener_sockets::ListenerSockets;
 use crate::tcp::context::{Context, Tokens};
@@ -69,7 +71,7 @@ pub(crate) struct Seat {
     pub(crate) mailbox: Mailbox<Order>,
     pub(crate) budgets: Budgets,
     pub(crate) journal: Arc<Journal>,
-    pub(crate) splicing: Result<Splicing, Reason>,
+    pub(crate) offloads: Offloads,
     epoll: OwnedFd,
 }
 
@@ -81,12 +83,12 @@ impl Seat {
         mailbox: Mailbox<Order>,
         budgets: Budgets,
         journal: Arc<Journal>,
-        splicing: Result<Splicing, Reason>,
+        offloads: Offloads,
     ) -> Result<Self, CallError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).named("epoll_create1")?;
         let bell = EventData::new_u64(EventSource::Bell.to_bits());
         epoll::add(&epoll, mailbox.bell(), bell, EventFlags::IN).named("epoll_ctl")?;
-        Ok(Self { number, team, mailbox, budgets, journal, splicing, epoll })
+        Ok(Self { number, team, mailbox, budgets, journal, offloads, epoll })
     }
 }
 
@@ -138,7 +140,9 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(seat: Seat) -> Self {
-        let Seat { number, team, mailbox, budgets, journal, splicing, epoll } = seat;
+        let Seat { number, team, mailbox, budgets, journal, offloads, epoll } = seat;
+        let mut flows = UdpFlows::default();
+        flows.set_offload(offloads.flows);
         let mut deadlines = Deadlines::default();
         let conflict_retry = deadlines.queue(Deadline::ConflictRetry, CONFLICT_RETRY);
         let route_retry = deadlines.queue(Deadline::RouteRetry, ROUTE_RETRY);
@@ -154,12 +158,12 @@ impl Worker {
             team,
             mailbox,
             journal,
-            kernel: Kernel::new(epoll, budgets.pipes.clone(), splicing),
+            kernel: Kernel::new(epoll, budgets.pipes.clone(), offloads.sessions),
             budgets,
             listeners: Vec::new(),
             listening: ListeningSockets::default(),
             sessions: Table::new(),
-            flows: UdpFlows::default(),
+            flows,
             deadlines,
             conflict_retry,
             route_retry,

@@ -41,6 +41,8 @@ const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/threa
 /// heard of.
 #[derive(Debug)]
 pub(super) struct Firewall {
+    /// Of the packets.
+    protocol: u8,
     nftables: Nftables,
     legacy: Legacy,
     /// Nothing could be done to packets between any two ends, as it was last found.
@@ -57,9 +59,9 @@ enum Nftables {
 }
 
 impl Firewall {
-    pub(super) fn open() -> Self {
+    pub(super) fn open(protocol: u8) -> Self {
         let legacy = Legacy { files: LEGACY.map(|path| File::open(path).ok()), are_used: Some(false) };
-        let mut firewall = Self { nftables: Nftables::open(), legacy, is_free: false };
+        let mut firewall = Self { protocol, nftables: Nftables::open(protocol), legacy, is_free: false };
         firewall.legacy.look();
         firewall.look();
         firewall
@@ -72,7 +74,7 @@ impl Firewall {
             let are_whole = notices.read(|message| has_changed |= note(ruleset, message, message.flags));
             if !are_whole {
                 // A confined process can't list them.
-                self.nftables = Nftables::open();
+                self.nftables = Nftables::open(self.protocol);
                 has_changed = true;
             }
         }
@@ -145,14 +147,14 @@ impl Legacy {
 }
 
 impl Nftables {
-    fn open() -> Self {
+    fn open(protocol: u8) -> Self {
         // Before the lists are read: whatever changes meanwhile is heard of.
         let notices = match Notices::of(Family::Netfilter, GROUP) {
             Ok(notices) => notices,
             Err(error) if error.errno == Errno::PROTONOSUPPORT => return Self::Never,
             Err(_) => return Self::Unknown,
         };
-        match Ruleset::list() {
+        match Ruleset::list(protocol) {
             Ok(ruleset) => Self::Known(notices, ruleset),
             Err(_) => Self::Unknown,
         }
@@ -160,8 +162,8 @@ impl Nftables {
 }
 
 impl Ruleset {
-    fn list() -> Result<Self, CallError> {
-        let mut all = Self::default();
+    fn list(protocol: u8) -> Result<Self, CallError> {
+        let mut all = Self::of(protocol);
         for query in [GET_CHAINS, GET_RULES] {
             all = all.with_list(query, &[0; HEADER_LEN])?;
         }

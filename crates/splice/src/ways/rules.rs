@@ -25,17 +25,17 @@ const OURS: [u8; 2] = [123, 124];
 pub(super) struct Rules(pub(super) Vec<Vec<u8>>);
 
 impl Rules {
-    /// Reads them, of both families.
+    /// Reads them, of both families, as far as they concern packets of this protocol.
     ///
     /// # Errors
     /// If netlink is forbidden or fails.
-    pub(super) fn read() -> Result<Self, CallError> {
+    pub(super) fn read(protocol: u8) -> Result<Self, CallError> {
         let mut rules = Self::default();
         for family in [libc::AF_INET, libc::AF_INET6] {
             let mut query = [0; HEADER_LEN];
             query[0] = u8::try_from(family).unwrap_or_default();
             let found = list(Family::Route, GET_RULE, &query, |found: &mut Vec<Vec<u8>>, message| {
-                if decides_by_more(message.body) {
+                if decides_by_more(message.body, protocol) {
                     found.push(message.body.to_vec());
                 }
             });
@@ -66,12 +66,12 @@ fn is_without(errno: rustix::io::Errno) -> bool {
 /// Whether two packets with the same addresses may be answered differently by this rule: a socket's own
 /// packet has a mark, ports and a user, while the route of a translated one is looked up without. An
 /// attribute that is unknown here may select anything.
-pub(super) fn decides_by_more(rule: &[u8]) -> bool {
+pub(super) fn decides_by_more(rule: &[u8], protocol: u8) -> bool {
     let (Some(tos), Some(attributes_at)) = (rule.get(3), rule.get(HEADER_LEN..)) else { return true };
     let is_ours = attributes(attributes_at)
         .any(|(kind, value)| kind == PROTOCOL && value.first().is_some_and(|proto| OURS.contains(proto)));
     let is_of_others = attributes(attributes_at).any(|(kind, value)| match kind {
-        IP_PROTOCOL => value.first() != Some(&6),
+        IP_PROTOCOL => value.first() != Some(&protocol),
         // Only packets that this host sends itself come from lo.
         IN_DEVICE => value != b"lo\0",
         _ => false,

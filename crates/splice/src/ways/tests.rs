@@ -1,5 +1,8 @@
 use super::rules::{Rules, decides_by_more};
 
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
 /// A rule as the kernel writes it: to the tables that all rules have, with these attributes.
 fn rule(tos: u8, flags: u32, selectors: &[(u16, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, tos, 254, 0, 0, 1];
@@ -29,7 +32,7 @@ fn rules_by_addresses_decide_nothing_more() {
         ("UDP", &[(22, &[17]), (23, &[53, 0, 53, 0])]),
     ];
     for (name, selectors) in rows {
-        assert!(!decides_by_more(&rule(0, 0, selectors)), "{name}");
+        assert!(!decides_by_more(&rule(0, 0, selectors), TCP), "{name}");
     }
 }
 
@@ -48,10 +51,10 @@ fn rules_by_marks_ports_users_and_devices_decide_more() {
         ("from lo, with a port", &[(3, b"lo\0"), (23, &[80, 0, 80, 0])]),
     ];
     for (name, selectors) in rows {
-        assert!(decides_by_more(&rule(0, 0, selectors)), "{name}");
+        assert!(decides_by_more(&rule(0, 0, selectors), TCP), "{name}");
     }
-    assert!(decides_by_more(&rule(4, 0, &[])), "tos");
-    assert!(decides_by_more(&rule(0, 2, &[(3, b"eth0\0"), (23, &[80, 0, 80, 0])])), "not");
+    assert!(decides_by_more(&rule(4, 0, &[]), TCP), "tos");
+    assert!(decides_by_more(&rule(0, 2, &[(3, b"eth0\0"), (23, &[80, 0, 80, 0])]), TCP), "not");
 }
 
 #[test]
@@ -59,12 +62,12 @@ fn truepeers_own_rules_decide_nothing() {
     let mut own = rule(0, 0, &[(3, b"lo\0"), (22, &[6]), (23, &[80, 0, 80, 0])]);
     let protocol = own.windows(4).position(|four| four == [5, 0, 21, 0]).unwrap() + 4;
     own[protocol] = 123;
-    assert!(!decides_by_more(&own));
+    assert!(!decides_by_more(&own, TCP));
 }
 
 #[test]
 fn a_broken_rule_counts_as_one_that_decides() {
-    assert!(decides_by_more(&[]) && decides_by_more(&[2, 0, 0]));
+    assert!(decides_by_more(&[], TCP) && decides_by_more(&[2, 0, 0], TCP));
 }
 
 #[test]
@@ -75,4 +78,12 @@ fn only_a_rule_that_is_new_is_one_more() {
     assert!(!of(&[80]).have_more_than(&before), "one went");
     assert!(of(&[80, 82]).have_more_than(&before), "one went, another came");
     assert!(of(&[80]).have_more_than(&Rules::default()) && !Rules::default().have_more_than(&before));
+}
+
+#[test]
+fn a_rule_of_one_protocol_decides_nothing_for_the_other() {
+    let of = |protocol| rule(0, 0, &[(22, &[protocol]), (24, &[53, 0, 53, 0])]);
+    for (own, other) in [(TCP, UDP), (UDP, TCP)] {
+        assert!(decides_by_more(&of(own), own) && !decides_by_more(&of(own), other));
+    }
 }

@@ -41,6 +41,8 @@ pub struct Arrival<'a> {
     pub from: SocketAddr,
     /// The address that it was sent to, if the socket reports it.
     pub local: Option<Local>,
+    /// The device that it came in by; 0 if the socket does not report it.
+    pub device: u32,
     /// The address and port before TPROXY, if the socket reports it.
     pub original_destination: Option<SocketAddr>,
 }
@@ -155,6 +157,7 @@ impl ReceiveBatch {
             segment_bytes: bytes.len(),
             from: self.names[number].decode()?,
             local: None,
+            device: 0,
             original_destination: None,
         };
         let written: usize = header.msg_hdr.msg_controllen as _;
@@ -226,14 +229,18 @@ impl ControlMessage<'_> {
                 arrival.segment_bytes = size.filter(|&size| size > 0).unwrap_or(arrival.segment_bytes);
             }
             (libc::SOL_IP, libc::IP_PKTINFO) => {
-                arrival.local = read::<libc::in_pktinfo>(self.data).map(|info| Local {
+                let info = read::<libc::in_pktinfo>(self.data);
+                arrival.local = info.map(|info| Local {
                     // The header's destination; ipi_spec_dst is what the routes would answer from.
                     ip: IpAddr::V4(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr))),
                     interface: 0,
                 });
+                arrival.device = info.and_then(|info| u32::try_from(info.ipi_ifindex).ok()).unwrap_or(0);
             }
             (libc::SOL_IPV6, libc::IPV6_PKTINFO) => {
-                arrival.local = read::<libc::in6_pktinfo>(self.data).map(|info| {
+                let info = read::<libc::in6_pktinfo>(self.data);
+                arrival.device = info.map_or(0, |info| info.ipi6_ifindex);
+                arrival.local = info.map(|info| {
                     let ip = Ipv6Addr::from(info.ipi6_addr.s6_addr);
                     let interface = if ip.is_unicast_link_local() { info.ipi6_ifindex } else { 0 };
                     Local { ip: IpAddr::V6(ip), interface }
@@ -278,7 +285,7 @@ mod tests {
 
     fn arrival(bytes: &[u8], segment_bytes: usize) -> Arrival<'_> {
         let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        Arrival { bytes, segment_bytes, from, local: None, original_destination: None }
+        Arrival { bytes, segment_bytes, from, local: None, device: 0, original_destination: None }
     }
 
     /// A control buffer as the kernel writes it.

@@ -1,6 +1,6 @@
 //! UDP sockets and their options.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
@@ -123,6 +123,36 @@ pub fn set_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Re
     };
     set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
         .named("setsockopt(SO_ATTACH_REUSEPORT_CBPF)")
+}
+
+/// The MTU of the path that a connected socket's datagrams take (IP_MTU, IPV6_MTU), as far as it is known.
+///
+/// # Errors
+/// ENOTCONN if it is not connected.
+pub fn path_mtu(socket: BorrowedFd<'_>, is_ipv4: bool) -> Result<u32, CallError> {
+    let (level, option) =
+        if is_ipv4 { (libc::SOL_IP, libc::IP_MTU) } else { (libc::SOL_IPV6, libc::IPV6_MTU) };
+    let mut mtu: libc::c_int = 0;
+    let mut length = 4;
+    // SAFETY: the kernel writes at most `length` bytes, the size of `mtu`, and the length itself; both are
+    // live locals.
+    let answer = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut mtu).cast(), &raw mut length)
+    };
+    let read = if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) };
+    read.named("getsockopt(IP_MTU)")?;
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// The MTU of the path from this host's address to another one.
+///
+/// # Errors
+/// If there is no route.
+pub fn path_mtu_between(local: IpAddr, remote: SocketAddr) -> Result<u32, CallError> {
+    let socket = udp_socket(remote)?;
+    rustix::net::bind(&socket, &SocketAddr::new(local, 0)).named("bind")?;
+    rustix::net::connect(&socket, &remote).named("connect")?;
+    path_mtu(socket.as_fd(), remote.is_ipv4())
 }
 
 fn set<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> std::io::Result<()> {

@@ -15,7 +15,7 @@ use truepeer_https::challenges::Challenges;
 use truepeer_https::{Https, HttpsRules};
 use truepeer_policy::{Bans, BansAt};
 use truepeer_relay::udp::moving::MovingFlow;
-use truepeer_relay::{Relay, Splicing, StaysReason};
+use truepeer_relay::{FlowOffload, Offloads, Relay, Splicing, StaysReason};
 use truepeer_session::budget::Budgets;
 use truepeer_session::{Engine, EngineError, Health, Journal, ListenerId, ListenerSnapshot, SessionList};
 
@@ -23,7 +23,7 @@ use super::rules::Marks;
 use super::signals::Bell;
 use super::splice::{Obstacle, Programs};
 use super::{notify, rules, sockets};
-use truepeer_config::plan::{Change, CheckedListener, ListenerKey, diff};
+use truepeer_config::plan::{Change, CheckedListener, ListenerConfig, ListenerKey, diff};
 use truepeer_config::spec::{Protocol, SpliceLinger};
 use truepeer_ops::admin::SpliceDoc;
 use truepeer_origin::HealthTable;
@@ -285,8 +285,16 @@ impl Engines {
 
     /// Whether sessions may leave user space; `None`: no listener's are to.
     pub(super) fn splice(&self) -> Option<SpliceDoc> {
-        let is_wanted = self.running.iter().any(|listener| listener.config.may_splice());
-        is_wanted.then(|| self.programs.obstacle.as_ref().map(Obstacle::shown).unwrap_or_default())
+        let are_wanted =
+            |of: fn(&ListenerConfig) -> bool| self.running.iter().any(|listener| of(&listener.config));
+        let of_sessions = || self.programs.obstacle.as_ref();
+        let of_flows = || self.programs.flows.as_ref().and_then(|flows| flows.as_ref().err());
+        let obstacle = match [ListenerConfig::may_splice, ListenerConfig::may_offload_flows].map(are_wanted) {
+            [true, _] => of_sessions(),
+            [false, true] => of_flows(),
+            [false, false] => return None,
+        };
+        Some(obstacle.map(Obstacle::shown).unwrap_or_default())
     }
 
     fn relay(&mut self) -> Result<&mut Relay, EngineError> {
@@ -299,9 +307,18 @@ impl Engines {
             let start = |(splices, ways): (&Arc<_>, &Arc<_>)| {
                 Splicing::start(Arc::clone(splices), Arc::clone(ways), stays)
             };
-            let splicing = programs.map(start).transpose().map_err(EngineError::Thread)?.ok_or(stays);
+            let sessions = programs.map(start).transpose().map_err(EngineError::Thread)?.ok_or(stays);
+            let flows = match &self.programs.flows {
+                Some(Ok((table, ways))) => {
+                    let started = FlowOffload::start(Arc::clone(table), Arc::clone(ways));
+                    Ok(started.map_err(EngineError::Thread)?)
+                }
+                Some(Err(obstacle)) => Err(obstacle.reason),
+                None => Err(StaysReason::NotLoaded),
+            };
+            let offloads = Offloads { sessions, flows };
             let (workers, budgets, journal) = (self.workers, &self.budgets, &self.journal);
-            self.relay = Some(Relay::start_splicing(workers, budgets, journal, splicing, on_end)?);
+            self.relay = Some(Relay::start_offloading(workers, budgets, journal, offloads, on_end)?);
         }
         self.relay.as_mut().ok_or(EngineError::WorkerGone)
     }

@@ -143,6 +143,7 @@ impl<'a> Server<'a> {
             .or_else(|failure| without_admin(&loaded.process.admin, failure))?;
         let programs = splice::load(&loaded.process, is_upgrade);
         plan.has_splice_tables(programs.splices.is_some());
+        plan.has_flow_tables(programs.flows.as_ref().is_some_and(Result::is_ok));
         let tables = programs.splices.clone();
         let sessions_go_on = move || tables.as_ref().is_some_and(|tables| tables.go_on());
         let keeper = plan.start_keeper(Permitted::of(&loaded.checked), sessions_go_on);

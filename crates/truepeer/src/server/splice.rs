@@ -8,8 +8,9 @@ use std::sync::Arc;
 use anyhow::Chain;
 use rustix::io::Errno;
 use tracing::{debug, info, warn};
-use truepeer_bpf::{AttachError, Splices, find_splice_pins, make_splice_pins};
+use truepeer_bpf::{AttachError, Device, Splices, find_splice_pins, make_splice_pins};
 use truepeer_relay::{StaysReason as Reason, Ways};
+use truepeer_udp_offload::{FlowTable, LoadError};
 
 use truepeer_attach::devices_in_use;
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
@@ -34,6 +35,8 @@ pub(super) struct Programs {
     /// The devices whose packets the programs see.
     pub(super) devices: Option<String>,
     pub(super) obstacle: Option<Obstacle>,
+    /// For UDP flows; `None`: no listener wanted them.
+    pub(super) flows: Option<Result<(Arc<FlowTable>, Arc<Ways>), Obstacle>>,
 }
 
 /// What is pinned is removed when this is dropped, if nobody uses it. Drop it after the tables.
@@ -78,8 +81,21 @@ pub(super) struct Obstacle {
     found: String,
 }
 
-/// Loads the programs that the listeners want. If that fails, sessions are relayed.
+/// Loads the programs that the listeners want. If that fails, sessions and flows are relayed.
 pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
+    let are_flows_wanted = listeners(process).any(ListenerConfig::may_offload_flows);
+    Programs { flows: are_flows_wanted.then(load_for_flows), ..load_for_sessions(process, is_upgrade) }
+}
+
+/// Nothing is pinned: an upgrade's new process has programs of its own.
+fn load_for_flows() -> Result<(Arc<FlowTable>, Arc<Ways>), Obstacle> {
+    let attached =
+        devices().and_then(|devices| FlowTable::attach(&devices).map_err(|failure| Obstacle::of(&failure)));
+    let table = attached.inspect_err(|obstacle| debug!("--splice: {}; flows are relayed", obstacle.found))?;
+    Ok((table, Arc::new(Ways::of_udp())))
+}
+
+fn load_for_sessions(process: &ProcessConfig, is_upgrade: bool) -> Programs {
     if !is_wanted(process) {
         let found = "no listener wanted it when truepeer started: restart it";
         return relaying(Obstacle::new(Reason::NotLoaded, found));
@@ -90,6 +106,7 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
             ways: Some(Arc::new(Ways::open())),
             devices: Some(devices),
             obstacle: None,
+            flows: None,
         },
         Err(obstacle) => {
             debug!("--splice: {}; sessions are relayed", obstacle.found);
@@ -123,7 +140,7 @@ fn relaying(obstacle: Obstacle) -> Programs {
     remove_unused();
     let splices = left_behind();
     let ways = splices.as_ref().map(|_| Arc::new(Ways::open()));
-    Programs { splices, ways, devices: None, obstacle: Some(obstacle) }
+    Programs { splices, ways, devices: None, obstacle: Some(obstacle), flows: None }
 }
 
 /// The tables of an earlier or another process: its sessions may go on, and their clients' addresses are not
@@ -146,6 +163,15 @@ fn left_behind() -> Option<Arc<Splices>> {
 
 /// Also returns the devices' names.
 fn attach(is_upgrade: bool) -> Result<(Arc<Splices>, String), Obstacle> {
+    let devices = devices()?;
+    let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+    let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
+    let splices = attach(&make_splice_pins(), &devices, FLOWS).map_err(|failure| Obstacle::of(&failure))?;
+    Ok((splices, names.join(", ")))
+}
+
+/// The devices for programs that this process can load.
+fn devices() -> Result<Vec<Device>, Obstacle> {
     if !truepeer_bpf::are_built_in() {
         return Err(Obstacle::new(Reason::NotBuilt, "this truepeer was built without clang"));
     }
@@ -162,10 +188,7 @@ fn attach(is_upgrade: bool) -> Result<(Arc<Splices>, String), Obstacle> {
         let found = "no Ethernet or loopback device here was up and had an address";
         return Err(Obstacle::new(Reason::NoDevice, found));
     }
-    let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
-    let attach = if is_upgrade { Splices::attach_as_heir } else { Splices::attach };
-    let splices = attach(&make_splice_pins(), &devices, FLOWS).map_err(|failure| Obstacle::of(&failure))?;
-    Ok((splices, names.join(", ")))
+    Ok(devices)
 }
 
 impl Obstacle {
@@ -182,6 +205,8 @@ impl Obstacle {
             Some(AttachError::TablesTaken) => Reason::OtherTruepeer,
             Some(AttachError::OtherLayout { .. }) => Reason::OtherVersion,
             Some(AttachError::NoBpfFilesystem { .. }) => Reason::NoBpfFilesystem,
+            _ if matches!(failure.downcast_ref(), Some(LoadError::OldKernel)) => Reason::OldKernel,
+            _ if matches!(failure.downcast_ref(), Some(LoadError::NotBuilt)) => Reason::NotBuilt,
             // The verifier says EACCES, too.
             Some(AttachError::File { .. }) if refused(Errno::ACCESS) => Reason::NoPrivileges,
             _ if refused(Errno::PERM) => Reason::NoPrivileges,

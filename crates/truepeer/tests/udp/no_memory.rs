@@ -131,7 +131,7 @@ fn one_by_one(bed: &Bed) -> Result<()> {
     const AT_A_TIME: usize = 8;
     let mut chance = Chance::new(5);
     let backend = Backend::who(&BACKENDS[..1])?;
-    let truepeer = start_proxy(bed, "")?;
+    let truepeer = start_proxy(bed, "--splice off")?;
     let failing = Failing::start(bed, &truepeer, &[("sendmmsg", "3+5"), ("recvmmsg", "2+5")])?;
     let mut answers = Answers::new()?;
     let mut sent = 0;
@@ -185,7 +185,7 @@ fn bursts(bed: &Bed) -> Result<()> {
     const EACH: usize = 16;
     let one = |_| client(0);
     let backend = Backend::who(&BACKENDS[..1])?;
-    let truepeer = start_proxy(bed, "")?;
+    let truepeer = start_proxy(bed, "--splice off")?;
     let failing = Failing::start(bed, &truepeer, &[("sendmmsg", "3+7"), ("recvmmsg", "2+5")])?;
     let mut answers = Answers::new()?;
     let header = v2(client(0), DESTINATIONS[0])?;
@@ -223,7 +223,7 @@ fn flows(bed: &Bed) -> Result<()> {
     const FLOWS: usize = 120;
     const CALLS: [(&str, &str); 3] = [("socket", "2+7"), ("bind", "4+9"), ("connect", "3+11")];
     let backend = Backend::who(&BACKENDS[..1])?;
-    let truepeer = start_proxy(bed, "")?;
+    let truepeer = start_proxy(bed, "--splice off")?;
     let failing = Failing::start(bed, &truepeer, &CALLS)?;
     let mut answers = Answers::new()?;
     let mut refused = 0;

@@ -1,4 +1,4 @@
-//! A rule of nftables, as far as it matters to the later packets of a TCP session.
+//! A rule of nftables, as far as it matters to the later packets of a session or flow.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,6 @@ use truepeer_sys::notices::attributes;
 
 /// Bits of NF_CT_STATE_BIT: all packets of a session behind its handshake are of an established connection.
 pub(super) const ESTABLISHED: u32 = 2;
-const TCP: u8 = 6;
 /// NFPROTO_IPV4 and NFPROTO_IPV6.
 const IPV4: u8 = 2;
 const IPV6: u8 = 10;
@@ -77,9 +76,9 @@ enum Loaded {
 }
 
 impl Rule {
-    /// Of `NFTA_RULE_EXPRESSIONS`.
-    pub(super) fn read(expressions: &[u8]) -> Self {
-        let mut reader = Reader { registers: Vec::new(), rule: Self::of(Effect::None) };
+    /// Of `NFTA_RULE_EXPRESSIONS`; `protocol`: of the packets.
+    pub(super) fn read(expressions: &[u8], protocol: u8) -> Self {
+        let mut reader = Reader { protocol, registers: Vec::new(), rule: Self::of(Effect::None) };
         for (_, expression) in attributes(expressions) {
             let name = find(expression, 1).map(text).unwrap_or_default();
             reader.take(&name, find(expression, 2).unwrap_or_default());
@@ -170,6 +169,7 @@ impl End {
 
 /// Follows a rule's expressions. Numbers of attributes are those of linux/netfilter/nf_tables.h.
 struct Reader {
+    protocol: u8,
     registers: Vec<(u32, Loaded)>,
     rule: Rule,
 }
@@ -251,7 +251,9 @@ impl Reader {
             (Loaded::State(mask), Some(0 | 1)) => {
                 native(with).map(|with| (ESTABLISHED & mask == with) == (how == Some(0)))
             }
-            (Loaded::Protocol, Some(0 | 1)) => with.first().map(|with| (*with == TCP) == (how == Some(0))),
+            (Loaded::Protocol, Some(0 | 1)) => {
+                with.first().map(|with| (*with == self.protocol) == (how == Some(0)))
+            }
             (Loaded::Family, Some(0)) => {
                 with.first().filter(|with| [IPV4, IPV6].contains(with)).map(|with| {
                     // No packet is of two families.

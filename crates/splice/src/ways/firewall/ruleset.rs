@@ -43,8 +43,10 @@ struct Chain {
 }
 
 /// Everything that is known of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ruleset {
+    /// Of the packets.
+    protocol: u8,
     chains: BTreeMap<Id, Chain>,
     /// The elements of anonymous sets that may be states of connections, with their verdicts.
     states: BTreeMap<Id, Vec<(u32, Effect)>>,
@@ -60,6 +62,10 @@ enum Walk {
 }
 
 impl Ruleset {
+    pub(super) fn of(protocol: u8) -> Self {
+        Self { protocol, chains: BTreeMap::new(), states: BTreeMap::new() }
+    }
+
     /// Notes a message: its type, flags and what follows `struct nfgenmsg`. True: it matters.
     pub(super) fn note(&mut self, kind: u8, flags: u16, family: u8, body: &[u8]) -> bool {
         let Some(table) = find(body, 1).map(text) else { return false };
@@ -98,6 +104,7 @@ impl Ruleset {
     /// A notice has the rule before, unless the rule is the first or the last one.
     fn note_rule(&mut self, id: Id, flags: u16, body: &[u8]) {
         let Some(handle_of_it) = handle(body, 3) else { return };
+        let protocol = self.protocol;
         let rules = &mut self.chains.entry(id).or_default().rules;
         rules.retain(|(one, _)| *one != handle_of_it);
         let before = handle(body, 6).and_then(|before| rules.iter().position(|(one, _)| *one == before));
@@ -106,7 +113,7 @@ impl Ruleset {
             None if flags & APPENDED != 0 => rules.len(),
             None => 0,
         };
-        rules.insert(at, (handle_of_it, Rule::read(find(body, 4).unwrap_or_default())));
+        rules.insert(at, (handle_of_it, Rule::read(find(body, 4).unwrap_or_default(), protocol)));
     }
 
     fn note_elements(&mut self, id: Id, body: &[u8]) -> bool {
