@@ -320,8 +320,8 @@ fn refuse_loop(place: OptionName, backend: BackendAddr, listener: SocketAddr) ->
     Ok(())
 }
 
-/// Whether packets to `ip` come to this machine: an interface has it, so that they also leave from it. Nothing
-/// is sent. On VPP's stack each question costs two descriptors for good, so it comes last.
+/// Whether packets to `ip` come to this machine: an interface has it, so they also leave from it. Nothing is
+/// sent. On VPP's stack each question costs two descriptors for good, so it comes last.
 fn is_here(ip: IpAddr) -> bool {
     if ip.is_loopback() || ip.is_unspecified() {
         return true;
