@@ -7,12 +7,14 @@
 
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Context;
-use truepeer_testbed::{Bed, Program};
+use truepeer_testbed::{Bed, Program, Running};
 
 use crate::credentials::KeyKind;
 use crate::demo_https::{ABSENT, Figures, Ground, LoadArgs, Parties, Role, Stop, Vpp, installation};
+use crate::measure::cpu;
 use crate::metric::{Metric, Sample};
 use crate::pin::Pin;
 use crate::suites::{ON_STACKS, Scale};
@@ -67,7 +69,7 @@ impl Case {
         let parties = Parties::new(bed, &self.truepeer, load, keys)?;
         // On a separate thread: the core assignment is inherited by everything that it starts, and by nothing
         // else.
-        let figures = thread::scope(|scope| {
+        let (figures, cpu) = thread::scope(|scope| {
             let measuring = scope.spawn(|| self.figures(bed, &parties));
             measuring.join().unwrap_or_else(|_| anyhow::bail!("a panic"))
         })?;
@@ -76,10 +78,16 @@ impl Case {
         sample.put(Metric::P50, figures.p50_micros);
         sample.put(Metric::P99, figures.p99_micros);
         sample.put(Metric::P999, figures.p999_micros);
+        if let Some(cpu) = cpu {
+            // The warm-up has the same rate.
+            let requests = figures.requests_per_second * (scale.warm_up + scale.window).as_secs_f64();
+            sample.put(Metric::CpuPerOne, cpu.as_secs_f64() * 1e6 / requests);
+        }
         Ok(sample)
     }
 
-    fn figures(&self, bed: &Bed, parties: &Parties<'_>) -> anyhow::Result<Figures> {
+    /// And the proxy's CPU time meanwhile, without VPP's.
+    fn figures(&self, bed: &Bed, parties: &Parties<'_>) -> anyhow::Result<(Figures, Option<Duration>)> {
         let pin = Pin::make().unwrap_or_default();
         let ground = self.ground(bed, &pin)?;
         pin.for_others()?;
@@ -103,14 +111,14 @@ impl Case {
         bed: &Bed,
         pin: &Pin,
         parties: &Parties<'_>,
-    ) -> anyhow::Result<Figures> {
+    ) -> anyhow::Result<(Figures, Option<Duration>)> {
         let (at, stop) = (ground.addresses(), Stop::never());
         let start = |program: &Program, at| ground.start(bed, program, at, &stop);
         let _origin = start(&ground.put(Role::Server, parties.origin(&at)?), at.origin())?;
         if self.stack == Stack::Kernel {
             pin.for_contestant()?;
         }
-        let _proxy = match self.proxy {
+        let proxy = match self.proxy {
             Proxy::None => None,
             Proxy::Nginx => Some(start(&ground.put(Role::Proxy, parties.nginx_proxy(&at)?), at.entrance())?),
             Proxy::Truepeer => Some(start(&ground.put_truepeer(parties.proxy(&at)), at.entrance())?),
@@ -121,7 +129,12 @@ impl Case {
             Proxy::None => ground.put(Role::Proxy, parties.load_without_proxy(&at)?),
             Proxy::Nginx | Proxy::Truepeer => ground.put(Role::Client, parties.load(&at)?),
         };
+        let cpu_of =
+            |proxy: &Running| cpu::members(proxy.pid()).into_iter().map(cpu::time_of).sum::<Duration>();
+        let before = proxy.as_ref().map(cpu_of);
         let said = load.run(bed)?;
-        Figures::find(&said).with_context(|| format!("no figures in {said}"))
+        let cpu = proxy.as_ref().map(cpu_of).zip(before).map(|(after, before)| after.saturating_sub(before));
+        let figures = Figures::find(&said).with_context(|| format!("no figures in {said}"))?;
+        Ok((figures, cpu))
     }
 }

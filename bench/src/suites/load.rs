@@ -314,7 +314,7 @@ impl Load {
             | Self::HttpsStreams10
             | Self::HttpsStreams50 => &[M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
             Self::HttpsRate => &[M::Asked, M::Requests, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
-            Self::HttpsStacks => &[M::Requests, M::P50, M::P99, M::P999],
+            Self::HttpsStacks => &[M::Requests, M::P50, M::P99, M::P999, M::CpuPerOne],
             Self::Handshakes => &[M::Handshakes, M::P50, M::P99, M::P999, M::CpuSeconds, M::CpuPerOne],
         }
     }
