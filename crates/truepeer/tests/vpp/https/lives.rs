@@ -270,9 +270,7 @@ fn restarts_lose_no_request_of_two_workers(bed: &Bed) -> Result<()> {
 fn reloads_leave_no_descriptors(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &["--workers", "2"])?;
-    let descriptors =
-        || Ok::<_, std::io::Error>(std::fs::read_dir(format!("/proc/{}/fd", truepeer.pid()))?.count());
-    let before = descriptors()?;
+    let before = truepeer.descriptors()?;
     for round in 1..=10 {
         on_vpp.certify(&[&format!("site-{round}.test")])?;
         truepeer.signal(Signal::HUP)?;
@@ -280,7 +278,8 @@ fn reloads_leave_no_descriptors(bed: &Bed) -> Result<()> {
             truepeer.log().matches("have new certificates").count() == round
         })?;
     }
-    truepeer.wait_state("as few descriptors as before", || descriptors().is_ok_and(|now| now <= before))
+    truepeer
+        .wait_state("as few descriptors as before", || truepeer.descriptors().is_ok_and(|now| now <= before))
 }
 
 /// On one VPP, one after another.
