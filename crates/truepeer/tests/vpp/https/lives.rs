@@ -240,7 +240,8 @@ fn restarts_lose_no_request_of_two_workers(bed: &Bed) -> Result<()> {
     let on_vpp = OnVpp::ethernet(bed)?;
     let nginx = Nginx::default().server(format!("{ORIGIN}:8080"), "", "location / { return 200 fine; }");
     let mut origin = Some(nginx.start(bed)?);
-    let options = ["--workers", "2", "--origin-patience", "50s"];
+    // On a busy machine VPP has the processor late.
+    let options = ["--workers", "2", "--origin-patience", "50s", "--connect-timeout", "30s"];
     let truepeer = on_vpp.https(DOOR, "http://172.16.1.1:8080", &options)?;
     let (kept, new) = (Load::start(bed, true)?, Load::start(bed, false)?);
     let (begin, mut rounds) = (Instant::now(), 0);
