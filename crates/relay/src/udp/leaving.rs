@@ -17,7 +17,7 @@ use truepeer_session::table::Key;
 use truepeer_splice::{Reason, Ways};
 use truepeer_sys::socket::local_address;
 use truepeer_sys::udp::{path_mtu, path_mtu_between};
-use truepeer_udp_offload::{Ends, FlowTable, Header, Moved, NotBegun, Offload};
+use truepeer_udp_offload::{Ends, FlowTable, Header, Moved, NotBegun};
 
 use super::flow::{Flow, SentHeader};
 use super::table::Gone;
@@ -341,13 +341,13 @@ impl Leaving {
         flow: &mut Flow,
         raw: &[u8],
     ) -> Result<(), Reason> {
-        let offload = self.offload.clone()?;
         if at.listener.rules.settings.splice_after.as_ref().is_some_and(|after| after.is_marked) {
             return Err(Reason::Mark);
         }
         if flow.sending != SentHeader::Nothing {
             return Err(Reason::SendProxy);
         }
+        let offload = self.offload.clone()?;
         // The kernel's sockets give answers to the newest of them.
         if flow.tuple.as_ref().is_some_and(UpstreamTuple::is_shared) {
             flow.recall();

@@ -24,6 +24,9 @@ const FLOWS: NonZeroU32 = NonZeroU32::new(65536).expect("not zero");
 /// The longest text of an obstacle: the verifier's output may be long.
 const LONGEST: usize = 300;
 
+/// The programs for UDP flows, and the ways of their packets.
+type FlowPrograms = (Arc<FlowTable>, Arc<Ways>);
+
 /// The kernel's programs that listeners may use.
 #[derive(Default)]
 pub(super) struct Programs {
@@ -36,7 +39,7 @@ pub(super) struct Programs {
     pub(super) devices: Option<String>,
     pub(super) obstacle: Option<Obstacle>,
     /// For UDP flows; `None`: no listener wanted them.
-    pub(super) flows: Option<Result<(Arc<FlowTable>, Arc<Ways>), Obstacle>>,
+    pub(super) flows: Option<Result<FlowPrograms, Obstacle>>,
 }
 
 /// What is pinned is removed when this is dropped, if nobody uses it. Drop it after the tables.
@@ -88,7 +91,7 @@ pub(super) fn load(process: &ProcessConfig, is_upgrade: bool) -> Programs {
 }
 
 /// Nothing is pinned: an upgrade's new process has programs of its own.
-fn load_for_flows() -> Result<(Arc<FlowTable>, Arc<Ways>), Obstacle> {
+fn load_for_flows() -> Result<FlowPrograms, Obstacle> {
     let attached =
         devices().and_then(|devices| FlowTable::attach(&devices).map_err(|failure| Obstacle::of(&failure)));
     let table = attached.inspect_err(|obstacle| debug!("--splice: {}; flows are relayed", obstacle.found))?;

@@ -162,7 +162,7 @@ fn on_loopback(bed: &Bed, dialect: &'static str) -> Result<()> {
         let mut talk = Talk::begin(dialect, LISTENERS[family], CLIENTS[family], DESTINATIONS[family])?;
         talk.leave()?;
         while_stopped(&truepeer, || {
-            payloads().chain([vec![7; 20_000]]).try_for_each(|payload| talk.ask(&payload))
+            payloads().chain([vec![7; 15_000]]).try_for_each(|payload| talk.ask(&payload))
         })?;
     }
     ensure!(counted(&truepeer, "flows_opened")? == 2);
