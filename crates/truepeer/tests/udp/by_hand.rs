@@ -196,7 +196,7 @@ impl Hand {
     fn outcome(&self, packets: &[Packet], is_left: bool) -> Result<Vec<(SocketAddr, SocketAddr, Vec<u8>)>> {
         self.begin()?;
         let mut all = Vec::new();
-        let mut send = || packets.iter().try_for_each(|packet| self.wire.send(packet));
+        let send = || packets.iter().try_for_each(|packet| self.wire.send(packet));
         if is_left {
             // What the kernel takes by itself comes before the last one.
             while_stopped(&self.truepeer, || {

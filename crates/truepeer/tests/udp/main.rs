@@ -37,7 +37,8 @@ fn main() -> ExitCode {
     truepeer_testbed::main(all.into_iter().flatten().collect())
 }
 
-/// Once more, while each flow leaves user space as soon as it can.
+/// Once more, while each flow leaves user space as soon as it can. Not those of order: while a flow leaves, a
+/// datagram may overtake those that wait in truepeer's socket.
 fn offloaded() -> Vec<Test> {
     const AT_ONCE: [&str; 2] = ["--splice-after", "0"];
     let all = [
@@ -53,6 +54,7 @@ fn offloaded() -> Vec<Test> {
         bed.add_proxy_options(&AT_ONCE);
         Ok(())
     };
+    let is_of_order = |test: &Test| test.name() == "order_is_kept_within_a_flow";
     let offloaded = |test: Test| test.between(at_once, |_| Ok(())).of_group("offloaded");
-    all.into_iter().flatten().map(offloaded).collect()
+    all.into_iter().flatten().filter(|test| !is_of_order(test)).map(offloaded).collect()
 }
