@@ -71,6 +71,8 @@ const BULK_CHUNK: usize = 256 << 10;
 /// long as `drain-timeout` says (6 s and more), and on a busy machine 100 exchanges take longer.
 const LONGEST: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long an answer over UDP may take: on a busy machine a restart takes seconds.
+const ANSWER: Duration = Duration::from_secs(60);
 const REQUESTS_EACH: usize = 25;
 
 pub(crate) struct Load<'a> {
@@ -195,6 +197,7 @@ impl<'a> Load<'a> {
     fn run(&self, number: u8, kind: Kind) -> anyhow::Result<()> {
         let from = SocketAddr::new(address(number), 0);
         let socket = datagrams::socket(from)?;
+        socket.set_read_timeout(Some(ANSWER))?;
         socket.connect(self.stage.dns())?;
         for turn in 0_u64.. {
             if self.is_over() {
