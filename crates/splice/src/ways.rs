@@ -10,6 +10,8 @@ mod devices;
 mod firewall;
 mod policies;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

@@ -3,8 +3,11 @@ use super::rules::{Rules, decides_by_more};
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
+/// Attributes of a rule: what it asks for.
+type Selectors<'a> = &'a [(u16, &'a [u8])];
+
 /// A rule as the kernel writes it: to the tables that all rules have, with these attributes.
-fn rule(tos: u8, flags: u32, selectors: &[(u16, &[u8])]) -> Vec<u8> {
+fn rule(tos: u8, flags: u32, selectors: Selectors<'_>) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, tos, 254, 0, 0, 1];
     bytes.extend(flags.to_ne_bytes());
     // Table, suppressed prefix length, protocol, priority.
@@ -20,7 +23,7 @@ fn rule(tos: u8, flags: u32, selectors: &[(u16, &[u8])]) -> Vec<u8> {
 
 #[test]
 fn rules_by_addresses_decide_nothing_more() {
-    let rows: [(&str, &[(u16, &[u8])]); 9] = [
+    let rows: [(&str, Selectors<'_>); 9] = [
         ("all", &[]),
         ("from", &[(2, &[10, 0, 0, 1])]),
         ("to", &[(1, &[10, 0, 0, 1])]),
@@ -38,7 +41,7 @@ fn rules_by_addresses_decide_nothing_more() {
 
 #[test]
 fn rules_by_marks_ports_users_and_devices_decide_more() {
-    let rows: [(&str, &[(u16, &[u8])]); 10] = [
+    let rows: [(&str, Selectors<'_>); 10] = [
         ("fwmark", &[(10, &[7, 0, 0, 0]), (16, &[0xff; 4])]),
         ("fwmark 0/0xff", &[(16, &[0xff, 0, 0, 0])]),
         ("sport", &[(23, &[80, 0, 80, 0])]),
@@ -72,7 +75,8 @@ fn a_broken_rule_counts_as_one_that_decides() {
 
 #[test]
 fn only_a_rule_that_is_new_is_one_more() {
-    let of = |ports: &[u8]| Rules(ports.iter().map(|port| rule(0, 0, &[(24, &[*port, 0, *port, 0])])).collect());
+    let of =
+        |ports: &[u8]| Rules(ports.iter().map(|port| rule(0, 0, &[(24, &[*port, 0, *port, 0])])).collect());
     let before = of(&[80, 81]);
     assert!(!of(&[81, 80]).have_more_than(&before), "the same in another order");
     assert!(!of(&[80]).have_more_than(&before), "one went");
