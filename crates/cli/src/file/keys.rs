@@ -258,7 +258,7 @@ pub(super) fn typed(key: &str) -> String {
     guess::kebab(key.trim_start_matches('-'))
 }
 
-/// The line of the table [log] for `log-level` or `log-format`.
+/// The line of the table `[log]` for `log-level` or `log-format`.
 fn of_log(text: &str, word: &str) -> String {
     let name = if text.contains("`format`") { "format" } else { "level" };
     let meant = guess::meant(&group::<LogTable>(), name, word).and_then(|words| words.into_iter().next());
