@@ -173,6 +173,10 @@ impl Asked {
         if self.is_udp {
             line.extend(["-p".to_owned(), "udp".to_owned()]);
         }
+        // dockerd waits for the end; the container has ended by then.
+        if !options.iter().any(|option| option.starts_with("--drain-timeout")) {
+            line.push("--drain-timeout=0".to_owned());
+        }
         line.extend(options.iter().cloned());
         line
     }
@@ -210,12 +214,14 @@ mod tests {
     fn what_dockerd_asks_for_becomes_a_command_line() {
         let options = ["--allow".to_owned(), "10.0.0.7".to_owned()];
         let line = asked(TCP).unwrap().proxy(&options).join(" ");
-        assert_eq!(line, "proxy -l 0.0.0.0:8081 -4 172.17.0.2:80 --allow 10.0.0.7");
+        assert_eq!(line, "proxy -l 0.0.0.0:8081 -4 172.17.0.2:80 --drain-timeout=0 --allow 10.0.0.7");
         let udp =
             "-proto udp -host-ip :: -host-port 53 -container-ip fd00::2 -container-port 5353 -use-listen-fd";
         let udp = asked(udp).unwrap();
         assert!(udp.has_listener);
-        assert_eq!(udp.proxy(&[]).join(" "), "proxy -l [::]:53 -6 [fd00::2]:5353 -p udp");
+        let drains = ["--drain-timeout".to_owned(), "5s".to_owned()];
+        let line = udp.proxy(&drains).join(" ");
+        assert_eq!(line, "proxy -l [::]:53 -6 [fd00::2]:5353 -p udp --drain-timeout 5s");
         for wrong in ["-proto sctp", "-proto tcp -host-ip 0.0.0.0", &format!("{TCP} -what 7"), "-proto"] {
             assert!(asked(wrong).is_err(), "{wrong}");
         }
