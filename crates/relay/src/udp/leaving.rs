@@ -94,7 +94,7 @@ impl Shared {
     }
 }
 
-/// What a worker knows of flows that have left.
+/// A worker's flows that are in the kernel's tables.
 #[derive(Debug)]
 pub(super) struct Leaving {
     pub(super) offload: Result<FlowOffload, Reason>,
@@ -120,7 +120,7 @@ impl Flow {
         matches!(&self.whereabouts, Whereabouts::Left(left) if left.offload.has_left())
     }
 
-    /// What its counters do not have yet.
+    /// Datagrams that the kernel has sent on and that its counters lack.
     pub(super) fn uncounted(&self) -> [Moved; 2] {
         match &self.whereabouts {
             Whereabouts::Left(left) => left.uncounted(),
@@ -203,7 +203,10 @@ impl Flow {
         let ends = Ends {
             sender: canonical(at.arrival.from),
             listener: listener.ok_or(Reason::Address)?,
-            client: canonical(local_address(self.upstream.as_fd()).map_err(failed)?),
+            client: match &self.whereabouts {
+                Whereabouts::Left(left) => left.ends.client,
+                _ => canonical(local_address(self.upstream.as_fd()).map_err(failed)?),
+            },
             backend: canonical(self.route.backend.get()),
             sender_by: at.arrival.device,
         };
@@ -353,6 +356,11 @@ impl Leaving {
             flow.recall();
             return Ok(());
         }
+        // conntrack takes a flow without answers for a new one with each datagram.
+        let is_here = matches!(flow.whereabouts, Whereabouts::Here);
+        if is_here && flow.down.datagrams == 0 && offload.0.ways.are_any_filtered() {
+            return Ok(());
+        }
         let ends = flow.ends(at)?;
         if let Whereabouts::Left(left) = &mut flow.whereabouts {
             if left.is_of(&ends) {
@@ -368,11 +376,9 @@ impl Leaving {
                 }
                 return Ok(());
             }
+            // The next datagram may begin anew.
             flow.recall();
             flow.whereabouts = Whereabouts::Here;
-        }
-        // conntrack takes a flow without answers for a new one with each datagram.
-        if flow.down.datagrams == 0 && offload.0.ways.are_any_filtered() {
             return Ok(());
         }
         if flow.begins == BEGINS {
