@@ -47,7 +47,7 @@ const PATH: &[u8] = b"/1kb";
 #[derive(Default)]
 struct Open(Vec<(u32, usize, Instant)>);
 
-/// What a server sends, cut into frames.
+/// Splits the server's bytes into frames, and checks them.
 #[derive(Default)]
 struct Frames {
     heard: Vec<u8>,

@@ -60,8 +60,8 @@ impl Inherited {
         Some(Self { ticks, by_netns })
     }
 
-    /// What was attached at a place when the kernel was asked. Numbers of network namespaces are used again:
-    /// a process that started later is in another one.
+    /// The attachment that the kernel reported for a place. The kernel reuses the numbers of network
+    /// namespaces: a process that started after the question is in another one.
     fn at(&self, place: &Place) -> Option<&Status> {
         self.by_netns.get(&place.netns).filter(|_| place.started < self.ticks)
     }

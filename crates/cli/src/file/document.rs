@@ -145,7 +145,7 @@ fn first_table<'a, 'i>(
     as_table(value).or_else(|| value.get_ref().as_array()?.iter().find_map(as_table))
 }
 
-/// What an unknown table was meant to be.
+/// The table that the user meant by an unknown one.
 enum Meant {
     Entry(&'static str),
     /// The keys before the first table.

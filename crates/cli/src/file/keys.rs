@@ -184,7 +184,7 @@ impl Grammar {
         Some(format!("type {}", assigned("origin", &values.collect::<Option<Vec<_>>>()?)))
     }
 
-    /// What to type where the key `name` was meant, if the value says it.
+    /// The line to type, if the value shows that the user meant the key `name`.
     fn line(&self, name: &str, value: &DeValue<'_>) -> Option<String> {
         let is_prefix = |value: &DeValue<'_>| {
             value.as_str().is_some_and(|text| guess::takes(&self.command, "allow", text))

@@ -64,7 +64,7 @@ pub(crate) fn in_a_whole_line(argv: &[OsString], error: UsageError) -> UsageErro
     }
 }
 
-/// What a message says before it comes to what to type, and from there on.
+/// Splits a message before the line to type.
 fn told(text: &str) -> Option<(&str, &str)> {
     let end = |mark: &str| Some(text.find(mark)? + mark.len());
     Some(text.split_at(end("; type: ").or_else(|| end("; type without quotes: "))?))

@@ -23,7 +23,7 @@ pub(crate) struct Left {
     pub(super) offload: Offload,
     pub(super) ends: Ends,
     pub(super) has_header: bool,
-    /// What the flow's own counters have of [`Offload::moved`].
+    /// The part of [`Offload::moved`] that the flow's own counters include.
     pub(super) counted: [Moved; 2],
     /// Datagrams of both ends at the last look.
     pub(super) seen: [u64; 2],
