@@ -212,6 +212,7 @@ impl Results {
                 Ok(sample) => {
                     let lacks = |metric: &&Metric| !sample.value(**metric).is_some_and(f64::is_finite);
                     let wanted = cell.load.metrics().iter();
+                    let wanted = wanted.filter(|metric| who.is_between() || !metric.is_contestants_own());
                     let lacking: Vec<&str> = wanted.filter(lacks).map(|metric| metric.title()).collect();
                     if !lacking.is_empty() {
                         complaints.push(format!("{place}: no {}", lacking.join(", ")));

@@ -234,6 +234,11 @@ pub(crate) fn reference() -> Contestant {
 }
 
 impl Contestant {
+    /// Whether a proxy or truepeer stands between load and backend, so that it can have a cost of its own.
+    pub(crate) const fn is_between(&self) -> bool {
+        !matches!(self.way, Way::Direct | Way::Stacked(Case { proxy: Proxy::None, .. }))
+    }
+
     /// A contestant by its command line.
     pub(crate) fn by_command(command: Command) -> Self {
         Self { name: command.name.clone(), label: command.name.clone(), way: Way::Command(command) }

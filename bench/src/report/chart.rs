@@ -45,7 +45,7 @@ fn title(load: Load, metric: Metric) -> String {
 
 fn bar<'a>(plan: &'a Plan, results: &Results, load: Load, metric: Metric, who: usize) -> Option<Bar<'a>> {
     let contestant = &plan.contestants[who];
-    if metric.is_contestants_own() && is_baseline(&contestant.name) {
+    if metric.is_contestants_own() && !contestant.is_between() {
         return None;
     }
     let spread = results.spread(load, who, metric)?;

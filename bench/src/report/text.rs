@@ -175,7 +175,7 @@ pub(super) fn of_load(plan: &Plan, results: &Results, load: Load) -> String {
         if has_ratio {
             row.push(standing(plan, results, load, number));
         }
-        let is_proxy = !is_baseline(&who.name);
+        let is_proxy = who.is_between();
         row.extend(load.metrics().iter().map(|&metric| value(results, load, number, metric, is_proxy)));
         table.push(row);
     }
