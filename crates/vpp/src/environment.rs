@@ -22,7 +22,7 @@ const SID_BIT: (&str, &str) = ("LDP_SID_BIT", "12");
 
 /// Becomes a program on VPP's stack (exec).
 pub(super) fn run(args: &VppRunArgs) -> Result<ExitCode> {
-    let (place, state) = running(&args.place)?;
+    let (place, state, _) = running(&args.place)?;
     let namespace = namespace("--namespace", args.namespace.as_deref(), &state)?;
     let VppRunArgs { library: named, .. } = args;
     let library = find::library("--library", named.as_deref(), &state.vpp)?;

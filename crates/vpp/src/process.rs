@@ -93,8 +93,17 @@ impl Process {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         };
+        self.ends(Some(&timeout))
+    }
+
+    pub(super) fn wait_for_end(&self) -> Result<()> {
+        self.ends(None).map(drop)
+    }
+
+    /// rustix makes its system calls directly, so that VPP's library doesn't intercept them.
+    fn ends(&self, timeout: Option<&Timespec>) -> Result<bool> {
         loop {
-            match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], Some(&timeout)) {
+            match poll(&mut [PollFd::new(&self.handle, PollFlags::IN)], timeout) {
                 Err(Errno::INTR) => {}
                 ended => return Ok(ended.context("poll")? > 0),
             }

@@ -8,27 +8,22 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
 use anyhow::{Context, Result, bail};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
-};
+use rustix::fs::{Access, access};
 
 use super::environment::{namespace, refuse, variables};
 use super::find;
+use super::process::Process;
 use super::status::running;
 use super::vcl::{Workers, app_socket};
 use truepeer_config::spec::{Stack, StackArgs, VppPlaceArgs};
 use truepeer_run::Program;
 
-/// The environment variable that marks the second start. It contains the path of VPP's socket.
+/// The environment variable that marks the second start.
 const SIGN: &str = "TRUEPEER_ON_VPP";
 
 /// The action of this start.
@@ -37,7 +32,7 @@ enum Step {
     /// Execute again, with the library.
     Become,
     /// Continue, for as long as VPP lives.
-    Watch(PathBuf),
+    Watch,
 }
 
 /// Continues on the chosen stack, with this many threads that use sockets. For VPP's stack it executes the
@@ -51,10 +46,10 @@ pub fn enter(args: &StackArgs, workers: usize) -> Result<()> {
     }
     match next_step(env::var_os(SIGN), is_loaded()?)? {
         Step::Become => become_itself(args, workers).context("--stack vpp"),
-        Step::Watch(socket) => {
+        Step::Watch => {
             // VPP's library runs in every worker from now on.
             truepeer_sys::process::tell_of_faults().context("--stack vpp")?;
-            watch(&socket).context("--stack vpp")
+            watch(args).context("--stack vpp")
         }
     }
 }
@@ -62,7 +57,7 @@ pub fn enter(args: &StackArgs, workers: usize) -> Result<()> {
 fn next_step(sign: Option<OsString>, is_loaded: bool) -> Result<Step> {
     match sign {
         None => Ok(Step::Become),
-        Some(socket) if is_loaded => Ok(Step::Watch(socket.into())),
+        Some(_) if is_loaded => Ok(Step::Watch),
         Some(_) => bail!(
             "--stack vpp: the linker did not load VPP's library: file capabilities, or a security module that cleans the environment"
         ),
@@ -75,7 +70,7 @@ fn is_loaded() -> Result<bool> {
 }
 
 fn become_itself(args: &StackArgs, workers: usize) -> Result<()> {
-    let (place, state) = running(&VppPlaceArgs { dir: args.vpp_dir.clone() })?;
+    let (place, state, _) = running(&place_of(args))?;
     let namespace = namespace("--vpp-namespace", args.vpp_namespace.as_deref(), &state)?;
     let library = find::library("--vpp-library", args.vpp_library.as_deref(), &state.vpp)?;
     let exe = env::current_exe().context("/proc/self/exe")?;
@@ -83,25 +78,27 @@ fn become_itself(args: &StackArgs, workers: usize) -> Result<()> {
     let mut command = vec![exe.clone().into_os_string()];
     command.extend(words.iter().cloned());
     refuse(&Program::find(&command)?)?;
-    // Check here: without VPP the library would end the process before main, with a worse message.
+    // Check here: without VPP the library would end the process before main, with a worse message. Don't
+    // connect: VPP keeps the socket of a program that leaves without a word, and with 16 of them its main loop
+    // no longer ends (vlib/file.c, "maximum epoll events received").
     let socket = app_socket(place.dir(), &namespace);
-    ask(&socket)?;
+    access(&socket, Access::WRITE_OK)
+        .with_context(|| format!("{}: VPP accepts no programs there", socket.display()))?;
     // Each worker opens and uses its own sockets. A single worker needs no thread support from VPP's library.
     let vcl = place.vcl(&namespace, if workers > 1 { Workers::Threads } else { Workers::Processes });
     let error = Command::new(&exe)
         .args(words)
         .envs(variables(&library, &vcl, env::var_os("LD_PRELOAD")))
-        .env(SIGN, &socket)
+        .env(SIGN, "1")
         .exec();
     Err(error).with_context(|| exe.display().to_string())
 }
 
 /// When VPP dies, its descriptors stay ready forever and every worker would spin. So the process must end.
-fn watch(socket: &Path) -> Result<()> {
-    let vpp = ask(socket)?;
+fn watch(args: &StackArgs) -> Result<()> {
+    let (.., vpp) = running(&place_of(args))?;
     let wait = move || {
-        let why =
-            wait_for_end(&vpp).map_or_else(|error| format!("{error:#}"), |()| "it has ended".to_owned());
+        let why = vpp.wait_for_end().map_or_else(|error| format!("{error:#}"), |()| "it has ended".to_owned());
         tracing::error!("VPP has ended ({why}), and all connections with it; start VPP again, then truepeer");
         // Not exit(): the library's exit handler would send a message to VPP and wait for its answer.
         truepeer_sys::process::end_now(1);
@@ -110,61 +107,21 @@ fn watch(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A connection to VPP. The kernel closes it when VPP dies, whatever the cause. rustix makes its system calls
-/// directly, so the library doesn't intercept them.
-fn ask(path: &Path) -> Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .context("socket")?;
-    let address = SocketAddrUnix::new(path).with_context(|| path.display().to_string())?;
-    connect(&socket, &address)
-        .with_context(|| format!("{}: VPP accepts no programs there", path.display()))?;
-    Ok(socket)
-}
-
-fn wait_for_end(vpp: &OwnedFd) -> Result<()> {
-    loop {
-        match poll(&mut [PollFd::new(vpp, PollFlags::IN)], None) {
-            Err(Errno::INTR) => continue,
-            ready => ready.context("poll")?,
-        };
-        match recv(vpp, &mut [0_u8; 256][..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) | Err(Errno::CONNRESET) => return Ok(()),
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => return Err(error).context("recv"),
-        }
-    }
+fn place_of(args: &StackArgs) -> VppPlaceArgs {
+    VppPlaceArgs { dir: args.vpp_dir.clone() }
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::{SendFlags, accept, bind, listen, send};
-
     use super::*;
 
     #[test]
     fn the_second_start_goes_on_under_the_library() {
         assert_eq!(next_step(None, false).unwrap(), Step::Become);
         assert_eq!(next_step(None, true).unwrap(), Step::Become);
-        assert_eq!(next_step(Some("/s".into()), true).unwrap(), Step::Watch("/s".into()));
-        assert!(next_step(Some("/s".into()), false).unwrap_err().to_string().contains("file capabilities"));
+        assert_eq!(next_step(Some("1".into()), true).unwrap(), Step::Watch);
+        assert!(next_step(Some("1".into()), false).unwrap_err().to_string().contains("file capabilities"));
         assert!(!is_loaded().unwrap());
-    }
-
-    #[test]
-    fn vpps_end_is_noticed() {
-        let path = env::temp_dir().join(format!("truepeer-vpp-app-{}", std::process::id()));
-        assert!(format!("{:#}", ask(&path).unwrap_err()).contains("accepts no programs"));
-        let listener =
-            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        listen(&listener, 8).unwrap();
-        let ours = ask(&path).unwrap();
-        let vpps = accept(&listener).unwrap();
-        fs::remove_file(&path).unwrap();
-        let waiting = thread::spawn(move || wait_for_end(&ours));
-        send(&vpps, b"a word that is not for us", SendFlags::empty()).unwrap();
-        drop(vpps);
-        waiting.join().unwrap().unwrap();
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use super::control::Control;
 use super::place::VppPlace;
-use super::process::State;
+use super::process::{Process, State};
 use truepeer_config::spec::VppPlaceArgs;
 
 /// The commands.
@@ -17,7 +17,7 @@ const QUESTIONS: [&str; 3] = ["show interface address", "show app ns", "show ses
 /// # Errors
 /// VPP is not running, or its layout is incomplete.
 pub(super) fn status(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
-    let (place, state) = running(args)?;
+    let (place, state, _) = running(args)?;
     let control = Control { vppctl: state.vppctl.clone(), socket: place.cli_socket() };
     let version = control.ask("show version").with_context(|| format!("process {}", state.pid))?;
     writeln!(out, "{} (process {}), in {}", version.trim(), state.pid, place.dir().display())?;
@@ -37,13 +37,13 @@ pub(super) fn status(args: &VppPlaceArgs, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Finds the VPP that runs there.
-pub(super) fn running(args: &VppPlaceArgs) -> Result<(VppPlace, State)> {
+pub(super) fn running(args: &VppPlaceArgs) -> Result<(VppPlace, State, Process)> {
     let place = VppPlace::of(args.dir.as_deref())?;
     let Some(state) = State::read(&place.state())? else {
         bail!("no VPP started by truepeer runs in {}; truepeer vpp up starts one", place.dir().display());
     };
-    if state.process()?.is_none() {
+    let Some(process) = state.process()? else {
         bail!("VPP (process {}) has ended unexpectedly; truepeer vpp up starts another one", state.pid);
-    }
-    Ok((place, state))
+    };
+    Ok((place, state, process))
 }

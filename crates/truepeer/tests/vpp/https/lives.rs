@@ -36,9 +36,10 @@ fn length() -> Duration {
     Duration::from_secs(number("SOAK_SECONDS").unwrap_or(8))
 }
 
-/// How many truepeers serve one after another on one VPP: `RUNS`, or a few.
+/// How many truepeers serve one after another on one VPP: `RUNS`, or so many that VPP would hang if each left
+/// two sockets behind.
 fn runs() -> u64 {
-    number("RUNS").unwrap_or(5)
+    number("RUNS").unwrap_or(9)
 }
 
 fn number(variable: &str) -> Option<u64> {
