@@ -17,7 +17,6 @@ use rustix::fs::{Access, access};
 
 use super::environment::{namespace, refuse, variables};
 use super::find;
-use super::process::Process;
 use super::status::running;
 use super::vcl::{Workers, app_socket};
 use truepeer_config::spec::{Stack, StackArgs, VppPlaceArgs};
@@ -98,7 +97,8 @@ fn become_itself(args: &StackArgs, workers: usize) -> Result<()> {
 fn watch(args: &StackArgs) -> Result<()> {
     let (.., vpp) = running(&place_of(args))?;
     let wait = move || {
-        let why = vpp.wait_for_end().map_or_else(|error| format!("{error:#}"), |()| "it has ended".to_owned());
+        let why =
+            vpp.wait_for_end().map_or_else(|error| format!("{error:#}"), |()| "it has ended".to_owned());
         tracing::error!("VPP has ended ({why}), and all connections with it; start VPP again, then truepeer");
         // Not exit(): the library's exit handler would send a message to VPP and wait for its answer.
         truepeer_sys::process::end_now(1);
