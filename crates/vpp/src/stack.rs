@@ -77,9 +77,9 @@ fn become_itself(args: &StackArgs, workers: usize) -> Result<()> {
     let mut command = vec![exe.clone().into_os_string()];
     command.extend(words.iter().cloned());
     refuse(&Program::find(&command)?)?;
-    // Check here: without VPP the library would end the process before main, with a worse message. Don't
-    // connect: VPP keeps the socket of a program that leaves without a word, and with 16 of them its main loop
-    // no longer ends (vlib/file.c, "maximum epoll events received").
+    // Check here: without VPP the library would end the process before main, with a worse message. But
+    // don't connect: VPP keeps the socket of a program that leaves without a word, and with 16 of them
+    // its main loop no longer ends (vlib/file.c, "maximum epoll events received").
     let socket = app_socket(place.dir(), &namespace);
     access(&socket, Access::WRITE_OK)
         .with_context(|| format!("{}: VPP accepts no programs there", socket.display()))?;
