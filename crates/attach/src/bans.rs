@@ -1,13 +1,12 @@
 //! Sets, ends and lists the bans of attached ports, in each network namespace of this machine.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU16;
 use std::path::Path;
 
 use anyhow::Result;
 use rustix::process::geteuid;
 use truepeer_bpf::{BanTable, Place, can_look, find_pins};
-use truepeer_policy::{Ban, BannedPrefix};
+use truepeer_policy::{Ban, BannedPrefix, Lifted};
 use truepeer_sys::tell;
 
 use crate::all;
@@ -60,10 +59,10 @@ impl AttachedBans {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn lift(&mut self, clients: &[BannedPrefix], port: Option<NonZeroU16>) -> Result<usize> {
+    pub fn lift(&mut self, clients: &[BannedPrefix], which: Lifted<'_>) -> Result<usize> {
         let mut most = 0;
         for (_, table) in &mut self.0 {
-            most = most.max(table.lift(clients, port)?);
+            most = most.max(table.lift(clients, which)?);
         }
         Ok(most)
     }

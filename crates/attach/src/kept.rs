@@ -1,8 +1,8 @@
 //! Bans that outlive a restart (`truepeer ban --keep`): a list that each truepeer with a configuration file,
 //! and each attachment, reads when it starts. `truepeer run` follows it.
 //!
-//! A line is a ban. A later line about the same client replaces an earlier one, so a ban costs one line,
-//! however long the list is.
+//! A line is a ban. A later line about the same client replaces an earlier one, unless that [outlasts
+//! it](Ban::outlasts). So a ban costs one line, however long the list is.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -114,7 +114,12 @@ fn parse(text: &str, now: u64) -> Result<Vec<Ban>> {
     let mut all: BTreeMap<Key, Ban> = BTreeMap::new();
     for (index, line) in text.split_inclusive('\n').enumerate() {
         match Ban::of_line(line.trim_end_matches(['\n', '\r'])) {
-            Some(ban) => _ = all.insert((ban.clients, ban.port), ban),
+            Some(ban) => {
+                let key = (ban.clients, ban.port);
+                if !all.get(&key).is_some_and(|known| known.outlasts(&ban)) {
+                    all.insert(key, ban);
+                }
+            }
             // It is being written, or its writer was killed. The others count.
             None if !line.ends_with('\n') => {}
             None => bail!("{KEPT_BANS}, line {}: expected a ban", index + 1),
@@ -146,7 +151,9 @@ mod tests {
         assert_eq!(parse(&text, 1999).unwrap(), bans);
         assert_eq!(parse(&text, 2000).unwrap(), bans[1..]);
         let again = ban("192.0.2.7", 0, Some(3000), Some(0), "again");
-        assert_eq!(parse(&(text + &again.line()), 1999).unwrap()[0], again);
+        assert_eq!(parse(&(text.clone() + &again.line()), 1999).unwrap()[0], again);
+        let shorter = ban("192.0.2.7", 0, Some(1999), Some(0), "by another, who lifts it earlier");
+        assert_eq!(parse(&(text + &shorter.line()), 1998).unwrap(), bans);
         let error = parse("192.0.2.7 - 1 - - \nnobody\n", 0).unwrap_err().to_string();
         assert!(error.starts_with("/var/lib/truepeer-bans/list, line 2: expected a ban"), "{error}");
     }

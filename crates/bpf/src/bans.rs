@@ -5,11 +5,10 @@ mod tables;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use truepeer_policy::{Ban, BannedPrefix};
+use truepeer_policy::{Ban, BannedPrefix, Lifted};
 use truepeer_sys::CallError;
 use truepeer_sys::sock_diag::SockDiag;
 
@@ -52,8 +51,8 @@ impl BanTable {
         Tables::open(&self.place)?.netns()
     }
 
-    /// Sets bans. `now`: in seconds since 1970. New connections are refused at once; [`Self::cut`] ends those
-    /// that are open.
+    /// Sets bans, but for those that one [outlasts](Ban::outlasts). `now`: in seconds since 1970. New
+    /// connections are refused at once; [`Self::cut`] ends those that are open.
     ///
     /// # Errors
     /// The tables are full: some are set.
@@ -67,20 +66,26 @@ impl BanTable {
     }
 
     fn put_all(&mut self, bans: &[Ban], now: u64, boot: Duration) -> Result<(), AttachError> {
-        let ends = |until: Option<u64>| {
-            let left = until.map(|until| Duration::from_secs(until.saturating_sub(now)));
-            left.map_or(0, |left| nanos(boot.saturating_add(left)).max(1))
+        // Never longer than it was meant to be: a clock that is behind at boot is set later.
+        let ends = |ban: &Ban| {
+            let left = |until: u64| Duration::from_secs(until.saturating_sub(now.max(ban.since)));
+            ban.until.map_or(0, |until| nanos(boot.saturating_add(left(until))).max(1))
         };
+        let prefixes = bans.iter().map(|ban| prefix_of(ban.clients, ban.port));
+        let known = self.bans.those(prefixes)?;
         let (mut has_prefixes, mut put) = (false, Ok(()));
         for ban in bans {
             let prefix = prefix_of(ban.clients, ban.port);
             let raw = RawBan {
-                until_ns: ends(ban.until),
-                own_until_ns: ends(ban.until),
+                until_ns: ends(ban),
+                own_until_ns: ends(ban),
                 since_s: u32::try_from(ban.since).unwrap_or(u32::MAX),
                 by: ban.by.unwrap_or(NOBODY),
                 why: cut_off(&ban.why),
             };
+            if known.get(&prefix).is_some_and(|known| outlasts(known, &raw)) {
+                continue;
+            }
             has_prefixes |= !is_host(&prefix.1);
             put = self.bans.put(&prefix, raw).or_else(|_| {
                 self.bans.sweep(boot)?;
@@ -95,19 +100,22 @@ impl BanTable {
         put.and(levelled)
     }
 
-    /// Lifts the bans of exactly these prefixes; `port` `None`: those for all ports and for each. Returns how
-    /// many there were.
+    /// Lifts the bans of exactly these prefixes. Returns how many there were.
     ///
     /// # Errors
     /// The tables can't be changed.
-    pub fn lift(&mut self, clients: &[BannedPrefix], port: Option<NonZeroU16>) -> Result<usize, AttachError> {
+    pub fn lift(&mut self, clients: &[BannedPrefix], which: Lifted<'_>) -> Result<usize, AttachError> {
         let mut wanted: BTreeSet<BanPrefix> =
-            clients.iter().map(|clients| prefix_of(*clients, port)).collect();
+            clients.iter().map(|clients| prefix_of(*clients, which.port)).collect();
         self.remove_those(|bans| {
-            if port.is_none() && bans.has_at_port() {
+            if which.port.is_none() && bans.has_at_port() {
                 let everywhere = |(_, net): &BanPrefix| wanted.contains(&([0; 2], *net));
                 let at_ports: Vec<BanPrefix> = bans.all()?.into_keys().filter(everywhere).collect();
                 wanted.extend(at_ports);
+            }
+            if let Some(why) = which.why {
+                let (known, why) = (bans.those(wanted.iter().copied())?, cut_off(why));
+                wanted.retain(|prefix| known.get(prefix).is_some_and(|ban| ban.why == why));
             }
             Ok(wanted)
         })
@@ -248,8 +256,14 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// As [`Ban::outlasts`].
+fn outlasts(known: &RawBan, new: &RawBan) -> bool {
+    let is_later = known.own_until_ns == 0 || known.own_until_ns > new.own_until_ns;
+    known.why != new.why && new.own_until_ns != 0 && is_later
+}
+
 /// As much of a reason as there is room for, in whole characters.
-fn cut_off(why: &Arc<str>) -> [u8; 32] {
+fn cut_off(why: &str) -> [u8; 32] {
     let mut bytes = [0; 32];
     let len = why.floor_char_boundary(bytes.len());
     bytes[..len].copy_from_slice(&why.as_bytes()[..len]);

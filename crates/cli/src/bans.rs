@@ -14,7 +14,7 @@ const BAN: Page = Page {
         example("A list, an address or prefix a line", "truepeer ban ./blocklist.txt --for 1d"),
     ],
     notes: "\
-A client is whom PROXY headers name, or who connects without one: not the load balancer. New connections, requests and datagrams are refused at once, open ones end within a second. Reload and upgrade keep bans. A second ban of the same client replaces the first one.
+A client is whom PROXY headers name, or who connects without one: not the load balancer. New connections, requests and datagrams are refused at once, open ones end within a second. Reload and upgrade keep bans. A second ban of the same client replaces the first one, unless that has another reason (--why) and ends later.
 
 Who may write to the admin socket may ban in that process. A load balancer's own health checks are never banned. Programs under truepeer run can't be told of bans: use truepeer attach or truepeer proxy.",
 };

@@ -361,6 +361,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(BAN, ACTION, "port", "PORT", "Only connections and datagrams to this port of truepeer").means("all ports").common(),
     row(UNBAN, ACTION, "port", "PORT", "Only the ban for this port").means("those for all ports").common(),
     row(BAN, ACTION, "why", "TEXT", "The reason, which truepeer bans lists").common(),
+    row(UNBAN, ACTION, "why", "TEXT", "Only bans with this reason").means("those with any").common(),
     row(BAN, ACTION, "keep", "", "Also after a restart or a reboot: each truepeer with a configuration file, and each attachment, begins with it").common(),
     row(UNBAN, ACTION, "all", "", "Everybody").common(),
     row(CROWDSEC, ACTION, "key", "@FILE", "The file with the key of the local API: cscli bouncers add truepeer -o raw > FILE").common(),

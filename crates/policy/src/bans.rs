@@ -106,6 +106,28 @@ pub struct Ban {
     pub why: Arc<str>,
 }
 
+impl Ban {
+    /// Whether this ban stays where `new` would take its place: it has another reason and ends later. So two
+    /// who ban the same client do not lift each other's ban.
+    #[must_use]
+    pub fn outlasts(&self, new: &Self) -> bool {
+        outlasts((&self.why, self.until), new)
+    }
+}
+
+fn outlasts((why, until): (&str, Option<u64>), new: &Ban) -> bool {
+    *why != *new.why && new.until.is_some_and(|end| until.is_none_or(|until| until > end))
+}
+
+/// Which bans of a client are lifted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Lifted<'a> {
+    /// Those for this port; `None`: those for all ports and for each.
+    pub port: Option<NonZeroU16>,
+    /// Those with this reason; `None`: with any.
+    pub why: Option<&'a str>,
+}
+
 /// There would be more bans than [`Bans::MOST`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there would be {0} bans; {most} is the most, and none of these was set: ban prefixes, or for a shorter time", most = Bans::MOST)]
@@ -151,7 +173,8 @@ impl Bans {
     /// The most bans at a time. A million addresses take about 170 MB.
     pub const MOST: usize = 1 << 20;
 
-    /// Sets all of these, or none. One that is there already gets the new terms.
+    /// Sets all of these, or none. One that is there already gets the new terms, unless it
+    /// [outlasts](Ban::outlasts) the new one.
     ///
     /// # Errors
     /// There would be too many.
@@ -164,20 +187,26 @@ impl Bans {
                 return Err(TooManyBans(table.bans.len() + new));
             }
         }
-        for Ban { clients, port, since, until, by, why } in bans {
-            table.insert((clients, port), Terms { since, until, by, why });
+        for ban in bans {
+            let key = (ban.clients, ban.port);
+            if !table.bans.get(&key).is_some_and(|terms| outlasts((&terms.why, terms.until), &ban)) {
+                let Ban { since, until, by, why, .. } = ban;
+                table.insert(key, Terms { since, until, by, why });
+            }
         }
         self.count.store(table.bans.len(), Ordering::Release);
         Ok(())
     }
 
-    /// Lifts the bans of exactly this prefix: that of this port, or with `None` those of all ports. Returns
-    /// how many there were.
-    pub fn lift(&self, clients: BannedPrefix, port: Option<NonZeroU16>) -> usize {
+    /// Lifts the bans of exactly this prefix. Returns how many there were.
+    pub fn lift(&self, clients: BannedPrefix, which: Lifted<'_>) -> usize {
         let mut table = self.write();
-        let mut keys = vec![(clients, port)];
-        if port.is_none() {
+        let mut keys = vec![(clients, which.port)];
+        if which.port.is_none() {
             keys.extend(table.ports_of(clients).map(|port| (clients, Some(port))));
+        }
+        if let Some(why) = which.why {
+            keys.retain(|key| table.bans.get(key).is_some_and(|terms| *terms.why == *why));
         }
         let lifted = keys.iter().filter(|key| table.remove(key)).count();
         self.count.store(table.bans.len(), Ordering::Release);
@@ -362,6 +391,7 @@ mod tests {
     #[test]
     fn bans_for_a_port_are_found_by_their_clients() {
         let (bans, clients) = (Bans::default(), ["10.0.0.0/8", "10.0.0.7", "10.0.0.8"]);
+        let all = Lifted::default();
         let [net, host, other] = clients.map(|clients| clients.parse().unwrap());
         let ban = |clients, port, until| {
             let port = NonZeroU16::new(port);
@@ -372,7 +402,7 @@ mod tests {
         bans.set(vec![ban(host, 0, None), ban(host, 443, None), ban(other, 0, None)]).unwrap();
         assert_eq!((of_ports(), bans.wider(other)), (vec![443, 80, 443], Some(net)));
         assert_eq!((bans.expire(10), of_ports()), (1, vec![443, 443]));
-        assert_eq!((bans.lift(other, None), bans.lift(host, None)), (1, 2));
-        assert_eq!((of_ports(), bans.lift(net, None), of_ports()), (vec![443], 1, vec![]));
+        assert_eq!((bans.lift(other, all), bans.lift(host, all)), (1, 2));
+        assert_eq!((of_ports(), bans.lift(net, all), of_ports()), (vec![443], 1, vec![]));
     }
 }

@@ -30,7 +30,7 @@ mod senders;
 
 pub use addr::{BackendAddr, ClientAddr, SenderAddr};
 pub use asked::{AskedAddress, AskedAddressError, StandIn};
-pub use bans::{Ban, BannedPrefix, BannedPrefixError, Bans, BansAt, TooManyBans};
+pub use bans::{Ban, BannedPrefix, BannedPrefixError, Bans, BansAt, Lifted, TooManyBans};
 pub use claims::{Claims, HostAddresses, SpecialRange, without_nat64};
 pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};

@@ -73,6 +73,14 @@ reasons! {
     Failed "failed": "the kernel said something unexpected"
 }
 
+impl Reason {
+    /// Whether a peer may do later what it did not do in time.
+    #[must_use]
+    pub fn may_pass(self) -> bool {
+        matches!(self, Self::WindowScale | Self::Offers | Self::Unsent)
+    }
+}
+
 /// Why a session stays in user space, with its cause.
 #[derive(Debug, thiserror::Error)]
 pub enum StaysHere {

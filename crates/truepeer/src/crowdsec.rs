@@ -17,7 +17,7 @@ use truepeer_attach::{kept_bans, seconds_now};
 use truepeer_config::spec::CrowdsecArgs;
 use truepeer_config::spec::defaults::CROWDSEC_URL;
 use truepeer_ops::{BanPlaces, BanTerms, ban_clients, unban_clients};
-use truepeer_policy::BannedPrefix;
+use truepeer_policy::{BannedPrefix, Lifted};
 use truepeer_sys::tell;
 
 /// How long the API may be silent.
@@ -152,14 +152,16 @@ fn follow(args: &CrowdsecArgs, decisions: Decisions, is_all: bool) -> anyhow::Re
     let new = by_terms(&new, if is_all { ROUND } else { 1 });
     let banned: BTreeSet<BannedPrefix> = new.values().flatten().copied().collect();
     let kept = kept_bans(seconds_now())?;
-    // Another one's ban of the same client has taken the place of ours.
-    let ours = kept.iter().filter(|ban| ban.why.starts_with(WHY)).map(|ban| ban.clients);
+    let ours = kept.iter().filter(|ban| ban.why.starts_with(WHY));
     let ended: BTreeSet<BannedPrefix> = deleted.iter().filter_map(client).collect();
-    let over: Vec<BannedPrefix> =
-        ours.filter(|ours| !banned.contains(ours) && (is_all || ended.contains(ours))).collect();
+    // By their reasons: another one's ban of the same client stays.
+    let mut over: BTreeMap<&str, Vec<BannedPrefix>> = BTreeMap::new();
+    for ban in ours.filter(|ban| !banned.contains(&ban.clients) && (is_all || ended.contains(&ban.clients))) {
+        over.entry(&ban.why).or_default().push(ban.clients);
+    }
     let places = || BanPlaces::find(&args.ask, args.pins.as_deref(), true);
-    if !over.is_empty() {
-        unban_clients(places()?, &over, None)?;
+    for (why, clients) in &over {
+        unban_clients(places()?, clients, Lifted { port: None, why: Some(why) })?;
     }
     for ((seconds, why), clients) in &new {
         let clients: Vec<BannedPrefix> = clients.iter().copied().collect();
@@ -167,7 +169,8 @@ fn follow(args: &CrowdsecArgs, decisions: Decisions, is_all: bool) -> anyhow::Re
         ban_clients(places()?, &clients, &BanTerms { time, port: None, why, keep: true })?;
     }
     if !banned.is_empty() || !over.is_empty() {
-        tell!("{} clients banned, {} no longer", banned.len(), over.len());
+        let over: usize = over.values().map(Vec::len).sum();
+        tell!("{} clients banned, {over} no longer", banned.len());
     }
     Ok(())
 }

@@ -77,7 +77,8 @@ pub(crate) fn answer(words: impl Iterator<Item = OsString>) -> Option<ExitCode> 
 
 /// Becomes the program that serves the port.
 fn serve(words: &[OsString]) -> anyhow::Result<std::convert::Infallible> {
-    let asked = Asked::parse(words)?;
+    // SCTP, or an option of a later Docker: not for truepeer.
+    let Ok(asked) = Asked::parse(words) else { return become_dockers(words) };
     let Some((file, options)) = settings(&asked)? else { return become_dockers(words) };
     let line = asked.proxy(&options);
     cli::parse([OsString::from("truepeer")].into_iter().chain(line.iter().map(OsString::from)))

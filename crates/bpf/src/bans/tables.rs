@@ -195,6 +195,27 @@ impl BanTables {
         self.level()
     }
 
+    /// What there is of exactly these.
+    pub(super) fn those(
+        &self,
+        prefixes: impl Iterator<Item = BanPrefix>,
+    ) -> Result<BTreeMap<BanPrefix, RawBan>, AttachError> {
+        let (mut known, mut all) = (BTreeMap::new(), None);
+        for prefix in prefixes {
+            let found = if is_host(&prefix.1) {
+                find(&self.hosts, HOSTS, &prefix, HOST)?
+            } else {
+                // A look-up would find a wider one as well.
+                if all.is_none() {
+                    all = Some(entries(&self.prefixes, PREFIXES)?);
+                }
+                all.as_ref().and_then(|all| all.get(&prefix)).copied()
+            };
+            known.extend(found.map(|ban| (prefix, ban)));
+        }
+        Ok(known)
+    }
+
     /// All bans, in order.
     pub(super) fn all(&self) -> Result<BTreeMap<BanPrefix, RawBan>, AttachError> {
         let mut all = entries(&self.prefixes, PREFIXES)?;

@@ -40,6 +40,8 @@ pub struct UnbanArgs {
     pub all: bool,
     #[arg(long, value_parser = port)]
     pub port: Option<NonZeroU16>,
+    #[arg(long, value_parser = why, conflicts_with = "all")]
+    pub why: Option<String>,
     #[command(flatten)]
     pub ask: AskSpec,
     #[arg(long)]

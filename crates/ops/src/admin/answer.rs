@@ -305,12 +305,16 @@ fn who_is(running: &dyn Running, query: &str, right: Right) -> Response {
         Ok(asked) => asked,
         Err(problem) => return Response::text(400, &problem),
     };
-    // Whoever may ask for a peer must know it: nobody can go through all of them.
+    // An application knows its peer's address and port, and no sender's.
     let is_one = right == Right::Whois;
     if is_one && !asked.has_port() {
         return Response::text(403, &format!("{asked}: on this socket a port is needed: ADDRESS:PORT"));
     }
-    match whois::find(running, asked) {
+    let mut found = whois::find(running, asked);
+    if is_one {
+        found.retain(|doc| doc.shown_as.is_some_and(|shown| asked.is(shown)));
+    }
+    match found {
         found if !found.is_empty() => Response::json(&found),
         _ if is_one => Response::text(404, &format!("{asked}: no open session has this address")),
         _ => Response::text(404, &whois::nothing(running, asked)),

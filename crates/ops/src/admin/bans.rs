@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use truepeer_attach::seconds_now as now;
 use truepeer_http::query;
-use truepeer_policy::{Ban, BannedPrefix, Bans};
+use truepeer_policy::{Ban, BannedPrefix, Bans, Lifted};
 
 use super::Running;
 
@@ -57,8 +57,8 @@ impl BanDoc {
 pub enum BanChange {
     /// Set all of these, or none.
     Set(Vec<Ban>),
-    /// Lift those of these prefixes; `None`: of all ports.
-    Lift(Vec<BannedPrefix>, Option<NonZeroU16>),
+    /// Lift those of these prefixes, of this port and with this reason; `None`: of all ports, with any.
+    Lift(Vec<BannedPrefix>, Option<NonZeroU16>, Option<String>),
     /// Lift all.
     Clear,
 }
@@ -74,7 +74,10 @@ impl BanChange {
                 let count = set.len();
                 bans.set(set).map(|()| count).map_err(|error| error.to_string())
             }
-            Self::Lift(clients, port) => Ok(clients.iter().map(|clients| bans.lift(*clients, port)).sum()),
+            Self::Lift(clients, port, why) => {
+                let which = Lifted { port, why: why.as_deref() };
+                Ok(clients.iter().map(|clients| bans.lift(*clients, which)).sum())
+            }
             Self::Clear => Ok(bans.clear()),
         }
     }
@@ -91,7 +94,7 @@ pub(super) fn list(running: &dyn Running) -> Vec<BanDoc> {
 
 /// What a request asks for. `user`: who sends it.
 pub(super) fn asked(method: &str, query: &str, user: Option<u32>) -> Result<BanChange, String> {
-    let (mut clients, mut port, mut time, mut why) = (Vec::new(), None, None, String::new());
+    let (mut clients, mut port, mut time, mut why) = (Vec::new(), None, None, None);
     let is_set = method == "POST";
     for (name, value) in query::pairs(query) {
         let wrong = |expected: &str| format!("{name}={value}: expected {expected}");
@@ -102,24 +105,24 @@ pub(super) fn asked(method: &str, query: &str, user: Option<u32>) -> Result<BanC
                 let seconds = value.parse::<u64>().ok().filter(|seconds| *seconds > 0);
                 time = Some(seconds.ok_or_else(|| wrong("seconds"))?);
             }
-            "why" if is_set => {
+            "why" => {
                 if value.len() > MOST_WHY || value.chars().any(char::is_control) {
                     return Err(format!("why: expected at most {MOST_WHY} bytes in one line"));
                 }
-                why = value;
+                why = Some(value);
             }
             _ if is_set => return Err(format!("{name}: expected client, for, port or why")),
-            _ => return Err(format!("{name}: expected client or port")),
+            _ => return Err(format!("{name}: expected client, port or why")),
         }
     }
     if !is_set {
-        let all = clients.is_empty() && port.is_none();
-        return Ok(if all { BanChange::Clear } else { BanChange::Lift(clients, port) });
+        let all = clients.is_empty() && port.is_none() && why.is_none();
+        return Ok(if all { BanChange::Clear } else { BanChange::Lift(clients, port, why) });
     }
     if clients.is_empty() {
         return Err("expected client=ADDRESS or client=PREFIX".to_owned());
     }
-    let (since, why): (u64, Arc<str>) = (now(), why.into());
+    let (since, why): (u64, Arc<str>) = (now(), why.unwrap_or_default().into());
     // A time that no clock reaches is for ever.
     let until = time.and_then(|time| since.checked_add(time));
     let ban = |clients| Ban { clients, port, since, until, by: user, why: Arc::clone(&why) };
@@ -130,7 +133,7 @@ pub(super) fn asked(method: &str, query: &str, user: Option<u32>) -> Result<BanC
 pub(super) fn notes(running: &dyn Running, change: &BanChange) -> Vec<String> {
     match change {
         BanChange::Set(bans) => bans.iter().filter_map(|ban| running.note_of_ban(ban.clients)).collect(),
-        BanChange::Lift(clients, _) => {
+        BanChange::Lift(clients, ..) => {
             let table = running.bans();
             let wider = |lifted: &BannedPrefix| table.wider(*lifted).map(|wider| (*lifted, wider));
             let still = clients.iter().filter_map(wider);

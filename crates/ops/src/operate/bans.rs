@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use truepeer_attach::{AttachedBans, keep, keep_only, kept_bans, seconds_now as now};
 use truepeer_config::spec::{AskSpec, BanArgs, Banned, BansArgs, UnbanArgs};
-use truepeer_policy::{Ban, BannedPrefix};
+use truepeer_policy::{Ban, BannedPrefix, Lifted};
 use truepeer_sys::tell;
 
 use crate::admin::{BanDoc, Client};
@@ -93,7 +93,7 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return Ok(writeln!(out, "{} bans lifted", Count(lifted))?);
     }
     let clients = read(&args.clients)?;
-    let lifted = unban_clients(places, &clients, args.port)?;
+    let lifted = unban_clients(places, &clients, Lifted { port: args.port, why: args.why.as_deref() })?;
     match (lifted, clients.len()) {
         (0, _) => writeln!(out, "{} not banned", named(&clients))?,
         (_, 1) => writeln!(out, "{} no longer banned", named(&clients))?,
@@ -109,19 +109,24 @@ pub fn unban(args: &UnbanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 pub fn unban_clients(
     mut places: BanPlaces,
     clients: &[BannedPrefix],
-    port: Option<NonZeroU16>,
+    which: Lifted<'_>,
 ) -> anyhow::Result<u64> {
     let mut lifted = 0;
     if let Some(running) = &places.running {
-        let terms = port.map_or_else(String::new, |port| format!("&port={port}"));
+        let mut terms = which.port.map_or_else(String::new, |port| format!("&port={port}"));
+        if let Some(why) = which.why {
+            terms += &format!("&why={}", escaped(why));
+        }
         lifted = change(running, "DELETE", clients, &terms)?;
     }
     if let Some(attached) = &mut places.attached {
-        lifted = lifted.max(attached.lift(clients, port)? as u64);
+        lifted = lifted.max(attached.lift(clients, which)? as u64);
     }
     let lifted_too: BTreeSet<BannedPrefix> = clients.iter().copied().collect();
     Ok(lifted.max(keep_only(now(), |ban| {
-        !lifted_too.contains(&ban.clients) || port.is_some_and(|port| ban.port != Some(port))
+        !lifted_too.contains(&ban.clients)
+            || which.port.is_some_and(|port| ban.port != Some(port))
+            || which.why.is_some_and(|why| *ban.why != *why)
     })?))
 }
 

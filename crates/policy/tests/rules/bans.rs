@@ -3,7 +3,9 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use truepeer_policy::{Ban, BannedPrefix, Bans, BansAt, ClientAddr, HeaderRule, PrefixSet, Senders};
+use truepeer_policy::{
+    Ban, BannedPrefix, Bans, BansAt, ClientAddr, HeaderRule, Lifted, PrefixSet, Senders,
+};
 use truepeer_proto::{Addresses, Command};
 
 use crate::common::{claim, header, policy, route, sender};
@@ -31,8 +33,8 @@ fn a_ban_counts_at_once_and_until_it_is_lifted() {
     }
     assert!(route(&policy, &claim("192.0.2.1:1")).is_ok());
     assert!(route(&policy, &claim("[2001:db8:8::1]:1")).is_ok());
-    assert_eq!(bans.lift("192.0.2.66".parse().unwrap(), None), 0);
-    assert_eq!(bans.lift("192.0.2.64/26".parse().unwrap(), None), 1);
+    assert_eq!(bans.lift("192.0.2.66".parse().unwrap(), Lifted::default()), 0);
+    assert_eq!(bans.lift("192.0.2.64/26".parse().unwrap(), Lifted::default()), 1);
     assert!(route(&policy, &claim("192.0.2.66:1")).is_ok());
     assert_eq!((bans.len(), bans.clear()), (1, 1));
     assert!(route(&policy, &claim("[2001:db8:7::1]:1")).is_ok());
@@ -64,10 +66,25 @@ fn a_ban_may_be_for_a_port() {
     bans.set(vec![Ban { port: at, ..ban("192.0.2.66") }]).unwrap();
     assert!(route(&policy, &claim("192.0.2.66:1")).is_err());
     let client = "192.0.2.66".parse().unwrap();
-    assert_eq!((bans.lift(client, at), bans.len()), (1, 1));
+    assert_eq!((bans.lift(client, Lifted { port: at, why: None }), bans.len()), (1, 1));
     assert!(route(&policy, &claim("192.0.2.66:1")).is_ok());
     bans.set(vec![ban("192.0.2.66")]).unwrap();
-    assert_eq!((bans.lift(client, None), bans.len()), (2, 0));
+    assert_eq!((bans.lift(client, Lifted::default()), bans.len()), (2, 0));
+}
+
+#[test]
+fn two_who_ban_one_client_lift_only_their_own() {
+    let (policy, bans) = with_bans();
+    let is_banned = || route(&policy, &claim("192.0.2.66:1")).is_err();
+    let by = |why: &str, until| vec![Ban { until, why: why.into(), ..ban("192.0.2.66") }];
+    let lift = |why| bans.lift("192.0.2.66".parse().unwrap(), Lifted { port: None, why: Some(why) });
+    bans.set(by("a week", Some(700))).unwrap();
+    bans.set(by("ten minutes", Some(10))).unwrap();
+    assert_eq!((bans.next_expiry(), lift("ten minutes"), is_banned()), (Some(700), 0, true));
+    bans.set(by("for ever", None)).unwrap();
+    assert_eq!((bans.next_expiry(), lift("a week"), is_banned()), (None, 0, true));
+    bans.set(by("for ever", Some(5))).unwrap();
+    assert_eq!((bans.next_expiry(), lift("for ever"), is_banned()), (Some(5), 1, false));
 }
 
 /// A load balancer that is banned by mistake names its clients as before, and learns that the backend lives.
@@ -143,7 +160,7 @@ fn too_many_bans_are_refused_as_a_whole() {
     let client = |n: u32| ClientAddr::new((std::net::Ipv4Addr::from_bits(0x0a00_0000 + n), 1).into());
     assert!(bans.has(client(most - 1), 1) && !bans.has(client(most), 1));
     assert_eq!(bans.wider("10.0.0.0/8".parse().unwrap()), None);
-    assert_eq!((bans.lift("10.0.0.7".parse().unwrap(), None), bans.len()), (1, Bans::MOST - 1));
+    assert_eq!((bans.lift("10.0.0.7".parse().unwrap(), Lifted::default()), bans.len()), (1, Bans::MOST - 1));
     assert!(bans.set(vec![ban("10.0.0.0/24")]).is_ok());
     assert_eq!(bans.wider("10.0.0.7".parse().unwrap()), Some("10.0.0.0/24".parse().unwrap()));
 }

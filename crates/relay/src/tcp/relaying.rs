@@ -58,8 +58,8 @@ pub(crate) struct Relaying<S, P> {
     reset_checks: u32,
     reset_check_due: bool,
     leaving: Option<Box<Leaving>>,
-    /// Why it stays, if it has tried to leave.
-    stays: Option<Reason>,
+    /// Why it stays, if it has tried to leave, and its age then.
+    stays: Option<(Reason, Duration)>,
     /// Nothing is written to this end: what it has must be sent first.
     hold: Option<Side>,
     /// The sender was silent, and its first bytes may be a header: they stay in the kernel until that is
@@ -191,7 +191,7 @@ impl<S, P> Relaying<S, P> {
 
     /// Why it stays in user space, if it has tried to leave.
     pub(crate) fn stays(&self) -> Option<Reason> {
-        self.stays
+        self.stays.map(|(reason, _)| reason)
     }
 
     /// Whether bytes are translated already: then it can't stay.
@@ -220,18 +220,18 @@ impl<S, P> Relaying<S, P> {
                 return Ok(None);
             }
             if after.is_some_and(|after| after.is_marked) {
-                self.stays = Some(Reason::Mark);
+                self.stays = Some((Reason::Mark, age));
                 return Ok(None);
             }
             let ends = [self.downstream.ready, self.upstream.ready];
             if ends.iter().any(|ready| ready.urgent) {
                 // A broken connection counts as urgent, too.
-                self.stays = (!ends.iter().any(|ready| ready.error)).then_some(Reason::Urgent);
+                self.stays = (!ends.iter().any(|ready| ready.error)).then_some((Reason::Urgent, age));
                 return Ok(None);
             }
             match io.begin_leaving([&self.downstream.socket, &self.upstream.socket], age) {
                 Ok(leaving) => self.leaving = Some(Box::new(leaving)),
-                Err(reason) => self.stays = Some(reason),
+                Err(reason) => self.stays = Some((reason, age)),
             }
         }
         let streams = self.streams();
@@ -248,7 +248,7 @@ impl<S, P> Relaying<S, P> {
                 if let Some(leaving) = self.leaving.take() {
                     io.stay(*leaving, sockets);
                 }
-                self.stays = Some(reason);
+                self.stays = Some((reason, age));
                 held.map(|_| Progress::TurnOver)
             }
             Turn::Hold(side) => {
@@ -265,8 +265,10 @@ impl<S, P> Relaying<S, P> {
     fn is_worth_leaving(&self, after: Option<SpliceAfter>, age: Duration) -> bool {
         let Some(after) = after else { return false };
         let (up, down) = self.delivered_bytes();
-        let may = self.stays.is_none() && self.broken.is_none();
-        may && !self.awaits_late_bytes
+        // Each further try comes when the session is twice as old as at the last one.
+        let may = self.stays.is_none_or(|(reason, then)| reason.may_pass() && age >= 2 * then);
+        may && self.broken.is_none()
+            && !self.awaits_late_bytes
             && !self.up.has_ended()
             && !self.down.has_ended()
             && (up + down >= after.bytes || age >= after.age)

@@ -303,10 +303,17 @@ fn by_fail2ban(bed: &Bed) -> anyhow::Result<()> {
     is_refused("[2001:db8::7]:5001")?;
     goes_on(&mut other)?;
     let kept = std::fs::read_to_string(bed.dir().join("lib/truepeer-bans/list"))?;
-    ensure!(kept.lines().count() == 2, "{kept}");
+    let until_the_end = |line: &str| {
+        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        matches!(numbers[..], [since, until, ..] if until - since == 660)
+    };
+    ensure!(kept.lines().count() == 2 && kept.lines().all(until_the_end), "{kept}");
+    operate(bed, &["ban", "203.0.113.7", "--why", "of another"])?;
     fail2ban(&["unban", "--all"])?;
-    session("203.0.113.7:5002")?;
     session("[2001:db8::7]:5002")?;
+    is_refused("203.0.113.7:5002")?;
+    operate(bed, &["unban", "203.0.113.7", "--why", "of another"])?;
+    session("203.0.113.7:5002")?;
     let kept = std::fs::read_to_string(bed.dir().join("lib/truepeer-bans/list"))?;
     ensure!(kept.is_empty(), "{kept}");
     Ok(())
