@@ -44,13 +44,13 @@ impl Sizes {
             tcp: [
                 ("tp_flows", tcp(flows)),
                 ("tp_pending", tcp((flows / FLOWS_PER_PENDING).max(PENDING).max(least))),
-                ("tp_ended", tcp(flows / FLOWS_PER_ENDED)),
+                ("tp_ended", tcp((flows / FLOWS_PER_ENDED).max(least))),
                 ("tp_guesses", tcp(GUESSES)),
             ],
             udp: [
-                ("tp_udp_flows", udp(rules.max_udp_flows.get())),
+                ("tp_udp_flows", udp(rules.max_udp_flows.get().max(least))),
                 ("tp_udp_slots", udp(slots(rules))),
-                ("tp_udp_named", udp(named(rules))),
+                ("tp_udp_named", udp(named(rules, least))),
             ],
         })
     }
@@ -107,9 +107,9 @@ fn slots(rules: &Rules) -> u32 {
 }
 
 /// Only where later datagrams have no header, their senders are remembered (`c/attach/udp_named.h`).
-fn named(rules: &Rules) -> u32 {
+fn named(rules: &Rules, least: u32) -> u32 {
     let has_bare = rules.udp_ports.values().any(|udp_port| udp_port.dialect.has_bare_datagrams());
-    if has_bare { rules.max_udp_flows.get() } else { NONE }
+    if has_bare { rules.max_udp_flows.get().max(least) } else { NONE }
 }
 
 /// The default of [`Rules::max_flows`].

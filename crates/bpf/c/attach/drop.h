@@ -30,7 +30,8 @@ static __always_inline int go_on(struct __sk_buff *skb)
 static __always_inline int refuse_claim_for(struct __sk_buff *skb, struct incoming *in, enum counter reason,
 					    const struct flow *claimed)
 {
-	__u32 kernel_seq = in->pending->isn + 1 + in->pending->guess;
+	__u32 kernel_seq = in->pending->stage == NO_SLOT ? in->segment.seq + in->pending->flow.delta :
+			   in->pending->isn + 1 + in->pending->guess;
 
 	count(in->port, reason);
 	tell(&in->key, IPPROTO_TCP, reason, claimed);

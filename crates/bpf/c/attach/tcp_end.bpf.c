@@ -42,7 +42,7 @@ static __always_inline void retire(const struct flow_key *key, int may_wait)
 	if (!flow)
 		return;
 	if (flow->delta && may_wait) {
-		struct flow copy = *flow;
+		struct flow copy = { .delta = flow->delta }; /* no header may come late */
 		bpf_map_update_elem(&tp_ended, key, &copy, BPF_ANY);
 	}
 	bpf_map_delete_elem(&tp_flows, key);

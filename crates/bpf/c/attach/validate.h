@@ -58,12 +58,12 @@ static __always_inline int proves_cookie(struct __sk_buff *skb, const struct seg
 /* PAWS, and the echo: between this host's first timestamp and its newest (TSEcrRejected of Linux 6.15). */
 static __always_inline int is_timely(const struct pending *pending, const struct timestamps *timestamps)
 {
+	/* Behind a cookie the kernel knows no earlier one, and checks the echo itself: it encodes the options. */
+	__u32 first = pending->tsval_first, echo = timestamps->echo;
+
 	if (pending->ts_recent && (__s32)(pending->ts_recent - timestamps->value) > 0)
-		return 0;
-	/* The echo of a cookie's timestamp encodes the negotiated options, so the kernel itself checks it. */
-	if (pending->is_by_cookie || !timestamps->echo)
-		return 1;
-	return timestamps->echo - pending->tsval_first <= pending->tsval_newest - pending->tsval_first;
+		return pending->is_by_cookie;
+	return pending->is_by_cookie || !echo || echo - first <= pending->tsval_newest - first;
 }
 
 /* Only segments with ACK and without SYN and RST. `tsval` becomes the segment's timestamp, if it has one. */
@@ -72,9 +72,7 @@ GLOBAL int is_acceptable(struct __sk_buff *skb, const struct segment *segment, s
 {
 	struct timestamps timestamps = {};
 
-	if (!segment || !pending || !tsval)
-		return 0;
-	if (!(segment->flags & ACK))
+	if (!segment || !pending || !tsval || !(segment->flags & ACK))
 		return 0;
 	if (!is_our_number(segment, pending) && !pending->is_by_cookie)
 		return 0;

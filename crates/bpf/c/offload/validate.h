@@ -81,11 +81,12 @@ static __always_inline int is_in_window(const struct segment *segment, const str
 	return !is_before(end_of(segment), face->ack) && !is_before(face->edge, segment->seq);
 }
 
-/* RFC 5961, 5.2; tcp_ack(). Before the peer has said anything, an acknowledgement must be a window's length
- * old at most. */
+/* RFC 5961, 5.2; tcp_ack(). Before the peer has said anything, an acknowledgement must be twice the longest
+ * unscaled window old at most. */
 static __always_inline int is_ack_good(const struct segment *segment, const struct face *face)
 {
-	__u32 oldest = face->known & SAID ? face->una - face->max_window : face->nxt - (1 << 30);
+	__u32 oldest = face->known & SAID ? face->una - face->max_window :
+					    face->nxt - (131070U << (face->peer_scale & 15));
 
 	if (!(segment->flags & ACK))
 		return 0;

@@ -92,7 +92,7 @@ fn is_taken(segment: &Segment, face: &FaceState) -> bool {
     let oldest = if face.known & SAID != 0 {
         face.una.wrapping_sub(face.max_window)
     } else {
-        face.nxt.wrapping_sub(1 << 30)
+        face.nxt.wrapping_sub(131_070 << (face.peer_scale & 15))
     };
     face.known & TOLD != 0
         && (is_late_ack(segment, face)

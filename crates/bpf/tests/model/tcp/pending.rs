@@ -326,10 +326,13 @@ fn is_acceptable(segment: &Segment, pending: &Pending, answer: SynAnswer) -> boo
     let (Some((value, echo)), Some([first, _, newest])) = (segment.timestamps, answer.tsvals) else {
         return true;
     };
+    if answer.is_cookie {
+        return true;
+    }
     if pending.ts_recent != 0 && pending.ts_recent.wrapping_sub(value).cast_signed() > 0 {
         return false;
     }
-    answer.is_cookie || echo == 0 || echo.wrapping_sub(first) <= newest.wrapping_sub(first)
+    echo == 0 || echo.wrapping_sub(first) <= newest.wrapping_sub(first)
 }
 
 /// The kernel's view: the number is shifted by the same amount as the SYN's.
