@@ -98,8 +98,11 @@ pub struct Connection {
     sent: usize,
     /// How many bytes of it the other end has caused.
     answers: usize,
-    /// All that the other end has taken so far.
-    pub(super) taken_in_all: u64,
+    /// Bytes of DATA in `out` that don't count as taken yet.
+    pub(super) data_out: usize,
+    /// The bytes of DATA that the other end has taken so far. Frames that it can cause at will, such as
+    /// answers to PING, don't count: they would hide that it takes no response.
+    pub(super) data_taken: u64,
     /// No header block was written yet.
     is_first_block: bool,
     /// The streams that have not ended, by their numbers.
@@ -189,7 +192,8 @@ impl Connection {
             out,
             sent: 0,
             answers: 0,
-            taken_in_all: 0,
+            data_out: 0,
+            data_taken: 0,
             is_first_block: true,
             streams: Vec::new(),
             handles: 0,
@@ -451,7 +455,9 @@ impl Connection {
     pub fn on_taken(&mut self, bytes: usize) {
         self.first_unsent = self.next;
         self.sent += bytes;
-        self.taken_in_all += bytes as u64;
+        let data = bytes.min(self.data_out);
+        self.data_out -= data;
+        self.data_taken += data as u64;
         if self.sent < self.out.len() {
             return;
         }
@@ -465,7 +471,7 @@ impl Connection {
     /// Nobody takes what waits to be sent.
     pub fn discard_out(&mut self) {
         self.out.clear();
-        (self.sent, self.answers) = (0, 0);
+        (self.sent, self.answers, self.data_out) = (0, 0, 0);
     }
 
     /// The connection has ended, and nothing more is sent.

@@ -3,6 +3,7 @@
 mod frames;
 mod gives_way;
 mod hostile;
+mod slow;
 mod uploads;
 
 use std::cell::Cell;
