@@ -406,8 +406,12 @@ impl Connection {
         }
     }
 
-    /// Ends a stream that violates the protocol.
+    /// Ends a stream that violates the protocol. A client that makes truepeer reset its request has cancelled
+    /// it ("MadeYouReset", CVE-2025-8671).
     pub(super) fn violation(&mut self, stream: &mut Stream, reason: Reason) {
+        if self.role == Role::Server && !stream.is_sent {
+            self.tally.taken_back += 1;
+        }
         self.refuse(stream, reason, StreamError::Violation(reason));
     }
 

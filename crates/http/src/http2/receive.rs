@@ -204,7 +204,6 @@ impl Connection {
 
     /// A request that breaks off or that violates RFC 9113 section 8.
     pub(super) fn malformed(&mut self, stream: &mut Stream) {
-        self.tally.taken_back += 1;
         self.violation(stream, Reason::PROTOCOL_ERROR);
     }
 

@@ -1,5 +1,6 @@
 //! The state alone, without a connection: frames in, frames out.
 
+mod abuse;
 mod client;
 mod server;
 

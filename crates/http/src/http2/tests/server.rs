@@ -8,10 +8,10 @@ use super::*;
 use crate::fields::FieldList;
 use crate::{BodyLength, HeadError, RequestHead};
 
-const GET: &[u8] = &[0x82, 0x87, 0x84, 0x41, 1, b'a'];
-const WHOLE: u8 = END_HEADERS | END_STREAM;
+pub(super) const GET: &[u8] = &[0x82, 0x87, 0x84, 0x41, 1, b'a'];
+pub(super) const WHOLE: u8 = END_HEADERS | END_STREAM;
 
-fn post(length: Option<usize>) -> Vec<u8> {
+pub(super) fn post(length: Option<usize>) -> Vec<u8> {
     let mut block = [&[0x83], &GET[1..]].concat();
     if let Some(length) = length {
         write_field(&mut block, b"content-length", length.to_string().as_bytes());
@@ -20,19 +20,19 @@ fn post(length: Option<usize>) -> Vec<u8> {
 }
 
 /// A connection after the client's SETTINGS, with these parameters.
-fn connection(parameters: &[(u16, u32)]) -> Shared {
+pub(super) fn connection(parameters: &[(u16, u32)]) -> Shared {
     let state = shared(Role::Server);
     say(&state, &[CLIENT_PREFACE, &settings(parameters)].concat()).unwrap();
     sent(&state);
     state
 }
 
-fn ask(state: &Shared, id: u32, flags: u8, block: &[u8]) -> StreamHandle {
+pub(super) fn ask(state: &Shared, id: u32, flags: u8, block: &[u8]) -> StreamHandle {
     say(state, &frame(HEADERS, flags, id, block)).unwrap();
     StreamHandle::next_request(state).expect("a request")
 }
 
-fn answer(stream: &StreamHandle, ends: bool) {
+pub(super) fn answer(stream: &StreamHandle, ends: bool) {
     let mut block = Vec::new();
     status(&mut block, 200);
     assert_eq!(stream.poll_head_room(&cx()), Poll::Ready(true));
@@ -305,61 +305,6 @@ fn what_others_send_shows_that_the_client_reads() {
     say(&state, &frame(PING, 0, 0, &[7; 8])).unwrap();
     assert_eq!(kinds(&state).pop(), Some(PING));
     assert_eq!(other.taken_before_this(), Some(before + 100));
-}
-
-#[test]
-fn rapid_resets_and_malformed_requests_end_the_connection() {
-    let cancelled = |id| [frame(HEADERS, WHOLE, id, GET), number(RST_STREAM, id, 8)].concat();
-    let malformed = |id| frame(HEADERS, WHOLE, id, &[0x82]);
-    for flood in [&cancelled as &dyn Fn(u32) -> Vec<u8>, &malformed] {
-        let state = connection(&[]);
-        let ended = (0..1000).find_map(|number| {
-            let said = say(&state, &flood(1 + 2 * number)).err();
-            drop(StreamHandle::next_request(&state));
-            sent(&state);
-            said.map(|fault| (number, fault))
-        });
-        assert_eq!(ended, Some((101, Fault::RapidReset)));
-    }
-}
-
-/// Their tasks may take long to end, whatever the client does meanwhile.
-#[test]
-fn streams_that_are_cancelled_count_until_their_tasks_end() {
-    let state = connection(&[]);
-    let (mut tasks, mut id) = (Vec::new(), 1);
-    let fault = loop {
-        // Each second one is answered, so few are cancelled.
-        let cancelled = [frame(HEADERS, WHOLE, id, GET), number(RST_STREAM, id, 8)].concat();
-        let said = say(&state, &cancelled);
-        tasks.extend(StreamHandle::next_request(&state));
-        if let Err(fault) = said.and_then(|()| say(&state, &frame(HEADERS, WHOLE, id + 2, GET))) {
-            break fault;
-        }
-        answer(&StreamHandle::next_request(&state).expect("a request"), true);
-        sent(&state);
-        id += 4;
-    };
-    assert_eq!((fault, tasks.len()), (Fault::RapidReset, 256));
-}
-
-#[test]
-fn floods_of_control_frames_end_the_connection() {
-    for flood in [
-        frame(PING, 0, 0, &[7; 8]),
-        frame(PING, ACK, 0, &[7; 8]),
-        settings(&[]),
-        number(WINDOW_UPDATE, 0, 1),
-        frame(PRIORITY, 0, 77, &[0, 0, 0, 0, 16]),
-        frame(PRIORITY_UPDATE, 0, 0, &[0, 0, 0, 1]),
-        frame(DATA, 0, 1, &[]),
-        frame(0xee, 0, 1, b"of an unknown kind"),
-    ] {
-        let state = connection(&[]);
-        let _open = ask(&state, 1, END_HEADERS, &post(None));
-        let ended = (0..10_000).find_map(|_| say(&state, &flood).err());
-        assert_eq!(ended, Some(Fault::Excess), "{:?}", flood[3]);
-    }
 }
 
 #[test]
