@@ -554,28 +554,30 @@ impl Connection {
     }
 
     /// Wakes the streams that wait for room: the urgent ones first (RFC 9218), and of those that take turns
-    /// each time another one. The first ones may take all of it. No more are woken than can use it.
+    /// each time another one. The first ones may take all of it. No more are woken than can use it: data whose
+    /// window is closed must not keep the heads of others waiting.
     pub(super) fn wake_for_room(&mut self) {
-        let last_first = self.woken_first;
+        let (last_first, all) = (self.woken_first, self.send_window);
         let mut waiting: Vec<_> = self
             .streams
             .iter()
             .filter_map(|(id, stream)| {
                 let stream = stream.borrow();
-                let may_send = stream.waits_for_room && (stream.send_window > 0 || stream.wanted == 0);
+                let usable = stream.wanted.min(usize::try_from(stream.send_window.min(all)).unwrap_or(0));
+                let may_send = stream.waits_for_room && (usable > 0 || stream.wanted == 0);
                 let turn = (stream.priority.is_incremental && *id <= last_first, *id);
-                may_send.then(|| (stream.priority, turn, stream.wanted))
+                may_send.then(|| (stream.priority, turn, usable))
             })
             .collect();
         waiting.sort_unstable();
         let mut room = self.out_room();
-        for (at, (_, (_, id), wanted)) in waiting.into_iter().enumerate() {
+        for (at, (_, (_, id), usable)) in waiting.into_iter().enumerate() {
             let Some(stream) = self.find(id) else { continue };
             if at == 0 {
                 self.woken_first = id;
             }
             stream.borrow().wake();
-            room = room.saturating_sub(wanted);
+            room = room.saturating_sub(usable);
             if room == 0 {
                 return;
             }

@@ -290,8 +290,15 @@ impl Connection {
         if head.has(ACK) {
             return Ok(());
         }
+        let mut window = None;
         for &[a, b, value @ ..] in settings {
-            self.set(u16::from_be_bytes([a, b]), u32::from_be_bytes(value))?;
+            let (name, value) = (u16::from_be_bytes([a, b]), u32::from_be_bytes(value));
+            self.set(name, value)?;
+            window = if name == INITIAL_WINDOW_SIZE { Some(value) } else { window };
+        }
+        // Only the last one: each visits all streams, and a frame has room for 2,730 of them.
+        if let Some(value) = window {
+            self.set_window(value)?;
         }
         frame::write_head(&mut self.out, 0, SETTINGS, ACK, 0);
         Ok(())
@@ -306,7 +313,9 @@ impl Connection {
                 self.most_streams = value;
                 Ok(())
             }
-            INITIAL_WINDOW_SIZE => self.set_window(value),
+            INITIAL_WINDOW_SIZE if i64::from(value) > LARGEST_WINDOW => {
+                Err(Reason::FLOW_CONTROL_ERROR.into())
+            }
             MAX_FRAME_SIZE => {
                 let size = value as usize;
                 let is_valid = (MOST_PAYLOAD..1 << 24).contains(&size);
@@ -320,9 +329,6 @@ impl Connection {
     /// RFC 9113 6.9.2: all streams' windows change with their initial size.
     fn set_window(&mut self, value: u32) -> Done {
         let value = i64::from(value);
-        if value > LARGEST_WINDOW {
-            return Err(Reason::FLOW_CONTROL_ERROR.into());
-        }
         let more = value - self.first_send_window;
         self.first_send_window = value;
         for (_, stream) in &self.streams {

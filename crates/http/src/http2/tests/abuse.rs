@@ -1,6 +1,7 @@
 //! Clients that abuse a connection.
 
 use std::collections::VecDeque;
+use std::task::Poll;
 
 use super::server::{GET, WHOLE, answer, ask, connection, post};
 use super::*;
@@ -97,4 +98,19 @@ fn floods_of_control_frames_end_the_connection() {
         let ended = (0..10_000).find_map(|_| say(&state, &flood).err());
         assert_eq!(ended, Some(Fault::Excess), "{:?}", flood[3]);
     }
+}
+
+/// Each one would visit all streams.
+#[test]
+fn of_many_initial_windows_in_one_frame_the_last_counts() {
+    let (state, woken) = (connection(&[(4, 0)]), Woken::default());
+    let stream = ask(&state, 1, WHOLE, GET);
+    let waker = woken.waker(1);
+    assert!(stream.poll_room(&Context::from_waker(&waker), 100).is_pending());
+    let many: Vec<_> = (1..=2730).map(|value| (4, value)).collect();
+    say(&state, &settings(&many)).unwrap();
+    assert_eq!(woken.take(), [1]);
+    assert_eq!(stream.poll_room(&cx(), 5000), Poll::Ready(Some(2730)));
+    let fault = say(&state, &settings(&[(4, 1 << 31), (4, 1)]));
+    assert_eq!(fault, Err(Reason::FLOW_CONTROL_ERROR.into()));
 }

@@ -361,6 +361,31 @@ fn heads_wait_while_nothing_is_taken() {
     answer(&other, true);
 }
 
+/// The connection's window is closed. The data that waits for it needs no room.
+#[test]
+fn heads_pass_data_that_waits_for_the_window() {
+    let (state, woken) = (connection(&[(4, 1 << 20)]), Woken::default());
+    let (data, head) = (ask(&state, 1, WHOLE, GET), ask(&state, 3, WHOLE, GET));
+    answer(&data, false);
+    while let Poll::Ready(Some(room)) = data.poll_room(&cx(), MOST_PAYLOAD) {
+        data.send_data(&vec![7; room], false);
+        sent(&state);
+    }
+    state.borrow_mut().out.resize(MOST_OUT_BYTES, 0);
+    let wakers = [1, 3].map(|id| woken.waker(id));
+    assert!(data.poll_room(&Context::from_waker(&wakers[0]), MOST_OUT_BYTES).is_pending());
+    assert!(head.poll_head_room(&Context::from_waker(&wakers[1])).is_pending());
+    state.borrow_mut().on_taken(MOST_OUT_BYTES);
+    assert_eq!(woken.take(), [3]);
+    // It opens, for less than the data wants.
+    state.borrow_mut().out.resize(MOST_OUT_BYTES, 0);
+    assert!(head.poll_head_room(&Context::from_waker(&wakers[1])).is_pending());
+    say(&state, &number(WINDOW_UPDATE, 0, 100)).unwrap();
+    woken.take();
+    state.borrow_mut().on_taken(MOST_OUT_BYTES);
+    assert_eq!(woken.take(), [1, 3]);
+}
+
 /// RFC 9218: by urgency, then one after the other, or in turns.
 #[test]
 fn urgent_responses_leave_first() {
@@ -387,28 +412,17 @@ fn urgent_responses_leave_first() {
 /// Fills the buffer with each stream in turn: which one is woken first, and sends. The urgent ones end after
 /// one piece.
 fn woken_in_order(state: &Shared, streams: &[StreamHandle], rounds: usize) -> Vec<u32> {
-    use std::sync::{Arc, Mutex};
-    use std::task::{Wake, Waker};
-
-    struct Note(u32, Arc<Mutex<Vec<u32>>>);
-
-    impl Wake for Note {
-        fn wake(self: Arc<Self>) {
-            self.1.lock().unwrap().push(self.0);
-        }
-    }
-
-    let woken = Arc::new(Mutex::new(Vec::new()));
+    let woken = Woken::default();
     let mut pieces: Vec<(u32, usize)> = streams.iter().map(|stream| (stream.id(), 2)).collect();
     let mut order = Vec::new();
     for _ in 0..rounds {
         state.borrow_mut().out.resize(MOST_OUT_BYTES, 0);
         for stream in streams.iter().filter(|stream| !stream.is_sent()) {
-            let waker = Waker::from(Arc::new(Note(stream.id(), Arc::clone(&woken))));
+            let waker = woken.waker(stream.id());
             assert!(stream.poll_room(&Context::from_waker(&waker), MOST_OUT_BYTES).is_pending());
         }
         state.borrow_mut().on_taken(MOST_OUT_BYTES);
-        let [first] = std::mem::take(&mut *woken.lock().unwrap())[..] else {
+        let [first] = woken.take()[..] else {
             panic!("one can use all of it")
         };
         order.push(first);
