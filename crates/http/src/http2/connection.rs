@@ -33,6 +33,8 @@ const KEPT_BYTES: usize = 4 << 10;
 /// Streams that truepeer has reset, and for which the other end may still have sent frames (RFC 9113 section
 /// 5.4.2).
 const MOST_RESETS: usize = 256;
+/// The longest header block of an origin.
+const MOST_BLOCK_BYTES: usize = 1 << 20;
 /// The cookies of a request come as one field each (RFC 9113 section 8.2.3) and count as one.
 const MOST_COOKIES: usize = 1024;
 /// A GOAWAY of this stream announces the end. It refuses no stream.
@@ -129,6 +131,9 @@ pub struct Connection {
     pub(super) decoder: Decoder,
     /// A header block of which more is to come.
     pub(super) block: Option<Block>,
+    /// The longest header block. Beyond the limit of heads it is only decoded, because the connection's other
+    /// streams need its table.
+    pub(super) most_block: usize,
     /// The cookies of the head that is being read.
     pub(super) cookies: Vec<u8>,
     /// The bytes that may be sent on all streams together.
@@ -167,6 +172,9 @@ impl Connection {
             // Well above the limit, which counts as HTTP/1.1 does: clients may split cookies, and get a 431.
             Role::Server => 4 * (limits.head_bytes + 38 * (limits.fields + MOST_COOKIES)),
         };
+        // What is compressed is seldom longer than the list.
+        let most_block =
+            if role == Role::Client { MOST_BLOCK_BYTES } else { list_bytes.min(MOST_BLOCK_BYTES) };
         let list_bytes = u32::try_from(list_bytes).unwrap_or(u32::MAX);
         let window = (INITIAL_WINDOW_SIZE, role.stream_window());
         let settings = match role {
@@ -209,6 +217,7 @@ impl Connection {
             resets: VecDeque::new(),
             decoder: Decoder::new(),
             block: None,
+            most_block,
             cookies: Vec::new(),
             send_window: FIRST_WINDOW.into(),
             receive_window: role.connection_window(),
@@ -262,6 +271,12 @@ impl Connection {
     #[must_use]
     pub fn preface(&self) -> Preface {
         self.preface
+    }
+
+    /// The stream whose header block has begun and not ended.
+    #[must_use]
+    pub fn open_block(&self) -> Option<u32> {
+        self.block.as_ref().map(|block| block.stream)
     }
 
     /// Streams that a client has begun so far, malformed ones too.

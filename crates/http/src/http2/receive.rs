@@ -23,9 +23,6 @@ use crate::HeadError;
 /// ones could go on forever.
 const MOST_BLOCK_FRAMES: usize = 32;
 const FRAME_BYTES: usize = 4 << 10;
-/// The longest header block. Beyond the limit of heads it is only decoded, because the connection's other
-/// streams need its table.
-const MOST_BLOCK_BYTES: usize = 1 << 20;
 
 pub(super) type Done = Result<(), Fault>;
 type Open = Option<Rc<RefCell<Stream>>>;
@@ -246,7 +243,7 @@ impl Connection {
         block.frames += 1;
         block.bytes.extend_from_slice(payload);
         let bytes = block.bytes.len();
-        let is_endless = block.frames > MOST_BLOCK_FRAMES + bytes / FRAME_BYTES || bytes > MOST_BLOCK_BYTES;
+        let is_endless = block.frames > MOST_BLOCK_FRAMES + bytes / FRAME_BYTES || bytes > self.most_block;
         // A head within its limits fits twice: what is compressed is seldom longer.
         let is_too_long = is_endless || bytes > 2 * self.limits.head_bytes.max(MOST_PAYLOAD);
         if is_too_long && self.role == Role::Client {

@@ -114,3 +114,17 @@ fn of_many_initial_windows_in_one_frame_the_last_counts() {
     let fault = say(&state, &settings(&[(4, 1 << 31), (4, 1)]));
     assert_eq!(fault, Err(Reason::FLOW_CONTROL_ERROR.into()));
 }
+
+/// What SETTINGS_MAX_HEADER_LIST_SIZE says, in a few frames.
+#[test]
+fn a_header_block_has_a_limit() {
+    let state = shared(Role::Server);
+    let most = sent(&state)[0].3[14..18].try_into().map(u32::from_be_bytes).unwrap() as usize;
+    say(&state, &[CLIENT_PREFACE, &settings(&[])].concat()).unwrap();
+    assert!(most < 400_000, "{most}");
+    say(&state, &frame(HEADERS, END_STREAM, 1, &[0; MOST_PAYLOAD])).unwrap();
+    assert_eq!(state.borrow().open_block(), Some(1));
+    let piece = frame(CONTINUATION, 0, 1, &[0; MOST_PAYLOAD]);
+    let ended = (2..100).find_map(|pieces| say(&state, &piece).err().map(|fault| (pieces, fault)));
+    assert_eq!(ended, Some((most / MOST_PAYLOAD + 1, Fault::Excess)));
+}

@@ -422,9 +422,7 @@ fn woken_in_order(state: &Shared, streams: &[StreamHandle], rounds: usize) -> Ve
             assert!(stream.poll_room(&Context::from_waker(&waker), MOST_OUT_BYTES).is_pending());
         }
         state.borrow_mut().on_taken(MOST_OUT_BYTES);
-        let [first] = woken.take()[..] else {
-            panic!("one can use all of it")
-        };
+        let [first] = woken.take()[..] else { panic!("one can use all of it") };
         order.push(first);
         let at = streams.iter().position(|stream| stream.id() == first).unwrap();
         pieces[at].1 -= 1;

@@ -49,3 +49,41 @@ fn signs_of_life_do_not_keep_responses_that_nobody_takes() {
         });
     }
 }
+
+/// Whether other requests are open, and whether further pieces of the block come.
+#[test]
+fn a_header_block_that_does_not_end_has_the_time_of_a_head() {
+    for (has_other, has_pieces) in [(false, false), (true, false), (true, true)] {
+        let timeouts = HttpTimeouts { head: Duration::from_millis(300), ..HttpTimeouts::default() };
+        let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
+        let (mut stream, reactor, service) = (connect(&bed), bed.reactor.clone(), Rc::clone(&bed.service));
+        let _origin = bed.origin.next_connection();
+        bed.run(async move {
+            assert!(send(&mut stream, &preface()).await);
+            if has_other {
+                assert!(send(&mut stream, &frame(HEADERS, END_HEADERS | END_STREAM, 1, &get())).await);
+            }
+            // One that ends later is no fault.
+            for id in [3, 5] {
+                assert!(send(&mut stream, &frame(HEADERS, END_STREAM, id, &get())).await);
+                reactor.sleep(Duration::from_millis(100)).await;
+                assert!(send(&mut stream, &frame(CONTINUATION, END_HEADERS, id, &[])).await);
+            }
+            reactor.sleep(Duration::from_millis(300)).await;
+            assert!(send(&mut stream, &frame(HEADERS, END_STREAM, 7, &get())).await);
+            let (mut from, mut to) = tokio::io::split(stream);
+            let is_over = Rc::new(Cell::new(!has_pieces));
+            let (seen, sending) = (Rc::clone(&is_over), reactor.clone());
+            reactor.spawn(async move {
+                let piece = frame(CONTINUATION, 0, 7, &block(&[("x-a", "1")]));
+                while !seen.get() && to.write_all(&piece).await.is_ok() {
+                    sending.sleep(Duration::from_millis(50)).await;
+                }
+            });
+            let goaway = reactor.timeout(Duration::from_secs(10), next_of(&mut from, &[GOAWAY])).await;
+            is_over.set(true);
+            assert_eq!(goaway.expect("in time").unwrap().error(), ENHANCE_YOUR_CALM);
+            assert_eq!(service.journal.refusals().get("request_head_timeout"), Some(&1));
+        });
+    }
+}
