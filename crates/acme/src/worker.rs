@@ -202,8 +202,8 @@ impl Managed {
             // It counts as a failure: otherwise orders would follow each other without a pause.
             let pause = self.failures.add(SystemTime::now(), Some(DUE_AGAIN), self.left());
             warn!(
-                "acme: the new certificate for {} is due for renewal at once: check this host's clock, and that \
-                 the authority issues all these names; tried again in {} s",
+                "acme: the new certificate for {} is due for renewal at once: check this host's clock, and \
+                 that the authority issues all these names; tried again in {} s",
                 self.name(),
                 pause.as_secs()
             );

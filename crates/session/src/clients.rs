@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use truepeer_policy::{HeaderRule, Origin, PrefixSet, Route, without_nat64};
 
-use crate::budget::Budget;
+use crate::allowance::Budget;
 
 /// Several locks, so that workers rarely wait for each other.
 const SHARDS: usize = 16;

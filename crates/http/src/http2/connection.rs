@@ -569,8 +569,8 @@ impl Connection {
     }
 
     /// Wakes the streams that wait for room: the urgent ones first (RFC 9218), and of those that take turns
-    /// each time another one. The first ones may take all of it. No more are woken than can use it: data whose
-    /// window is closed must not keep the heads of others waiting.
+    /// each time another one. The first ones may take all of it. No more are woken than can use it: data
+    /// whose window is closed must not keep the heads of others waiting.
     pub(super) fn wake_for_room(&mut self) {
         let (last_first, all) = (self.woken_first, self.send_window);
         let mut waiting: Vec<_> = self

@@ -20,8 +20,8 @@ use crate::exchange::{Service, linger};
 /// Of all sessions, this part is left to new connections: streams don't take it.
 const RESERVE: usize = 64;
 
-/// Serves a client until its connection ends. `share`: the streams that all its connections may have open beside
-/// their first ones; `None`: any number.
+/// Serves a client until its connection ends. `share`: the streams that all its connections may have open
+/// beside their first ones; `None`: any number.
 pub async fn serve_http2<C, O>(
     stream: C,
     client_info: ClientInfo,
