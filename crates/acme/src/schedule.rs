@@ -20,6 +20,9 @@ const PAUSES: [Duration; 6] = [
 pub(crate) const RATE_LIMITED: Duration = Duration::from_secs(60 * 60);
 /// The shortest pause, also for a certificate that is valid for seconds.
 const LEAST: Duration = Duration::from_secs(1);
+/// The shortest pause after a new certificate that is due at once, whatever its life: the next order would
+/// bring the same.
+pub(crate) const DUE_AGAIN: Duration = MINUTE;
 /// The longest pause that an authority may ask for. Let's Encrypt's limits last for a week at most, and a
 /// certificate of 90 days that is due has 30 left.
 const MOST: Duration = Duration::from_secs(7 * 24 * 60 * 60);

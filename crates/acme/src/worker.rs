@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use tracing::{error, info, warn};
 
-use crate::schedule::{Failures, due};
+use crate::schedule::{DUE_AGAIN, Failures, due};
 use crate::state::{self, Stored, stored};
 use crate::{Server, Settings, Wanted, issue};
 
@@ -123,8 +123,12 @@ fn pause(all: &[Managed]) -> Duration {
 
 impl Managed {
     fn due(&self) -> SystemTime {
+        self.due_after(self.failures)
+    }
+
+    fn due_after(&self, failures: Failures) -> SystemTime {
         let validity = self.certificate.as_ref().filter(|stored| stored.has(&self.wanted.names));
-        due(validity.map(|stored| stored.validity), self.failures, SystemTime::now())
+        due(validity.map(|stored| stored.validity), failures, SystemTime::now())
     }
 
     fn is_due(&self) -> bool {
@@ -179,15 +183,31 @@ impl Managed {
                 return self.fail(&failure.to_string(), failure.pause);
             }
         };
-        let Some(new) = Stored::of(pem) else {
-            return self.fail("the authority has sent no certificate", None);
-        };
+        match Stored::of(pem) {
+            Some(new) => self.take(new, settings, server),
+            None => self.fail("the authority has sent no certificate", None),
+        }
+    }
+
+    /// Keeps and installs what the authority has issued.
+    fn take(&mut self, new: Stored, settings: &Settings, server: &dyn Server) {
         if let Err(problem) = state::store(settings, &self.wanted.names, &new.pem) {
             // It is good, and the next start lacks it.
             error!("acme: can't keep the certificate for {}: {problem}", self.name());
         }
         if let Err(problem) = self.install(new, server) {
             return self.fail(&format!("the new one can't be used: {problem}"), None);
+        }
+        if self.due_after(Failures::default()) <= SystemTime::now() {
+            // It counts as a failure: otherwise orders would follow each other without a pause.
+            let pause = self.failures.add(SystemTime::now(), Some(DUE_AGAIN), self.left());
+            warn!(
+                "acme: the new certificate for {} is due for renewal at once: check this host's clock, and \
+                 that the authority issues all these names; tried again in {} s",
+                self.name(),
+                pause.as_secs()
+            );
+            return;
         }
         self.failures = Failures::default();
         let hours = self.left().unwrap_or_default().as_secs() / 3600;
@@ -270,6 +290,32 @@ mod tests {
         state::store(&work.settings, names, &pem(&names[..1])).unwrap();
         all[0].load(&work.settings, &Taking);
         assert!(!all[0].is_due(), "it still has all names");
+        std::fs::remove_dir_all(&work.settings.state).unwrap();
+    }
+
+    /// Orders in a row would use up what the authority allows.
+    #[test]
+    fn a_new_certificate_that_is_due_at_once_is_a_failure() {
+        let (work, mut all) = (work("again"), Vec::new());
+        take_up(&mut all, &work, &Taking);
+        let names = &work.wanted[0].names;
+        let year = |year| rcgen::date_time_ymd(year, 1, 1);
+        // It lacks a name, it is over, and it has seconds left.
+        let soon = SystemTime::now() + Duration::from_secs(40);
+        let dates = [(1, year(4000)), (2, year(2020)), (2, soon.into())];
+        for (count, (covered, until)) in dates.into_iter().enumerate() {
+            let mut params = rcgen::CertificateParams::new(&names[..covered]).unwrap();
+            (params.not_before, params.not_after) = (year(2019), until);
+            let key = rcgen::KeyPair::generate().unwrap();
+            let made = params.self_signed(&key).unwrap();
+            let pem = (key.serialize_pem() + &made.pem()).into_bytes();
+            all[0].take(Stored::of(pem).unwrap(), &work.settings, &Taking);
+            assert_eq!((all[0].failures.count, all[0].is_due()), (count + 1, false), "{until}");
+            let pause = all[0].due().duration_since(SystemTime::now()).unwrap();
+            assert!(pause > DUE_AGAIN / 2, "{pause:?}");
+        }
+        all[0].take(Stored::of(pem(names)).unwrap(), &work.settings, &Taking);
+        assert_eq!((all[0].failures, all[0].is_due()), (Failures::default(), false));
         std::fs::remove_dir_all(&work.settings.state).unwrap();
     }
 }

@@ -10,12 +10,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use truepeer_policy::{HeaderRule, Origin, PrefixSet, Route, without_nat64};
 
+use crate::allowance::Budget;
+
 /// Several locks, so that workers rarely wait for each other.
 const SHARDS: usize = 16;
 
 /// The open connections by client, in all workers together.
 #[derive(Debug, Default)]
-pub struct ClientConnections([Mutex<HashMap<u64, usize>>; SHARDS]);
+pub struct ClientConnections([Mutex<HashMap<u64, Open>>; SHARDS]);
+
+/// What one client has open.
+#[derive(Debug)]
+struct Open {
+    connections: usize,
+    /// The further streams of its HTTP/2 connections; made for the first of these connections.
+    streams: Option<Budget>,
+}
 
 /// Counts as a connection of its client until it is dropped.
 #[derive(Debug)]
@@ -30,17 +40,29 @@ impl ClientConnections {
     pub fn count(self: &Arc<Self>, client: IpAddr, most: usize) -> Option<Counted> {
         let client = as_one(client);
         match self.shard(client).entry(client) {
-            Entry::Occupied(open) if *open.get() >= most => return None,
-            Entry::Occupied(open) => *open.into_mut() += 1,
+            Entry::Occupied(open) if open.get().connections >= most => return None,
+            Entry::Occupied(open) => open.into_mut().connections += 1,
             Entry::Vacant(_) if most == 0 => return None,
-            Entry::Vacant(none) => _ = none.insert(1),
+            Entry::Vacant(none) => _ = none.insert(Open { connections: 1, streams: None }),
         }
         Some(Counted { all: Arc::clone(self), client })
     }
 
-    fn shard(&self, client: u64) -> MutexGuard<'_, HashMap<u64, usize>> {
+    fn shard(&self, client: u64) -> MutexGuard<'_, HashMap<u64, Open>> {
         let [.., last] = client.to_be_bytes();
         self.0[usize::from(last) % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counted {
+    /// The budget of `most` streams that all HTTP/2 connections of this client share.
+    fn streams(&self, most: usize) -> Budget {
+        let mut shard = self.all.shard(self.client);
+        let Some(open) = shard.get_mut(&self.client) else { return Budget::new(most) };
+        let streams = open.streams.get_or_insert_with(|| Budget::new(most));
+        // A reload may have changed it.
+        streams.set_limit(most);
+        streams.clone()
     }
 }
 
@@ -48,8 +70,8 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let mut shard = self.all.shard(self.client);
         if let Entry::Occupied(mut open) = shard.entry(self.client) {
-            *open.get_mut() -= 1;
-            if *open.get() == 0 {
+            open.get_mut().connections -= 1;
+            if open.get().connections == 0 {
                 open.remove();
             }
         }
@@ -117,10 +139,15 @@ impl PerClient {
         all.count(client, most).map(Some).ok_or(TooMany { client, most })
     }
 
-    /// By default an eighth of all sessions, so that a few clients can't use them up, and at least as many as
-    /// some browsers behind one address open.
+    /// The streams that the client may have open beside the first one of each of its HTTP/2 connections: each
+    /// takes one of all `sessions`, too. A lower limit of connections does not make them fewer.
+    #[must_use]
+    pub fn streams(&self, counted: &Counted, sessions: usize) -> Budget {
+        counted.streams(self.most(sessions).max(share(sessions)))
+    }
+
     fn most(&self, sessions: usize) -> usize {
-        self.most.unwrap_or_else(|| (sessions / 8).clamp(64, 4096))
+        self.most.unwrap_or_else(|| share(sessions))
     }
 
     /// Whether the client of `route` is identified individually.
@@ -137,6 +164,12 @@ impl PerClient {
         };
         is_one && !self.shared.contains(client)
     }
+}
+
+/// An eighth of all sessions, so that a few clients can't use them up, and at least as many as some browsers
+/// behind one address open.
+fn share(sessions: usize) -> usize {
+    (sessions / 8).clamp(64, 4096)
 }
 
 #[cfg(test)]
@@ -185,6 +218,22 @@ mod tests {
             (0..10_000_u32).map(|client| all.count(IpAddr::V4(client.into()), 1).unwrap()).collect();
         drop(crowd);
         assert!(all.0.iter().all(|shard| shard.lock().unwrap().capacity() == 0));
+    }
+
+    #[test]
+    fn all_connections_of_a_client_share_its_streams() {
+        let (all, limit) = (Arc::new(ClientConnections::default()), PerClient::default());
+        let (first, second) = (open(&all, "192.0.2.1").unwrap(), open(&all, "192.0.2.1").unwrap());
+        let other = open(&all, "192.0.2.2").unwrap();
+        let streams = limit.streams(&first, 1600);
+        let held = streams.take(200).expect("an eighth");
+        assert!(limit.streams(&second, 1600).take(1).is_none());
+        assert!(limit.streams(&other, 1600).take(200).is_some());
+        drop(held);
+        assert!(limit.streams(&second, 1600).take(1).is_some());
+        // As many for a client that may have few connections.
+        let few = PerClient { most: Some(2), ..PerClient::default() };
+        assert_eq!(few.streams(&first, 1600).limit(), 200);
     }
 
     fn route(client: &str, origin: Origin) -> Route {

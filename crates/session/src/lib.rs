@@ -9,6 +9,7 @@
 //! owner keeps its [`workers`] and [`listeners`]; [`supervision`] handles workers that end unexpectedly.
 #![forbid(unsafe_code)]
 
+mod allowance;
 pub mod budget;
 pub mod clients;
 pub mod close;

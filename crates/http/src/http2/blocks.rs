@@ -101,6 +101,8 @@ impl Connection {
         }
         if self.streams.len() >= MOST_STREAMS as usize {
             self.decoder.read(block, |_| {})?;
+            // It costs nothing at the origin, so it must not make up for cancelled ones.
+            self.tally.begun -= 1;
             // RFC 9113 8.7: the client may repeat the request.
             self.write_reset(id, Reason::REFUSED_STREAM);
             return Ok(());

@@ -33,6 +33,8 @@ const KEPT_BYTES: usize = 4 << 10;
 /// Streams that truepeer has reset, and for which the other end may still have sent frames (RFC 9113 section
 /// 5.4.2).
 const MOST_RESETS: usize = 256;
+/// The longest header block of an origin.
+const MOST_BLOCK_BYTES: usize = 1 << 20;
 /// The cookies of a request come as one field each (RFC 9113 section 8.2.3) and count as one.
 const MOST_COOKIES: usize = 1024;
 /// A GOAWAY of this stream announces the end. It refuses no stream.
@@ -98,8 +100,11 @@ pub struct Connection {
     sent: usize,
     /// How many bytes of it the other end has caused.
     answers: usize,
-    /// All that the other end has taken so far.
-    pub(super) taken_in_all: u64,
+    /// Bytes of DATA in `out` that don't count as taken yet.
+    pub(super) data_out: usize,
+    /// The bytes of DATA that the other end has taken so far. Frames that it can cause at will, such as
+    /// answers to PING, don't count: they would hide that it takes no response.
+    pub(super) data_taken: u64,
     /// No header block was written yet.
     is_first_block: bool,
     /// The streams that have not ended, by their numbers.
@@ -126,6 +131,9 @@ pub struct Connection {
     pub(super) decoder: Decoder,
     /// A header block of which more is to come.
     pub(super) block: Option<Block>,
+    /// The longest header block. Beyond the limit of heads it is only decoded, because the connection's other
+    /// streams need its table.
+    pub(super) most_block: usize,
     /// The cookies of the head that is being read.
     pub(super) cookies: Vec<u8>,
     /// The bytes that may be sent on all streams together.
@@ -164,6 +172,9 @@ impl Connection {
             // Well above the limit, which counts as HTTP/1.1 does: clients may split cookies, and get a 431.
             Role::Server => 4 * (limits.head_bytes + 38 * (limits.fields + MOST_COOKIES)),
         };
+        // What is compressed is seldom longer than the list.
+        let most_block =
+            if role == Role::Client { MOST_BLOCK_BYTES } else { list_bytes.min(MOST_BLOCK_BYTES) };
         let list_bytes = u32::try_from(list_bytes).unwrap_or(u32::MAX);
         let window = (INITIAL_WINDOW_SIZE, role.stream_window());
         let settings = match role {
@@ -189,7 +200,8 @@ impl Connection {
             out,
             sent: 0,
             answers: 0,
-            taken_in_all: 0,
+            data_out: 0,
+            data_taken: 0,
             is_first_block: true,
             streams: Vec::new(),
             handles: 0,
@@ -205,6 +217,7 @@ impl Connection {
             resets: VecDeque::new(),
             decoder: Decoder::new(),
             block: None,
+            most_block,
             cookies: Vec::new(),
             send_window: FIRST_WINDOW.into(),
             receive_window: role.connection_window(),
@@ -258,6 +271,12 @@ impl Connection {
     #[must_use]
     pub fn preface(&self) -> Preface {
         self.preface
+    }
+
+    /// The stream whose header block has begun and not ended.
+    #[must_use]
+    pub fn open_block(&self) -> Option<u32> {
+        self.block.as_ref().map(|block| block.stream)
     }
 
     /// Streams that a client has begun so far, malformed ones too.
@@ -402,8 +421,12 @@ impl Connection {
         }
     }
 
-    /// Ends a stream that violates the protocol.
+    /// Ends a stream that violates the protocol. A client that makes truepeer reset its request has cancelled
+    /// it ("MadeYouReset", CVE-2025-8671).
     pub(super) fn violation(&mut self, stream: &mut Stream, reason: Reason) {
+        if self.role == Role::Server && !stream.is_sent {
+            self.tally.taken_back += 1;
+        }
         self.refuse(stream, reason, StreamError::Violation(reason));
     }
 
@@ -451,7 +474,9 @@ impl Connection {
     pub fn on_taken(&mut self, bytes: usize) {
         self.first_unsent = self.next;
         self.sent += bytes;
-        self.taken_in_all += bytes as u64;
+        let data = bytes.min(self.data_out);
+        self.data_out -= data;
+        self.data_taken += data as u64;
         if self.sent < self.out.len() {
             return;
         }
@@ -465,7 +490,7 @@ impl Connection {
     /// Nobody takes what waits to be sent.
     pub fn discard_out(&mut self) {
         self.out.clear();
-        (self.sent, self.answers) = (0, 0);
+        (self.sent, self.answers, self.data_out) = (0, 0, 0);
     }
 
     /// The connection has ended, and nothing more is sent.
@@ -544,28 +569,30 @@ impl Connection {
     }
 
     /// Wakes the streams that wait for room: the urgent ones first (RFC 9218), and of those that take turns
-    /// each time another one. The first ones may take all of it. No more are woken than can use it.
+    /// each time another one. The first ones may take all of it. No more are woken than can use it: data
+    /// whose window is closed must not keep the heads of others waiting.
     pub(super) fn wake_for_room(&mut self) {
-        let last_first = self.woken_first;
+        let (last_first, all) = (self.woken_first, self.send_window);
         let mut waiting: Vec<_> = self
             .streams
             .iter()
             .filter_map(|(id, stream)| {
                 let stream = stream.borrow();
-                let may_send = stream.waits_for_room && (stream.send_window > 0 || stream.wanted == 0);
+                let usable = stream.wanted.min(usize::try_from(stream.send_window.min(all)).unwrap_or(0));
+                let may_send = stream.waits_for_room && (usable > 0 || stream.wanted == 0);
                 let turn = (stream.priority.is_incremental && *id <= last_first, *id);
-                may_send.then(|| (stream.priority, turn, stream.wanted))
+                may_send.then(|| (stream.priority, turn, usable))
             })
             .collect();
         waiting.sort_unstable();
         let mut room = self.out_room();
-        for (at, (_, (_, id), wanted)) in waiting.into_iter().enumerate() {
+        for (at, (_, (_, id), usable)) in waiting.into_iter().enumerate() {
             let Some(stream) = self.find(id) else { continue };
             if at == 0 {
                 self.woken_first = id;
             }
             stream.borrow().wake();
-            room = room.saturating_sub(wanted);
+            room = room.saturating_sub(usable);
             if room == 0 {
                 return;
             }

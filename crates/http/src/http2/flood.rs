@@ -67,7 +67,7 @@ impl ControlAllowance {
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) begun: u64,
-    /// Malformed, or cancelled before the whole response.
+    /// Malformed, or cancelled or reset for a violation before the whole response.
     pub(super) taken_back: u64,
 }
 

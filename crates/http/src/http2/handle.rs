@@ -177,11 +177,11 @@ impl StreamHandle {
         Poll::Ready(Some(room))
     }
 
-    /// The bytes that the other end has taken so far, of all streams. They show its rate while this stream
-    /// waits for others. `None`: it has closed this stream's window.
+    /// The bytes of DATA that the other end has taken so far, of all streams. They show its rate while this
+    /// stream waits for others. `None`: it has closed this stream's window.
     #[must_use]
     pub fn taken_before_this(&self) -> Option<u64> {
-        (self.stream.borrow().send_window > 0).then(|| self.connection.borrow().taken_in_all)
+        (self.stream.borrow().send_window > 0).then(|| self.connection.borrow().data_taken)
     }
 
     /// Waits until a head may be sent. `false`: the other end takes none any more.
@@ -222,6 +222,7 @@ impl StreamHandle {
         let bytes = i64::try_from(data.len()).unwrap_or(i64::MAX);
         stream.send_window -= bytes;
         connection.send_window -= bytes;
+        connection.data_out += data.len();
         connection.allowance.on_sent(data.len());
         let last = data.len().div_ceil(frame::MOST_PAYLOAD).saturating_sub(1);
         for (at, piece) in data.chunks(frame::MOST_PAYLOAD).enumerate() {

@@ -23,9 +23,6 @@ use crate::HeadError;
 /// ones could go on forever.
 const MOST_BLOCK_FRAMES: usize = 32;
 const FRAME_BYTES: usize = 4 << 10;
-/// The longest header block. Beyond the limit of heads it is only decoded, because the connection's other
-/// streams need its table.
-const MOST_BLOCK_BYTES: usize = 1 << 20;
 
 pub(super) type Done = Result<(), Fault>;
 type Open = Option<Rc<RefCell<Stream>>>;
@@ -204,7 +201,6 @@ impl Connection {
 
     /// A request that breaks off or that violates RFC 9113 section 8.
     pub(super) fn malformed(&mut self, stream: &mut Stream) {
-        self.tally.taken_back += 1;
         self.violation(stream, Reason::PROTOCOL_ERROR);
     }
 
@@ -247,7 +243,7 @@ impl Connection {
         block.frames += 1;
         block.bytes.extend_from_slice(payload);
         let bytes = block.bytes.len();
-        let is_endless = block.frames > MOST_BLOCK_FRAMES + bytes / FRAME_BYTES || bytes > MOST_BLOCK_BYTES;
+        let is_endless = block.frames > MOST_BLOCK_FRAMES + bytes / FRAME_BYTES || bytes > self.most_block;
         // A head within its limits fits twice: what is compressed is seldom longer.
         let is_too_long = is_endless || bytes > 2 * self.limits.head_bytes.max(MOST_PAYLOAD);
         if is_too_long && self.role == Role::Client {
@@ -291,8 +287,15 @@ impl Connection {
         if head.has(ACK) {
             return Ok(());
         }
+        let mut window = None;
         for &[a, b, value @ ..] in settings {
-            self.set(u16::from_be_bytes([a, b]), u32::from_be_bytes(value))?;
+            let (name, value) = (u16::from_be_bytes([a, b]), u32::from_be_bytes(value));
+            self.set(name, value)?;
+            window = if name == INITIAL_WINDOW_SIZE { Some(value) } else { window };
+        }
+        // Only the last one: each visits all streams, and a frame has room for 2,730 of them.
+        if let Some(value) = window {
+            self.set_window(value)?;
         }
         frame::write_head(&mut self.out, 0, SETTINGS, ACK, 0);
         Ok(())
@@ -307,7 +310,9 @@ impl Connection {
                 self.most_streams = value;
                 Ok(())
             }
-            INITIAL_WINDOW_SIZE => self.set_window(value),
+            INITIAL_WINDOW_SIZE if i64::from(value) > LARGEST_WINDOW => {
+                Err(Reason::FLOW_CONTROL_ERROR.into())
+            }
             MAX_FRAME_SIZE => {
                 let size = value as usize;
                 let is_valid = (MOST_PAYLOAD..1 << 24).contains(&size);
@@ -321,9 +326,6 @@ impl Connection {
     /// RFC 9113 6.9.2: all streams' windows change with their initial size.
     fn set_window(&mut self, value: u32) -> Done {
         let value = i64::from(value);
-        if value > LARGEST_WINDOW {
-            return Err(Reason::FLOW_CONTROL_ERROR.into());
-        }
         let more = value - self.first_send_window;
         self.first_send_window = value;
         for (_, stream) in &self.streams {

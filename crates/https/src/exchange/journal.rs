@@ -139,11 +139,31 @@ fn protocol(version: HttpVersion) -> &'static str {
     }
 }
 
-/// Bytes of a head, already checked to be ASCII.
+/// Bytes of a head, with control characters escaped. A target may be UTF-8, whose U+0080 to U+009F a terminal
+/// may obey.
 struct Text<'a>(&'a [u8]);
 
 impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid()))
+        self.0.utf8_chunks().try_for_each(|chunk| {
+            let mut rest = chunk.valid();
+            while let Some((at, control)) = rest.char_indices().find(|(_, char)| char.is_control()) {
+                write!(f, "{}{}", &rest[..at], control.escape_unicode())?;
+                rest = &rest[at + control.len_utf8()..];
+            }
+            f.write_str(rest)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Text;
+
+    #[test]
+    fn control_characters_do_not_reach_the_log() {
+        let target = "/a?q=\u{e4}\u{1f980}\u{9b}2J\u{7f}\u{1b}[x";
+        assert_eq!(Text(target.as_bytes()).to_string(), "/a?q=\u{e4}\u{1f980}\\u{9b}2J\\u{7f}\\u{1b}[x");
+        assert_eq!(Text(b"/\xff\xc2\x9b").to_string(), "/\\u{9b}");
     }
 }

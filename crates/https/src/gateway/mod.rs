@@ -222,9 +222,11 @@ impl Gateway {
             if let Some(opened) = Box::pin(self.open(tcp, sender, listed.connection(), &mut open)).await {
                 let Opened { service, stream, first, client_info, counted, speaks_http2 } = opened;
                 if speaks_http2 {
+                    let (limit, sessions) = (&self.listening.settings.per_client, service.sessions.limit());
+                    let share = counted.as_ref().map(|counted| limit.streams(counted, sessions));
                     // Boxed: the future is three times as large as HTTP/1's, and would make every connection
                     // as large.
-                    Box::pin(serve_http2(stream, client_info, service)).await;
+                    Box::pin(serve_http2(stream, client_info, service, share)).await;
                 } else {
                     serve_http1(stream, first, client_info, service).await;
                 }

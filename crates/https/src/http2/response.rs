@@ -198,7 +198,8 @@ impl Sink<'_> {
     }
 
     /// Waits for room. A client may take the responses of other streams first: then it is as fast as it takes
-    /// those.
+    /// those. The rate counts during the wait, too: otherwise one byte before each timeout would keep all
+    /// streams that wait.
     async fn room(&mut self, poll: impl Fn(&Context<'_>) -> Poll<Option<usize>>) -> Result<usize, Failure> {
         let (limit, min_rate) = (self.settings.timeouts.send, self.settings.min_rate);
         let (began, before) = (self.time_limit.now(), self.stream.taken_before_this());
@@ -206,12 +207,16 @@ impl Sink<'_> {
             (Some(before), Some(now)) => now - before,
             _ => 0,
         };
+        let least = u128::from(min_rate) * limit.as_millis() / 1000;
         let mut moved_before = 0;
         let room = loop {
             match self.time_limit.limit(limit, poll_fn(|cx| poll(cx))).await {
                 Ok(room) => break room.ok_or(Failure::ClientGone)?,
-                Err(_) if moved() > moved_before => moved_before = moved(),
-                Err(_) => return Err(Failure::ClientStalled(limit)),
+                Err(_) => match moved().saturating_sub(moved_before) {
+                    0 => return Err(Failure::ClientStalled(limit)),
+                    more if u128::from(more) < least => return Err(Failure::ClientTooSlow(min_rate)),
+                    more => moved_before += more,
+                },
             }
         };
         let moved = usize::try_from(moved()).unwrap_or(usize::MAX);

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 use truepeer_http::RequestHead;
 use truepeer_http::http2::StreamHandle;
 use truepeer_origin::{Accesses, ClientInfo, Dial, Failure, TimeLimit};
+use truepeer_session::budget::Budget;
 use truepeer_stream::read_buffer::Buffer;
 use truepeer_stream::shared_stream::SharedStream;
 
@@ -19,11 +20,13 @@ pub(super) struct Client<O: Dial> {
     pub(super) service: Rc<Service<O>>,
     pub(super) client_info: ClientInfo,
     pub(super) access: Accesses<O::Stream>,
+    /// See [`super::serve_http2`].
+    pub(super) share: Option<Budget>,
 }
 
 /// Serves a stream.
 pub(super) async fn serve<O: Dial>(client: &Client<O>, stream: StreamHandle) {
-    let Client { service, client_info, access } = client;
+    let Client { service, client_info, access, .. } = client;
     let began = service.reactor.now();
     let (settings, reactor) = (&service.settings, &service.reactor);
     let time_limit = (TimeLimit::new(reactor), TimeLimit::new(reactor));

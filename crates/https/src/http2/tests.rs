@@ -3,6 +3,7 @@
 mod frames;
 mod gives_way;
 mod hostile;
+mod slow;
 mod uploads;
 
 use std::cell::Cell;
@@ -16,6 +17,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{HeaderMap, Method, Request, Response};
 use tokio::io::{AsyncWriteExt as _, DuplexStream, duplex};
 use truepeer_origin::{HttpSettings, HttpTimeouts};
+use truepeer_session::budget::Budget;
 use truepeer_stream::reactor::Reactor;
 
 use super::serve_http2;
@@ -24,7 +26,7 @@ use crate::exchange::tests::{Bed, bed, client_info, http2_bed, rest, say, until}
 /// A client's end of a new connection.
 fn connect(bed: &Bed) -> DuplexStream {
     let (client, ours) = duplex(1 << 16);
-    bed.reactor.spawn(serve_http2(ours, client_info(), Rc::clone(&bed.service)));
+    bed.reactor.spawn(serve_http2(ours, client_info(), Rc::clone(&bed.service), None));
     client
 }
 
@@ -369,6 +371,34 @@ fn a_stream_without_a_free_session_is_refused_for_a_retry() {
         drop(others);
         say(&mut origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
         assert_eq!(whole(first.await.unwrap()).await.unwrap().0, "ok");
+    });
+}
+
+/// The first stream of a connection takes none of its client's share.
+#[test]
+fn a_stream_beyond_its_clients_share_is_refused_for_a_retry() {
+    let bed = bed(HttpSettings::default());
+    let (stream, ours) = duplex(1 << 16);
+    let (service, share) = (Rc::clone(&bed.service), Budget::new(1));
+    bed.reactor.spawn(serve_http2(ours, client_info(), service, Some(share.clone())));
+    let mut origins = [(); 2].map(|()| bed.origin.next_connection());
+    let reactor = bed.reactor.clone();
+    bed.run(async move {
+        let (mut client, _) = speak(&reactor, stream).await;
+        let mut answers = Vec::new();
+        for origin in &mut origins {
+            answers.push(ask(&mut client, request(Method::GET)).0);
+            until(origin, "\r\n\r\n").await;
+        }
+        let (third, _) = ask(&mut client, request(Method::GET));
+        assert_eq!(third.await.unwrap_err().reason(), Some(Reason::REFUSED_STREAM));
+        for (origin, answer) in origins.iter_mut().zip(answers) {
+            say(origin, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+            assert_eq!(whole(answer.await.unwrap()).await.unwrap().0, "ok");
+        }
+        while share.used() > 0 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
     });
 }
 

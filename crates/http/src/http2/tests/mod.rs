@@ -1,11 +1,13 @@
 //! The state alone, without a connection: frames in, frames out.
 
+mod abuse;
 mod client;
 mod server;
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::task::{Context, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use super::frame::*;
@@ -16,6 +18,29 @@ type Shared = Rc<RefCell<Connection>>;
 
 fn cx() -> Context<'static> {
     Context::from_waker(Waker::noop())
+}
+
+/// Which streams were woken.
+#[derive(Default)]
+struct Woken(Arc<Mutex<Vec<u32>>>);
+
+impl Woken {
+    fn waker(&self, id: u32) -> Waker {
+        struct Note(u32, Arc<Mutex<Vec<u32>>>);
+
+        impl Wake for Note {
+            fn wake(self: Arc<Self>) {
+                self.1.lock().unwrap().push(self.0);
+            }
+        }
+
+        Waker::from(Arc::new(Note(id, Arc::clone(&self.0))))
+    }
+
+    /// Since the last call.
+    fn take(&self) -> Vec<u32> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
 }
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {

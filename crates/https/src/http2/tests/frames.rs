@@ -1,6 +1,6 @@
 //! Hand-made frames, for behaviour that real clients don't show.
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
@@ -82,7 +82,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<(Frame, usize)> {
 }
 
 /// The next frame; `None`: the connection has ended.
-async fn next(stream: &mut DuplexStream) -> Option<Frame> {
+async fn next(stream: &mut (impl AsyncRead + Unpin)) -> Option<Frame> {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.ok()?;
     let len = u32::from_be_bytes([0, head[0], head[1], head[2]]);
@@ -92,7 +92,7 @@ async fn next(stream: &mut DuplexStream) -> Option<Frame> {
 }
 
 /// The next frame of one of these kinds; `None`: the connection has ended.
-pub(super) async fn next_of(stream: &mut DuplexStream, kinds: &[u8]) -> Option<Frame> {
+pub(super) async fn next_of(stream: &mut (impl AsyncRead + Unpin), kinds: &[u8]) -> Option<Frame> {
     loop {
         match next(stream).await {
             Some(frame) if !kinds.contains(&frame.kind) => {}

@@ -17,7 +17,7 @@ fn serve(bed: &Bed, ours: Hesitant) -> Rc<Cell<bool>> {
     let ended = Rc::new(Cell::new(false));
     let (note, service) = (Rc::clone(&ended), Rc::clone(&bed.service));
     bed.reactor.spawn(async move {
-        serve_http2(ours, client_info(), service).await;
+        serve_http2(ours, client_info(), service, None).await;
         note.set(true);
     });
     ended

@@ -108,7 +108,7 @@ pub(super) async fn upload(
 
 pub(super) fn http2_client(bed: &Bed) -> DuplexStream {
     let (client, ours) = duplex(1 << 16);
-    bed.reactor.spawn(serve_http2(ours, client_info(), Rc::clone(&bed.service)));
+    bed.reactor.spawn(serve_http2(ours, client_info(), Rc::clone(&bed.service), None));
     client
 }
 
