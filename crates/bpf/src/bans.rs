@@ -72,7 +72,7 @@ impl BanTable {
             ban.until.map_or(0, |until| nanos(boot.saturating_add(left(until))).max(1))
         };
         let prefixes = bans.iter().map(|ban| prefix_of(ban.clients, ban.port));
-        let known = self.bans.those(prefixes)?;
+        let mut known = self.bans.those(prefixes)?;
         let (mut has_prefixes, mut put) = (false, Ok(()));
         for ban in bans {
             let prefix = prefix_of(ban.clients, ban.port);
@@ -94,6 +94,7 @@ impl BanTable {
             if put.is_err() {
                 break;
             }
+            known.insert(prefix, raw);
         }
         // Also of those that are set before a failure: without it, a shorter ban inside one of them ends it.
         let levelled = if has_prefixes { self.bans.level() } else { Ok(()) };

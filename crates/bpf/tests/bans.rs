@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, TestRunner};
 use rustix::mount::{MountFlags, mount};
 use truepeer_bpf::test::bans::BanCheck;
 use truepeer_bpf::{BanTable, Place};
-use truepeer_policy::{Ban, BannedPrefix, Bans, ClientAddr};
+use truepeer_policy::{Ban, BannedPrefix, Bans, ClientAddr, Lifted};
 use truepeer_testbed::{Bed, skip, tests};
 
 /// Seconds since 1970.
@@ -55,7 +55,7 @@ fn host(n: u32) -> BannedPrefix {
 #[derive(Debug, Clone)]
 enum Step {
     Set(Vec<Ban>),
-    Lift(BannedPrefix, Option<NonZeroU16>),
+    Lift(BannedPrefix, Lifted<'static>),
     Clear,
 }
 
@@ -77,6 +77,10 @@ fn a_port() -> impl Strategy<Value = u16> {
     prop_oneof![Just(0), Just(80), Just(443)]
 }
 
+fn a_reason() -> impl Strategy<Value = &'static str> {
+    prop_oneof![Just(""), Just("fail2ban: sshd"), Just("a reason that does not fit into thirty-two bytes")]
+}
+
 fn a_prefix() -> impl Strategy<Value = BannedPrefix> {
     (a_client(), any::<prop::sample::Index>()).prop_map(|(client, len)| {
         let lens: &[u8] = if client.is_ipv4() { &[8, 22, 24, 30, 31, 32] } else { &[16, 48, 64, 126, 128] };
@@ -87,13 +91,15 @@ fn a_prefix() -> impl Strategy<Value = BannedPrefix> {
 fn a_step() -> impl Strategy<Value = Step> {
     // NOW has passed, LATER has not.
     let until = prop_oneof![Just(None), Just(Some(NOW)), Just(Some(LATER)), Just(Some(LATER + 9))];
-    let set = prop::collection::vec((a_prefix(), a_port(), until), 1..4);
-    let bans = |all: Vec<(BannedPrefix, u16, Option<u64>)>| {
-        all.into_iter().map(|(clients, port, until)| ban(clients, port, until)).collect()
+    let set = prop::collection::vec((a_prefix(), a_port(), until, a_reason()), 1..4);
+    let bans = |all: Vec<(BannedPrefix, u16, Option<u64>, &str)>| {
+        all.into_iter()
+            .map(|(clients, port, until, why)| Ban { why: why.into(), ..ban(clients, port, until) })
     };
+    let lift = |(clients, port, why)| Step::Lift(clients, Lifted { port: NonZeroU16::new(port), why });
     prop_oneof![
-        6 => set.prop_map(move |all| Step::Set(bans(all))),
-        3 => (a_prefix(), a_port()).prop_map(|(clients, port)| Step::Lift(clients, NonZeroU16::new(port))),
+        6 => set.prop_map(move |all| Step::Set(bans(all).collect())),
+        3 => (a_prefix(), a_port(), prop::option::of(a_reason())).prop_map(lift),
         1 => Just(Step::Clear),
     ]
 }
@@ -116,9 +122,9 @@ fn programs_and_process_ban_the_same_clients(bed: &Bed) -> Result<()> {
                     table.set(set, NOW).expect("room");
                     bans.set(set.clone()).expect("room");
                 }
-                Step::Lift(clients, port) => {
-                    let lifted = table.lift(&[*clients], *port).expect("the tables");
-                    prop_assert_eq!(lifted, bans.lift(*clients, *port), "{:?}", steps);
+                Step::Lift(clients, which) => {
+                    let lifted = table.lift(&[*clients], *which).expect("the tables");
+                    prop_assert_eq!(lifted, bans.lift(*clients, *which), "{:?}", steps);
                 }
                 Step::Clear => _ = (table.clear().expect("the tables"), bans.clear()),
             }
@@ -156,7 +162,7 @@ fn a_ban_among_many_is_found(bed: &Bed) -> Result<()> {
     }
     ensure!(!check.is_banned(at(MANY), 443)?);
     let lifted: Vec<BannedPrefix> = (0..MANY / 2).map(|n| host(0x0a00_0000 + n)).collect();
-    ensure!(table.lift(&lifted, None)? == lifted.len());
+    ensure!(table.lift(&lifted, Lifted::default())? == lifted.len());
     for n in 0..MANY {
         ensure!(check.is_banned(at(n), 443)? == (n >= MANY / 2), "{}", at(n));
     }

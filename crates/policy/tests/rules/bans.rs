@@ -3,9 +3,7 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use truepeer_policy::{
-    Ban, BannedPrefix, Bans, BansAt, ClientAddr, HeaderRule, Lifted, PrefixSet, Senders,
-};
+use truepeer_policy::{Ban, BannedPrefix, Bans, BansAt, ClientAddr, HeaderRule, Lifted, PrefixSet, Senders};
 use truepeer_proto::{Addresses, Command};
 
 use crate::common::{claim, header, policy, route, sender};
