@@ -359,6 +359,10 @@ impl Leaving {
         if flow.begins == BEGINS {
             return Err(Reason::SenderMoves);
         }
+        if self.keys.is_empty() {
+            // Earlier changes concern no flow.
+            self.changes = offload.changes();
+        }
         offload.may_leave(&ends)?;
         let header = if is_bare { None } else { Some(Header::of(raw).ok_or(Reason::Header)?) };
         let upstream = flow.upstream.as_fd();
