@@ -64,7 +64,7 @@ reasons! {
     OtherVersion "other_version": "the tables of another version of truepeer are in the kernel"
     NotLoaded "not_loaded": "the programs are not loaded: truepeer status says why"
     KeeperGone "keeper_gone": "the repair keeper has ended, or did not answer: see the log"
-    Header "header": "datagrams have headers with TLVs, or none: each has to be read"
+    Header "header": "datagrams have headers with TLVs, or none, or come merged: each has to be read"
     SendProxy "send_proxy": "the backend gets a header"
     Address "address": "an address is link-local, or one of many hosts"
     SenderMoves "sender_moves": "its sender's address has changed eight times"

@@ -132,6 +132,24 @@ impl Ways {
         self.with(|known| known.may_offload(ends))
     }
 
+    /// As [`Ways::may_offload`], for a flow whose datagrams come in by this device.
+    ///
+    /// # Errors
+    /// Why it stays.
+    pub fn may_offload_from(&self, ends: &[SocketAddr], device: u32) -> Result<(), StaysHere> {
+        self.with(|known| {
+            known.may_offload(ends)?;
+            let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
+            if known.are_gone(device) { Err(StaysHere::Device) } else { Ok(()) }
+        })
+    }
+
+    /// Devices that have become ports of others since the start. Packets still pass them, but no route leads
+    /// by them any more.
+    pub fn new_ports(&self) -> Vec<u32> {
+        self.with(|known| known.devices.iter().flat_map(Devices::new_ports).collect())
+    }
+
     /// As [`Ways::may_offload`], for a session whose packets leave by these devices.
     ///
     /// # Errors

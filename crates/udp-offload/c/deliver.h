@@ -39,9 +39,9 @@ static __always_inline int is_too_long(struct __sk_buff *skb, const struct datag
 	return headers_len(to) + (skb->gso_size ?: to->payload_len) > mtu;
 }
 
-/* As a socket of this host sends it: the sender's hops, class of service and route are not the backend's
- * business, and a router must not cut what fits this host's path. */
-static __always_inline int freshen_ipv4(struct __sk_buff *skb, __u32 at)
+/* As one of our sockets sends it: the sender's hops, class of service and route are not the backend's
+ * business. */
+static __always_inline int freshen_ipv4(struct __sk_buff *skb, __u32 at, const struct end *end)
 {
 	struct iphdr was, is;
 
@@ -49,21 +49,25 @@ static __always_inline int freshen_ipv4(struct __sk_buff *skb, __u32 at)
 		return -1;
 	is = was;
 	is.tos = 0;
-	is.frag_off = bpf_htons(0x4000);
-	is.ttl = 64;
+	is.frag_off = end->may_be_cut ? 0 : bpf_htons(0x4000);
+	is.ttl = end->hops;
+	/* With DF it may be 0 in all of them, and fragments of different datagrams would be put together. */
+	if (end->may_be_cut && was.frag_off)
+		is.id = bpf_get_prandom_u32();
 	is.check = fold((__u64)fold_to_word(changed_words(0, &was, &is, 3)) + (__u16)~was.check);
 	return bpf_skb_store_bytes(skb, at, &is, 12, 0);
 }
 
-/* IPv6 has no sum of its own, so the device's sum of the whole packet has to be told. */
-static __always_inline int freshen_ipv6(struct __sk_buff *skb, __u32 at)
+/* Likewise, but without a flow label (net.ipv6.auto_flowlabels gives one to sockets). IPv6 has no sum of its
+ * own, so the device's sum of the whole packet has to be told. */
+static __always_inline int freshen_ipv6(struct __sk_buff *skb, __u32 at, const struct end *end)
 {
 	__be32 was[2], is[2];
 
 	if (bpf_skb_load_bytes(skb, at, was, sizeof(was)))
 		return -1;
 	is[0] = bpf_htonl(0x60000000);
-	is[1] = (was[1] & bpf_htonl(0xffffff00)) | bpf_htonl(64);
+	is[1] = (was[1] & bpf_htonl(0xffffff00)) | bpf_htonl(end->hops);
 	bpf_csum_update(skb, fold_to_word(changed_words(0, was, is, 2)));
 	return bpf_skb_store_bytes(skb, at, is, sizeof(is), 0);
 }
@@ -86,15 +90,15 @@ static __noinline int put_header(struct __sk_buff *skb, const struct datagram *d
 
 /* Nonzero: it failed, and the packet is corrupt. `from` has become `to` already, but for its headers. */
 static __noinline int write_headers(struct __sk_buff *skb, const struct datagram *from,
-				    const struct datagram *to, __u32 change)
+				    const struct datagram *to, const struct end *end, __u32 change)
 {
-	__u32 end = to->payload_at + to->payload_len;
+	__u32 len = to->payload_at + to->payload_len;
 
-	if (!skb->gso_size && skb->len > end && bpf_skb_change_tail(skb, end, 0))
+	if (!skb->gso_size && skb->len > len && bpf_skb_change_tail(skb, len, 0))
 		return -1;
 	if (write_datagram(skb, from, to, change))
 		return -1;
-	return to->ip.version == 4 ? freshen_ipv4(skb, to->ip.at) : freshen_ipv6(skb, to->ip.at);
+	return to->ip.version == 4 ? freshen_ipv4(skb, to->ip.at, end) : freshen_ipv6(skb, to->ip.at, end);
 }
 
 static __always_inline void count_moved(struct moved *moved, __u32 datagrams, __u32 bytes)

@@ -13,7 +13,9 @@ struct end {
 	struct flow_key key; /* as its datagrams come in */
 	__u32 device;        /* by which ours leave to it; 0: not learnt yet */
 	__u32 mtu;           /* of the path to it */
-	__u32 unused;
+	__u8 hops;           /* as one of our sockets sends to it: TTL or hop limit */
+	__u8 may_be_cut;     /* by routers: no DF (net.ipv4.ip_no_pmtu_disc) */
+	__u8 unused[2];
 };
 
 /* On a cache line of its own: each direction has its CPU. */
@@ -28,6 +30,7 @@ struct offloaded {
 	__u32 sender_by;           /* the device that the sender's datagrams come in by */
 	struct end ends[2];        /* enum side */
 	__u32 header[HEADER_WORDS];
+	__u32 merged;              /* aggregates of datagrams that have or need headers: they passed */
 	struct moved moved[2];     /* of the end's datagrams */
 } __attribute__((aligned(64)));
 
@@ -66,6 +69,9 @@ PRIVATE(tu_sockets, SK_STORAGE, 0, int, __u32, BPF_F_NO_PREALLOC);
 
 /* The devices by which listeners' answers leave. */
 PRIVATE(tu_senders, LRU_HASH, 4096, struct pair, __u32, 0);
+
+/* Devices that have become ports of others: no route leads by them, though packets still pass them. */
+PRIVATE(tu_ports, HASH, 1024, __u32, __u8, 0);
 
 static __always_inline struct offloaded *flow_at(place_bits bits)
 {

@@ -98,14 +98,15 @@ static __always_inline int read_spp(struct __sk_buff *skb, __u32 at, struct head
 	return 0;
 }
 
-/* Nonzero: it begins with none, or with one that is not as usual (TLVs, LOCAL). */
+/* Of an aggregate: that of its first datagram. Nonzero: it begins with none, or with one that is not as usual
+ * (TLVs, LOCAL). */
 static __noinline int read_header(struct __sk_buff *skb, const struct datagram *datagram,
 				  struct header *header)
 {
 	__u32 at = datagram->payload_at, len = datagram->payload_len;
 	int outcome = -1;
 
-	if (len < V2_IPV4_LEN || skb->gso_size)
+	if (len < V2_IPV4_LEN)
 		return -1;
 	__builtin_memset(header, 0, sizeof(*header));
 	if (bpf_skb_load_bytes(skb, at, header->words, 16))

@@ -11,6 +11,20 @@
 
 #define SOCK_DGRAM 2
 
+/* The kernel may use an element of the table again for another key while it is read here. So its value is
+ * read once, and the caller compares the flow with the datagram. */
+static __always_inline struct offloaded *flow_of(const struct flow_key *key, enum side *side)
+{
+	const volatile place_bits *found = bpf_map_lookup_elem(&tu_keys, key);
+
+	if (!found)
+		return 0;
+	place_bits bits = *found;
+
+	*side = bits & 1;
+	return flow_at(bits);
+}
+
 /* The flow of this datagram; NULL: none. */
 static __always_inline struct offloaded *find_flow(struct __sk_buff *skb, struct scratch *scratch,
 						   enum side *side)
@@ -18,29 +32,26 @@ static __always_inline struct offloaded *find_flow(struct __sk_buff *skb, struct
 	struct flow_key key;
 
 	key_of(&scratch->from, &key);
-	place_bits *bits = bpf_map_lookup_elem(&tu_keys, &key);
-	struct offloaded *flow = bits ? flow_at(*bits) : 0;
+	struct offloaded *flow = flow_of(&key, side);
 
 	/* A sender's key with the address of a client that is somebody's sender, too: the header decides. */
-	if (flow && (*bits & 1) == SENDER && flow->header_len)
-		flow = 0;
-	if (flow) {
-		*side = *bits & 1;
-		return flow;
-	}
+	if (flow && !(*side == SENDER && flow->header_len))
+		return is_same_key(&flow->ends[*side & 1].key, &key) ? flow : 0;
 	struct header *header = &scratch->header;
 
 	if (read_header(skb, &scratch->from, header))
 		return 0;
-	bits = bpf_map_lookup_elem(&tu_keys, &header->key);
-	flow = bits && (*bits & 1) == SENDER ? flow_at(*bits) : 0;
-	if (!flow || flow->header_len != header->len ||
-	    !is_same_address(&flow->ends[SENDER].key.remote, &scratch->from.ip.source))
+	flow = flow_of(&header->key, side);
+	if (!flow || *side != SENDER || flow->header_len != header->len)
+		return 0;
+	const struct flow_key *sender = &flow->ends[SENDER].key;
+
+	if (!is_same_address(&sender->remote, &key.remote) || !is_same_address(&sender->local, &key.local) ||
+	    sender->local_port != key.local_port)
 		return 0;
 	for (__u32 i = 0; i < HEADER_WORDS; i++)
 		if (flow->header[i] != header->words[i])
 			return 0;
-	*side = SENDER;
 	return flow;
 }
 
@@ -73,6 +84,22 @@ static __always_inline void find_device(struct offloaded *flow, const struct dat
 		flow->ends[SENDER].device = *device;
 }
 
+/* gso_segs is 0 in aggregates of tap and virtio. */
+static __always_inline __u32 datagrams_in(struct __sk_buff *skb, __u32 len)
+{
+	__u32 size = skb->gso_size;
+
+	return size ? (len + size - 1) / size : 1;
+}
+
+/* Each datagram of this aggregate has or needs a header, so user space gets it. A later one that comes alone
+ * overtakes it: user space takes back flows that have many. */
+static __always_inline int pass_merged(struct offloaded *flow)
+{
+	__sync_fetch_and_add(&flow->merged, 1);
+	return PASS;
+}
+
 static __always_inline int on_sender(struct __sk_buff *skb, struct scratch *scratch, struct offloaded *flow)
 {
 	const struct datagram *from = &scratch->from;
@@ -85,6 +112,8 @@ static __always_inline int on_sender(struct __sk_buff *skb, struct scratch *scra
 		return PASS;
 	if (!device_of(sender))
 		find_device(flow, from);
+	if (header_len && skb->gso_size)
+		return pass_merged(flow);
 	if (!device || !is_datagram_intact(skb, from))
 		return PASS;
 	turn(scratch, &backend->key);
@@ -97,11 +126,11 @@ static __always_inline int on_sender(struct __sk_buff *skb, struct scratch *scra
 	/* Answers go to the port that the sender used last. */
 	if (sender->key.remote_port != from->source_port)
 		sender->key.remote_port = from->source_port;
-	__u32 datagrams = skb->gso_size ? skb->gso_segs : 1, bytes = to->payload_len;
+	__u32 datagrams = datagrams_in(skb, to->payload_len), bytes = to->payload_len;
 
 	if (header_len && take_out(skb, from, header_len, &change))
 		return DROP;
-	if (write_headers(skb, from, to, change))
+	if (write_headers(skb, from, to, backend, change))
 		return DROP;
 	count_moved(&flow->moved[SENDER], datagrams, bytes);
 	return send_on(skb, device);
@@ -116,9 +145,8 @@ static __always_inline int on_backend(struct __sk_buff *skb, struct scratch *scr
 
 	if (!device || skb->ifindex != device_of(&flow->ends[BACKEND]))
 		return PASS;
-	/* Each of them needs a header. */
 	if (flow->is_spp && skb->gso_size)
-		return PASS;
+		return pass_merged(flow);
 	if (!is_datagram_intact(skb, from))
 		return PASS;
 	turn(scratch, &sender->key);
@@ -128,11 +156,11 @@ static __always_inline int on_backend(struct __sk_buff *skb, struct scratch *scr
 	}
 	if (is_too_long(skb, to, sender->mtu) || (flow->is_spp && skb->len > LONGEST))
 		return PASS;
-	__u32 datagrams = skb->gso_size ? skb->gso_segs : 1, bytes = from->payload_len;
+	__u32 datagrams = datagrams_in(skb, from->payload_len), bytes = from->payload_len;
 
 	if (flow->is_spp && put_header(skb, from, flow, &change))
 		return DROP;
-	if (write_headers(skb, from, to, change))
+	if (write_headers(skb, from, to, sender, change))
 		return DROP;
 	count_moved(&flow->moved[BACKEND], datagrams, bytes);
 	return send_on(skb, device);
@@ -202,9 +230,11 @@ int udp_out(struct __sk_buff *skb)
 	sk = bpf_sk_fullsock(sk);
 	if (!sk || sk->type != SOCK_DGRAM)
 		return PASS;
-	__u32 *place = bpf_sk_storage_get(&tu_sockets, sk, 0, 0);
+	__u32 *place = bpf_sk_storage_get(&tu_sockets, sk, 0, 0), device = skb->ifindex;
 
-	if (!place || read_datagram(skb, &scratch->from) || scratch->from.ip.is_fragment)
+	if (!place || bpf_map_lookup_elem(&tu_ports, &device))
+		return PASS;
+	if (read_datagram(skb, &scratch->from) || scratch->from.ip.is_fragment)
 		return PASS;
 	if (*place == LISTENER)
 		learn_sender(skb, &scratch->from);

@@ -22,14 +22,26 @@ pub(crate) type Pair = [u8; 32];
 /// `HEADER_WORDS`, in bytes.
 const HEADER_BYTES: usize = 52;
 
+/// The path to an end, and how a socket of this host sends datagrams by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// The longest packet.
+    pub mtu: u32,
+    /// TTL or hop limit.
+    pub hops: u8,
+    /// Whether routers may cut datagrams into fragments (no DF).
+    pub may_be_cut: bool,
+}
+
 /// `struct end`.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct End {
     key: [AtomicU32; 9],
     pub(crate) device: AtomicU32,
-    pub(crate) mtu: AtomicU32,
-    unused: AtomicU32,
+    mtu: AtomicU32,
+    /// Hops, and whether routers may cut datagrams.
+    manner: AtomicU32,
 }
 
 /// `struct moved`.
@@ -50,6 +62,7 @@ pub(crate) struct Offloaded {
     sender_by: AtomicU32,
     pub(crate) ends: [End; 2],
     header: [AtomicU32; HEADER_BYTES / 4],
+    pub(crate) merged: AtomicU32,
     pub(crate) moved: [Moving; 2],
 }
 
@@ -79,6 +92,12 @@ impl Offloaded {
 }
 
 impl End {
+    pub(crate) fn set_path(&self, path: Path) {
+        self.mtu.store(path.mtu, Ordering::Relaxed);
+        let manner = [path.hops, path.may_be_cut.into(), 0, 0];
+        self.manner.store(u32::from_ne_bytes(manner), Ordering::Relaxed);
+    }
+
     /// The port of the remote end: senders whose datagrams carry a header may change it.
     pub(crate) fn remote_port(&self) -> u16 {
         let [a, b, ..] = self.key[8].load(Ordering::Relaxed).to_ne_bytes();

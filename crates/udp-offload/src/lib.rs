@@ -13,6 +13,6 @@ mod layout;
 mod load;
 mod table;
 
-pub use layout::Header;
+pub use layout::{Header, Path};
 pub use load::LoadError;
 pub use table::{Ends, FlowTable, Moved, NotBegun, Offload};

@@ -11,7 +11,7 @@ use aya::maps::{HashMap, Map, MapData, MapError, SkStorage};
 use truepeer_bpf::{Device, Mapped};
 
 use crate::free::FreePlaces;
-use crate::layout::{BACKEND, Header, Key, LISTENER, MOST, Offloaded, Pair, SENDER, key_of, pair_of};
+use crate::layout::{BACKEND, Header, Key, LISTENER, MOST, Offloaded, Pair, Path, SENDER, key_of, pair_of};
 use crate::load::{LoadError, load};
 
 /// Of `BPF_MAP_UPDATE_ELEM`: fails if the key is there.
@@ -58,6 +58,7 @@ struct Tables {
     keys: HashMap<MapData, Key, u32>,
     sockets: SkStorage<MapData, u32>,
     senders: HashMap<MapData, Pair, u32>,
+    ports: HashMap<MapData, u32, u8>,
     free: FreePlaces,
 }
 
@@ -83,6 +84,7 @@ impl FlowTable {
             keys: take(&mut programs, "tu_keys")?.try_into().map_err(failed("tu_keys"))?,
             sockets: take(&mut programs, "tu_sockets")?.try_into().map_err(failed("tu_sockets"))?,
             senders: take(&mut programs, "tu_senders")?.try_into().map_err(failed("tu_senders"))?,
+            ports: take(&mut programs, "tu_ports")?.try_into().map_err(failed("tu_ports"))?,
             free: FreePlaces::new(MOST),
         };
         Ok(Arc::new(Self { flows, tables: Mutex::new(tables), _programs: Mutex::new(programs) }))
@@ -139,6 +141,14 @@ impl FlowTable {
         let senders = &mut self.lock().senders;
         let known: Vec<_> = senders.keys().flatten().collect();
         known.iter().for_each(|pair| _ = senders.remove(pair));
+    }
+
+    /// These devices have become ports of others. Nothing leaves by them from now on, once each flow has been
+    /// [recalled](Offload::recall) or [sent on](Offload::send_on) again.
+    pub fn leave_out(&self, devices: impl IntoIterator<Item = u32>) {
+        let ports = &mut self.lock().ports;
+        // Err: so many can't be there.
+        devices.into_iter().for_each(|device| _ = ports.insert(device, 1, 0));
     }
 
     fn at(&self, place: u32) -> &Offloaded {
@@ -209,13 +219,14 @@ pub struct Offload {
 
 impl Offload {
     /// From now on the kernel sends datagrams on, as soon as the next ones through the sockets have shown by
-    /// which devices. `mtus`: of the paths to sender and backend.
-    pub fn send_on(&self, mtus: [u32; 2]) {
+    /// which devices. `paths`: to sender and backend.
+    pub fn send_on(&self, paths: [Path; 2]) {
         let flow = self.table.at(self.place);
-        for (end, mtu) in flow.ends.iter().zip(mtus) {
+        for (end, path) in flow.ends.iter().zip(paths) {
             end.device.store(0, Ordering::Relaxed);
-            end.mtu.store(mtu, Ordering::Relaxed);
+            end.set_path(path);
         }
+        flow.merged.store(0, Ordering::Relaxed);
         flow.is_here.store(1, Ordering::Release);
     }
 
@@ -245,6 +256,13 @@ impl Offload {
         })
     }
 
+    /// Aggregates of datagrams that have or need headers, since it was [sent on](Offload::send_on). They came
+    /// to user space, where later datagrams overtake them.
+    #[must_use]
+    pub fn merged(&self) -> u32 {
+        self.table.at(self.place).merged.load(Ordering::Relaxed)
+    }
+
     /// The port that the sender used last.
     #[must_use]
     pub fn sender_port(&self) -> u16 {
@@ -256,9 +274,14 @@ impl Offload {
         self.table.at(self.place).ends[SENDER].set_remote_port(port);
     }
 
-    /// The path to the backend has a smaller MTU.
-    pub fn set_backend_mtu(&self, mtu: u32) {
-        self.table.at(self.place).ends[BACKEND].mtu.store(mtu, Ordering::Relaxed);
+    /// The path to the sender is another one.
+    pub fn set_sender_path(&self, path: Path) {
+        self.table.at(self.place).ends[SENDER].set_path(path);
+    }
+
+    /// The path to the backend is another one.
+    pub fn set_backend_path(&self, path: Path) {
+        self.table.at(self.place).ends[BACKEND].set_path(path);
     }
 }
 

@@ -2,97 +2,38 @@
 //! is not as usual comes to them, and the whole flow whenever something changes. docs/internals/splice.md
 //! tells what the programs look at.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
-use truepeer_policy::HeaderRule;
+use truepeer_policy::{Dialect, HeaderRule};
 use truepeer_session::counters::Counter;
 use truepeer_session::settings::SpliceAfter;
 use truepeer_session::table::Key;
-use truepeer_splice::{Reason, Ways};
+use truepeer_splice::Reason;
 use truepeer_sys::socket::local_address;
-use truepeer_sys::udp::{path_mtu, path_mtu_between};
-use truepeer_udp_offload::{Ends, FlowTable, Header, Moved, NotBegun};
+use truepeer_sys::udp::{disable_gro, enable_gro};
+use truepeer_udp_offload::{Ends, Header, Moved, NotBegun};
 
 use super::flow::{Flow, SentHeader};
+use super::offload::{FlowOffload, LOOK, Paths, to_backend};
 use super::table::Gone;
 use super::tuples::UpstreamTuple;
 use super::up::At;
 use super::whereabouts::{Left, Whereabouts};
 use super::{FlowContext, UdpFlows};
 
-/// The time between two looks at what the kernel has sent on. A flow is forgotten so much later at most.
-const LOOK: Duration = Duration::from_millis(500);
 /// After so long one datagram of each end passes the sockets again: conntrack remembers the flow for 30 s at
 /// least, and routes may lead by another device.
 const LEARN_AGAIN: Duration = Duration::from_secs(10);
-/// A flow of which the kernel has sent nothing on passes other devices, if so many have come to user space.
+/// A flow passes other devices, if so many datagrams come to user space while the kernel sends none on.
 const PASSED: u32 = 1000;
 /// A sender whose address changes so often stays in user space.
 const BEGINS: u8 = 8;
-/// The most paths whose MTU is remembered.
-const PATHS: usize = 4096;
-
-/// The kernel's programs for flows, for all workers.
-#[derive(Debug, Clone)]
-pub struct FlowOffload(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    table: Arc<FlowTable>,
-    ways: Arc<Ways>,
-    /// How often the ways of packets have changed.
-    changes: AtomicU64,
-}
-
-impl FlowOffload {
-    /// With a thread that asks how the ways of packets change; it ends with the last clone. `ways`: of UDP.
-    ///
-    /// # Errors
-    /// If no thread can be started.
-    pub fn start(table: Arc<FlowTable>, ways: Arc<Ways>) -> io::Result<Self> {
-        let shared = Arc::new(Shared { table, ways, changes: AtomicU64::new(0) });
-        let seen = Arc::downgrade(&shared);
-        let watch = move || {
-            while let Some(shared) = seen.upgrade() {
-                shared.look();
-                drop(shared);
-                thread::sleep(LOOK);
-            }
-        };
-        thread::Builder::new().name("ways".into()).spawn(watch)?;
-        Ok(Self(shared))
-    }
-
-    /// Has the programs learn by which devices answers of this socket leave.
-    pub(super) fn add_listener(&self, socket: &OwnedFd) {
-        // If it fails, answers go on through user space.
-        let _ = self.0.table.add_listener(socket.as_fd());
-    }
-
-    fn changes(&self) -> u64 {
-        self.0.changes.load(Ordering::Acquire)
-    }
-
-    fn may_leave(&self, ends: &Ends) -> Result<(), Reason> {
-        let all = [ends.sender, ends.listener, ends.client, ends.backend];
-        self.0.ways.may_offload(&all).map_err(|stays| stays.reason())
-    }
-}
-
-impl Shared {
-    fn look(&self) {
-        if self.ways.have_changed() {
-            self.table.forget_senders();
-            self.changes.fetch_add(1, Ordering::Release);
-        }
-    }
-}
+/// A flow with more aggregates than these in [`LEARN_AGAIN`] stays in user space: single datagrams would
+/// overtake them.
+const MERGED: u32 = 3;
 
 /// A worker's flows that are in the kernel's tables.
 #[derive(Debug)]
@@ -103,14 +44,13 @@ pub(super) struct Leaving {
     look_at: Option<Instant>,
     /// [`FlowOffload::changes`] at the last look.
     changes: u64,
-    /// From listeners to senders: the MTU, and when it was read.
-    paths: HashMap<(IpAddr, IpAddr), (u32, Instant)>,
+    paths: Paths,
 }
 
 impl Default for Leaving {
     fn default() -> Self {
         let offload = Err(Reason::NotLoaded);
-        Self { offload, keys: HashSet::new(), look_at: None, changes: 0, paths: HashMap::new() }
+        Self { offload, keys: HashSet::new(), look_at: None, changes: 0, paths: Paths::default() }
     }
 }
 
@@ -164,7 +104,8 @@ impl Flow {
         up != seen[0] || (down != seen[1] && !self.is_kept_by_sender())
     }
 
-    /// All further datagrams come to the sockets.
+    /// All further datagrams come to the sockets. Answers go where [`Flow::back`] says: to the sender of the
+    /// datagram at hand.
     pub(super) fn recall(&mut self) {
         if let Whereabouts::Left(left) = &self.whereabouts {
             left.offload.recall();
@@ -172,11 +113,29 @@ impl Flow {
         self.take_moved();
     }
 
+    /// The same, while no datagram of the sender is at hand: answers go to the port that it used last.
+    pub(super) fn bring_back(&mut self) {
+        self.take_moved();
+        self.recall();
+    }
+
+    /// It stays in user space, and that is counted.
+    fn stay(&mut self, reason: Reason) {
+        self.recall();
+        self.whereabouts = Whereabouts::Stays;
+        // It was disabled where answers need headers.
+        let _ = enable_gro(self.upstream.as_fd());
+        self.listener.shard.stay(reason.label());
+    }
+
     /// The backend's path has told that it is narrower.
-    pub(super) fn read_path_again(&self) {
+    pub(super) fn read_path_again(&mut self) {
+        self.take_moved();
         if let Whereabouts::Left(left) = &self.whereabouts {
-            let mtu = path_mtu(self.upstream.as_fd(), left.ends.backend.is_ipv4());
-            mtu.map_or_else(|_| left.offload.recall(), |mtu| left.offload.set_backend_mtu(mtu));
+            match to_backend(&left.ends, self.upstream.as_fd()) {
+                Some(path) => left.offload.set_backend_path(path),
+                None => left.offload.recall(),
+            }
         }
     }
 
@@ -244,11 +203,8 @@ impl UdpFlows {
             Whereabouts::Here if !flow.is_due(after, cx.now) => return,
             _ => {}
         }
-        let outcome = self.leaving.take(cx, at, key, flow, raw);
-        if let Err(reason) = outcome {
-            flow.recall();
-            flow.whereabouts = Whereabouts::Stays;
-            at.listener.shard.stay(reason.label());
+        if let Err(reason) = self.leaving.take(cx, at, key, flow, raw) {
+            flow.stay(reason);
         }
     }
 
@@ -256,7 +212,7 @@ impl UdpFlows {
     pub(super) fn look(&mut self, cx: &FlowContext<'_>) {
         let leaving = &mut self.leaving;
         let Ok(offload) = &leaving.offload else { return };
-        let changes = offload.changes();
+        let (changes, table) = (offload.changes(), offload.table());
         let have_changed = std::mem::replace(&mut leaving.changes, changes) != changes;
         if have_changed {
             leaving.paths.clear();
@@ -264,17 +220,30 @@ impl UdpFlows {
         leaving.look_at = Some(cx.now + LOOK);
         for key in std::mem::take(&mut leaving.keys) {
             let Some(flow) = self.table.get_mut(key) else { continue };
+            // Before it is recalled: a flow in user space no longer follows the kernel's note of the port.
+            flow.take_moved();
             let Whereabouts::Left(left) = &mut flow.whereabouts else { continue };
+            if left.offload.merged() > MERGED {
+                flow.stay(Reason::Header);
+                continue;
+            }
             if have_changed {
                 left.offload.recall();
-            } else if left.offload.is_sent_on()
-                && cx.now.saturating_duration_since(left.learnt_at) >= LEARN_AGAIN
-            {
-                match leaving.mtus(&left.ends, flow.upstream.as_fd(), cx.now) {
-                    Some(mtus) => left.offload.send_on(mtus),
-                    None => left.offload.recall(),
+            } else if left.offload.is_sent_on() {
+                let is_due = cx.now.saturating_duration_since(left.learnt_at) >= LEARN_AGAIN;
+                let has_path = if is_due {
+                    left.learnt_at = cx.now;
+                    let paths = leaving.paths.of(table, &left.ends, flow.upstream.as_fd(), cx.now);
+                    paths.map(|paths| left.offload.send_on(paths))
+                } else if left.has_answered() {
+                    let path = leaving.paths.to_sender(table, &left.ends, cx.now);
+                    path.map(|path| left.offload.set_sender_path(path))
+                } else {
+                    Some(())
+                };
+                if has_path.is_none() {
+                    left.offload.recall();
                 }
-                left.learnt_at = cx.now;
             }
             leaving.keys.insert(key);
             if flow.has_spoken() {
@@ -310,7 +279,7 @@ impl UdpFlows {
         if tuple.is_shared()
             && let Ok(client) = local_address(flow.upstream.as_fd())
         {
-            offload.0.table.recall_answers(flow.route.backend.get(), client);
+            offload.table().recall_answers(flow.route.backend.get(), client);
         }
     }
 
@@ -323,7 +292,7 @@ impl UdpFlows {
     pub(super) fn recall(&mut self, is_meant: impl Fn(&Flow) -> bool) {
         for key in &self.leaving.keys {
             if let Some(flow) = self.table.get_mut(*key).filter(|flow| is_meant(flow)) {
-                flow.recall();
+                flow.bring_back();
             }
         }
     }
@@ -358,21 +327,27 @@ impl Leaving {
         }
         // conntrack takes a flow without answers for a new one with each datagram.
         let is_here = matches!(flow.whereabouts, Whereabouts::Here);
-        if is_here && flow.down.datagrams == 0 && offload.0.ways.are_any_filtered() {
+        if is_here && flow.down.datagrams == 0 && offload.ways().are_any_filtered() {
             return Ok(());
         }
         let ends = flow.ends(at)?;
+        let is_bare = flow.is_bare(at);
         if let Whereabouts::Left(left) = &mut flow.whereabouts {
-            if left.is_of(&ends) {
+            // A reload may have decided otherwise about headers: the backend would get them, or lose bytes.
+            if left.is_of(&ends) && left.has_header != is_bare {
                 left.offload.set_sender_port(ends.sender.port());
-                left.passed += u32::from(!left.offload.has_left());
-                if left.passed > PASSED {
-                    return Err(Reason::PacketsNotSeen);
+                if left.pass() > PASSED {
+                    let is_changed = !offload.ways().new_ports().is_empty();
+                    return Err(if is_changed { Reason::Device } else { Reason::PacketsNotSeen });
                 }
                 if !left.offload.is_sent_on() {
                     offload.may_leave(&ends)?;
-                    let mtus = self.mtus(&left.ends, flow.upstream.as_fd(), cx.now);
-                    left.offload.send_on(mtus.ok_or(Reason::Failed)?);
+                    // No route at this moment: the next datagram asks again.
+                    let upstream = flow.upstream.as_fd();
+                    let Some(paths) = self.paths.of(offload.table(), &left.ends, upstream, cx.now) else {
+                        return Ok(());
+                    };
+                    left.offload.send_on(paths);
                 }
                 return Ok(());
             }
@@ -384,16 +359,30 @@ impl Leaving {
         if flow.begins == BEGINS {
             return Err(Reason::SenderMoves);
         }
+        if self.keys.is_empty() {
+            // Earlier changes concern no flow.
+            self.changes = offload.changes();
+        }
         offload.may_leave(&ends)?;
-        let header = if flow.is_bare(at) { None } else { Some(Header::of(raw).ok_or(Reason::Header)?) };
-        let mtus = self.mtus(&ends, flow.upstream.as_fd(), cx.now).ok_or(Reason::Failed)?;
-        let begun = offload.0.table.begin(&ends, header.as_ref(), flow.upstream.as_fd());
+        let header = if is_bare { None } else { Some(Header::of(raw).ok_or(Reason::Header)?) };
+        let upstream = flow.upstream.as_fd();
+        let Some(paths) = self.paths.of(offload.table(), &ends, upstream, cx.now) else { return Ok(()) };
+        if header.is_some() && at.udp.dialect == Dialect::Spp {
+            // Each answer needs a header, so they must not be merged before the programs see them. On older
+            // kernels there is nothing to disable.
+            let _ = disable_gro(upstream);
+        }
+        let begun = offload.table().begin(&ends, header.as_ref(), upstream);
         let begun = begun.map_err(|not_begun| match not_begun {
             NotBegun::Full => Reason::TableFull,
             NotBegun::Taken => Reason::AddressesInUse,
             NotBegun::Failed(_) => Reason::Failed,
         })?;
-        begun.send_on(mtus);
+        // Another worker may have opened its successor meanwhile, and found no key to remove.
+        if flow.tuple.as_ref().is_some_and(UpstreamTuple::is_shared) {
+            return Ok(());
+        }
+        begun.send_on(paths);
         flow.begins += 1;
         flow.whereabouts = Whereabouts::Left(Box::new(Left {
             offload: begun,
@@ -401,32 +390,11 @@ impl Leaving {
             has_header: header.is_some(),
             counted: [Moved::default(); 2],
             seen: [0, 0],
-            passed: 0,
+            passed: (0, 0),
             learnt_at: cx.now,
         }));
         self.look_at.get_or_insert(cx.now + LOOK);
         self.keys.insert(key);
         Ok(())
-    }
-
-    /// The MTUs of the paths to both ends. `None`: there is no path.
-    fn mtus(&mut self, ends: &Ends, upstream: BorrowedFd<'_>, now: Instant) -> Option<[u32; 2]> {
-        let path = (ends.listener.ip(), ends.sender.ip());
-        let known = self.paths.get(&path).filter(|(_, read_at)| *read_at + LEARN_AGAIN > now);
-        let to_sender = match known {
-            Some((mtu, _)) => *mtu,
-            None => {
-                if let Ok(offload) = &self.offload {
-                    offload.0.table.forget_sender(path.0, path.1);
-                }
-                if self.paths.len() >= PATHS {
-                    self.paths.clear();
-                }
-                let mtu = path_mtu_between(path.0, ends.sender).ok()?;
-                self.paths.insert(path, (mtu, now));
-                mtu
-            }
-        };
-        Some([to_sender, path_mtu(upstream, ends.backend.is_ipv4()).ok()?])
     }
 }

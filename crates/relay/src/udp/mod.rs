@@ -15,6 +15,7 @@ mod flow;
 mod header;
 mod leaving;
 pub mod moving;
+mod offload;
 mod open;
 mod outbox;
 mod refusal;
@@ -44,8 +45,8 @@ pub use self::downstream::BUFFER_BYTES as MOST_BUFFER_BYTES;
 use self::downstream::DownstreamSocket;
 use self::early::EarlyDatagram;
 use self::flow::Flow;
-pub use self::leaving::FlowOffload;
 use self::leaving::Leaving;
+pub use self::offload::FlowOffload;
 use self::refusal::{DroppedDatagram, Forgotten};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
@@ -127,7 +128,7 @@ impl UdpFlows {
             epoll::add(cx.epoll, &*downstream.socket, token, EventFlags::IN).named("epoll_ctl")?;
         }
         if let Ok(offload) = &self.leaving.offload {
-            offload.add_listener(&downstream.socket);
+            offload.add_listener(&downstream.socket, listener);
         }
         self.early.push((place, std::mem::take(&mut downstream.early)));
         self.downstreams[place] =
@@ -159,6 +160,9 @@ impl UdpFlows {
     pub(crate) fn set_listener(&mut self, listener: &Rc<Listener>) {
         for inbound in self.downstreams.iter_mut().flatten().filter(|one| one.listener.id == listener.id) {
             inbound.listener = Rc::clone(listener);
+            if let Ok(offload) = &self.leaving.offload {
+                offload.add_listener(&inbound.downstream.socket, listener);
+            }
         }
         // The new rules judge the next datagram of each flow.
         self.recall(|flow| flow.listener.id == listener.id);
@@ -242,7 +246,7 @@ impl UdpFlows {
     }
 
     fn forget(&mut self, cx: &FlowContext<'_>, mut gone: Gone<Flow>, why: Counter) {
-        gone.flow.recall();
+        gone.flow.bring_back();
         let listener = Rc::clone(&gone.flow.listener);
         listener.shard.count(why);
         listener.shard.on_end();

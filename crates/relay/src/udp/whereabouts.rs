@@ -27,8 +27,8 @@ pub(crate) struct Left {
     pub(super) counted: [Moved; 2],
     /// Datagrams of both ends at the last look.
     pub(super) seen: [u64; 2],
-    /// Datagrams that came to user space before the kernel has sent any on.
-    pub(super) passed: u32,
+    /// Datagrams that came to user space since the kernel had sent on this many.
+    pub(super) passed: (u32, u64),
     pub(super) learnt_at: Instant,
 }
 
@@ -38,6 +38,19 @@ impl Left {
         let port = if self.has_header { self.ends.sender.port() } else { ends.sender.port() };
         let sender = SocketAddr::new(ends.sender.ip(), port);
         self.ends == Ends { sender, ..*ends }
+    }
+
+    /// A datagram of the sender has come to user space: how many have, while the kernel sent none on?
+    pub(super) fn pass(&mut self) -> u32 {
+        let moved = self.offload.moved().iter().map(|moved| moved.datagrams).sum();
+        let (passed, before) = self.passed;
+        self.passed = (if moved == before { passed + 1 } else { 1 }, moved);
+        self.passed.0
+    }
+
+    /// Whether the kernel has sent on answers since the last look.
+    pub(super) fn has_answered(&self) -> bool {
+        self.offload.moved()[1].datagrams != self.seen[1]
     }
 
     pub(super) fn uncounted(&self) -> [Moved; 2] {

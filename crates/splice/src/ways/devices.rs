@@ -33,6 +33,8 @@ pub(crate) struct Devices {
     present: BTreeSet<u32>,
     /// Ports of a bridge or bond, and devices of a VRF, since the start. One that becomes a port is lost.
     ports: BTreeSet<u32>,
+    /// Those that were lost because they became ports.
+    new_ports: BTreeSet<u32>,
     down: BTreeSet<u32>,
     /// Those with BIG TCP: the programs don't translate its packets.
     big: BTreeSet<u32>,
@@ -59,7 +61,16 @@ impl Devices {
 
     /// Whether the programs don't see packets of this device any more, or don't translate them.
     pub(crate) fn are_lost(&self, device: u32) -> bool {
-        !self.present.contains(&device) || self.are_big(device)
+        self.are_gone(device) || self.are_big(device)
+    }
+
+    /// Whether the programs don't see packets of this device any more.
+    pub(super) fn are_gone(&self, device: u32) -> bool {
+        !self.present.contains(&device)
+    }
+
+    pub(super) fn new_ports(&self) -> impl Iterator<Item = u32> {
+        self.new_ports.iter().copied()
     }
 
     /// Whether this device may have packets of more than 64 KiB.
@@ -81,7 +92,10 @@ impl Devices {
             // A bridge says so of its port, and the device goes on.
             DELETED if i32::from(*family) == libc::AF_BRIDGE => {}
             DELETED => self.lose(index, changes),
-            NEW if is_port(body) && !self.ports.contains(&index) => self.lose(index, changes),
+            NEW if is_port(body) && !self.ports.contains(&index) => {
+                self.new_ports.insert(index);
+                self.lose(index, changes);
+            }
             NEW => self.set_up(index, body),
             DELETED_ADDRESS => {
                 changes.devices.insert(index);
@@ -96,6 +110,7 @@ impl Devices {
     /// After messages were lost: takes over what holds `now`.
     pub(super) fn catch_up(&mut self, now: Self, changes: &mut Changes) {
         let new_ports = &now.ports - &self.ports;
+        self.new_ports.extend(&new_ports & &self.present);
         let is_lost = |index: &u32| !now.present.contains(index) || new_ports.contains(index);
         let lost: Vec<u32> = self.present.iter().copied().filter(is_lost).collect();
         lost.into_iter().for_each(|index| self.lose(index, changes));

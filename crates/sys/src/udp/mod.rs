@@ -10,8 +10,8 @@ pub use receive::{Arrival, ReceiveBatch};
 pub use send::{Run, send_runs};
 pub(crate) use socket::grow_recv_buffer;
 pub use socket::{
-    GrowLater, enable_arrival_reports, enable_gro, force_buffers, grow_buffers, grow_later, grow_later_by,
-    path_mtu, path_mtu_between, set_steering, supports_segmentation, udp_socket,
+    GrowLater, Path, disable_gro, enable_arrival_reports, enable_gro, force_buffers, grow_buffers,
+    grow_later, grow_later_by, set_steering, supports_segmentation, udp_socket,
 };
 
 use std::net::IpAddr;

@@ -52,6 +52,14 @@ pub fn enable_gro(socket: BorrowedFd<'_>) -> Result<(), CallError> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 1).named("setsockopt(UDP_GRO)")
 }
 
+/// Has the kernel hand over each datagram by itself again, and merge none of them before tc.
+///
+/// # Errors
+/// ENOPROTOOPT on older kernels: they merge none.
+pub fn disable_gro(socket: BorrowedFd<'_>) -> Result<(), CallError> {
+    set(socket, libc::SOL_UDP, libc::UDP_GRO, 0).named("setsockopt(UDP_GRO)")
+}
+
 /// Whether the kernel cuts large buffers into datagrams (UDP_SEGMENT, Linux 4.18).
 #[must_use]
 pub fn supports_segmentation(socket: BorrowedFd<'_>) -> bool {
@@ -125,34 +133,59 @@ pub fn set_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Re
         .named("setsockopt(SO_ATTACH_REUSEPORT_CBPF)")
 }
 
-/// The MTU of the path that a connected socket's datagrams take (IP_MTU, IPV6_MTU), as far as it is known.
-///
-/// # Errors
-/// ENOTCONN if it is not connected.
-pub fn path_mtu(socket: BorrowedFd<'_>, is_ipv4: bool) -> Result<u32, CallError> {
-    let (level, option) =
-        if is_ipv4 { (libc::SOL_IP, libc::IP_MTU) } else { (libc::SOL_IPV6, libc::IPV6_MTU) };
-    let mut mtu: libc::c_int = 0;
-    let mut length = 4;
-    // SAFETY: the kernel writes at most `length` bytes, the size of `mtu`, and the length itself; both are
-    // live locals.
-    let answer = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut mtu).cast(), &raw mut length)
-    };
-    let read = if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) };
-    read.named("getsockopt(IP_MTU)")?;
-    Ok(u32::try_from(mtu).unwrap_or(0))
+/// The path that a connected socket's datagrams take, as far as it is known, and how they leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// The longest packet (IP_MTU, IPV6_MTU).
+    pub mtu: u32,
+    /// TTL or hop limit.
+    pub hops: u8,
+    /// Whether routers may cut datagrams into fragments: IPv4 without DF.
+    pub may_be_cut: bool,
 }
 
-/// The MTU of the path from this host's address to another one.
-///
-/// # Errors
-/// If there is no route.
-pub fn path_mtu_between(local: IpAddr, remote: SocketAddr) -> Result<u32, CallError> {
-    let socket = udp_socket(remote)?;
-    rustix::net::bind(&socket, &SocketAddr::new(local, 0)).named("bind")?;
-    rustix::net::connect(&socket, &remote).named("connect")?;
-    path_mtu(socket.as_fd(), remote.is_ipv4())
+impl Path {
+    /// That of a socket.
+    ///
+    /// # Errors
+    /// ENOTCONN if it is not connected.
+    pub fn of(socket: BorrowedFd<'_>, is_ipv4: bool) -> Result<Self, CallError> {
+        let (level, mtu, hops) = if is_ipv4 {
+            (libc::SOL_IP, libc::IP_MTU, libc::IP_TTL)
+        } else {
+            (libc::SOL_IPV6, libc::IPV6_MTU, libc::IPV6_UNICAST_HOPS)
+        };
+        let mtu = get(socket, level, mtu).named("getsockopt(IP_MTU)")?;
+        let hops = get(socket, level, hops).named("getsockopt(IP_TTL)")?;
+        let is_cut = || get(socket, libc::SOL_IP, libc::IP_MTU_DISCOVER).named("getsockopt(IP_MTU_DISCOVER)");
+        Ok(Self {
+            mtu: u32::try_from(mtu).unwrap_or(0),
+            hops: u8::try_from(hops).unwrap_or(u8::MAX),
+            may_be_cut: is_ipv4 && is_cut()? == libc::IP_PMTUDISC_DONT,
+        })
+    }
+
+    /// That from this host's address to another one.
+    ///
+    /// # Errors
+    /// If there is no route.
+    pub fn between(local: IpAddr, remote: SocketAddr) -> Result<Self, CallError> {
+        let socket = udp_socket(remote)?;
+        rustix::net::bind(&socket, &SocketAddr::new(local, 0)).named("bind")?;
+        rustix::net::connect(&socket, &remote).named("connect")?;
+        Self::of(socket.as_fd(), remote.is_ipv4())
+    }
+}
+
+fn get(socket: BorrowedFd<'_>, level: i32, option: i32) -> std::io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut length = 4;
+    // SAFETY: the kernel writes at most `length` bytes, the size of `value`, and the length itself; both are
+    // live locals.
+    let answer = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut length)
+    };
+    if answer < 0 { Err(std::io::Error::last_os_error()) } else { Ok(value) }
 }
 
 fn set<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> std::io::Result<()> {

@@ -25,11 +25,16 @@ const SILENCE: Duration = Duration::from_millis(300);
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = DIALECTS.into_iter().flat_map(|dialect| [(dialect, 0), (dialect, 1)]);
+    let hops = [0, 1].map(|family| {
+        let name = format!("hops_and_df_are_those_of_a_socket_over_ipv{}", 4 + 2 * family);
+        Test::new(name, move |bed| of_a_socket(bed, family)).needs_program("ethtool")
+    });
     all.map(|(dialect, family)| {
         let name =
             format!("what_is_unusual_arrives_as_without_the_kernel_in_{dialect}_over_ipv{}", 4 + 2 * family);
         Test::new(name, move |bed| as_without(bed, dialect, family)).needs_program("ethtool")
     })
+    .chain(hops)
     .collect()
 }
 
@@ -47,7 +52,10 @@ fn address(text: &str) -> SocketAddr {
 
 impl Hand {
     fn new(bed: &Bed, dialect: &'static str, family: usize, options: &str) -> Result<Hand> {
-        let wire = Wire::make()?;
+        Self::at(Wire::make()?, bed, dialect, family, options)
+    }
+
+    fn at(wire: Wire, bed: &Bed, dialect: &'static str, family: usize, options: &str) -> Result<Hand> {
         let ear = wire.another_socket()?;
         let options =
             format!("--routes auto --allow 10.77.0.5 --allow fd77::5 --udp-dialect {dialect} {options}");
@@ -262,5 +270,29 @@ fn as_without(bed: &Bed, dialect: &'static str, family: usize) -> Result<()> {
         of_clients.iter().any(|client| address(client).ip() == from)
     };
     ensure!(without.iter().all(|(from, ..)| is_known(from.ip())), "{without:?}");
+    Ok(())
+}
+
+fn of_a_socket(bed: &Bed, family: usize) -> Result<()> {
+    let wire = Wire::make()?;
+    wire.host.run(|| -> Result<()> {
+        let rows = [
+            ("ipv4/ip_default_ttl", "77"),
+            ("ipv4/ip_no_pmtu_disc", "1"),
+            ("ipv6/conf/wire/hop_limit", "77"),
+        ];
+        for (name, value) in rows {
+            std::fs::write(format!("/proc/sys/net/{name}"), value).context(name)?;
+        }
+        Ok(())
+    })??;
+    let hand = Hand::at(wire, bed, "every", family, "--splice-after 0")?;
+    hand.begin()?;
+    let both = || hand.round_trip(&hand.said(b"as usual")?, b"as usual");
+    let of_kernel = while_stopped(&hand.truepeer, both)?;
+    for packet in of_kernel {
+        let what = if family == 0 { (packet[8], packet[6] & 0x40) } else { (packet[7], 0) };
+        ensure!(what == (77, 0), "{packet:?}");
+    }
     Ok(())
 }

@@ -45,16 +45,16 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 /// A sender's flow through truepeer.
-struct Talk {
-    socket: UdpSocket,
+pub(crate) struct Talk {
+    pub(crate) socket: UdpSocket,
     dialect: &'static str,
-    header: Vec<u8>,
+    pub(crate) header: Vec<u8>,
     client: String,
     said: usize,
 }
 
 impl Talk {
-    fn begin(dialect: &'static str, to: &str, client: &str, destination: &str) -> Result<Talk> {
+    pub(crate) fn begin(dialect: &'static str, to: &str, client: &str, destination: &str) -> Result<Talk> {
         let socket = socket(if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" })?;
         socket.connect(to)?;
         let header = if dialect == "spp" { spp(client, destination)? } else { v2(client, destination)? };
@@ -68,7 +68,7 @@ impl Talk {
         matches!(self.dialect, "every" | "spp") || (self.dialect == "first" && self.said == 0)
     }
 
-    fn say(&mut self, payload: &[u8]) -> Result<()> {
+    pub(crate) fn say(&mut self, payload: &[u8]) -> Result<()> {
         let header = if self.has_header() { &self.header[..] } else { &[] };
         send(&self.socket, &[header, payload])?;
         self.said += 1;
@@ -76,7 +76,7 @@ impl Talk {
     }
 
     /// The backend answers by who it saw, and what.
-    fn ask(&mut self, payload: &[u8]) -> Result<()> {
+    pub(crate) fn ask(&mut self, payload: &[u8]) -> Result<()> {
         self.say(payload)?;
         let answer = receive(&self.socket)?;
         let header = if self.dialect == "spp" { &self.header[..] } else { &[] };
@@ -86,7 +86,7 @@ impl Talk {
     }
 
     /// Leaves user space.
-    fn leave(&mut self) -> Result<()> {
+    pub(crate) fn leave(&mut self) -> Result<()> {
         (0..ROUND_TRIPS).try_for_each(|n| self.ask(format!("round trip {n}").as_bytes()))
     }
 }

@@ -2,6 +2,7 @@
 
 mod buffers;
 mod by_hand;
+mod changes;
 mod delivery;
 mod dialects;
 mod dropin;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         buffers::tests(),
         no_memory::tests(),
         leaving::tests(),
+        changes::tests(),
         by_hand::tests(),
         offloaded(),
     ];
