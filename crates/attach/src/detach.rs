@@ -9,10 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use truepeer_bpf::{FlowCount, NewConnections, Place, detach_now, drain, finish, still_open};
+use truepeer_bpf::{
+    FlowCount, NewConnections, Place, detach_now, drain, finish, port_list, remove, still_open,
+};
 
-use super::{all, pins};
-use truepeer_config::spec::PlaceArgs;
+use super::{all, pins, tidy_up};
+use truepeer_config::spec::{AttachPorts, PlaceArgs, Port};
 use truepeer_sys::tell;
 
 /// How often it checks whether the last connection has ended.
@@ -26,7 +28,7 @@ pub(super) struct Words {
 }
 
 pub(super) const OF_DETACH: Words = Words { now: "--now", again: "type detach again" };
-pub(super) const AFTER_REMOVE: Words = Words { now: "attach detach --now", again: "type attach detach" };
+const AFTER_REMOVE: Words = Words { now: "attach detach --now", again: "type attach detach" };
 
 /// Stops checking new connections, and detaches when the last open one has ended.
 pub(super) fn drain_and_detach(
@@ -45,6 +47,34 @@ pub(super) fn drain_and_detach(
         }
         open = still_open(place)?;
     }
+}
+
+/// Takes ports out. If none is left, the rest goes, too; `now`: without waiting for open connections.
+pub(super) fn remove_ports(
+    place: &Place,
+    ports: &[AttachPorts],
+    now: bool,
+    out: &mut (dyn Write + Send),
+) -> Result<()> {
+    let all = || ports.iter().flat_map(|ports| &ports.0);
+    let tcp = all().filter_map(|port| if let Port::Tcp(port) = *port { Some(port) } else { None });
+    let udp = all().filter_map(|port| if let Port::Udp { from, .. } = *port { Some(from) } else { None });
+    let (tcp, udp) = (tcp.collect(), udp.collect());
+    let is_any_left = remove(place, &tcp, &udp)?;
+    let named = [port_list(tcp, ""), port_list(udp, "/udp")].concat();
+    writeln!(out, "no longer served: port {}", named.join(", "))?;
+    if is_any_left {
+        return Ok(());
+    }
+    if now {
+        // Not if another process has attached here meanwhile.
+        if !finish(place, NewConnections::Pass)? {
+            return Ok(());
+        }
+    } else {
+        drain_and_detach(place, NewConnections::Pass, AFTER_REMOVE, out)?;
+    }
+    tidy_up(place, out)
 }
 
 /// What others attach while this waits is theirs.

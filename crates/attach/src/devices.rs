@@ -29,6 +29,17 @@ pub(super) fn existing(names: &[String]) -> Result<Vec<Device>> {
     Ok(numbered(names)?.into_iter().map(|(_, device)| device).collect())
 }
 
+/// Those that have the programs already.
+pub(super) fn covered(place: &Place) -> Result<Vec<Device>> {
+    let Some(numbers) = covered_devices(place)? else { return Ok(Vec::new()) };
+    Ok(Links::read()?
+        .all
+        .iter()
+        .filter(|link| numbers.contains(&link.header.index))
+        .filter_map(device)
+        .collect())
+}
+
 /// With their numbers: a device that is made anew has another one.
 pub(super) fn numbered(names: &[String]) -> Result<Vec<(u32, Device)>> {
     let links = Links::read()?;

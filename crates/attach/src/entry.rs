@@ -68,6 +68,14 @@ pub fn status_of(key: &AttachKey) -> Result<Option<Status>> {
     in_place(key, false, |place, _| Ok(status(place)?))
 }
 
+/// What tells its place from others, whatever words name it; `None`: nothing is attached there.
+///
+/// # Errors
+/// Its network namespace can't be found.
+pub fn place_of(key: &AttachKey) -> Result<Option<(u64, u64)>> {
+    in_place(key, false, |place, _| Ok(place.identity()))
+}
+
 /// The devices in use that it does not cover: up, with an address, and without its programs.
 ///
 /// # Errors

@@ -29,11 +29,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow, ensure};
 use truepeer_bpf::{
     AttachError, BanTable, Cgroups, NewConnections, Others, Place, Rules, attach, can_look, covered_cgroup,
-    detach_now, find_pins, find_splice_pins, gone, left_behind, make_pins, port_list, remove, status, sweep,
+    detach_now, find_pins, find_splice_pins, gone, left_behind, make_pins, port_list, status, sweep,
 };
 
 use truepeer_config::plan::{attach_rules, note_of_sender};
-use truepeer_config::spec::{AttachAction, AttachArgs, AttachPorts, AttachSpec, PlaceArgs, Port, defaults};
+use truepeer_config::spec::{AttachAction, AttachArgs, AttachSpec, PlaceArgs, defaults};
 use truepeer_policy::PrefixSet;
 use truepeer_routes::netlink::Netlink;
 use truepeer_routes::options::local_addresses;
@@ -41,7 +41,7 @@ use truepeer_sys::tell;
 
 pub use bans::AttachedBans;
 pub use devices::in_use as devices_in_use;
-pub use entry::{leave, status_of, uncovered_of};
+pub use entry::{leave, place_of, status_of, uncovered_of};
 pub use following::Following;
 pub use kept::{keep, keep_only, kept_bans, seconds_now};
 pub use look::{Attached, Refused, attached_here, hints_of, listener_warnings};
@@ -146,7 +146,7 @@ fn act(
             let others = Others::Stay { may_be_taken: spec.replace || is_again };
             put_in_place(spec, others, is_again, &place, process, out)
         }
-        Some(AttachAction::Remove { ref spec, now }) => remove_ports(&place, &spec.port, now, out),
+        Some(AttachAction::Remove { ref spec, now }) => detach::remove_ports(&place, &spec.port, now, out),
         Some(AttachAction::Sweep { .. }) => {
             tidy_up(&place, out)?;
             // Tables of sessions that have left user space.
@@ -212,26 +212,6 @@ fn names_of_devices(args: &AttachSpec) -> Vec<String> {
     if args.dev.is_empty() { vec!["all".to_owned()] } else { args.dev.clone() }
 }
 
-/// If nothing is left, the rest goes, too; `now`: without waiting for open connections.
-fn remove_ports(place: &Place, ports: &[AttachPorts], now: bool, out: &mut (dyn Write + Send)) -> Result<()> {
-    let all = || ports.iter().flat_map(|ports| &ports.0);
-    let tcp = all().filter_map(|port| if let Port::Tcp(port) = *port { Some(port) } else { None });
-    let udp = all().filter_map(|port| if let Port::Udp { from, .. } = *port { Some(from) } else { None });
-    let (tcp, udp) = (tcp.collect(), udp.collect());
-    let is_any_left = remove(place, &tcp, &udp)?;
-    let named = [port_list(tcp, ""), port_list(udp, "/udp")].concat();
-    writeln!(out, "no longer served: port {}", named.join(", "))?;
-    if is_any_left {
-        return Ok(());
-    }
-    if now {
-        detach_now(place, NewConnections::Pass)?;
-    } else {
-        detach::drain_and_detach(place, NewConnections::Pass, detach::AFTER_REMOVE, out)?;
-    }
-    tidy_up(place, out)
-}
-
 fn put_in_place(
     args: &AttachSpec,
     others: Others,
@@ -281,7 +261,13 @@ fn put_rules(
 ) -> Result<()> {
     rules.own_addresses = local_addresses(&mut Netlink::open()?)?.into_iter().collect();
     let named = names_of_devices(args);
-    let devices = if args.watch { devices::existing(&named)? } else { devices::find(&named)? };
+    let mut devices = if args.watch { devices::existing(&named)? } else { devices::find(&named)? };
+    if matches!(others, Others::Stay { .. }) {
+        // Their programs know the attached ports, and let all others pass.
+        devices.extend(devices::covered(place)?);
+        devices.sort();
+        devices.dedup();
+    }
     let (cgroups, warning) =
         cgroup::find(args.cgroup.as_deref(), args.unit.as_deref(), process, covered_cgroup(place))?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();

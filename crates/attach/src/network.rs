@@ -1,20 +1,24 @@
-//! Notices that the devices or the addresses of a network namespace have changed, for `attach --watch`.
+//! Notices that the devices or the addresses of a network namespace have changed, for `attach --watch`
+//! and `[[attach]]`.
 //!
 //! A process does this, because the kernel has no place where a program could be attached to devices that
 //! don't exist yet. It sleeps until rtnetlink tells of a change. If it is killed, what is attached stays.
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use truepeer_bpf::Device;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use truepeer_bpf::{Device, Place, Traffic, status};
 
 use super::devices;
 use super::target::{self, Found};
-use truepeer_config::spec::AttachTarget;
+use truepeer_config::spec::{AttachSpec, AttachTarget, Port};
 use truepeer_routes::netlink::{Netlink, Notices};
 use truepeer_routes::options::local_addresses;
 
@@ -22,11 +26,36 @@ use truepeer_routes::options::local_addresses;
 /// enough for all of that.
 const SETTLE: Duration = Duration::from_millis(100);
 
+/// How often it looks whether a name leads to another network namespace.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The longest pause in seconds after failures to attach again; the first one is a second.
+const MOST: u32 = 5;
+
+/// How often it looks for a container or network namespace that is gone: often at first, because a restart is
+/// quick.
+const PAUSES: [(Duration, Duration); 3] = [
+    (Duration::from_secs(10), Duration::from_millis(200)),
+    (Duration::from_secs(60), Duration::from_secs(1)),
+    (Duration::MAX, Duration::from_secs(5)),
+];
+
+pub(super) fn pause_after(begun: Instant) -> Duration {
+    let waited = begun.elapsed();
+    PAUSES.iter().find(|(until, _)| waited < *until).map_or(Duration::from_secs(5), |(_, pause)| *pause)
+}
+
 pub(super) struct Network {
+    target: AttachTarget,
     place: Found,
+    /// Of a container's first process; readable when it has ended.
+    process: Option<OwnedFd>,
     names: Vec<String>,
     notices: Notices,
     known: State,
+    /// To attach to what has changed, in a row.
+    failures: u32,
+    told: String,
 }
 
 /// The devices and addresses for which an attachment was made.
@@ -40,29 +69,77 @@ impl Network {
     /// To be called before attaching: a change meanwhile is noticed.
     pub(super) fn of(target: &AttachTarget, names: Vec<String>) -> Result<Self> {
         let place = target::find(target)?;
+        let process = match target {
+            AttachTarget::Container { name, .. } => {
+                let process = place.process().and_then(open_process);
+                Some(process.with_context(|| format!("--container {name}: it has just ended"))?)
+            }
+            _ => None,
+        };
         let notices = place.run(|_| Notices::open().context("--watch"))?;
         let known = place.run(|_| State::read(&names))?;
-        Ok(Self { place, names, notices, known })
+        let (target, told) = (target.clone(), String::new());
+        Ok(Self { target, place, process, names, notices, known, failures: 0, told })
     }
 
-    /// To be called after a notice. It may be about something else.
-    pub(super) fn has_changed(&mut self) -> Result<bool> {
+    /// Whether the name still leads to this network namespace. A container that is started again, and a name
+    /// that is deleted and added, have another one.
+    pub(super) fn is_current(&self) -> bool {
+        match &self.process {
+            Some(process) => !is_ready(process),
+            None => self.place.is_still(&self.target),
+        }
+    }
+
+    /// When to call [`Self::is_current`] and [`Self::follow`] without a notice.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        let again = (self.failures > 0).then(|| Duration::from_secs(self.failures.min(MOST).into()));
+        let is_name = matches!(self.target, AttachTarget::Netns(_)) && self.place.process().is_none();
+        let look = is_name.then_some(LOOK);
+        again.into_iter().chain(look).min()
+    }
+
+    /// Whether it has failed to attach to what has changed.
+    pub(super) fn is_pending(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// To be called after a notice, which may be about something else, and after a pause while it is pending.
+    /// Attaches by `put` to what has changed. `false`: none of the ports is attached any more, so another
+    /// command has taken them out.
+    ///
+    /// # Errors
+    /// What was attached stays. The same error is told once.
+    pub(super) fn follow(&mut self, args: &AttachSpec, put: impl FnOnce() -> Result<()>) -> Result<bool> {
         thread::sleep(SETTLE);
         self.notices.forget();
+        let followed = self.attach_again(args, put);
+        let Err(error) = &followed else {
+            (self.failures, self.told) = (0, String::new());
+            return followed;
+        };
+        self.failures = self.failures.saturating_add(1);
+        let words = format!("{error:#}");
+        if mem::replace(&mut self.told, words.clone()) == words { Ok(true) } else { followed }
+    }
+
+    fn attach_again(&mut self, args: &AttachSpec, put: impl FnOnce() -> Result<()>) -> Result<bool> {
         let now = self.place.run(|_| State::read(&self.names))?;
-        let has_changed = now != self.known;
+        if now == self.known {
+            return Ok(true);
+        }
+        if !self.place.run(|_| is_attached(args))? {
+            return Ok(false);
+        }
+        put()?;
+        // Not before: there may be no further notice of what has changed.
         self.known = now;
-        Ok(has_changed)
+        Ok(true)
     }
 
-    pub(super) fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        self.place.run(|_| work())
-    }
-}
-
-impl AsFd for Network {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.notices.as_fd()
+    /// What wakes: notices, and the end of the container's first process.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.notices.as_fd()).chain(self.process.as_ref().map(AsFd::as_fd))
     }
 }
 
@@ -73,4 +150,30 @@ impl State {
             addresses: local_addresses(&mut Netlink::open()?)?.into_iter().collect(),
         })
     }
+}
+
+/// Whether one of its ports is.
+fn is_attached(spec: &AttachSpec) -> Result<bool> {
+    let place = Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?;
+    let all = || spec.port.iter().flat_map(|ports| &ports.0);
+    Ok(status(&place)?.is_some_and(|status| {
+        status.ports.iter().filter(|port| !port.draining).any(|port| {
+            all().any(|own| match (*own, port.traffic) {
+                (Port::Tcp(own), Traffic::Tcp(_)) => port.ports.contains(&own),
+                (Port::Udp { from, .. }, Traffic::Udp(..)) => port.ports.contains(&from),
+                _ => false,
+            })
+        })
+    }))
+}
+
+/// `None`: it has ended.
+pub(super) fn open_process(process: u32) -> Option<OwnedFd> {
+    let process = Pid::from_raw(process.try_into().ok()?)?;
+    pidfd_open(process, PidfdFlags::empty()).ok()
+}
+
+fn is_ready(descriptor: &OwnedFd) -> bool {
+    let mut descriptors = [PollFd::new(descriptor, PollFlags::IN)];
+    poll(&mut descriptors, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }

@@ -46,6 +46,20 @@ impl Found {
         Ok(self)
     }
 
+    pub(super) fn process(&self) -> Option<u32> {
+        self.process
+    }
+
+    /// Whether the name leads here still. It can't lead to another namespace with the same inode, because
+    /// this one is held open. Only names of `ip netns` are asked.
+    pub(super) fn is_still(&self, target: &AttachTarget) -> bool {
+        let (AttachTarget::Netns(name), Some(netns), None) = (target, &self.netns, self.process) else {
+            return true;
+        };
+        let now = NetNs::open(&netns_path(name)).ok().and_then(|netns| netns.id().ok());
+        now.is_some() && now == netns.id().ok()
+    }
+
     /// Runs the work in this namespace. It gets the process, if one is known.
     pub(super) fn run<T: Send>(&self, work: impl FnOnce(Option<u32>) -> Result<T> + Send) -> Result<T> {
         match &self.netns {

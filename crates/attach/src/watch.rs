@@ -1,5 +1,5 @@
 //! `attach --watch`: attaches again whenever the devices or addresses of the network namespace change; with
-//! `--container NAME`, also when the container is started again, which gives it another network namespace.
+//! `--container NAME` or `--netns NAME`, also when the name leads to another network namespace.
 //!
 //! It sleeps until the kernel tells of a change (`network.rs`), or the container's first process ends. While
 //! the container doesn't run, the engine is asked, less often as time goes by. What is attached stays when
@@ -14,26 +14,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
-use truepeer_bpf::{Place, Traffic, counted_at_udp_ports, status};
+use truepeer_bpf::{Place, counted_at_udp_ports};
 use truepeer_sys::netns::NetNs;
 
 use super::engine::{self, State};
-use super::network::Network;
+use super::network::{Network, open_process, pause_after};
 use super::{hints, privileges};
-use truepeer_config::spec::{AttachSpec, AttachTarget, Engine, Port};
+use truepeer_config::spec::{AttachSpec, AttachTarget, Engine};
 use truepeer_sys::tell;
-
-/// How often the engine is asked for a container that doesn't run: often at first, because a restart is
-/// quick.
-const PAUSES: [(Duration, Duration); 3] = [
-    (Duration::from_secs(10), Duration::from_millis(200)),
-    (Duration::from_secs(60), Duration::from_secs(1)),
-    (Duration::MAX, Duration::from_secs(5)),
-];
 
 /// How often the counters are read while the container runs, and how often the same is complained about.
 const LOOK: Duration = Duration::from_secs(5);
@@ -45,21 +36,7 @@ type Put<'a> = &'a mut dyn FnMut(bool, &mut (dyn Write + Send)) -> Result<()>;
 /// `put` attaches to the network namespace, or to the container, as it is then.
 pub(super) fn watch(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send)) -> Result<()> {
     let AttachTarget::Container { name, engine } = spec.place.target() else {
-        let signals = Signals::catch()?;
-        let mut network = Network::of(&spec.place.target(), super::names_of_devices(spec))?;
-        put(false, out)?;
-        out.flush()?;
-        say(&[NotifyState::Ready, NotifyState::Status("attached")]);
-        loop {
-            match signals.wait(None, Some(&network), None)? {
-                Woken::Network if !follow(spec, &mut network, put, out)? => {
-                    writeln!(out, "detached by another command; the watch ends")?;
-                    return Ok(());
-                }
-                Woken::Signal => return Ok(()),
-                _ => {}
-            }
-        }
+        return watch_network(spec, put, out);
     };
     let signals = Signals::catch()?;
     let mut must_work = matches!(engine::look_for(&name, engine)?, State::Running(_));
@@ -68,7 +45,7 @@ pub(super) fn watch(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send
         let Some(process) = wait_for_start(&name, engine, last, &signals, out)? else { return Ok(()) };
         last = Some(process);
         // Opened before attaching: a process that ends meanwhile is noticed.
-        let Some(handle) = open(process) else { continue };
+        let Some(handle) = open_process(process) else { continue };
         let begun = Instant::now();
         let mut is_told = false;
         let mut unlisted = Unlisted::before(spec, process);
@@ -82,15 +59,17 @@ pub(super) fn watch(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send
                     say(&[NotifyState::Ready, NotifyState::Status(&status)]);
                     unlisted.place = Unlisted::place(spec, process);
                     break loop {
-                        match signals.wait(Some(&handle), network.as_ref(), Some(LOOK))? {
+                        let pause = network.as_ref().and_then(Network::pause).unwrap_or(LOOK).min(LOOK);
+                        let woken = signals.wait(Some(&handle), network.as_ref(), Some(pause))?;
+                        match woken {
                             Woken::Time => unlisted.look(&name, Instant::now()),
-                            Woken::Network => {
-                                let Some(network) = &mut network else { continue };
-                                if let Err(error) = follow(spec, network, put, out) {
-                                    tell!("error: {error:#}");
-                                }
-                            }
+                            Woken::Network => {}
                             other => break other,
+                        }
+                        let is_notice = matches!(woken, Woken::Network);
+                        let due = network.as_mut().filter(|network| is_notice || network.is_pending());
+                        if let Some(network) = due {
+                            follow(spec, network, put, out)?;
                         }
                     };
                 }
@@ -117,42 +96,70 @@ pub(super) fn watch(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send
     }
 }
 
-/// Attaches to what has changed. `false`: none of the ports is attached any more, so another command has
-/// taken them out.
+/// Attaches to what has changed. `false`: another command has taken all ports out.
 fn follow(
     spec: &AttachSpec,
     network: &mut Network,
     put: Put<'_>,
     out: &mut (dyn Write + Send),
 ) -> Result<bool> {
-    // It may be a container's that is ending.
-    if !network.has_changed()? {
-        return Ok(true);
-    }
-    if !network.run(|| is_attached(spec))? {
-        return Ok(false);
-    }
     // A device may be gone again, and then there is another notice.
-    match put(true, out) {
-        Ok(()) => out.flush()?,
-        Err(error) => tell!("error: {error:#}; what was attached stays"),
+    match network.follow(spec, || put(true, out)) {
+        Ok(is_attached) => {
+            out.flush()?;
+            Ok(is_attached)
+        }
+        Err(error) => {
+            tell!("error: {error:#}; what was attached stays; trying again");
+            Ok(true)
+        }
     }
-    Ok(true)
 }
 
-/// Whether one of its ports is.
-pub(super) fn is_attached(spec: &AttachSpec) -> Result<bool> {
-    let place = Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?;
-    let all = || spec.port.iter().flat_map(|ports| &ports.0);
-    Ok(status(&place)?.is_some_and(|status| {
-        status.ports.iter().filter(|port| !port.draining).any(|port| {
-            all().any(|own| match (*own, port.traffic) {
-                (Port::Tcp(own), Traffic::Tcp(_)) => port.ports.contains(&own),
-                (Port::Udp { from, .. }, Traffic::Udp(..)) => port.ports.contains(&from),
-                _ => false,
-            })
-        })
-    }))
+/// Of a network namespace that is no container's.
+fn watch_network(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send)) -> Result<()> {
+    let signals = Signals::catch()?;
+    let target = spec.place.target();
+    let find = || Network::of(&target, super::names_of_devices(spec));
+    let mut network = Some(find()?);
+    let (mut gone, mut told) = (Instant::now(), String::new());
+    put(false, out)?;
+    out.flush()?;
+    say(&[NotifyState::Ready, NotifyState::Status("attached")]);
+    loop {
+        let pause = network.as_ref().map_or(Some(pause_after(gone)), Network::pause);
+        let woken = signals.wait(None, network.as_ref(), pause)?;
+        if let Woken::Signal = woken {
+            return Ok(());
+        }
+        if network.as_ref().is_some_and(|network| !network.is_current()) {
+            // Without a handle to it, the network namespace can end.
+            (network, gone) = (None, Instant::now());
+            writeln!(out, "{target} leads to another network namespace, or to none")?;
+            out.flush()?;
+        }
+        let Some(known) = &mut network else {
+            match find().and_then(|found| put(false, out).map(|()| found)).map_err(privileges::explain) {
+                Ok(found) => {
+                    out.flush()?;
+                    (network, told) = (Some(found), String::new());
+                }
+                Err(error) => {
+                    let words = format!("{error:#}");
+                    if words != told {
+                        tell!("error: {words}; trying again");
+                    }
+                    told = words;
+                }
+            }
+            continue;
+        };
+        let is_due = matches!(woken, Woken::Network) || known.is_pending();
+        if is_due && !follow(spec, known, put, out)? {
+            writeln!(out, "detached by another command; the watch ends")?;
+            return Ok(());
+        }
+    }
 }
 
 /// Warns about headers that come from addresses that are not allowed: their senders' addresses changed when
@@ -204,11 +211,6 @@ fn count_in(ports: &[(u16, u64)]) -> u64 {
     ports.iter().map(|(_, count)| count).sum()
 }
 
-fn pause_after(begun: Instant) -> Duration {
-    let waited = begun.elapsed();
-    PAUSES.iter().find(|(until, _)| waited < *until).map_or(Duration::from_secs(5), |(_, pause)| *pause)
-}
-
 /// Its first process; `None`: a signal came. `last`: the one that has ended, which an engine may still name.
 fn wait_for_start(
     name: &str,
@@ -221,7 +223,7 @@ fn wait_for_start(
     let mut is_told = last.is_some();
     loop {
         match engine::look_for(name, engine) {
-            Ok(State::Running(process)) if Some(process) != last || open(process).is_some() => {
+            Ok(State::Running(process)) if Some(process) != last || open_process(process).is_some() => {
                 return Ok(Some(process));
             }
             Ok(_) => {}
@@ -238,12 +240,6 @@ fn wait_for_start(
             return Ok(None);
         }
     }
-}
-
-/// `None`: it has ended.
-fn open(process: u32) -> Option<OwnedFd> {
-    let process = Pid::from_raw(process.try_into().ok()?)?;
-    pidfd_open(process, PidfdFlags::empty()).ok()
 }
 
 fn say(state: &[NotifyState<'_>]) {
@@ -276,7 +272,8 @@ impl Signals {
         let of_signals = descriptors.len();
         descriptors.extend(end.map(|end| PollFd::from_borrowed_fd(end.as_fd(), PollFlags::IN)));
         let of_network = descriptors.len();
-        descriptors.extend(network.map(|network| PollFd::from_borrowed_fd(network.as_fd(), PollFlags::IN)));
+        let wakes = network.into_iter().flat_map(Network::descriptors);
+        descriptors.extend(wakes.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
         let ready = loop {
             match poll(&mut descriptors, time.as_ref()) {
                 Ok(ready) => break ready,

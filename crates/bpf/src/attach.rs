@@ -58,8 +58,14 @@ pub fn attach(
     cgroups: &Cgroups,
 ) -> Result<Attached, AttachError> {
     TCP_INGRESS.bytes()?;
+    let _lock = loop {
+        place.make()?;
+        if let Some(lock) = place.lock()? {
+            break lock;
+        }
+    };
+    // What a process that detached had removed before it let go.
     place.make()?;
-    let _lock = place.lock()?;
     let is_first = !place.exists()?;
     let attached = attach_all(place, rules, others, devices, cgroups);
     if attached.is_err() && is_first {

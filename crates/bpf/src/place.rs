@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock, statfs};
@@ -124,13 +125,29 @@ impl Place {
         self.check()
     }
 
-    /// Keeps other processes out until it is dropped. The directory must exist. Only its owner can open it,
-    /// so nobody else can hold the lock.
-    pub(crate) fn lock(&self) -> Result<impl Sized + use<>, AttachError> {
-        let directory = fs::File::open(self.path()).map_err(AttachError::file("open", self.path()))?;
-        flock(&directory, FlockOperation::LockExclusive)
-            .map_err(|error| AttachError::file("flock", self.path())(error.into()))?;
-        Ok(directory)
+    /// Keeps other processes out until it is dropped. `None`: there is no directory, so nothing is attached.
+    /// Only its owner can open it, so nobody else can hold the lock.
+    pub(crate) fn lock(&self) -> Result<Option<impl Sized + use<>>, AttachError> {
+        loop {
+            let directory = match fs::File::open(self.path()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                opened => opened.map_err(AttachError::file("open", self.path()))?,
+            };
+            flock(&directory, FlockOperation::LockExclusive)
+                .map_err(|error| AttachError::file("flock", self.path())(error.into()))?;
+            // A process that detaches removes the directory while others wait for its lock: they would hold
+            // the lock of a directory that nobody else can find.
+            let locked = directory.metadata().map(|found| identity(&found));
+            if Some(locked.map_err(AttachError::file("stat", self.path()))?) == self.identity() {
+                return Ok(Some(directory));
+            }
+        }
+    }
+
+    /// The device and inode of its directory, the same in whatever words it is named; `None`: nothing is
+    /// attached.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        fs::metadata(self.path()).ok().map(|found| identity(&found))
     }
 
     /// Removes all pins, links first: programs must end before their tables. Among the links [`LAST_RITES`]
@@ -200,6 +217,10 @@ pub(crate) fn entries(directory: &Path) -> Result<Vec<PathBuf>, AttachError> {
     }
 }
 
+fn identity(found: &fs::Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
 fn netns_cookie() -> io::Result<u64> {
     use rustix::net::{AddressFamily, SocketType, socket};
     let socket = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
@@ -217,4 +238,45 @@ fn netns_cookie() -> io::Result<u64> {
         )
     };
     if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_for_the_lock_gets_that_of_the_directory_that_is_there_then() {
+        let pins = std::env::temp_dir().join(format!("truepeer-lock-{}", std::process::id()));
+        let place = Place::of(&pins, 1);
+        assert!(place.lock().unwrap().is_none());
+        fs::create_dir_all(place.path()).unwrap();
+        for makes_it_anew in [true, false] {
+            let (held, begun) = (place.lock().unwrap(), Barrier::new(2));
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| {
+                    begun.wait();
+                    place.lock().unwrap()
+                });
+                begun.wait();
+                // Until it waits. If it is slower, it finds the other directory at once.
+                thread::sleep(Duration::from_millis(200));
+                fs::remove_dir(place.path()).unwrap();
+                if makes_it_anew {
+                    fs::create_dir(place.path()).unwrap();
+                }
+                drop(held);
+                let lock = waits.join().unwrap();
+                assert_eq!(lock.is_some(), makes_it_anew);
+                if makes_it_anew {
+                    let other = fs::File::open(place.path()).unwrap();
+                    assert!(flock(&other, FlockOperation::NonBlockingLockExclusive).is_err());
+                }
+            });
+        }
+        fs::remove_dir_all(&pins).unwrap();
+    }
 }

@@ -13,10 +13,10 @@ use crate::tables::{Tables, names_of};
 /// # Errors
 /// [`AttachError::NotAttached`]: a port is not attached, and nothing was changed.
 pub fn remove(place: &Place, tcp: &BTreeSet<u16>, udp: &BTreeSet<u16>) -> Result<bool, AttachError> {
-    if !place.exists()? || !Tables::are_all_there(place) {
+    let lock = if place.exists()? { place.lock()? } else { None };
+    if lock.is_none() || !Tables::are_all_there(place) {
         return Err(AttachError::NotAttached { ports: names_of(tcp.iter().copied(), udp.iter().copied()) });
     }
-    let _lock = place.lock()?;
     let mut tables = Tables::open(place)?;
     let (ports, udp_ports) = (tables.judged_ports()?, tables.udp_ports()?);
     let strange_tcp = tcp.iter().copied().filter(|port| !ports.contains(port));

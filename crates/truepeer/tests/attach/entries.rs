@@ -47,28 +47,28 @@ pub(crate) fn tests() -> Vec<Test> {
     all
 }
 
-const TABLES: &str =
+pub(crate) const TABLES: &str =
     "drain-timeout = \"20s\"\n[admin]\nlisten = [\"./admin.sock\"]\n[log]\nlevel = \"info\"\n";
-const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
+pub(crate) const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 
 /// An entry with the test's own pins, and further keys.
-fn entry(bed: &Bed, keys: &str) -> String {
+pub(crate) fn entry(bed: &Bed, keys: &str) -> String {
     format!("[[attach]]\npins = \"{}\"\n{keys}\n", bed.dir().join("bpf/truepeer").display())
 }
 
-fn write(bed: &Bed, entries: &[&str]) -> Result<()> {
+pub(crate) fn write(bed: &Bed, entries: &[&str]) -> Result<()> {
     bed.write("truepeer.toml", format!("{TABLES}{}", entries.concat()))?;
     Ok(())
 }
 
-fn serve(bed: &Bed, options: &[&str]) -> Result<Running> {
+pub(crate) fn serve(bed: &Bed, options: &[&str]) -> Result<Running> {
     Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).args(options).start(bed)
 }
 
 /// A file needs an entry; this one has nothing to do with attach, and needs no privileges.
 const OTHER: &str = "[[proxy]]\nlisten = [\"127.0.0.1:8446\"]\nipv4 = \"127.0.0.1:80\"\nipv6 = \"127.0.0.1:80\"\nsend-proxy = \"v1\"\n";
 
-fn start(bed: &Bed, entries: &[&str]) -> Result<Running> {
+pub(crate) fn start(bed: &Bed, entries: &[&str]) -> Result<Running> {
     command(bed, &[])?; // mounts the BPF file system
     write(bed, entries)?;
     let truepeer = serve(bed, &[])?;
@@ -76,13 +76,13 @@ fn start(bed: &Bed, entries: &[&str]) -> Result<Running> {
     Ok(truepeer)
 }
 
-fn reload(bed: &Bed) -> Result<String> {
+pub(crate) fn reload(bed: &Bed) -> Result<String> {
     let reload = Program::new(TRUEPEER).args(["reload", "-c", "truepeer.toml"]).start(bed)?;
     reload.wait_end()?;
     Ok(reload.log())
 }
 
-fn is_attached(bed: &Bed) -> Result<bool> {
+pub(crate) fn is_attached(bed: &Bed) -> Result<bool> {
     Ok(!attach(bed, &["status"])?.contains("not attached"))
 }
 
@@ -94,7 +94,7 @@ fn checked_ports(bed: &Bed) -> Result<usize> {
 }
 
 /// Asks the backend whom it sees.
-fn is_seen(client: &str) -> Result<bool> {
+pub(crate) fn is_seen(client: &str) -> Result<bool> {
     Ok(client::ask(&mut session(&header(client)?)?, b"")?.trim() == client)
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::{Bed, Behaviour, NetNs, Running, Test, Topology, client, ip_here, tests};
 
+use crate::cgroups::Cgroup;
 use crate::kit::{backend_on, command, header, who};
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -16,6 +17,8 @@ pub(crate) fn tests() -> Vec<Test> {
         attach_before_the_network_follows_devices_and_addresses,
         a_device_that_is_not_covered_is_named,
         a_watch_does_not_attach_again_what_was_taken_out,
+        a_watch_attaches_to_a_device_when_it_can,
+        ports_that_are_added_are_served_on_all_devices,
         each_unit_has_its_own_ports,
     ];
     all.into_iter().map(|test| test.of_group("following")).collect()
@@ -134,6 +137,42 @@ fn a_watch_does_not_attach_again_what_was_taken_out(bed: &Bed) -> Result<()> {
     let status = command(bed, &["status"])?.in_netns(&boot.host).run(bed)?;
     ensure!(status.contains("not attached"), "{status}");
     Ok(())
+}
+
+/// Its cgroup is gone when the device appears, as that of a unit that is stopped.
+fn a_watch_attaches_to_a_device_when_it_can(bed: &Bed) -> Result<()> {
+    let boot = Boot::begin(bed)?;
+    let above = Cgroup::make("watched")?;
+    let cgroup = above.below("server")?;
+    let path = cgroup.0.to_string_lossy().into_owned();
+    let args = ["--port", "80", "--allow", "any", "--watch", "--cgroup", &path];
+    let watch = command(bed, &args)?.in_netns(&boot.host).start(bed)?;
+    watch.wait_for_log("attached to")?;
+    drop(cgroup);
+    // Down and without addresses: nothing changes any more.
+    boot.host.run(|| ip_here(&["link add plug0 type veth peer name plug1"]))??;
+    watch.wait_for_log("not a cgroup v2 directory")?;
+    let _cgroup = above.below("server")?;
+    bed.wait_for("plug0 to be covered", || watch.stdout().contains("plug0")).with_context(|| watch.log())?;
+    watch.signal(Signal::TERM)?;
+    ensure!(watch.wait_end()?.success(), "{}", watch.log());
+    Ok(())
+}
+
+/// Also on those that the words which add them leave out.
+fn ports_that_are_added_are_served_on_all_devices(bed: &Bed) -> Result<()> {
+    let boot = Boot::begin(bed)?;
+    let _second =
+        Behaviour::Who.start_program(bed, &["0.0.0.0:81"], |program| program.in_netns(&boot.host))?;
+    boot.plug("plug0", "10.1.0")?;
+    let run = |args: &[&str]| command(bed, args)?.in_netns(&boot.host).run(bed);
+    run(&["--port", "80", "--allow", "any", "--dev", "plug0"])?;
+    let said = run(&["add", "--port", "81", "--allow", "10.1.0.1", "--header", "optional", "--dev", "lo"])?;
+    let header = header("203.0.113.1:1001")?;
+    let seen = boot.sender.run(|| client::ask(&mut client::connect("10.1.0.2:81")?, &header))??;
+    ensure!(seen.trim() == "203.0.113.1:1001", "{seen}");
+    ensure!(said.contains("attached to lo, plug0"), "{said}");
+    boot.names_the_client("10.1.0")
 }
 
 /// The unit's own lines, for the words of two files.

@@ -23,6 +23,7 @@ mod other_users;
 mod pools;
 mod programs;
 mod refusals;
+mod reloads;
 mod restarts;
 mod rules;
 mod servers;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         flows::tests(),
         following::tests(),
         refusals::tests(),
+        reloads::tests(),
         rules::tests(),
         changes::tests(),
         bans::tests(),

@@ -1,10 +1,11 @@
 //! Several attachments in one network namespace: each with its ports, lists and rules.
 
-use std::io::Write;
+use std::io::{Read as _, Write as _};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use truepeer_testbed::{Bed, Behaviour, Test, client, datagrams, tests};
+use truepeer_testbed::{Bed, Behaviour, Test, client, datagrams, tests, with_child_signal};
 
 use crate::kit::{DESTINATION, attach, attachments, command, header, is_answered, longer_header, status};
 
@@ -17,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         there_is_room_for_sixteen,
         udp_ports_have_their_own_rules,
         a_waiting_detach_takes_nothing_that_is_attached_meanwhile,
+        a_removal_takes_nothing_that_is_attached_meanwhile,
         more_ports_than_there_is_room_for_change_nothing,
         a_range_costs_one_entry_and_one_warning,
     ];
@@ -258,6 +260,30 @@ fn a_waiting_detach_takes_nothing_that_is_attached_meanwhile(bed: &Bed) -> Resul
         attach(bed, &["detach"])?;
         ensure!(attachments(bed)?.is_empty());
     }
+    Ok(())
+}
+
+/// Between the removal of the last port and that of the rest: the command waits there, because nobody reads
+/// what it says.
+fn a_removal_takes_nothing_that_is_attached_meanwhile(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &SERVERS)?;
+    attach(bed, &["--port", "80"])?;
+    let (mut said, mut says) = std::io::pipe()?;
+    let room = rustix::pipe::fcntl_getpipe_size(&says)?;
+    says.write_all(&vec![b'.'; room])?;
+    let mut remove = Command::new(env!("CARGO_BIN_EXE_truepeer"));
+    remove.args(["attach", "remove", "--now", "--port", "80", "--pins"]);
+    remove.arg(bed.dir().join("bpf/truepeer")).stdout(says);
+    let mut removing = with_child_signal(|| remove.spawn())?;
+    drop(remove);
+    bed.wait_for("port 80 to be removed", || {
+        status(bed).is_ok_and(|status| status["ports"][0]["draining"] != false)
+    })?;
+    attach(bed, &["add", "--port", "81"])?;
+    let mut text = String::new();
+    said.read_to_string(&mut text)?;
+    ensure!(removing.wait()?.success() && text.ends_with("no longer served: port 80\n"));
+    ensure!(asks("127.0.0.1:0", 81, &header("203.0.113.1:1001")?)? == "203.0.113.1:1001");
     Ok(())
 }
 

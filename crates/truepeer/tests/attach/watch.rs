@@ -27,14 +27,14 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 /// A container's network namespace, cgroup and first process.
-struct Container {
+pub(crate) struct Container {
     line: Topology,
-    server: Running,
+    pub(crate) server: Running,
     cgroup: Cgroup,
 }
 
 impl Container {
-    fn start(bed: &Bed, name: &str) -> Result<Self> {
+    pub(crate) fn start(bed: &Bed, name: &str) -> Result<Self> {
         let line = Topology::line(&["lb", "host"])?;
         let cgroup = Cgroup::make(name)?;
         let shell = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", cgroup.0.display());
@@ -44,14 +44,14 @@ impl Container {
         Ok(Self { line, server, cgroup })
     }
 
-    fn names_the_client(&self) -> Result<()> {
+    pub(crate) fn names_the_client(&self) -> Result<()> {
         let seen =
             who(self.line.host("lb"), self.line.host("host").at(false, 80), &header("203.0.113.1:1001")?)?;
         ensure!(seen == "203.0.113.1:1001", "{seen}");
         Ok(())
     }
 
-    fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         self.server.signal(Signal::KILL)?;
         self.server.wait_end()?;
         drop(self.cgroup);

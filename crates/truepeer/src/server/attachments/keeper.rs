@@ -122,7 +122,11 @@ impl AttachKeeper {
     }
 
     pub(super) fn names(&self) -> Vec<String> {
-        self.keys.iter().map(name).collect()
+        // The keeper knows their places, too.
+        match self.line.ask(Request::Names, Some(SHOWING)) {
+            Ok(Answer::Names(names)) => names,
+            _ => self.keys.iter().map(name).collect(),
+        }
     }
 
     pub(super) fn begin_take_over(&self, names: &[String]) {

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use tracing::{error, info, warn};
-use truepeer_bpf::Rules;
+use truepeer_bpf::{Rules, Status};
 
 use super::Shown;
 use truepeer_attach as attach;
 use truepeer_config::plan::{AttachKey, CheckedAttach};
 use truepeer_config::spec::AttachSpec;
+use truepeer_policy::Claims;
 
 /// How often a leaving attachment is polled.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -57,12 +58,25 @@ impl Own {
         for (key, attachment) in &wanted {
             let before = self.running.get(key).cloned();
             if before.as_ref().is_some_and(|before| before.is_same(attachment)) {
+                match self.put_again(key, attachment) {
+                    Ok(true) => changes.push((key.clone(), before)),
+                    Ok(false) => {}
+                    Err(failure) => {
+                        self.undo(&changes);
+                        return Err(failure.context(format!("attachment {}", key.pins.display())));
+                    }
+                }
                 continue;
             }
             self.stay(key);
+            // With its old rules it must not attach again when the new ones are there.
+            let renamed = if before.is_none() { self.at_place_of(key) } else { None };
+            let renamed = renamed.filter(|(old, _)| !wanted.contains_key(old));
+            renamed.iter().for_each(|(old, _)| _ = self.following.remove(old));
             if let Err(failure) = self.put(key, attachment) {
                 // It goes on as before, and is followed.
-                changes.extend(before.map(|before| (key.clone(), Some(before))));
+                let as_before = before.map(|before| (key.clone(), before)).or(renamed);
+                changes.extend(as_before.map(|(key, before)| (key, Some(before))));
                 self.undo(&changes);
                 return Err(failure.context(format!("attachment {}", key.pins.display())));
             }
@@ -71,6 +85,9 @@ impl Own {
         let mut said: Vec<_> = changes
             .into_iter()
             .map(|(key, before)| match before {
+                Some(before) if wanted.get(&key).is_some_and(|new| before.is_same(new)) => {
+                    format!("{} was attached again", key.pins.display())
+                }
                 Some(_) => format!("{} has new rules", key.pins.display()),
                 None => format!("{} was attached", key.pins.display()),
             })
@@ -79,6 +96,11 @@ impl Own {
         let gone: Vec<_> = gone.collect();
         self.running = wanted;
         for key in gone {
+            if self.at_place_of(&key).is_some() {
+                // Another entry names the same place, and has attached there.
+                self.following.remove(&key);
+                continue;
+            }
             said.push(format!(
                 "{} checks no new connections, and is detached with its last one",
                 key.pins.display()
@@ -102,14 +124,46 @@ impl Own {
                 Some(before) => self.put(key, before),
                 None => {
                     self.following.remove(key);
-                    let is_anothers = self.others.contains(&name(key));
-                    if is_anothers { Ok(()) } else { attach::leave(key, true, true).map(drop) }
+                    match self.at_place_of(key) {
+                        Some((old, attachment)) => self.put(&old, &attachment),
+                        None if is_among(&self.others, key) => Ok(()),
+                        None => attach::leave(key, true, true).map(drop),
+                    }
                 }
             };
             if let Err(failure) = undone {
                 error!("can't take a change back: {failure:#}");
             }
         }
+    }
+
+    /// Another running one at the same place, which other words name.
+    fn at_place_of(&self, key: &AttachKey) -> Option<(AttachKey, Attachment)> {
+        let mut others = self.running.iter().filter(|(other, _)| *other != key).peekable();
+        others.peek()?;
+        let place = place(key)?;
+        let (other, attachment) = others.find(|(other, _)| self::place(other) == Some(place))?;
+        Some((other.clone(), attachment.clone()))
+    }
+
+    /// Attaches the same again if another command has detached it. `false`: it is attached, or it is followed
+    /// and can't be attached now: it is attached when it can be.
+    fn put_again(&mut self, key: &AttachKey, attachment: &Attachment) -> anyhow::Result<bool> {
+        let is_followed = self.following.get(key).is_some_and(attach::Following::is_running);
+        let is_attached = |status: Status| status.ports.iter().any(|port| !port.draining);
+        let status = attach::status_of(key);
+        if is_followed && status.map_or(true, |status| status.is_some_and(is_attached)) {
+            return Ok(false);
+        }
+        match attach::Following::begin(key, &attachment.args, &attachment.rules) {
+            Ok(following) => _ = self.following.insert(key.clone(), following),
+            Err(failure) if is_followed => {
+                warn!("attachment {}: {failure:#}; trying again", key.pins.display());
+                return Ok(false);
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(true)
     }
 
     /// An attachment that was about to leave is wanted again.
@@ -134,7 +188,8 @@ impl Own {
 
     /// The names by which two processes speak of them.
     pub(super) fn names(&self) -> Vec<String> {
-        self.running.keys().map(name).collect()
+        let names = |key| std::iter::once(name(key)).chain(name_of_place(key));
+        self.running.keys().flat_map(names).collect()
     }
 
     /// An old process has these attached.
@@ -149,8 +204,9 @@ impl Own {
 
     /// Another process has these attached now, and the rest leaves.
     pub(super) fn hand_over(&mut self, names: &[String]) {
-        self.running.retain(|key, _| !names.contains(&name(key)));
-        self.following.retain(|key, _| !names.contains(&name(key)));
+        let names = names.iter().cloned().collect();
+        self.running.retain(|key, _| !is_among(&names, key));
+        self.following.retain(|key, _| self.running.contains_key(key));
         self.drain();
     }
 
@@ -187,7 +243,7 @@ impl Drop for Own {
                 left.push(key);
             }
         }
-        for key in left.iter().filter(|key| !self.others.contains(&name(key))) {
+        for key in left.iter().filter(|key| !is_among(&self.others, key)) {
             if let Err(failure) = attach::leave(key, true, true) {
                 warn!("not detached: {failure:#}; truepeer attach detach --now does it");
             }
@@ -203,6 +259,20 @@ pub(super) fn name(key: &AttachKey) -> String {
     }
 }
 
+/// By its place: the files of two processes may have other words for it.
+fn name_of_place(key: &AttachKey) -> Option<String> {
+    place(key).map(|(device, inode)| format!("place {device}:{inode}"))
+}
+
+fn is_among(names: &BTreeSet<String>, key: &AttachKey) -> bool {
+    !names.is_empty()
+        && (names.contains(&name(key)) || name_of_place(key).is_some_and(|name| names.contains(&name)))
+}
+
+fn place(key: &AttachKey) -> Option<(u64, u64)> {
+    attach::place_of(key).ok().flatten()
+}
+
 impl Attachment {
     fn of(attach: &CheckedAttach) -> Self {
         Self { args: attach.args.clone(), rules: attach.rules.clone() }
@@ -211,14 +281,32 @@ impl Attachment {
     /// Whether the kernel has what `other` would put there.
     fn is_same(&self, other: &Self) -> bool {
         let place = |args: &AttachSpec| (args.dev.clone(), args.cgroup.clone(), args.unit.clone());
+        // Without `..`: a field that is left out here would make reloads ignore its option.
         let rules = |rules: &Rules| {
-            let Rules { tcp_ports, udp_ports, senders, header, exceptions, required_tlvs, claims, .. } =
-                rules.clone();
-            let ranges = (rules.tcp_ranges.clone(), rules.udp_ranges.clone());
-            let times = (rules.header_timeout, rules.header_wait, rules.udp_silence);
-            let limits = (rules.header_max, rules.max_flows, rules.max_udp_flows);
-            let senders = (senders, header, exceptions, required_tlvs, claims.allow, claims.deny);
-            ((tcp_ports, udp_ports, ranges), senders, times, limits)
+            let Rules {
+                tcp_ports,
+                udp_ports,
+                tcp_ranges,
+                udp_ranges,
+                senders,
+                header,
+                exceptions,
+                required_tlvs,
+                claims: Claims { allow, deny, host: _ },
+                // Those of the moment at which it is attached.
+                own_addresses: _,
+                header_timeout,
+                header_wait,
+                header_max,
+                refuse_unshowable,
+                udp_silence,
+                max_flows,
+                max_udp_flows,
+            } = rules.clone();
+            let ports = (tcp_ports, udp_ports, tcp_ranges, udp_ranges);
+            let senders = (senders, header, exceptions, required_tlvs, allow, deny);
+            let times = (header_timeout, header_wait, udp_silence);
+            (ports, senders, times, (header_max, refuse_unshowable, max_flows, max_udp_flows))
         };
         rules(&self.rules) == rules(&other.rules) && place(&self.args) == place(&other.args)
     }

@@ -58,6 +58,7 @@ pub(super) fn serve(line: UnixStream, relay: Pid, source: &ConfigSource, loaded:
                 };
                 replies.give(number, answer);
             }
+            Request::Names => replies.give(number, Answer::Names(own.names())),
             Request::BeginTakeOver(names) => own.begin_take_over(&names),
             Request::EndTakeOver => own.end_take_over(),
             Request::HandOver(names) => own.hand_over(&names),

@@ -32,6 +32,7 @@ pub(super) enum Request {
         keys: Vec<AttachKey>,
         verbosity: Verbosity,
     },
+    Names,
     BeginTakeOver(Vec<String>),
     EndTakeOver,
     HandOver(Vec<String>),
@@ -51,6 +52,7 @@ pub(super) enum Answer {
     Done,
     /// Each change of [`Request::Apply`].
     Changed(Vec<String>),
+    Names(Vec<String>),
     Ended(bool),
     Shown(Vec<AttachmentDoc>),
     Failed(String),
