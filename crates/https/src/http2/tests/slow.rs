@@ -5,22 +5,29 @@ use super::*;
 
 /// A head of GET for `/x`.
 fn get() -> Vec<u8> {
-    block(&[(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/x")])
+    with_priority("u=3")
 }
 
-/// The streams' windows are open. The connection's is closed, or opens by single bytes.
+fn with_priority(priority: &str) -> Vec<u8> {
+    let target = [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/x")];
+    [block(&target), block(&[("priority", priority)])].concat()
+}
+
+/// The streams' windows are open. The connection's is closed, or opens by single bytes: the urgent stream
+/// gets those, and the other one must not live by them.
 #[test]
 fn signs_of_life_do_not_keep_responses_that_nobody_takes() {
     let signs = [frame(PING, 0, 0, &[7; 8]), frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes())];
     for sign in signs {
         let timeouts = HttpTimeouts { send: Duration::from_millis(300), ..HttpTimeouts::default() };
-        let bed = bed(HttpSettings { timeouts, ..HttpSettings::default() });
+        let bed = bed(HttpSettings { timeouts, min_rate: 20_000, ..HttpSettings::default() });
         let (mut stream, reactor) = (connect(&bed), bed.reactor.clone());
         let (mut first, mut second) = (bed.origin.next_connection(), bed.origin.next_connection());
         let kind = sign[3];
         bed.run(async move {
             let windows = frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]);
-            let asked = [1, 3].map(|id| frame(HEADERS, END_HEADERS | END_STREAM, id, &get()));
+            let asked = [(1, "u=0"), (3, "u=7")]
+                .map(|(id, priority)| frame(HEADERS, END_HEADERS | END_STREAM, id, &with_priority(priority)));
             assert!(send(&mut stream, &[preface(), windows, asked.concat()].concat()).await);
             for origin in [&mut first, &mut second] {
                 until(origin, "\r\n\r\n").await;
@@ -38,14 +45,18 @@ fn signs_of_life_do_not_keep_responses_that_nobody_takes() {
                 }
             });
             let resets = async {
+                let mut ended = Vec::new();
                 for _ in 0..2 {
-                    let ended = next_of(&mut from, &[RST_STREAM, GOAWAY]).await.unwrap();
-                    assert_eq!(ended.kind, RST_STREAM);
+                    let reset = next_of(&mut from, &[RST_STREAM, GOAWAY]).await.unwrap();
+                    assert_eq!(reset.kind, RST_STREAM);
+                    ended.push(reset.stream);
                 }
+                ended
             };
             let waited = reactor.timeout(Duration::from_secs(10), resets).await;
             is_over.set(true);
-            assert!(waited.is_ok(), "held by frames of type {kind}");
+            let ended = waited.unwrap_or_else(|_| panic!("held by frames of type {kind}"));
+            assert!(kind == PING || ended == [3, 1], "{ended:?}");
         });
     }
 }
