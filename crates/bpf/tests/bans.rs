@@ -92,7 +92,7 @@ fn a_step() -> impl Strategy<Value = Step> {
     // NOW has passed, LATER has not.
     let until = prop_oneof![Just(None), Just(Some(NOW)), Just(Some(LATER)), Just(Some(LATER + 9))];
     let set = prop::collection::vec((a_prefix(), a_port(), until, a_reason()), 1..4);
-    let bans = |all: Vec<(BannedPrefix, u16, Option<u64>, &str)>| {
+    let bans = |all: Vec<(BannedPrefix, u16, Option<u64>, &'static str)>| {
         all.into_iter()
             .map(|(clients, port, until, why)| Ban { why: why.into(), ..ban(clients, port, until) })
     };
