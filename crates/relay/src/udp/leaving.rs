@@ -17,7 +17,7 @@ use truepeer_sys::udp::{disable_gro, enable_gro};
 use truepeer_udp_offload::{Ends, Header, Moved, NotBegun};
 
 use super::flow::{Flow, SentHeader};
-use super::offload::{FlowOffload, LOOK, Paths, to_backend};
+use super::offload::{FlowOffload, LOOK, Paths, path_to_backend};
 use super::table::Gone;
 use super::tuples::UpstreamTuple;
 use super::up::At;
@@ -132,7 +132,7 @@ impl Flow {
     pub(super) fn read_path_again(&mut self) {
         self.take_moved();
         if let Whereabouts::Left(left) = &self.whereabouts {
-            match to_backend(&left.ends, self.upstream.as_fd()) {
+            match path_to_backend(&left.ends, self.upstream.as_fd()) {
                 Some(path) => left.offload.set_backend_path(path),
                 None => left.offload.recall(),
             }
@@ -236,7 +236,7 @@ impl UdpFlows {
                     let paths = leaving.paths.of(table, &left.ends, flow.upstream.as_fd(), cx.now);
                     paths.map(|paths| left.offload.send_on(paths))
                 } else if left.has_answered() {
-                    let path = leaving.paths.to_sender(table, &left.ends, cx.now);
+                    let path = leaving.paths.sender(table, &left.ends, cx.now);
                     path.map(|path| left.offload.set_sender_path(path))
                 } else {
                     Some(())

@@ -109,11 +109,11 @@ impl Paths {
         upstream: BorrowedFd<'_>,
         now: Instant,
     ) -> Option<[Path; 2]> {
-        Some([self.to_sender(table, ends, now)?, to_backend(ends, upstream)?])
+        Some([self.sender(table, ends, now)?, path_to_backend(ends, upstream)?])
     }
 
     /// No older than a look, and the device neither: if it was learnt before, it is learnt again.
-    pub(super) fn to_sender(&mut self, table: &FlowTable, ends: &Ends, now: Instant) -> Option<Path> {
+    pub(super) fn sender(&mut self, table: &FlowTable, ends: &Ends, now: Instant) -> Option<Path> {
         let (local, remote) = (ends.listener.ip(), ends.sender.ip());
         if let Some((path, _)) = self.0.get(&(local, remote)).filter(|(_, read_at)| *read_at + LOOK > now) {
             return Some(*path);
@@ -129,7 +129,7 @@ impl Paths {
 }
 
 /// `None`: there is no route.
-pub(super) fn to_backend(ends: &Ends, upstream: BorrowedFd<'_>) -> Option<Path> {
+pub(super) fn path_to_backend(ends: &Ends, upstream: BorrowedFd<'_>) -> Option<Path> {
     udp::Path::of(upstream, ends.backend.is_ipv4()).ok().map(told)
 }
 
