@@ -30,9 +30,12 @@ static __always_inline int go_on(struct __sk_buff *skb)
 static __always_inline int refuse_claim_for(struct __sk_buff *skb, struct incoming *in, enum counter reason,
 					    const struct flow *claimed)
 {
-	__u32 kernel_seq = in->pending->stage == NO_SLOT ? in->segment.seq + in->pending->flow.delta :
-			   in->pending->isn + 1 + in->pending->guess;
+	__u32 kernel_seq = in->pending->isn + 1 + in->pending->guess;
+	__u32 seq = in->segment.seq + in->pending->flow.delta;
 
+	/* The kernel has the data behind the header: of a repeated segment, too. */
+	if (in->pending->stage == NO_SLOT)
+		kernel_seq = (__s32)(seq - kernel_seq) < 0 ? end_of(&in->segment) + in->pending->flow.delta : seq;
 	count(in->port, reason);
 	tell(&in->key, IPPROTO_TCP, reason, claimed);
 	bpf_map_delete_elem(&tp_pending, &in->key);

@@ -41,10 +41,9 @@ static __always_inline void retire(const struct flow_key *key, int may_wait)
 	struct flow *flow = bpf_map_lookup_elem(&tp_flows, key);
 	if (!flow)
 		return;
-	if (flow->delta && may_wait) {
-		struct flow copy = { .delta = flow->delta }; /* no header may come late */
-		bpf_map_update_elem(&tp_ended, key, &copy, BPF_ANY);
-	}
+	/* No header may come late any more. */
+	if (flow->delta && may_wait)
+		bpf_map_update_elem(&tp_ended, key, &(struct flow){ .delta = flow->delta }, BPF_ANY);
 	bpf_map_delete_elem(&tp_flows, key);
 }
 

@@ -127,11 +127,7 @@ impl Model {
             return self.on_pending(segment, kernel, pending, answer);
         }
         match self.ended {
-            Some(mut flow) => {
-                let fate = self.validate_late(segment, &mut flow, kernel.socket != Socket::None);
-                self.ended = Some(flow);
-                fate.unwrap_or(Fate::Pass { by: flow.delta.cast_unsigned() })
-            }
+            Some(flow) => Fate::Pass { by: flow.delta.cast_unsigned() },
             None => self.on_stranger(segment, kernel),
         }
     }
@@ -367,7 +363,7 @@ impl Model {
         if let Some(flow) = self.flow.take()
             && flow.delta != 0
         {
-            self.ended = Some(flow);
+            self.ended = Some(Flow { delta: flow.delta, ..Flow::default() });
         }
     }
 }
