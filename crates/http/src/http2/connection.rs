@@ -9,8 +9,7 @@ use std::time::Duration;
 use super::encode::NO_TABLE;
 use super::flood::{ControlAllowance, Tally};
 use super::frame::{
-    self, CLIENT_PREFACE, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEAD_BYTES, HEADERS, MOST_PAYLOAD,
-    PING, Preface, RST_STREAM, SETTINGS, WINDOW_UPDATE,
+    self, CLIENT_PREFACE, END_STREAM, HEAD_BYTES, Preface, RST_STREAM, SETTINGS, WINDOW_UPDATE,
 };
 use super::hpack::Decoder;
 use super::reason::Reason;
@@ -25,11 +24,6 @@ pub(super) const MOST_HANDLES: u32 = 2 * MOST_STREAMS;
 const FIRST_WINDOW: u32 = 65_535;
 /// The largest window (RFC 9113 section 6.9.1).
 pub(super) const LARGEST_WINDOW: i64 = i32::MAX as i64;
-/// While so many bytes wait to be sent, no body's data is added, and no response begins. While so many of
-/// them answer the other end's frames, nothing should be read. Two TLS records.
-pub const MOST_OUT_BYTES: usize = 32 << 10;
-/// An idle connection keeps no more than this of that memory.
-const KEPT_BYTES: usize = 4 << 10;
 /// Streams that truepeer has reset, and for which the other end may still have sent frames (RFC 9113 section
 /// 5.4.2).
 const MOST_RESETS: usize = 256;
@@ -37,9 +31,6 @@ const MOST_RESETS: usize = 256;
 const MOST_BLOCK_BYTES: usize = 1 << 20;
 /// The cookies of a request come as one field each (RFC 9113 section 8.2.3) and count as one.
 const MOST_COOKIES: usize = 1024;
-/// A GOAWAY of this stream announces the end. It refuses no stream.
-const NO_STREAM_YET: u32 = u32::MAX >> 1;
-
 /// Identifiers of SETTINGS (RFC 9113 section 6.5.2).
 pub(super) const ENABLE_PUSH: u16 = 2;
 pub(super) const MAX_CONCURRENT_STREAMS: u16 = 3;
@@ -82,7 +73,7 @@ impl Role {
 
 /// How far the end of a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     No,
     /// The client was told to begin no more streams, and asked for a sign that it knows.
     Announced,
@@ -97,16 +88,16 @@ pub struct Connection {
     pub(super) limits: HttpLimits,
     /// What waits to be sent, from `sent` on.
     pub(super) out: Vec<u8>,
-    sent: usize,
+    pub(super) sent: usize,
     /// How many bytes of it the other end has caused.
-    answers: usize,
+    pub(super) answers: usize,
     /// Bytes of DATA in `out` that don't count as taken yet.
     pub(super) data_out: usize,
     /// The bytes of DATA that the other end has taken so far. Frames that it can cause at will, such as
     /// answers to PING, don't count: they would hide that it takes no response.
     pub(super) data_taken: u64,
     /// No header block was written yet.
-    is_first_block: bool,
+    pub(super) is_first_block: bool,
     /// The streams that have not ended, by their numbers.
     pub(super) streams: Vec<(u32, Rc<RefCell<Stream>>)>,
     /// Streams whose handles have not been dropped.
@@ -114,7 +105,7 @@ pub struct Connection {
     /// The number of the next stream that a client begins.
     pub(super) next: u32,
     /// The first stream of which nothing can have been sent.
-    first_unsent: u32,
+    pub(super) first_unsent: u32,
     /// The newest stream that the client at the other end has begun, and those before it that it has left
     /// out.
     pub(super) newest: u32,
@@ -146,9 +137,9 @@ pub struct Connection {
     pub(super) first_send_window: i64,
     pub(super) most_streams: u32,
     pub(super) preface: Preface,
-    end: End,
+    pub(super) end: End,
     /// The stream that was woken first the last time that there was room.
-    woken_first: u32,
+    pub(super) woken_first: u32,
     task: Option<Waker>,
 }
 
@@ -172,7 +163,8 @@ impl Connection {
             // Well above the limit, which counts as HTTP/1.1 does: clients may split cookies, and get a 431.
             Role::Server => 4 * (limits.head_bytes + 38 * (limits.fields + MOST_COOKIES)),
         };
-        // What is compressed is seldom longer than the list.
+        // A client that keeps to the advertised limit sends no longer block: compressed, it is hardly ever
+        // longer than the list.
         let most_block =
             if role == Role::Client { MOST_BLOCK_BYTES } else { list_bytes.min(MOST_BLOCK_BYTES) };
         let list_bytes = u32::try_from(list_bytes).unwrap_or(u32::MAX);
@@ -250,23 +242,6 @@ impl Connection {
         self.most_streams.min(MOST_STREAMS)
     }
 
-    /// Whether a request can be begun where so many are open.
-    #[must_use]
-    pub fn has_room(&self, open: u32) -> bool {
-        // An origin that reads nothing gets no more to read.
-        !self.is_over() && open < self.most_streams() && self.unsent().len() < 2 * MOST_OUT_BYTES
-    }
-
-    /// Whether no stream can be begun any more.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.end == End::Over
-    }
-
-    pub(super) fn set_over(&mut self) {
-        self.end = End::Over;
-    }
-
     /// What the other end's first bytes are.
     #[must_use]
     pub fn preface(&self) -> Preface {
@@ -308,12 +283,6 @@ impl Connection {
         self.wake();
     }
 
-    /// Whether it has nothing left to do.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
-        self.is_over() && self.streams.is_empty()
-    }
-
     pub(super) fn begin(
         &mut self,
         is_whole: bool,
@@ -338,36 +307,6 @@ impl Connection {
         self.handles += 1;
         self.wake();
         Ok(stream)
-    }
-
-    /// Begins a header block in `out`, which then ends with it.
-    pub(super) fn begin_block(&mut self) -> usize {
-        let start = self.out.len();
-        self.out.extend_from_slice(&[0; HEAD_BYTES]);
-        if std::mem::take(&mut self.is_first_block) {
-            self.out.push(NO_TABLE);
-        }
-        start
-    }
-
-    /// Makes frames of the block that began at `start`: as many as it needs.
-    pub(super) fn end_block(&mut self, start: usize, flags: u8, stream: u32) {
-        let first = start + HEAD_BYTES;
-        let length = self.out.len() - first;
-        if length <= MOST_PAYLOAD {
-            let head = frame::head(length, HEADERS, flags | END_HEADERS, stream);
-            self.out[start..first].copy_from_slice(&head);
-            return;
-        }
-        let block = self.out.split_off(first);
-        self.out.truncate(start);
-        let last = block.len().div_ceil(MOST_PAYLOAD) - 1;
-        for (at, piece) in block.chunks(MOST_PAYLOAD).enumerate() {
-            let (kind, flags) = if at == 0 { (HEADERS, flags) } else { (CONTINUATION, 0) };
-            let end = if at == last { END_HEADERS } else { 0 };
-            frame::write_head(&mut self.out, piece.len(), kind, flags | end, stream);
-            self.out.extend_from_slice(piece);
-        }
     }
 
     /// The place of an open stream.
@@ -463,141 +402,4 @@ impl Connection {
             self.wake_for_room();
         }
     }
-
-    /// What waits to be sent.
-    #[must_use]
-    pub fn unsent(&self) -> &[u8] {
-        self.out.get(self.sent..).unwrap_or_default()
-    }
-
-    /// This many bytes of [`Self::unsent`] were taken, and the other end may read them.
-    pub fn on_taken(&mut self, bytes: usize) {
-        self.first_unsent = self.next;
-        self.sent += bytes;
-        let data = bytes.min(self.data_out);
-        self.data_out -= data;
-        self.data_taken += data as u64;
-        if self.sent < self.out.len() {
-            return;
-        }
-        self.discard_out();
-        if self.out.capacity() > KEPT_BYTES && self.streams.is_empty() {
-            self.out = Vec::new();
-        }
-        self.wake_for_room();
-    }
-
-    /// Nobody takes what waits to be sent.
-    pub fn discard_out(&mut self) {
-        self.out.clear();
-        (self.sent, self.answers, self.data_out) = (0, 0, 0);
-    }
-
-    /// The connection has ended, and nothing more is sent.
-    pub fn end(&mut self) {
-        self.set_over();
-        if self.role == Role::Client {
-            let sent = self.streams.partition_point(|(id, _)| *id < self.first_unsent);
-            for (_, stream) in self.streams.split_off(sent) {
-                self.fail(&mut stream.borrow_mut(), StreamError::Unprocessed);
-            }
-        }
-        self.fail_all(StreamError::Closed);
-    }
-
-    /// Ends all streams, and takes no further ones.
-    pub(super) fn fail_all(&mut self, error: StreamError) {
-        self.set_over();
-        for (_, stream) in std::mem::take(&mut self.streams) {
-            self.fail(&mut stream.borrow_mut(), error);
-        }
-        self.requests.clear();
-    }
-
-    /// Ends the connection with this reason.
-    pub fn go_away(&mut self, reason: Reason) {
-        self.write_go_away(self.newest, reason);
-        self.fail_all(StreamError::Closed);
-    }
-
-    /// Tells the client to begin no more streams. Those that it has begun, or begins before it knows, are
-    /// served.
-    pub fn shut_down(&mut self) {
-        if self.end == End::No {
-            self.end = End::Announced;
-            self.write_go_away(NO_STREAM_YET, Reason::NO_ERROR);
-            self.ping();
-            self.wake();
-        }
-    }
-
-    /// The other end has answered a PING.
-    pub(super) fn on_ping_answer(&mut self, payload: &[u8]) {
-        if self.end == End::Announced && payload == PING_BYTES {
-            self.end = End::Over;
-            self.write_go_away(self.newest, Reason::NO_ERROR);
-        }
-    }
-
-    fn write_go_away(&mut self, last: u32, reason: Reason) {
-        frame::write_head(&mut self.out, 8, GOAWAY, 0, 0);
-        self.out.extend_from_slice(&last.to_be_bytes());
-        self.out.extend_from_slice(&reason.0.to_be_bytes());
-    }
-
-    /// Asks the other end for a sign of life.
-    pub fn ping(&mut self) {
-        frame::write_head(&mut self.out, PING_BYTES.len(), PING, 0, 0);
-        self.out.extend_from_slice(PING_BYTES);
-    }
-
-    /// Notes what was written in answer to the other end since `out` had this length.
-    pub(super) fn note_answers(&mut self, out_before: usize) {
-        self.answers += self.out.len().saturating_sub(out_before);
-    }
-
-    /// Whether the other end must take answers before it may cause more of them. Requests don't count: an
-    /// origin may take none of them before it has written its responses.
-    #[must_use]
-    pub fn is_owed_too_much(&self) -> bool {
-        self.answers >= MOST_OUT_BYTES
-    }
-
-    /// How many more bytes may wait to be sent.
-    pub(super) fn out_room(&self) -> usize {
-        MOST_OUT_BYTES.saturating_sub(self.unsent().len())
-    }
-
-    /// Wakes the streams that wait for room: the urgent ones first (RFC 9218), and of those that take turns
-    /// each time another one. The first ones may take all of it. No more are woken than can use it: data
-    /// whose window is closed must not keep the heads of others waiting.
-    pub(super) fn wake_for_room(&mut self) {
-        let (last_first, all) = (self.woken_first, self.send_window);
-        let mut waiting: Vec<_> = self
-            .streams
-            .iter()
-            .filter_map(|(id, stream)| {
-                let stream = stream.borrow();
-                let usable = stream.wanted.min(usize::try_from(stream.send_window.min(all)).unwrap_or(0));
-                let may_send = stream.waits_for_room && (usable > 0 || stream.wanted == 0);
-                let turn = (stream.priority.is_incremental && *id <= last_first, *id);
-                may_send.then(|| (stream.priority, turn, usable))
-            })
-            .collect();
-        waiting.sort_unstable();
-        let mut room = self.out_room();
-        for (at, (_, (_, id), usable)) in waiting.into_iter().enumerate() {
-            let Some(stream) = self.find(id) else { continue };
-            if at == 0 {
-                self.woken_first = id;
-            }
-            stream.borrow().wake();
-            room = room.saturating_sub(usable);
-            if room == 0 {
-                return;
-            }
-        }
-    }
 }
-
-const PING_BYTES: &[u8; 8] = b"truepeer";

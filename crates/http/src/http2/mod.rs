@@ -19,6 +19,7 @@
 mod blocks;
 mod connection;
 pub mod encode;
+mod ending;
 mod flood;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -31,6 +32,7 @@ mod handle;
 mod heads;
 mod hpack;
 mod huffman;
+mod out;
 mod priority;
 mod reason;
 mod receive;
@@ -41,7 +43,7 @@ mod tests;
 mod text;
 
 pub use blocks::MOST_INTERIM;
-pub use connection::{Connection, MOST_OUT_BYTES, MOST_STREAMS, Role};
+pub use connection::{Connection, MOST_STREAMS, Role};
 pub use frame::Preface;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use fuzzed_client::any_client;
@@ -50,5 +52,6 @@ pub use fuzzed_origin::any_origin;
 pub use handle::StreamHandle;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use huffman::encode as huffman_coded;
+pub use out::MOST_OUT_BYTES;
 pub use reason::{Fault, Reason};
 pub use stream::{NotBegun, StreamError};
