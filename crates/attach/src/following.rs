@@ -16,7 +16,7 @@ use truepeer_config::spec::AttachSpec;
 
 use super::entry::{put, put_again};
 use super::names_of_devices;
-use super::network::{Network, pause_after};
+use super::network::{LastFailure, Network, pause_after};
 
 /// A thread that follows the network until this is dropped. What is attached stays then.
 pub struct Following {
@@ -66,7 +66,7 @@ struct Followed {
 impl Followed {
     fn follow(&self, network: Network, stopped: &UnixStream) {
         let name = self.key.pins.display();
-        let (mut network, mut gone, mut told) = (Some(network), Instant::now(), String::new());
+        let (mut network, mut gone, mut last) = (Some(network), Instant::now(), LastFailure::default());
         loop {
             let pause = network.as_ref().map_or(Some(pause_after(gone)), Network::pause);
             let is_notice = match wait(stopped, network.as_ref(), pause) {
@@ -80,13 +80,11 @@ impl Followed {
             }
             let Some(known) = &mut network else {
                 match self.attach_anew() {
-                    Ok(new) => (network, told) = (Some(new), String::new()),
+                    Ok(new) => (network, last) = (Some(new), LastFailure::default()),
                     Err(error) => {
-                        let words = format!("{error:#}");
-                        if words != told {
+                        if let Some(words) = last.news(&error) {
                             warn!("attachment {name}: {words}; trying again");
                         }
-                        told = words;
                     }
                 }
                 continue;

@@ -1,8 +1,8 @@
 //! Bans that outlive a restart (`truepeer ban --keep`): a list that each truepeer with a configuration file,
 //! and each attachment, reads when it starts. `truepeer run` follows it.
 //!
-//! A line is a ban. A later line about the same client replaces an earlier one, unless that [outlasts
-//! it](Ban::outlasts). So a ban costs one line, however long the list is.
+//! A line is a ban. A later line about the same client replaces an earlier one, unless the earlier
+//! one [outlasts](Ban::outlasts) it. So a ban costs one line, however long the list is.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};

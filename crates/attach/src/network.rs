@@ -32,17 +32,26 @@ const LOOK: Duration = Duration::from_secs(2);
 /// The longest pause in seconds after failures to attach again; the first one is a second.
 const MOST: u32 = 5;
 
-/// How often it looks for a container or network namespace that is gone: often at first, because a restart is
-/// quick.
-const PAUSES: [(Duration, Duration); 3] = [
-    (Duration::from_secs(10), Duration::from_millis(200)),
-    (Duration::from_secs(60), Duration::from_secs(1)),
-    (Duration::MAX, Duration::from_secs(5)),
-];
+/// The time until the next look for a container or network namespace that is gone since then. Short at first,
+/// because a restart is quick.
+pub(super) fn pause_after(gone: Instant) -> Duration {
+    match gone.elapsed().as_secs() {
+        0..10 => Duration::from_millis(200),
+        10..60 => Duration::from_secs(1),
+        _ => Duration::from_secs(5),
+    }
+}
 
-pub(super) fn pause_after(begun: Instant) -> Duration {
-    let waited = begun.elapsed();
-    PAUSES.iter().find(|(until, _)| waited < *until).map_or(Duration::from_secs(5), |(_, pause)| *pause)
+/// The failure that was told last, so that the same one is told once.
+#[derive(Default)]
+pub(super) struct LastFailure(String);
+
+impl LastFailure {
+    /// The words of a failure; `None`: they were told last.
+    pub(super) fn news(&mut self, error: &anyhow::Error) -> Option<String> {
+        let words = format!("{error:#}");
+        (mem::replace(&mut self.0, words.clone()) != words).then_some(words)
+    }
 }
 
 pub(super) struct Network {
@@ -53,9 +62,9 @@ pub(super) struct Network {
     names: Vec<String>,
     notices: Notices,
     known: State,
-    /// To attach to what has changed, in a row.
+    /// How often it has failed in a row to attach to what has changed.
     failures: u32,
-    told: String,
+    last_failure: LastFailure,
 }
 
 /// The devices and addresses for which an attachment was made.
@@ -78,8 +87,8 @@ impl Network {
         };
         let notices = place.run(|_| Notices::open().context("--watch"))?;
         let known = place.run(|_| State::read(&names))?;
-        let (target, told) = (target.clone(), String::new());
-        Ok(Self { target, place, process, names, notices, known, failures: 0, told })
+        let (target, last_failure) = (target.clone(), LastFailure::default());
+        Ok(Self { target, place, process, names, notices, known, failures: 0, last_failure })
     }
 
     /// Whether the name still leads to this network namespace. A container that is started again, and a name
@@ -109,18 +118,18 @@ impl Network {
     /// command has taken them out.
     ///
     /// # Errors
-    /// What was attached stays. The same error is told once.
+    /// It can't attach to what has changed; what was attached before stays. `Ok(true)` for an error that the
+    /// last call had, too.
     pub(super) fn follow(&mut self, args: &AttachSpec, put: impl FnOnce() -> Result<()>) -> Result<bool> {
         thread::sleep(SETTLE);
         self.notices.forget();
         let followed = self.attach_again(args, put);
         let Err(error) = &followed else {
-            (self.failures, self.told) = (0, String::new());
+            (self.failures, self.last_failure) = (0, LastFailure::default());
             return followed;
         };
         self.failures = self.failures.saturating_add(1);
-        let words = format!("{error:#}");
-        if mem::replace(&mut self.told, words.clone()) == words { Ok(true) } else { followed }
+        if self.last_failure.news(error).is_none() { Ok(true) } else { followed }
     }
 
     fn attach_again(&mut self, args: &AttachSpec, put: impl FnOnce() -> Result<()>) -> Result<bool> {
@@ -137,7 +146,7 @@ impl Network {
         Ok(true)
     }
 
-    /// What wakes: notices, and the end of the container's first process.
+    /// Readable when there is a notice, and when the container's first process has ended.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         std::iter::once(self.notices.as_fd()).chain(self.process.as_ref().map(AsFd::as_fd))
     }
@@ -152,7 +161,7 @@ impl State {
     }
 }
 
-/// Whether one of its ports is.
+/// Whether one of its ports is attached.
 fn is_attached(spec: &AttachSpec) -> Result<bool> {
     let place = Place::here(&super::pins(spec.place.pins.as_deref(), false)?)?;
     let all = || spec.port.iter().flat_map(|ports| &ports.0);

@@ -21,7 +21,7 @@ use truepeer_bpf::{Place, counted_at_udp_ports};
 use truepeer_sys::netns::NetNs;
 
 use super::engine::{self, State};
-use super::network::{Network, open_process, pause_after};
+use super::network::{LastFailure, Network, open_process, pause_after};
 use super::{hints, privileges};
 use truepeer_config::spec::{AttachSpec, AttachTarget, Engine};
 use truepeer_sys::tell;
@@ -122,7 +122,7 @@ fn watch_network(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send)) 
     let target = spec.place.target();
     let find = || Network::of(&target, super::names_of_devices(spec));
     let mut network = Some(find()?);
-    let (mut gone, mut told) = (Instant::now(), String::new());
+    let (mut gone, mut last) = (Instant::now(), LastFailure::default());
     put(false, out)?;
     out.flush()?;
     say(&[NotifyState::Ready, NotifyState::Status("attached")]);
@@ -142,14 +142,12 @@ fn watch_network(spec: &AttachSpec, put: Put<'_>, out: &mut (dyn Write + Send)) 
             match find().and_then(|found| put(false, out).map(|()| found)).map_err(privileges::explain) {
                 Ok(found) => {
                     out.flush()?;
-                    (network, told) = (Some(found), String::new());
+                    (network, last) = (Some(found), LastFailure::default());
                 }
                 Err(error) => {
-                    let words = format!("{error:#}");
-                    if words != told {
+                    if let Some(words) = last.news(&error) {
                         tell!("error: {words}; trying again");
                     }
-                    told = words;
                 }
             }
             continue;

@@ -64,7 +64,7 @@ pub fn attach(
             break lock;
         }
     };
-    // What a process that detached had removed before it let go.
+    // Another process may have removed a part while this one waited for the lock.
     place.make()?;
     let is_first = !place.exists()?;
     let attached = attach_all(place, rules, others, devices, cgroups);

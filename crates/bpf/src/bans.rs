@@ -66,7 +66,7 @@ impl BanTable {
     }
 
     fn put_all(&mut self, bans: &[Ban], now: u64, boot: Duration) -> Result<(), AttachError> {
-        // Never longer than it was meant to be: a clock that is behind at boot is set later.
+        // A clock may be behind at boot. Even then, no ban is longer than it was set.
         let ends = |ban: &Ban| {
             let left = |until: u64| Duration::from_secs(until.saturating_sub(now.max(ban.since)));
             ban.until.map_or(0, |until| nanos(boot.saturating_add(left(until))).max(1))

@@ -19,7 +19,7 @@ const SHARDS: usize = 16;
 #[derive(Debug, Default)]
 pub struct ClientConnections([Mutex<HashMap<u64, Open>>; SHARDS]);
 
-/// What one client has open.
+/// A client's open connections, and the budget that their streams share.
 #[derive(Debug)]
 struct Open {
     connections: usize,

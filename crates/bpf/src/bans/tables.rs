@@ -195,7 +195,7 @@ impl BanTables {
         self.level()
     }
 
-    /// What there is of exactly these.
+    /// The bans of exactly these prefixes.
     pub(super) fn those(
         &self,
         prefixes: impl Iterator<Item = BanPrefix>,
