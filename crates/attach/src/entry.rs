@@ -68,7 +68,7 @@ pub fn status_of(key: &AttachKey) -> Result<Option<Status>> {
     in_place(key, false, |place, _| Ok(status(place)?))
 }
 
-/// The device and inode of its place: two names of one place have the same. `None`: nothing is attached there.
+/// The device and inode of its place, the same for all names of a place. `None`: nothing is attached there.
 ///
 /// # Errors
 /// Its network namespace can't be found.
