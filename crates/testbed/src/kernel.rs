@@ -42,6 +42,17 @@ pub fn kernel_counter(name: &str) -> anyhow::Result<u64> {
     anyhow::bail!("the kernel has no counter {name}")
 }
 
+/// How many packets each processor of this machine has dropped because too many waited for it, in all: a
+/// reset among them is not sent again.
+pub fn dropped_packets() -> anyhow::Result<u64> {
+    let table = fs::read_to_string("/proc/net/softnet_stat")?;
+    let dropped = |line: &str| {
+        let column = line.split_whitespace().nth(1).context("the second column of softnet_stat")?;
+        Ok(u64::from(u32::from_str_radix(column, 16)?))
+    };
+    table.lines().map(dropped).sum()
+}
+
 /// Removes the pin of a link and ends the link. The kernel ends a link whose last reference is a pin later,
 /// by a work queue; one whose last reference is a descriptor ends while that is closed.
 pub fn end_link(pin: &Path) -> anyhow::Result<()> {

@@ -72,7 +72,7 @@ mod whereabouts;
 pub use backend::Behaviour;
 pub use bed::Bed;
 pub use harness::{Test, main, run_privately};
-pub use kernel::{KernelState, end_link, kernel_counter};
+pub use kernel::{KernelState, dropped_packets, end_link, kernel_counter};
 pub use passwd::User;
 pub use program::Program;
 pub use running::Running;

@@ -125,9 +125,10 @@ impl Running {
         })
     }
 
-    /// Waits until its output contains `text`.
+    /// Waits until a whole line of its output contains `text`: what a caller then reads is not cut.
     pub fn wait_for_log(&self, text: &str) -> anyhow::Result<()> {
-        self.wait_state(&format!("{text:?} in its output"), || self.log().contains(text))
+        let has = |output: String| output.rfind('\n').is_some_and(|end| output[..=end].contains(text));
+        self.wait_state(&format!("{text:?} in its output"), || has(self.stdout()) || has(self.stderr()))
     }
 
     /// Waits for a state that this program causes. Fails at once, with its output, if it ends.

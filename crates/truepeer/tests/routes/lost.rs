@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::matrix::mount_bpf_in_place;
 use truepeer_testbed::{
-    Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client, kernel_counter, tests,
+    Bed, Behaviour, Host, Program, Running, Test, Topology, Truepeer, client, dropped_packets,
+    kernel_counter, tests,
 };
 
 use crate::support::TRUEPEER;
@@ -117,7 +118,7 @@ const BETWEEN_FLUSHES: Duration = Duration::from_millis(1500);
 const SENDERS: usize = 16;
 
 /// Sessions begin all the time. Those whose backend a flush has reset may end, but none waits until its time
-/// to connect is over.
+/// to connect is over. A sender may wait if truepeer has reset it, and a busy machine has dropped that reset.
 fn while_rules_are_flushed(bed: &Bed, splice: &str) -> Result<()> {
     mount_bpf_in_place()?;
     let line = Topology::line(&["lb", "host"])?;
@@ -126,7 +127,12 @@ fn while_rules_are_flushed(bed: &Bed, splice: &str) -> Result<()> {
     let options = ["--splice", splice, "--splice-after", "0", "--connect-timeout", "30s"];
     let truepeer = proxy(bed, host, host.at(false, 8000), &options)?;
     let (port, served) = (AtomicU16::new(10_000), AtomicUsize::new(0));
-    let is_over = AtomicBool::new(false);
+    let (is_over, dropped) = (AtomicBool::new(false), dropped_packets()?);
+    let was_reset = |client: SocketAddr| -> Result<bool> {
+        let (log, client) = (truepeer.log(), format!("client={client} "));
+        let mut ends = log.lines().filter(|line| line.contains(&client));
+        Ok(ends.any(|line| line.contains("close=\"reset_by_backend\"")) && dropped_packets()? > dropped)
+    };
     let one_session = || -> Result<()> {
         let client = lb.at(false, port.fetch_add(1, Relaxed));
         let mut stream = lb.run(|| client::connect(host.at(false, 8443)))??;
@@ -136,6 +142,7 @@ fn while_rules_are_flushed(bed: &Bed, splice: &str) -> Result<()> {
         match echoes(&mut stream) {
             Ok(()) => _ = served.fetch_add(1, Relaxed),
             Err(error) if is_broken(&error) => {}
+            Err(_) if was_reset(client)? => {}
             Err(error) => {
                 let log = backend.log();
                 let lines = log.lines().filter(|line| line.contains(&client.to_string())).collect::<Vec<_>>();
