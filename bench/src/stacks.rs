@@ -13,7 +13,9 @@ use anyhow::Context;
 use truepeer_testbed::{Bed, Program, Running};
 
 use crate::credentials::KeyKind;
-use crate::demo_https::{ABSENT, Figures, Ground, LoadArgs, Parties, Role, Stop, Vpp, installation};
+use crate::demo_https::{
+    ABSENT, Figures, Ground, LOOPBACK, LoadArgs, Parties, Role, Stop, Vpp, installation,
+};
 use crate::measure::cpu;
 use crate::metric::{Metric, Sample};
 use crate::pin::Pin;
@@ -100,7 +102,8 @@ impl Case {
             Stack::Vpp => {
                 let vpp = installation(None).context(ABSENT)?;
                 let core = pin.contestants_core().map(|core| format!("--core={core}"));
-                Ok(Ground::Vpp(Vpp::up(bed, &self.truepeer, &vpp, core.as_slice())?))
+                let options: Vec<_> = [LOOPBACK].into_iter().chain(core.as_deref()).collect();
+                Ok(Ground::Vpp(Vpp::up(bed, &self.truepeer, &vpp, &options, None)?))
             }
         }
     }

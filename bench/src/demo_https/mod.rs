@@ -3,8 +3,9 @@
 //! ```text
 //! client: the load ──TLS──▶ proxy: truepeer https ──TLS──▶ server: NGINX, a file of 1 KiB
 //! ```
-//! On the kernel's stack it uses three network namespaces and veth pairs. On VPP's it uses the loopback
-//! layout of `truepeer vpp up`, with a VPP namespace for each party. Certificates are created for the run and
+//! On the kernel's stack it uses three network namespaces and veth pairs. On VPP's it uses both layouts of
+//! `truepeer vpp up`: loopback, with a VPP namespace for each party, and ethernet, where the proxy alone is on
+//! VPP. Certificates are created for the run and
 //! verified at both hops. Each command is printed before it runs, and the result as wrk2 prints it. Whatever
 //! happens, everything is stopped at the end.
 
@@ -32,7 +33,7 @@ pub(crate) use self::load::run_if_asked;
 pub(crate) use self::parties::Parties;
 pub(crate) use self::report::Figures;
 pub(crate) use self::stop::Stop;
-pub(crate) use self::vpp::{ABSENT, Vpp, installation};
+pub(crate) use self::vpp::{ABSENT, LOOPBACK, Vpp, installation};
 use crate::credentials::KeyKind;
 
 /// The program `demo-https`.

@@ -1,10 +1,11 @@
-//! A VPP with the loopback layout, started and stopped by truepeer.
+//! A VPP, started and stopped by truepeer.
 
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use truepeer_sys::netns::NetNs;
 use truepeer_testbed::{Bed, Program, Running, find_program};
 
 use super::parties::Addresses;
@@ -13,7 +14,8 @@ use super::stop::Stop;
 pub(crate) const ABSENT: &str = "VPP is not installed: no vpp in PATH, and neither --vpp nor TRUEPEER_VPP names one. It comes \
      in FD.io's packages vpp and vpp-plugin-core.";
 
-/// The secret of the namespaces that `truepeer vpp up --loopback` creates.
+/// The option for the loopback layout, and its addresses.
+pub(crate) const LOOPBACK: &str = "--loopback";
 pub(super) const AT: Addresses =
     Addresses { server: Ipv4Addr::new(172, 16, 1, 1), proxy: Ipv4Addr::new(172, 16, 2, 1) };
 /// VPP is slow on a busy machine, and slower if built for debugging.
@@ -36,18 +38,18 @@ pub(crate) struct Vpp<'a> {
 }
 
 impl<'a> Vpp<'a> {
-    /// Starts `installation` with the loopback layout, by `truepeer`, with additional options if there are
-    /// any.
+    /// Starts `installation` by `truepeer`, with these options, in a network namespace if one is named.
     pub(crate) fn up(
         bed: &'a Bed,
         truepeer: &Path,
         installation: &Path,
-        options: &[String],
+        options: &[&str],
+        netns: Option<&NetNs>,
     ) -> anyhow::Result<Self> {
         let mut vpp =
             Self { bed, truepeer: truepeer.to_owned(), dir: bed.dir().join("v"), said: String::new() };
-        let up = vpp.command(&["up", "--loopback"]).arg("--vpp").arg(installation).args(options);
-        vpp.said = up.run(bed)?;
+        let up = vpp.command(&["up"]).args(options).arg("--vpp").arg(installation);
+        vpp.said = netns.into_iter().fold(up, Program::in_netns).run(bed)?;
         Ok(vpp)
     }
 
