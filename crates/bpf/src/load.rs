@@ -126,6 +126,7 @@ impl Loaded {
     ///
     /// # Panics
     /// Likewise.
+    #[cfg(test_programs)]
     pub(crate) fn shared(&self, name: &'static str) -> &Program {
         let object = self.object.name;
         self.programs.program(name).unwrap_or_else(|| panic!("no program {name} in {object}"))

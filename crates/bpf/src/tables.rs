@@ -272,6 +272,7 @@ impl Tables {
     }
 
     /// Removes all UDP flows.
+    #[cfg(test_programs)]
     pub(crate) fn forget_udp_flows(&mut self) -> Result<(), AttachError> {
         let keys: Vec<UdpKey> = self.udp_flows.keys().flatten().collect();
         self.forget_these_udp_flows(&keys)

@@ -95,7 +95,5 @@ GLOBAL int refuse(struct __sk_buff *skb, const struct segment *segment, __u32 ke
 	swap_link_addresses(skb);
 	bpf_clone_redirect(skb, skb->ifindex, 0);
 	swap_link_addresses(skb);
-	if (write_tcp(skb, segment, &reset, &segment->ip.source, &segment->ip.destination))
-		return DROP;
-	return PASS;
+	return write_tcp(skb, segment, &reset, &segment->ip.source, &segment->ip.destination) ? DROP : PASS;
 }

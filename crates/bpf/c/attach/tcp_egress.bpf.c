@@ -125,8 +125,7 @@ static __always_inline int was_here(struct __sk_buff *skb, __be16 source, __be16
 	return 0;
 }
 
-/* The same for nearly all segments of a socket, read where they stand. Nonzero: it must be read as a
- * whole. */
+/* The same for nearly all segments of a socket, read where they stand. Nonzero: read it as a whole. */
 static __always_inline int shift_plain(struct __sk_buff *skb, __s32 delta)
 {
 	struct {

@@ -52,8 +52,7 @@ static __always_inline int is_lost(__u64 state, __u16 second)
 	return (__u16)(second - second_of(state)) > LOST_S;
 }
 
-/* Gives a slot to the caller, who must write it. Returns its new generation; 0: it belongs to another
- * flow. */
+/* Gives a slot to the caller, who must write it. Returns its new generation, or 0: another flow has it. */
 static __always_inline __u32 take_over(struct udp_slot *slot, __u16 second, int may_be_lost)
 {
 	__u64 state = *(volatile __u64 *)&slot->state;

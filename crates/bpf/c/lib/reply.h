@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* Segments that a program makes of the one at hand. They get a new sum, so the segment must have been found
- * intact (csum.h): damage would go unnoticed. */
+/* Segments that a program makes of one at hand, which must be intact (csum.h): they get a new sum. */
 #pragma once
 #include "lib/csum.h"
 #include "lib/tcp_opts.h"
@@ -21,16 +20,19 @@ static __always_inline int cut_to(struct __sk_buff *skb, const struct segment *s
 	return bpf_skb_store_bytes(skb, segment->ip.at + offsetof(struct iphdr, tot_len), &len, sizeof(len), 0);
 }
 
-/* Turns a packet that was cut to the length of a TCP header into this one. */
+/* Turns a packet that was cut to the length of a TCP header into this one, whose field `check` is 0. In a
+ * CHECKSUM_PARTIAL packet, such as GRO makes, the field then holds the pseudo header's sum alone. */
 static __always_inline int write_tcp(struct __sk_buff *skb, const struct segment *segment, struct tcphdr *tcp,
 				     const struct address *source, const struct address *destination)
 {
 	tcp->doff = 5;
-	__u64 sum = pseudo_header(source, destination, sizeof(*tcp), IPPROTO_TCP);
-	tcp->check = fold(bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), sum));
-	if (write_addresses(skb, &segment->ip, source, destination))
+	__u32 covered = bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), 0);
+	__u32 pseudo = pseudo_header(source, destination, sizeof(*tcp), IPPROTO_TCP);
+	if (write_addresses(skb, &segment->ip, source, destination) ||
+	    bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH) ||
+	    bpf_l4_csum_replace(skb, tcp_check_at(segment), 0, covered, 0))
 		return -1;
-	return bpf_skb_store_bytes(skb, segment->ip.payload_at, tcp, sizeof(*tcp), BPF_F_INVALIDATE_HASH);
+	return bpf_l4_csum_replace(skb, tcp_check_at(segment), 0, pseudo, BPF_F_PSEUDO_HDR);
 }
 
 /* The packet becomes a segment without options and data, from the segment's receiver to its sender. */

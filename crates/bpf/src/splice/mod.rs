@@ -17,7 +17,6 @@ mod watched;
 pub use attention::{Attention, Care};
 pub use counters::SPLICE_COUNTERS;
 pub use flow::{Ended, Flow};
-pub(crate) use layout::SPLICE_LAYOUT;
 pub use layout::{FLOW_BYTES, Stage};
 pub use mapped::{Mapped, Shared};
 pub use peers::{Question, Unattended};

@@ -12,7 +12,7 @@ use crate::again::kernel_function;
 use crate::load::{Loaded, Loader};
 use crate::programs::of_tests::OTHER_PROGRAMS;
 use crate::programs::{Object, SPLICE_IN, SPLICE_OUT};
-use crate::splice::SPLICE_LAYOUT;
+use crate::splice::layout::SPLICE_LAYOUT;
 use crate::{AttachError, Place};
 
 /// The programs of `proxy --splice auto`, and one that does nothing.

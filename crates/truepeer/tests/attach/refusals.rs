@@ -14,6 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         each_refusal_is_told_with_its_sender_and_the_claimed_client,
         a_flood_of_refusals_is_told_in_few_lines_that_count_all,
         namespaces_that_are_attached_later_are_followed_too,
+        a_card_that_leaves_sums_to_the_kernel_sends_the_reset,
     ];
     all.into_iter().map(|test| test.of_group("refusals")).collect()
 }
@@ -113,6 +114,22 @@ fn namespaces_that_are_attached_later_are_followed_too(bed: &Bed) -> Result<()> 
         bed.wait_for("the refusal", || told(&follower).is_ok_and(|told| told.len() == expected))
             .with_context(|| follower.log())?;
         command(bed, &["detach", "--now"])?.in_netns(&host.netns).run(bed)?;
+    }
+    Ok(())
+}
+
+/// The refused segment has only its pseudo header's sum, like one that GRO has merged. The reset made of it
+/// leaves by a device for which the kernel finishes the sum, as a real card does.
+fn a_card_that_leaves_sums_to_the_kernel_sends_the_reset(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _who = host.run(|| Behaviour::Who.start(bed, &[host.at(false, 80), host.at(true, 80)]))??;
+    Program::new("ethtool").args(["-K", &lb.name, "tx", "off"]).in_netns(&host.netns).run(bed)?;
+    attach_on(bed, host, &["--port", "80"])?;
+    for v6 in [false, true] {
+        let mut stream = lb.run(|| client::connect(host.at(v6, 80)))??;
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
+        ensure!(client::read_end(&mut stream)? == client::End::Reset, "IPv6: {v6}");
     }
     Ok(())
 }
