@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use truepeer_testbed::{Bed, Behaviour, Running, Test, Topology, client, datagrams, tests};
+use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, client, datagrams, tests};
 
 use crate::kit::{BACKEND, DESTINATION, LISTENER, attach, attach_on, backend_on, command, counter, header};
 
