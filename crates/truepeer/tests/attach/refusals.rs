@@ -5,7 +5,9 @@ use std::net::UdpSocket;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, Topology, client, datagrams, tests};
+use truepeer_testbed::{
+    Bed, Behaviour, Program, Running, Test, Topology, client, datagrams, kernel_counter, tests,
+};
 
 use crate::kit::{BACKEND, DESTINATION, LISTENER, attach, attach_on, backend_on, command, counter, header};
 
@@ -131,5 +133,7 @@ fn a_card_that_leaves_sums_to_the_kernel_sends_the_reset(bed: &Bed) -> Result<()
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
         ensure!(client::read_end(&mut stream)? == client::End::Reset, "IPv6: {v6}");
     }
+    let wrong = lb.run(|| kernel_counter("InErrs"))??;
+    ensure!(wrong == 0, "{wrong} segments had a wrong sum");
     Ok(())
 }
