@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use rustix::net::sockopt;
 use truepeer_testbed::pattern::Pattern;
 use truepeer_testbed::servers::dns;
-use truepeer_testbed::{client, datagrams, wait_for};
+use truepeer_testbed::{client, datagrams, dropped_packets, wait_for};
 
 use crate::stage::{CLIENTS, FILE_BYTES, Stage, address};
 
@@ -85,6 +85,9 @@ pub(crate) struct Load<'a> {
     /// Upgrades and restarts so far, and requests over HTTP/2 that were repeated because of them.
     ends: AtomicUsize,
     repeated: AtomicUsize,
+    /// Queries without an answer, and the packets that the kernel had dropped before.
+    unanswered: AtomicU64,
+    dropped_before: u64,
     /// How often each client has succeeded.
     done: [AtomicUsize; CLIENTS as usize],
     /// How long its longest session or request has taken, in milliseconds.
@@ -92,8 +95,8 @@ pub(crate) struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    pub(crate) fn new(stage: &'a Stage) -> Self {
-        Self {
+    pub(crate) fn new(stage: &'a Stage) -> anyhow::Result<Self> {
+        Ok(Self {
             stage,
             is_over: AtomicBool::new(false),
             phase: Mutex::default(),
@@ -101,9 +104,11 @@ impl<'a> Load<'a> {
             asked: Mutex::default(),
             ends: AtomicUsize::new(0),
             repeated: AtomicUsize::new(0),
+            unanswered: AtomicU64::new(0),
+            dropped_before: dropped_packets()?,
             done: Default::default(),
             longest: Default::default(),
-        }
+        })
     }
 
     /// Starts all clients.
@@ -157,6 +162,9 @@ impl<'a> Load<'a> {
             repeated <= clients * ends,
             "{repeated} requests were repeated in {ends} upgrades and restarts"
         );
+        let unanswered = self.unanswered.load(Ordering::Relaxed);
+        let dropped = dropped_packets()? - self.dropped_before;
+        ensure!(unanswered <= dropped, "{unanswered} queries had no answer, {dropped} packets were dropped");
         let failures = lock(&self.failures);
         let drops = self.stage.drops()?;
         ensure!(
@@ -253,11 +261,21 @@ impl<'a> Load<'a> {
         let name = format!("q{turn}-{}.test", from.to_string().replace('.', "-"));
         self.expect_question(&name, from);
         socket.send(&dns::query(id, &name))?;
-        let answer = datagrams::receive(socket).with_context(|| name)?;
+        let answer = match datagrams::receive(socket) {
+            Err(error) if is_time_out(&error) => {
+                self.unanswered.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
+            answer => answer.with_context(|| name)?,
+        };
         ensure!(dns::is_answer(&answer, id), "{answer:?}");
         thread::sleep(PAUSE / 2);
         Ok(())
     }
+}
+
+fn is_time_out(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
 /// The backend says whom it sees, and then echoes.

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 fn nobody_notices(bed: &Bed, rounds: usize) -> anyhow::Result<()> {
     let stage = Stage::start(bed, "off", "6s")?;
     let mut running = stage.start_by_manager(bed)?;
-    let load = Load::new(&stage);
+    let load = Load::new(&stage)?;
     let outcome = thread::scope(|scope| {
         load.start(scope);
         let outcome = (0..rounds).try_for_each(|round| -> anyhow::Result<()> {

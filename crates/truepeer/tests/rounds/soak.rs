@@ -65,7 +65,7 @@ fn leaves_nothing_behind(bed: &Bed, length: Duration) -> anyhow::Result<()> {
     // The first process is started as the last one is: with the same descriptors.
     let mut running = upgraded(bed, &stage, &stage.start_by_manager(bed)?)?;
     let observer = Observer::new(&stage.host, bed.dir().join("admin.sock"));
-    let load = Load::new(&stage);
+    let load = Load::new(&stage)?;
     let faults = Faults::new(bed, &stage, &load);
     let watch = Watch::new(&observer, &load, running.pid());
     let idle = watch.idle_look()?;
