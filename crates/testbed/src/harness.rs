@@ -18,7 +18,7 @@ use crate::bed::Bed;
 use crate::enter::{Entry, enter};
 use crate::skip::Skip;
 use crate::userns::{SEVERAL, Users};
-use crate::{backend, crowd, topology, whereabouts};
+use crate::{backend, crowd, kernel, topology, whereabouts};
 
 /// The default time limit. Only a test that hangs reaches it, however busy the machine is.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
@@ -160,12 +160,17 @@ impl Test {
             (Some(MACHINE.read().unwrap_or_else(PoisonError::into_inner)), None)
         };
         let bed = Arc::new(Bed::make(&self.name).map_err(|error| format!("{error:#}"))?);
-        let outcome = run_within(self.limit, &self.name, &bed, self.body);
+        let dropped = || kernel::dropped_packets().unwrap_or_default();
+        let (before, outcome) = (dropped(), run_within(self.limit, &self.name, &bed, self.body));
         let verdict = match outcome {
             Ok(()) => Ok(Completion::Completed),
             Err(error) => match error.downcast_ref::<Skip>() {
                 Some(skip) => Ok(Completion::ignored_with(&skip.reason)),
-                None => Err(format!("{error:#}\n{}", bed.tails()).into()),
+                None => {
+                    let dropped = dropped().saturating_sub(before);
+                    let packets = format!("this machine dropped {dropped} packets meanwhile");
+                    Err(format!("{error:#}\n{packets}\n{}", bed.tails()).into())
+                }
             },
         };
         bed.remove();
