@@ -103,18 +103,22 @@ fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(Liste
         return None;
     };
     let mut others = Vec::new();
-    let found = loop {
-        match role.family.ready.take() {
-            Some(entry) if entry.listener == own => break Some(entry),
-            Some(entry) => others.push(entry),
-            None => break None,
+    let mut found = None;
+    // One at a time: the program may have few descriptors left.
+    let mut unseen = role.family.ready.bytes();
+    while unseen > 0
+        && let Some(entry) = role.family.ready.take()
+    {
+        if entry.listener == own {
+            found = Some(entry);
+            break;
         }
-    };
-    for other in others {
-        if role.family.ready.put_back(&other) {
-            announce(other.listener);
+        unseen = unseen.saturating_sub(entry.bytes);
+        if role.family.ready.put_back(&entry) && !others.contains(&entry.listener) {
+            others.push(entry.listener);
         }
     }
+    others.into_iter().for_each(announce);
     found
 }
 

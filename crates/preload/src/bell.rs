@@ -14,6 +14,7 @@ use rustix::net::sockopt::{Timeout, socket_acceptconn, socket_timeout};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::movable::{Movable, NOBODY, alone};
+use crate::forks;
 use crate::ours::{self, FdSet};
 
 static INTO: Movable = Movable::nobody();
@@ -63,6 +64,7 @@ pub(crate) fn on_done(received: usize) {
 
 /// The descriptor that is readable when the bell rings; none while no connection waits.
 pub(crate) fn number() -> Option<RawFd> {
+    forks::notice();
     let waits = GIVEN.load(Ordering::SeqCst) != DONE.load(Ordering::SeqCst);
     if waits { out() } else { None }
 }
@@ -134,10 +136,13 @@ pub(crate) fn take_one<T>(
     taken
 }
 
+/// ERESTARTSYS, which no program sees: accept() goes on after this signal.
+pub(crate) const GOES_ON: Errno = Errno::from_raw_os_error(512);
+
 /// Before a blocking `accept()`: waits for the listener or the bell. Returns whether it was the bell.
 ///
 /// # Errors
-/// EAGAIN after the listener's time (SO_RCVTIMEO), EINTR.
+/// EAGAIN after the listener's time (SO_RCVTIMEO), EINTR, [`GOES_ON`].
 pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
     let limit = socket_timeout(listener, Timeout::Recv).ok().flatten();
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -158,7 +163,8 @@ pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
         let wait =
             [left, interval].into_iter().flatten().min().and_then(|wait| Timespec::try_from(wait).ok());
         match poll(&mut asked[..1 + usize::from(hears)], wait.as_ref()) {
-            Err(Errno::INTR) if are_restarted() => continue,
+            // With a time-out it fails (signal(7)).
+            Err(Errno::INTR) if until.is_none() && are_restarted() => return Err(GOES_ON),
             result => result?,
         };
         if !asked[0].revents().is_empty() {

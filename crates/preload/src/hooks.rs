@@ -20,8 +20,7 @@ use crate::abi::{Next, answer, borrow, check_room, give, plainly, read_address, 
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
 use crate::{
-    accepting, connecting, listeners, moving, ours, peer, probe, rings, role as roles, supervised, waiter,
-    waiting_hooks,
+    accepting, bell, connecting, forks, listeners, ours, peer, rings, role as roles, waiting_hooks,
 };
 
 /// The dynamic linker runs this when the library is loaded, before the program's own constructors.
@@ -31,7 +30,7 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
     let done = catch_unwind(|| {
-        moving::begin();
+        forks::begin();
         let file = own_file();
         roles::assume(file);
         // dlsym(3) may take locks, and these may be called in signal handlers and after fork().
@@ -58,16 +57,7 @@ unsafe extern "C" fn in_parent() {
 }
 
 unsafe extern "C" fn in_child() {
-    ours::after_fork();
-    let _ = catch_unwind(|| {
-        moving::begin();
-        if let Some(role) = accepting_role() {
-            role.family.ready.on_fork();
-            probe::on_fork();
-        }
-        supervised::on_fork();
-        waiter::on_fork();
-    });
+    forks::on_fork();
 }
 
 /// The path from which this library was loaded.
@@ -88,7 +78,11 @@ fn accepting_role() -> Option<&'static Accepting> {
 /// # Safety
 /// The requirements of accept4(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn accept(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
     // SAFETY: accept4 requires what accept does: `addr` is null or points to `*len` writable bytes. The
     // caller guarantees it.
     unsafe { accept4(fd, addr, len, 0) }
@@ -97,39 +91,71 @@ pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut
 /// # Safety
 /// The requirements of accept4(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn accept4(
+pub(crate) unsafe extern "C-unwind" fn accept4(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    loop {
+        // SAFETY: it may end this thread, which unwinds the stack (pthreads(7)). No frame from here to the
+        // program's has anything to drop, and none catches: the library's own work has returned.
+        unsafe { pthread_testcancel() };
+        // SAFETY: the caller guarantees the requirements of accept4(2).
+        if let Some(answered) = unsafe { accept_once(fd, addr, len, flags) } {
+            return answered;
+        }
+    }
+}
+
+unsafe extern "C-unwind" {
+    /// Ends this thread if another one has cancelled it: accept() is a cancellation point.
+    fn pthread_testcancel();
+}
+
+/// `None`: a signal came, after which accept() goes on.
+///
+/// # Safety
+/// The requirements of accept4(2).
+unsafe fn accept_once(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> Option<c_int> {
+    let mut goes_on = false;
     let work = || {
+        forks::notice();
         let (role, listener) = (accepting_role()?, borrow(fd)?);
         let known = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         if flags & !known != 0 {
             return None;
         }
         let flags = SocketFlags::from_bits_retain(flags.cast_unsigned());
-        Some(accepting::accept(listener, flags, role).and_then(|(socket, peer)| {
-            let known = match peer {
-                Peer::AsItIs(addr) => addr,
-                Peer::Known(addr) => Some(addr.as_any()),
-            };
-            // The connection is then lost, as in the kernel.
+        let (socket, peer) = match accepting::accept(listener, flags, role) {
+            Ok(accepted) => accepted,
+            Err(bell::GOES_ON) => {
+                goes_on = true;
+                return Some(Ok(0));
+            }
+            Err(error) => return Some(Err(error)),
+        };
+        let known = match peer {
+            Peer::AsItIs(addr) => addr,
+            Peer::Known(addr) => Some(addr.as_any()),
+        };
+        // The connection is then lost, as in the kernel.
+        // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
+        // writable bytes.
+        if let Err(error) = unsafe { check_room(addr, len) } {
+            return Some(Err(error));
+        }
+        if let Some(known) = known {
             // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
             // writable bytes.
-            unsafe { check_room(addr, len) }?;
-            if let Some(known) = known {
-                // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to
-                // `*len` writable bytes.
-                unsafe { give(&known, addr, len) };
-            }
-            Ok(socket.into_raw_fd())
-        }))
+            unsafe { give(&known, addr, len) };
+        }
+        Some(Ok(socket.into_raw_fd()))
     };
-    answer(work, || {
+    let answered = answer(work, || {
         plainly(libc::SYS_accept4, [marked::register(fd), addr as usize, len as usize, word(flags)])
-    })
+    });
+    (!goes_on).then_some(answered)
 }
 
 /// # Safety

@@ -37,6 +37,7 @@ mod bell;
 mod closing_hooks;
 mod connecting;
 mod family;
+mod forks;
 mod hold;
 #[cfg(not(test))]
 mod hooks;

@@ -28,14 +28,8 @@ const DEFER: Duration = Duration::from_secs(1);
 pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &RunRules) -> bool {
     let is_tcp = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM);
-    // Connections of a wildcard listener may match by their own address.
-    let may_be = |local: SocketAddr| {
-        local.ip().is_unspecified()
-            && rules.listeners.addresses.iter().any(|meant| meant.port() == local.port())
-    };
     is_tcp
-        && (rules.listeners.all()
-            || local(socket).is_some_and(|local| rules.listeners.has(local) || may_be(local)))
+        && (rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.may_have(local)))
 }
 
 /// The address that a socket is bound to.
@@ -73,12 +67,14 @@ pub(crate) fn at(address: ListenerAddr) -> impl Iterator<Item = (i32, SocketId)>
     })
 }
 
-/// A descriptor is about to be closed: its number will refer to something else. Returns whether it may be a
-/// listener.
-pub(crate) fn forget(fd: i32) -> bool {
-    let known = SEEN.has(fd);
+/// A descriptor is about to be closed: its number will refer to something else.
+pub(crate) fn forget(fd: i32) {
     SEEN.remove(fd);
-    known
+}
+
+/// The known listeners among these numbers.
+pub(crate) fn seen_within(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    SEEN.members().filter(move |fd| (first..=last).contains(&fd.unsigned_abs()))
 }
 
 /// Whether a descriptor is known to be a listener.
