@@ -102,8 +102,8 @@ impl Listeners {
             || self.addresses.iter().any(|listed| same(*listed, local))
     }
 
-    /// Whether the rules apply to any connection of a listener on `local`: one on all addresses has connections
-    /// to each, of which [`Self::has`] decides.
+    /// Whether the rules apply to any connection of a listener on `local`: one on all addresses has
+    /// connections to each, of which [`Self::has`] decides.
     pub fn may_have(&self, local: SocketAddr) -> bool {
         let mut ports = self.addresses.iter().map(SocketAddr::port);
         self.has(local) || (local.ip().is_unspecified() && ports.any(|port| port == local.port()))

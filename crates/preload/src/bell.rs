@@ -14,7 +14,6 @@ use rustix::net::sockopt::{Timeout, socket_acceptconn, socket_timeout};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::movable::{Movable, NOBODY, alone};
-use crate::forks;
 use crate::ours::{self, FdSet};
 
 static INTO: Movable = Movable::nobody();
@@ -64,7 +63,6 @@ pub(crate) fn on_done(received: usize) {
 
 /// The descriptor that is readable when the bell rings; none while no connection waits.
 pub(crate) fn number() -> Option<RawFd> {
-    forks::notice();
     let waits = GIVEN.load(Ordering::SeqCst) != DONE.load(Ordering::SeqCst);
     if waits { out() } else { None }
 }

@@ -1,9 +1,9 @@
 //! What a forked child does with its copies of the library's state.
 //!
-//! fork(3) runs a handler in the child. A child by a clone(2) of the program's own (vsftpd), or by _Fork(3), runs
-//! none, and would give its connections to the parent's waiter, under numbers that mean something else there. The
-//! kernel gives each child zeros in place of one page (MADV_WIPEONFORK), by which the child notices at its next
-//! call. A child by vfork(2) shares all memory, and has no copies.
+//! fork(3) runs a handler in the child. A child by a clone(2) of the program's own (vsftpd), or by _Fork(3),
+//! runs none, and would give its connections to the parent's waiter, under numbers that mean something else
+//! there. The kernel gives each child zeros in place of one page (MADV_WIPEONFORK), by which the child
+//! notices at its next call. A child by vfork(2) shares all memory, and has no copies.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -22,8 +22,10 @@ const BYTES: usize = 4096;
 /// Call it once, when the library is loaded.
 pub(crate) fn begin() {
     moving::begin();
-    // SAFETY: mmap(2) without MAP_FIXED creates a new mapping at a free address, so no existing memory is affected.
-    let page = unsafe { mmap_anonymous(null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
+    // SAFETY: mmap(2) without MAP_FIXED creates a new mapping at a free address, so no existing memory is
+    // affected.
+    let page =
+        unsafe { mmap_anonymous(null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
     let Ok(page) = page else { return };
     // SAFETY: the advice concerns the new mapping alone, which nothing uses yet.
     if unsafe { madvise(page, BYTES, Advice::LinuxWipeOnFork) }.is_ok() {
@@ -33,8 +35,8 @@ pub(crate) fn begin() {
 }
 
 fn word() -> Option<&'static AtomicU32> {
-    // SAFETY: the pointer is null, or that of a page that `begin` has mapped, readable, writable and never unmapped.
-    // Zeros are a valid value, and it is used by atomic operations only.
+    // SAFETY: the pointer is null, or that of a page that `begin` has mapped, readable, writable and never
+    // unmapped. Zeros are a valid value, and it is used by atomic operations only.
     unsafe { PAGE.load(Ordering::Relaxed).as_ref() }
 }
 

@@ -19,9 +19,7 @@ use truepeer_sys::marked;
 use crate::abi::{Next, answer, borrow, check_room, give, plainly, read_address, word};
 use crate::accepting::Peer;
 use crate::role::{Accepting, role};
-use crate::{
-    accepting, bell, connecting, forks, listeners, ours, peer, rings, role as roles, waiting_hooks,
-};
+use crate::{accepting, bell, connecting, forks, listeners, ours, peer, rings, role as roles, waiting_hooks};
 
 /// The dynamic linker runs this when the library is loaded, before the program's own constructors.
 #[used]
@@ -78,11 +76,7 @@ fn accepting_role() -> Option<&'static Accepting> {
 /// # Safety
 /// The requirements of accept4(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn accept(
-    fd: c_int,
-    addr: *mut sockaddr,
-    len: *mut socklen_t,
-) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: accept4 requires what accept does: `addr` is null or points to `*len` writable bytes. The
     // caller guarantees it.
     unsafe { accept4(fd, addr, len, 0) }

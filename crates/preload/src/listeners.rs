@@ -28,8 +28,7 @@ const DEFER: Duration = Duration::from_secs(1);
 pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &RunRules) -> bool {
     let is_tcp = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM);
-    is_tcp
-        && (rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.may_have(local)))
+    is_tcp && (rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.may_have(local)))
 }
 
 /// The address that a socket is bound to.

@@ -108,8 +108,8 @@ pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errn
     Ok(kept)
 }
 
-/// Moves a waiting connection to a high number; if none is free, it stays where it is. The library owns it until
-/// it is handed over. Up to half of the program's descriptors can be waiting connections.
+/// Moves a waiting connection to a high number; if none is free, it stays where it is. The library owns it
+/// until it is handed over. Up to half of the program's descriptors can be waiting connections.
 pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     let kept = match duplicate(&fd, (limit() / 2).min(HIGHEST - ROOM)) {
         Err(Errno::MFILE | Errno::NFILE) => {

@@ -56,8 +56,8 @@ pub(crate) fn once_in_a_family(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Writes a line at once. Without a reader, a write would raise SIGPIPE, which ends the program; with one that
-/// doesn't read, it would block the program. Then the line is lost.
+/// Writes a line at once. Without a reader, a write would raise SIGPIPE, which ends the program; with one
+/// that doesn't read, it would block the program. Then the line is lost.
 pub(crate) fn always(text: fmt::Arguments<'_>) {
     // If the program has closed standard error, the calls below fail.
     let stderr = rustix::stdio::stderr();

@@ -10,6 +10,7 @@ use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::abi::{LOWEST, Next, answer};
 use crate::bell;
+use crate::forks;
 use crate::hold::{self, Asked};
 use crate::role::role;
 
@@ -92,6 +93,7 @@ unsafe fn poll_with_bell(
     limit: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
+    forks::notice();
     let (bell, count) = (bell::number()?, usize::try_from(count).ok()?);
     if fds.addr() < LOWEST {
         return None;
@@ -142,6 +144,7 @@ unsafe fn select_with_bell(
     limit: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<(c_int, Option<Duration>)> {
+    forks::notice();
     let bell = usize::try_from(bell::number()?).ok().filter(|bell| *bell < WORDS * 64)?;
     // SAFETY: the caller guarantees, as pselect(2) requires, that each set is null or has `count` bits.
     let asked = unsafe { question(count, sets.map(<*mut fd_set>::cast_const), || limit) }?;

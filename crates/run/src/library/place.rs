@@ -50,8 +50,8 @@ pub(super) fn make_own(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// In a directory that belongs to others (XDG_RUNTIME_DIR after `sudo -E`), or that they can write to, only the
-/// sticky bit prevents them from renaming our entries (chmod(1)).
+/// In a directory that belongs to others (XDG_RUNTIME_DIR after `sudo -E`), or that they can write to, only
+/// the sticky bit prevents them from renaming our entries (chmod(1)).
 fn check_above(above: &Path) -> io::Result<()> {
     const STICKY: u32 = 0o1000;
     const WRITTEN_BY_OTHERS: u32 = 0o022;
@@ -61,10 +61,9 @@ fn check_above(above: &Path) -> io::Result<()> {
     if !is_others || meta.mode() & STICKY != 0 {
         return Ok(());
     }
-    Err(io::Error::other(
-        "other users can replace its entries: the directory belongs to one, or is writable by others, and is not \
-        sticky",
-    ))
+    let why = "other users can replace its entries: the directory is another user's, or is writable by \
+        others, and is not sticky";
+    Err(io::Error::other(why))
 }
 
 fn make(dir: &Path) -> io::Result<()> {

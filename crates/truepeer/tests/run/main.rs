@@ -9,6 +9,7 @@ mod bodies;
 mod connect;
 #[path = "../run_notify/connects.rs"]
 mod connects;
+mod copies;
 #[path = "../run_notify/crowds.rs"]
 mod crowds;
 mod descriptors;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
     all.extend(beside::tests());
     all.extend(connect::tests());
+    all.extend(copies::tests());
     all.extend(descriptors::tests());
     all.extend(dropin::tests());
     all.extend(filters::tests());
