@@ -58,6 +58,12 @@ pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }
 
+pub(crate) fn set_errno(error: Errno) {
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as
+    // the thread lives, which only this thread uses.
+    unsafe { *libc::__errno_location() = error.raw_os_error() };
+}
+
 /// A C integer as a system call's register holds it.
 pub(crate) fn word(value: c_int) -> usize {
     isize::try_from(value).unwrap_or(-1).cast_unsigned()

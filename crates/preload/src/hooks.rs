@@ -16,8 +16,11 @@ use rustix::net::SocketFlags;
 use rustix::net::addr::SocketAddrArg;
 use truepeer_sys::marked;
 
-use crate::abi::{Next, answer, borrow, check_room, give, plainly, read_address, word};
+use crate::abi::{
+    Next, answer, borrow, check_room, give, last_errno, plainly, read_address, set_errno, word,
+};
 use crate::accepting::Peer;
+use crate::bell::Pause;
 use crate::role::{Accepting, role};
 use crate::{accepting, bell, connecting, forks, listeners, ours, peer, rings, role as roles, waiting_hooks};
 
@@ -91,28 +94,37 @@ pub(crate) unsafe extern "C-unwind" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    let (before, mut pause) = (last_errno(), None);
     loop {
-        // SAFETY: it may end this thread, which unwinds the stack (pthreads(7)). No frame from here to the
-        // program's has anything to drop, and none catches: the library's own work has returned.
-        unsafe { pthread_testcancel() };
         // SAFETY: the caller guarantees the requirements of accept4(2).
-        if let Some(answered) = unsafe { accept_once(fd, addr, len, flags) } {
+        if let Some(answered) = unsafe { accept_once(fd, addr, len, flags, &mut pause) } {
             return answered;
+        }
+        let Some(pause) = &mut pause else { return -1 };
+        let (fds, limit) = pause.asks();
+        // SAFETY: `fds` are as poll(2) requires. A thread that is cancelled here unwinds its stack: no frame
+        // from here to the program's has anything to drop, and none catches.
+        if !unsafe { waiting_hooks::wait(fds, limit) } {
+            if !pause.goes_on() {
+                return -1;
+            }
+            set_errno(before);
         }
     }
 }
 
-unsafe extern "C-unwind" {
-    /// Ends this thread if another one has cancelled it: accept() is a cancellation point.
-    fn pthread_testcancel();
-}
-
-/// `None`: a signal came, after which accept() goes on.
+/// `None`: wait, and begin again.
 ///
 /// # Safety
 /// The requirements of accept4(2).
-unsafe fn accept_once(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> Option<c_int> {
-    let mut goes_on = false;
+unsafe fn accept_once(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+    pause: &mut Option<Pause>,
+) -> Option<c_int> {
+    let mut waits = false;
     let work = || {
         forks::notice();
         let (role, listener) = (accepting_role()?, borrow(fd)?);
@@ -121,35 +133,32 @@ unsafe fn accept_once(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags
             return None;
         }
         let flags = SocketFlags::from_bits_retain(flags.cast_unsigned());
-        let (socket, peer) = match accepting::accept(listener, flags, role) {
-            Ok(accepted) => accepted,
-            Err(bell::GOES_ON) => {
-                goes_on = true;
-                return Some(Ok(0));
-            }
-            Err(error) => return Some(Err(error)),
-        };
-        let known = match peer {
-            Peer::AsItIs(addr) => addr,
-            Peer::Known(addr) => Some(addr.as_any()),
-        };
-        // The connection is then lost, as in the kernel.
-        // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
-        // writable bytes.
-        if let Err(error) = unsafe { check_room(addr, len) } {
-            return Some(Err(error));
+        let accepted = accepting::accept(listener, flags, role, pause);
+        if matches!(accepted, Err(bell::WAIT)) {
+            waits = true;
+            return Some(Ok(0));
         }
-        if let Some(known) = known {
+        Some(accepted.and_then(|(socket, peer)| {
+            let known = match peer {
+                Peer::AsItIs(addr) => addr,
+                Peer::Known(addr) => Some(addr.as_any()),
+            };
+            // The connection is then lost, as in the kernel.
             // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to `*len`
             // writable bytes.
-            unsafe { give(&known, addr, len) };
-        }
-        Some(Ok(socket.into_raw_fd()))
+            unsafe { check_room(addr, len) }?;
+            if let Some(known) = known {
+                // SAFETY: the caller guarantees, as accept4(2) requires, that `addr` is null or points to
+                // `*len` writable bytes.
+                unsafe { give(&known, addr, len) };
+            }
+            Ok(socket.into_raw_fd())
+        }))
     };
     let answered = answer(work, || {
         plainly(libc::SYS_accept4, [marked::register(fd), addr as usize, len as usize, word(flags)])
     });
-    (!goes_on).then_some(answered)
+    (!waits).then_some(answered)
 }
 
 /// # Safety

@@ -29,6 +29,7 @@ pub(crate) fn find_all() {
 }
 
 type Poll = unsafe extern "C" fn(*mut pollfd, nfds_t, c_int) -> c_int;
+type CancellablePoll = unsafe extern "C-unwind" fn(*mut pollfd, nfds_t, c_int) -> c_int;
 type PollChk = unsafe extern "C" fn(*mut pollfd, nfds_t, c_int, usize) -> c_int;
 type Ppoll = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
 type PpollChk = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t, usize) -> c_int;
@@ -41,6 +42,19 @@ type Pselect = unsafe extern "C" fn(
     *const timespec,
     *const sigset_t,
 ) -> c_int;
+
+/// poll() by the C library's own function, in which the thread may be cancelled. `false`: errno says why.
+///
+/// # Safety
+/// The requirements of poll(2). No frame between this one and the program's has anything to drop.
+pub(crate) unsafe extern "C-unwind" fn wait(fds: &mut [pollfd], limit: c_int) -> bool {
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // pointer and the length are those of the slice.
+    unsafe {
+        let next = core::mem::transmute::<*mut core::ffi::c_void, CancellablePoll>(POLL.function());
+        next(fds.as_mut_ptr(), fds.len() as nfds_t, limit) >= 0
+    }
+}
 
 /// Notes a query by poll() and its answer.
 ///

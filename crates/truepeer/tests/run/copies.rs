@@ -7,12 +7,13 @@ use anyhow::{Context, ensure};
 use truepeer_testbed::client::{self, End};
 use truepeer_testbed::{Bed, Program, Test, User, tests};
 
-use crate::library::{LISTENER, ask_late, ask_late_at, header};
+use crate::library::{LISTENER, ask_late_at, header};
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         a_child_made_by_clone_changes_its_user_beside_a_late_connection,
         a_child_made_by_clone_is_served_late_and_holds_no_connection_open,
+        a_child_made_by_vfork_takes_no_listener_from_its_parent,
     ];
     all.into_iter().map(|test| test.needs_program("gcc").needs_several_users()).collect()
 }
@@ -79,16 +80,17 @@ fn a_child_made_by_clone_changes_its_user_beside_a_late_connection(bed: &Bed) ->
     Ok(())
 }
 
-/// The parent serves 8080. After the second connection a child serves 8081, as vsftpd's serve passive data
-/// connections.
-const SERVES_IN_A_CHILD: &str = r#"
+/// `listening(port)`, and `serve(listener)`: one connection.
+const SERVING: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 static int listening(int port) {
     int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
@@ -110,6 +112,11 @@ static void serve(int listener) {
     send(connection, text, strlen(text), 0);
     close(connection);
 }
+"#;
+
+/// The parent serves 8080. After the second connection a child serves 8081, as vsftpd's serve passive data
+/// connections.
+const SERVES_IN_A_CHILD: &str = r#"
 int main(void) {
     int parents = listening(8080), childs = listening(8081);
     serve(parents);
@@ -123,7 +130,7 @@ int main(void) {
 "#;
 
 fn a_child_made_by_clone_is_served_late_and_holds_no_connection_open(bed: &Bed) -> anyhow::Result<()> {
-    let server = Program::new(built(bed, SERVES_IN_A_CHILD)?).as_user(User::TESTER);
+    let server = Program::new(built(bed, &[SERVING, SERVES_IN_A_CHILD].concat())?).as_user(User::TESTER);
     for via in ["preload", "auto"] {
         let launch = ["run", "--via", via, "--header-timeout", "60s", "--"];
         let running = server.clone().launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).start(bed)?;
@@ -134,7 +141,7 @@ fn a_child_made_by_clone_is_served_late_and_holds_no_connection_open(bed: &Bed) 
             Ok(())
         };
         let mut waiting = client::connect(LISTENER)?;
-        waiting.write_all(&header()?[..20])?;
+        waiting.write_all(b"PROXY TC")?;
         served(LISTENER)?;
         served(LISTENER)?;
         for _ in 0..3 {
@@ -146,5 +153,40 @@ fn a_child_made_by_clone_is_served_late_and_holds_no_connection_open(bed: &Bed) 
         ensure!(matches!(end, End::Reset | End::Eof));
         running.stop()?;
     }
+    Ok(())
+}
+
+const CLOSES_IN_A_CHILD: &str = r#"
+int main(void) {
+    int first = listening(8080), second = listening(8081);
+    pid_t child = vfork();
+    if (child == 0) {
+        close(first);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    for (;;) {
+        fd_set ready;
+        FD_ZERO(&ready);
+        FD_SET(first, &ready);
+        FD_SET(second, &ready);
+        select(second + 1, &ready, NULL, NULL, NULL);
+        if (FD_ISSET(first, &ready)) serve(first);
+        if (FD_ISSET(second, &ready)) serve(second);
+    }
+}
+"#;
+
+/// A connection that is refused must not keep the parent in accept(): it waits for both listeners.
+fn a_child_made_by_vfork_takes_no_listener_from_its_parent(bed: &Bed) -> anyhow::Result<()> {
+    let server = Program::new(built(bed, &[SERVING, CLOSES_IN_A_CHILD].concat())?).as_user(User::TESTER);
+    let launch = ["run", "--via", "preload", "--"];
+    let running = server.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).start(bed)?;
+    running.wait_listening("127.0.0.1:8081")?;
+    let mut wrong = client::connect(LISTENER)?;
+    wrong.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
+    client::read_end(&mut wrong)?;
+    let said = client::ask(&mut client::connect("127.0.0.1:8081")?, &header()?)?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}");
     Ok(())
 }

@@ -289,7 +289,8 @@ fn a_library_of_another_user_is_not_used(bed: &Bed) -> anyhow::Result<()> {
 
 /// As after `sudo -E`, where root's own directory can't be used.
 fn a_directory_that_belongs_to_another_user_is_not_used_by_root(bed: &Bed) -> anyhow::Result<()> {
-    Program::new("mount").args(["-t", "tmpfs", "-o", "noexec", "none", "/run"]).run(bed)?;
+    std::fs::create_dir_all("/run/truepeer")?;
+    Program::new("mount").args(["-t", "tmpfs", "-o", "noexec", "none", "/run/truepeer"]).run(bed)?;
     let dir = bed.dir().join("runtime");
     std::fs::create_dir(&dir)?;
     std::os::unix::fs::chown(&dir, Some(User::TESTER.uid), Some(User::TESTER.gid))?;
