@@ -134,8 +134,8 @@ pub(crate) fn take_one<T>(
     taken
 }
 
-/// What a blocking `accept()` waits for, outside of this library's own work: there the thread may be cancelled
-/// (pthreads(7)), which unwinds its stack.
+/// What a blocking `accept()` waits for, outside of this library's own work: there the thread may be
+/// cancelled (pthreads(7)), which unwinds its stack.
 pub(crate) struct Pause {
     /// The listener, and the bell.
     fds: [libc::pollfd; 2],
@@ -179,8 +179,8 @@ pub(crate) fn until_readable(listener: BorrowedFd<'_>, pause: &mut Option<Pause>
     // It opens before the first connection waits: this thread will hear of those that other threads accept.
     let number = out().or_else(|| open().ok().and_then(|()| out()));
     // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process
-    // lives; if the program has just taken its number, poll() reports another file's state, and the hook looks
-    // again.
+    // lives; if the program has just taken its number, poll() reports another file's state, and the hook
+    // looks again.
     let bell = number.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
     let mut asked =
         [listener, bell.unwrap_or(listener)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
