@@ -207,9 +207,15 @@ pub(crate) fn wait_until_closed() {
     }
 }
 
-/// Called before the program forks.
+/// Called before the program forks. The program's own handlers have run, and may hold locks for which the
+/// thread that closes waits (jemalloc's, in a program that contains it), so the wait is bounded.
 pub(crate) fn before_fork() {
-    hold();
+    for _ in 0..ATTEMPTS {
+        if !CLOSING.swap(true, Ordering::Acquire) {
+            return;
+        }
+        std::thread::sleep(INTERVAL);
+    }
 }
 
 /// Called after the fork, in parent and child.

@@ -14,6 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_child_made_by_clone_changes_its_user_beside_a_late_connection,
         a_child_made_by_clone_is_served_late_and_holds_no_connection_open,
         a_child_made_by_vfork_takes_no_listener_from_its_parent,
+        a_fork_does_not_wait_for_ever_for_the_library,
     ];
     all.into_iter().map(|test| test.needs_program("gcc").needs_several_users()).collect()
 }
@@ -21,7 +22,7 @@ pub(crate) fn tests() -> Vec<Test> {
 fn built(bed: &Bed, source: &str) -> anyhow::Result<PathBuf> {
     let program = bed.dir().join("clones");
     let source = bed.write("clones.c", source)?;
-    Program::new("gcc").args(["-O1", "-o"]).arg(&program).arg(source).run(bed)?;
+    Program::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).run(bed)?;
     Ok(program)
 }
 
@@ -187,6 +188,64 @@ fn a_child_made_by_vfork_takes_no_listener_from_its_parent(bed: &Bed) -> anyhow:
     wrong.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
     client::read_end(&mut wrong)?;
     let said = client::ask(&mut client::connect("127.0.0.1:8081")?, &header()?)?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}");
+    Ok(())
+}
+
+/// Its allocator has a lock that is taken before a fork, as jemalloc's are, and is slow for other threads.
+const LOCKS_ITS_ALLOCATOR: &str = r#"
+#include <fcntl.h>
+#include <pthread.h>
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t first;
+static volatile int forks;
+extern void *__libc_malloc(size_t);
+void *malloc(size_t size) {
+    if (forks && !pthread_equal(pthread_self(), first)) usleep(1000);
+    pthread_mutex_lock(&lock);
+    void *memory = __libc_malloc(size);
+    pthread_mutex_unlock(&lock);
+    return memory;
+}
+static void take(void) { pthread_mutex_lock(&lock); }
+static void release(void) { pthread_mutex_unlock(&lock); }
+int main(void) {
+    int listener = listening(8080);
+    fd_set ready;
+    first = pthread_self();
+    pthread_atfork(take, release, release);
+    fcntl(listener, F_SETFL, O_NONBLOCK);
+    FD_ZERO(&ready);
+    FD_SET(listener, &ready);
+    select(listener + 1, &ready, NULL, NULL, NULL);
+    accept(listener, NULL, NULL); // it is late
+    puts("waits");
+    fflush(stdout);
+    FD_SET(listener, &ready);
+    select(listener + 1, &ready, NULL, NULL, NULL); // its header has come
+    for (forks = 1; forks < 2000; forks++) {
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        waitpid(child, NULL, 0);
+    }
+    forks = 0;
+    fcntl(listener, F_SETFL, 0);
+    for (;;) serve(listener);
+}
+"#;
+
+/// While a connection is ready that the program doesn't accept, the library looks for those that wait for it.
+fn a_fork_does_not_wait_for_ever_for_the_library(bed: &Bed) -> anyhow::Result<()> {
+    let server = built(bed, &[SERVING, LOCKS_ITS_ALLOCATOR].concat())?;
+    let launch = ["run", "--via", "preload", "--"];
+    let server = Program::new(server).as_user(User::TESTER);
+    let running = server.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).start(bed)?;
+    running.wait_listening(LISTENER)?;
+    let mut late = client::connect(LISTENER)?;
+    late.write_all(&header()?[..20])?;
+    running.wait_for_log("waits")?;
+    late.write_all(&header()?[20..])?;
+    let said = client::ask(&mut late, b"x")?;
     ensure!(said == "203.0.113.7 5000", "{said:?}");
     Ok(())
 }
