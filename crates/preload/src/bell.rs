@@ -160,7 +160,8 @@ impl Pause {
         let interval = (!self.hears).then_some(INTERVAL);
         let limit = [left, interval].into_iter().flatten().min();
         // Rounded up: a time that is not over yet must not end at once.
-        let limit = limit.map_or(-1, |limit| i32::try_from(limit.as_millis()).map_or(i32::MAX, |ms| ms + 1));
+        let limit = limit
+            .map_or(-1, |limit| i32::try_from(limit.as_millis()).map_or(i32::MAX, |ms| ms.saturating_add(1)));
         (&mut self.fds[..1 + usize::from(self.hears)], limit)
     }
 

@@ -170,7 +170,7 @@ pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         if !listeners::is_meant(socket, &role.rules) {
             return None;
         }
-        listeners::make_ready(socket);
+        listeners::make_ready(socket, &role.rules);
         Some(marked::listen(socket, backlog.max(listeners::BACKLOG)).map(|()| 0))
     };
     answer(work, || plainly(libc::SYS_listen, [marked::register(fd), word(backlog), 0, 0]))

@@ -36,18 +36,20 @@ pub(crate) fn local(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
     SocketAddr::try_from(getsockname(socket).ok()?).ok()
 }
 
-/// Makes the kernel hold connections until their header is there.
-pub(crate) fn make_ready(socket: BorrowedFd<'_>) {
+/// Makes the kernel hold connections until their header is there, where each has one.
+pub(crate) fn make_ready(socket: BorrowedFd<'_>, rules: &RunRules) {
     SEEN.insert(socket.as_raw_fd());
-    // If it fails (another protocol), connections arrive without their header and wait in this library.
-    let _ = set_defer_accept(socket, DEFER);
+    if rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.has(local)) {
+        // If it fails (another protocol), connections arrive without their header and wait in this library.
+        let _ = set_defer_accept(socket, DEFER);
+    }
 }
 
 /// A listener that was not seen before: inherited, or passed on by the service manager.
 pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
     let listens = || sockopt::socket_acceptconn(socket) == Ok(true);
     if SEEN.insert(socket.as_raw_fd()) && listens() && is_meant(socket, rules) {
-        make_ready(socket);
+        make_ready(socket, rules);
         if is_elsewhere(socket) {
             say::always(format_args!("{ELSEWHERE}"));
         }

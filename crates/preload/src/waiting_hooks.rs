@@ -47,7 +47,7 @@ type Pselect = unsafe extern "C" fn(
 ///
 /// # Safety
 /// The requirements of poll(2). No frame between this one and the program's has anything to drop.
-pub(crate) unsafe extern "C-unwind" fn wait(fds: &mut [pollfd], limit: c_int) -> bool {
+pub(crate) unsafe fn wait(fds: &mut [pollfd], limit: c_int) -> bool {
     // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
     // pointer and the length are those of the slice.
     unsafe {
