@@ -35,7 +35,7 @@ extern "C" fn at_load() {
         let file = own_file();
         roles::assume(file);
         // dlsym(3) may take locks, and these may be called in signal handlers and after fork().
-        for next in [&SENDTO, &SENDMSG] {
+        for next in [&ACCEPT4, &CONNECT, &SENDTO, &SENDMSG] {
             next.function();
         }
         rings::refuse();
@@ -94,6 +94,13 @@ pub(crate) unsafe extern "C-unwind" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    if accepting_role().is_none() {
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
+        return unsafe {
+            core::mem::transmute::<*mut c_void, Accept4>(ACCEPT4.function())(fd, addr, len, flags)
+        };
+    }
     let (before, mut pause) = (last_errno(), None);
     loop {
         // SAFETY: the caller guarantees the requirements of accept4(2).
@@ -224,7 +231,12 @@ unsafe fn tell(
 /// # Safety
 /// The requirements of connect(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    if role().is_none_or(|role| role.sending.is_none()) {
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
+        return unsafe { core::mem::transmute::<*mut c_void, Connect>(CONNECT.function())(fd, addr, len) };
+    }
     let work = || {
         let (sending, socket) = (role()?.sending.as_ref()?, borrow(fd)?);
         // SAFETY: the caller guarantees, as connect(2) requires, that `addr` points to `len` readable bytes.
@@ -237,9 +249,14 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     answer(work, || plainly(libc::SYS_connect, [marked::register(fd), addr as usize, len as usize, 0]))
 }
 
+/// In these the thread may be cancelled (pthreads(7)).
+static ACCEPT4: Next = Next::new(c"accept4");
+static CONNECT: Next = Next::new(c"connect");
 static SENDTO: Next = Next::new(c"sendto");
 static SENDMSG: Next = Next::new(c"sendmsg");
 
+type Accept4 = unsafe extern "C-unwind" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
+type Connect = unsafe extern "C-unwind" fn(c_int, *const sockaddr, socklen_t) -> c_int;
 type Sendto = unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
 type Sendmsg = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> isize;
 

@@ -18,6 +18,8 @@ mod dropin;
 mod edges;
 mod filters;
 mod holds;
+#[path = "../run_notify/inherited.rs"]
+mod inherited;
 mod install;
 #[path = "../run_notify/kit.rs"]
 mod kit;
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         programs::tests(),
         sockets::tests(),
         edges::tests(),
+        inherited::tests(),
         lives::tests(),
         connects::tests(),
         sends::tests(),

@@ -26,10 +26,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_blocking_accept_hears_signals,
         a_blocking_accept_may_be_stopped_and_continued,
         a_blocking_accept_in_vain_keeps_nobody_from_its_epoll,
-        signals_are_ignored_and_blocked_as_at_the_start,
-        messages_that_nobody_reads_end_or_stop_nothing,
     ];
-    all.push(Test::new("a_thread_in_accept_may_be_cancelled", cancelled).needs_program("gcc"));
+    all.push(Test::new("a_thread_in_accept_or_connect_may_be_cancelled", cancelled).needs_program("gcc"));
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
     all.push(Test::new(
         "unsupported_programs_are_refused_with_a_reason",
@@ -320,76 +318,15 @@ fn unsupported_programs_are_refused_with_a_reason(bed: &Bed) -> anyhow::Result<(
     Ok(())
 }
 
-/// systemd starts programs with SIGPIPE ignored (IgnoreSIGPIPE=).
-fn signals_are_ignored_and_blocked_as_at_the_start(bed: &Bed) -> anyhow::Result<()> {
-    let script = "\
-import os, signal, sys
-how = signal.SIG_IGN if sys.argv[1] == 'ignored' else signal.SIG_DFL
-for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGUSR2):
-    signal.signal(number, how)
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
-os.execv(sys.argv[2], sys.argv[2:])
-";
-    let script = bed.write("signals.py", script)?;
-    for how in ["ignored", "not"] {
-        let started = || Program::new(PYTHON).arg(&script).arg(how).as_user(User::TESTER);
-        let shown = ["/bin/grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"];
-        let without = started().args(shown).run(bed)?;
-        let launch = [env!("CARGO_BIN_EXE_truepeer"), "run", "--via", via(), "--"];
-        let with = started().args(launch).args(shown).run(bed)?;
-        ensure!(with == without, "{how}: {with:?}, without truepeer {without:?}");
-    }
-    Ok(())
-}
-
-/// A connection is refused, which is logged: into a pipe that is closed at its other end, and a full one.
-fn messages_that_nobody_reads_end_or_stop_nothing(bed: &Bed) -> anyhow::Result<()> {
-    let launcher = "\
-import os, sys
-reader, writer = os.pipe()
-if sys.argv[1] == 'full':
-    os.set_inheritable(reader, True)
-    os.set_blocking(writer, False)
-    try:
-        while os.write(writer, b'x' * 4096): pass
-    except BlockingIOError:
-        os.set_blocking(writer, True)
-os.dup2(writer, 2)
-os.execv(sys.argv[2], sys.argv[2:])
-";
-    let server = "\
-import signal, socket
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-listener = socket.create_server(('127.0.0.1', 8080))
-while True:
-    connection, peer = listener.accept()
-    while connection.recv(4096):
-        pass
-    connection.sendall(('%s %d' % peer).encode())
-    connection.close()
-";
-    let (launcher, server) = (bed.write("launcher.py", launcher)?, bed.write("server.py", server)?);
-    for kind in ["closed", "full"] {
-        let launch = [env!("CARGO_BIN_EXE_truepeer"), "run", "--via", via(), "--", PYTHON, "-u"];
-        let program = Program::new(PYTHON).arg(&launcher).arg(kind).args(launch).arg(&server);
-        let running = start(bed, &program.as_user(User::TESTER), &[V4])?;
-        let mut wrong = client::connect(V4)?;
-        wrong.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
-        client::read_end(&mut wrong)?;
-        let saw = Talk::Plain.ask(V4, &[&header_of(CLIENT4)?]).with_context(|| format!("{kind} pipe"))?;
-        ensure!(saw.to_string() == CLIENT4, "{kind}: {saw}");
-        running.stop()?;
-    }
-    Ok(())
-}
-
 const CANCELS: &str = r#"
 #include <arpa/inet.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 static int listener;
+static struct sockaddr_un full = { .sun_family = AF_UNIX, .sun_path = "\0full" };
 static void clean_up(void *unused) { puts("cleaned up"); }
 static void *accepting(void *unused) {
     pthread_cleanup_push(clean_up, NULL);
@@ -397,24 +334,34 @@ static void *accepting(void *unused) {
     pthread_cleanup_pop(0);
     return NULL;
 }
+static void *connecting(void *unused) {
+    pthread_cleanup_push(clean_up, NULL);
+    for (;;) connect(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr *)&full, sizeof full);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+static int cancelled(void *(*work)(void *)) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, work, NULL)) return 0;
+    usleep(200000);
+    return !pthread_cancel(thread) && !pthread_join(thread, NULL);
+}
 int main(void) {
     struct sockaddr_in address = { .sin_family = AF_INET };
-    pthread_t thread;
+    int unix_listener = socket(AF_UNIX, SOCK_STREAM, 0);
     listener = socket(AF_INET, SOCK_STREAM, 0);
     if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 16)) return 1;
-    if (pthread_create(&thread, NULL, accepting, NULL)) return 2;
-    usleep(200000);
-    if (pthread_cancel(thread) || pthread_join(thread, NULL)) return 3;
-    puts("joined");
+    if (bind(unix_listener, (struct sockaddr *)&full, sizeof full) || listen(unix_listener, 0)) return 2;
+    if (!cancelled(accepting) || !cancelled(connecting)) return 3;
     return 0;
 }
 "#;
 
-/// accept() is a cancellation point (pthreads(7)).
+/// accept() and connect() are cancellation points (pthreads(7)).
 fn cancelled(bed: &Bed) -> anyhow::Result<()> {
     let (source, program) = (bed.write("cancels.c", CANCELS)?, bed.dir().join("cancels"));
     Program::new("gcc").args(["-pthread", "-o"]).arg(&program).arg(source).run(bed)?;
     let said = under(Program::new(program).as_user(User::TESTER), &[]).run(bed)?;
-    ensure!(said == "cleaned up\njoined\n", "{said:?}");
+    ensure!(said == "cleaned up\ncleaned up\n", "{said:?}");
     Ok(())
 }
