@@ -16,9 +16,7 @@ use rustix::net::SocketFlags;
 use rustix::net::addr::SocketAddrArg;
 use truepeer_sys::marked;
 
-use crate::abi::{
-    Next, answer, borrow, check_room, give, last_errno, plainly, read_address, set_errno, word,
-};
+use crate::abi::{Next, answer, borrow, check_room, errno, give, plainly, read_address, set_errno, word};
 use crate::accepting::Peer;
 use crate::bell::Pause;
 use crate::role::{Accepting, role};
@@ -101,7 +99,7 @@ pub(crate) unsafe extern "C-unwind" fn accept4(
             core::mem::transmute::<*mut c_void, Accept4>(ACCEPT4.function())(fd, addr, len, flags)
         };
     }
-    let (before, mut pause) = (last_errno(), None);
+    let (before, mut pause) = (errno(), None);
     loop {
         // SAFETY: the caller guarantees the requirements of accept4(2).
         if let Some(answered) = unsafe { accept_once(fd, addr, len, flags, &mut pause) } {
