@@ -275,7 +275,11 @@ pub(crate) fn on_timeout(
     let mut deadline = Duration::ZERO;
     let look = with_all(&checker, |bytes| {
         deadline = rules.deadline(sender, bytes.len());
-        let look = checker.ask(bytes, |reader| reader.on_timeout(bytes, waited));
+        // The rest may have come by now: after a pause, more are ready than one turn looks at.
+        let look = checker.ask(bytes, |reader| match reader.on_bytes(bytes) {
+            Opening::NeedMore => reader.on_timeout(bytes, waited),
+            decided => decided,
+        });
         if waited < deadline { look } else { checker.decide(look) }
     });
     (look, deadline)

@@ -102,6 +102,13 @@ impl Listeners {
             || self.addresses.iter().any(|listed| same(*listed, local))
     }
 
+    /// Whether the rules apply to any connection of a listener on `local`: one on all addresses has
+    /// connections to each, of which [`Self::has`] decides.
+    pub fn may_have(&self, local: SocketAddr) -> bool {
+        let mut ports = self.addresses.iter().map(SocketAddr::port);
+        self.has(local) || (local.ip().is_unspecified() && ports.any(|port| port == local.port()))
+    }
+
     /// Whether the rules apply to all listeners.
     pub fn all(&self) -> bool {
         self.ports.is_empty() && self.addresses.is_empty()
@@ -319,6 +326,9 @@ mod tests {
             ("127.0.0.1:8080", false),
         ] {
             assert_eq!(some.has(address(local)), has, "{local}");
+            assert_eq!(some.may_have(address(local)), has, "{local}");
         }
+        assert!(some.may_have(address("0.0.0.0:80")) && some.may_have(address("[::]:80")));
+        assert!(!some.has(address("0.0.0.0:80")) && !some.may_have(address("0.0.0.0:8080")));
     }
 }

@@ -205,3 +205,26 @@ fn an_optional_header_that_has_begun_gets_the_time_of_a_required_one() {
     assert_eq!(look, Look::Refused(Refused::Header { sender: pair.sender, error }));
     assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
 }
+
+/// After a pause of this process (SIGSTOP), more are ready than one turn looks at.
+#[test]
+fn a_whole_header_is_never_too_late() {
+    let rules = rules(|settings| settings.header_times.timeout = Duration::from_millis(20));
+    let inbox = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let mut late = Late::new(inbox.as_fd()).unwrap();
+    let mut pairs: Vec<Pair> = (0..100).map(|_| pair()).collect();
+    for pair in &pairs {
+        let socket: OwnedFd = pair.accepted.try_clone().unwrap().into();
+        late.add(socket, pair.sender, (), &rules, Instant::now()).unwrap();
+    }
+    for pair in &mut pairs {
+        pair.client.write_all(LINE).unwrap();
+        pair.accepted.peek(&mut [0]).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(30));
+    while !late.is_empty() {
+        for decided in late.turn(&rules, &wake(), None).unwrap() {
+            assert!(matches!(decided.look, Look::Named { .. }), "{:?}", decided.look);
+        }
+    }
+}

@@ -51,11 +51,22 @@ pub(crate) fn by_kernel(number: c_long, args: [usize; 6]) -> c_long {
     unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) }
 }
 
-/// The error of the C library's last call in this thread.
+/// The error of the C library's last call in this thread, which has failed.
 pub(crate) fn last_errno() -> Errno {
+    Errno::from_raw_os_error(errno())
+}
+
+/// errno; 0 before any call has failed.
+pub(crate) fn errno() -> c_int {
     // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as
     // the thread lives.
-    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: __errno_location has no requirements. It returns the calling thread's errno, valid as long as
+    // the thread lives, which only this thread uses.
+    unsafe { *libc::__errno_location() = value };
 }
 
 /// A C integer as a system call's register holds it.

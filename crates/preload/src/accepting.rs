@@ -9,6 +9,7 @@ use truepeer_handover::{ListenerAddr, Look, look};
 use truepeer_policy::SenderAddr;
 use truepeer_sys::marked;
 
+use crate::bell::Pause;
 use crate::hold::Hold;
 use crate::ready::Entry;
 use crate::role::Accepting;
@@ -23,15 +24,15 @@ pub(crate) enum Peer {
     Known(SocketAddr),
 }
 
-/// Accepts as accept4(2) does, but skips connections that the program must not see, or not yet. Blocks where
-/// accept4(2) would.
+/// Accepts as accept4(2) does, but skips connections that the program must not see, or not yet.
 ///
 /// # Errors
-/// Those of accept4(2); ECONNABORTED as in [`Hold`].
+/// Those of accept4(2); ECONNABORTED as in [`Hold`]; [`bell::WAIT`] where accept4(2) would block.
 pub(crate) fn accept(
     listener: BorrowedFd<'_>,
     flags: SocketFlags,
     role: &Accepting,
+    pause: &mut Option<Pause>,
 ) -> Result<(OwnedFd, Peer), Errno> {
     listeners::on_first_accept(listener, &role.rules);
     let mut hold = Hold::on(listener);
@@ -49,7 +50,7 @@ pub(crate) fn accept(
         let blocks = bell::blocks(listener);
         is_rung = match &hold {
             Some(hold) => hold.until_readable(listener)?,
-            None => blocks && bell::until_readable(listener)?,
+            None => blocks && bell::until_readable(listener, pause)?,
         };
         if is_rung {
             continue;
@@ -103,18 +104,22 @@ fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(Liste
         return None;
     };
     let mut others = Vec::new();
-    let found = loop {
-        match role.family.ready.take() {
-            Some(entry) if entry.listener == own => break Some(entry),
-            Some(entry) => others.push(entry),
-            None => break None,
+    let mut found = None;
+    // One at a time: the program may have few descriptors left.
+    let mut unseen = role.family.ready.bytes();
+    while unseen > 0
+        && let Some(entry) = role.family.ready.take()
+    {
+        if entry.listener == own {
+            found = Some(entry);
+            break;
         }
-    };
-    for other in others {
-        if role.family.ready.put_back(&other) {
-            announce(other.listener);
+        unseen = unseen.saturating_sub(entry.bytes);
+        if role.family.ready.put_back(&entry) && !others.contains(&entry.listener) {
+            others.push(entry.listener);
         }
     }
+    others.into_iter().for_each(announce);
     found
 }
 

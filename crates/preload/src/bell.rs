@@ -4,7 +4,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -134,44 +134,74 @@ pub(crate) fn take_one<T>(
     taken
 }
 
-/// Before a blocking `accept()`: waits for the listener or the bell. Returns whether it was the bell.
+/// What a blocking `accept()` waits for, outside of this library's own work: there the thread may be
+/// cancelled (pthreads(7)), which unwinds its stack.
+pub(crate) struct Pause {
+    /// The listener, and the bell.
+    fds: [libc::pollfd; 2],
+    hears: bool,
+    /// The listener's own time (SO_RCVTIMEO).
+    until: Option<Instant>,
+}
+
+/// ERESTARTSYS, which no program sees: wait as [`Pause`] says, and begin again.
+pub(crate) const WAIT: Errno = Errno::from_raw_os_error(512);
+
+impl Pause {
+    pub(crate) fn of(listener: BorrowedFd<'_>) -> Self {
+        let fds = [libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 }; 2];
+        let limit = socket_timeout(listener, Timeout::Recv).ok().flatten();
+        Self { fds, hears: false, until: limit.and_then(|limit| Instant::now().checked_add(limit)) }
+    }
+
+    /// The arguments of poll(2).
+    pub(crate) fn asks(&mut self) -> (&mut [libc::pollfd], libc::c_int) {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        let interval = (!self.hears).then_some(INTERVAL);
+        let limit = [left, interval].into_iter().flatten().min();
+        // Rounded up: a time that is not over yet must not end at once.
+        let limit = limit
+            .map_or(-1, |limit| i32::try_from(limit.as_millis()).map_or(i32::MAX, |ms| ms.saturating_add(1)));
+        (&mut self.fds[..1 + usize::from(self.hears)], limit)
+    }
+
+    /// Whether accept() goes on after a signal; with a time-out it never does (signal(7)).
+    pub(crate) fn goes_on(&self) -> bool {
+        self.until.is_none() && are_restarted()
+    }
+}
+
+/// Before a blocking `accept()`: whether the bell rings for the listener; `false` if it is readable.
 ///
 /// # Errors
-/// EAGAIN after the listener's time (SO_RCVTIMEO), EINTR.
-pub(crate) fn until_readable(listener: BorrowedFd<'_>) -> Result<bool, Errno> {
-    let limit = socket_timeout(listener, Timeout::Recv).ok().flatten();
-    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-    let mut is_anothers = false;
-    loop {
-        // It opens before the first connection waits: this thread will hear of those that other threads
-        // accept.
-        let number = out().or_else(|| open().ok().and_then(|()| out()));
-        // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this
-        // process lives; if the program has just taken its number, poll() reports another file's
-        // state, and the loop looks again.
-        let bell = number.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
-        let mut asked =
-            [listener, bell.unwrap_or(listener)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        let hears = bell.is_some() && !is_anothers;
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let interval = is_anothers.then_some(INTERVAL);
-        let wait =
-            [left, interval].into_iter().flatten().min().and_then(|wait| Timespec::try_from(wait).ok());
-        match poll(&mut asked[..1 + usize::from(hears)], wait.as_ref()) {
-            Err(Errno::INTR) if are_restarted() => continue,
-            result => result?,
-        };
-        if !asked[0].revents().is_empty() {
-            return Ok(false);
-        }
-        is_anothers = !asked[1].revents().is_empty();
-        if is_anothers && take(listener.as_fd().as_raw_fd()) {
-            return Ok(true);
-        }
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err(Errno::AGAIN);
-        }
+/// [`WAIT`] if neither is so; EAGAIN after the listener's time.
+pub(crate) fn until_readable(listener: BorrowedFd<'_>, pause: &mut Option<Pause>) -> Result<bool, Errno> {
+    let pause = pause.get_or_insert_with(|| Pause::of(listener));
+    // It opens before the first connection waits: this thread will hear of those that other threads accept.
+    let number = out().or_else(|| open().ok().and_then(|()| out()));
+    // SAFETY: BorrowedFd requires an open descriptor other than -1. The bell stays open while this process
+    // lives; if the program has just taken its number, poll() reports another file's state, and the hook
+    // looks again.
+    let bell = number.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
+    let mut asked =
+        [listener, bell.unwrap_or(listener)].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    match poll(&mut asked, Some(&Timespec::default())) {
+        Err(Errno::INTR) if pause.goes_on() => return Err(WAIT),
+        result => result?,
+    };
+    if !asked[0].revents().is_empty() {
+        return Ok(false);
     }
+    let is_anothers = bell.is_some() && !asked[1].revents().is_empty();
+    if is_anothers && take(listener.as_raw_fd()) {
+        return Ok(true);
+    }
+    if pause.until.is_some_and(|until| until <= Instant::now()) {
+        return Err(Errno::AGAIN);
+    }
+    pause.fds[1].fd = number.unwrap_or(listener.as_raw_fd());
+    pause.hears = !is_anothers;
+    Err(WAIT)
 }
 
 /// Whether accept() goes on after every signal that the program handles (SA_RESTART). poll() never does.

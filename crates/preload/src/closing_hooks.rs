@@ -6,12 +6,13 @@ use core::ffi::{c_int, c_uint};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 
 use crate::abi::{answer, borrow, by_kernel, last_errno, plainly, word};
-use crate::{listeners, moving, ours};
+use crate::{forks, listeners, moving, ours};
 
 /// # Safety
 /// The requirements of close(2): the caller owns the descriptor.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    forks::notice();
     if ours::OURS.has(fd) {
         if let Some(fd) = borrow(fd) {
             ours::close_on_exec(fd);
@@ -22,9 +23,11 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
     plainly(libc::SYS_close, [word(fd), 0, 0, 0])
 }
 
-/// The program may free the data by which its epoll reports a listener.
+/// The program may free the data by which its epoll reports a listener. A child of vfork(2) closes its own
+/// descriptors, but would forget the parent's.
 fn forget(fd: c_int) {
-    if listeners::forget(fd) {
+    if listeners::is_seen(fd) && moving::is_owner() {
+        listeners::forget(fd);
         moving::withdraw_reminders();
     }
 }
@@ -33,6 +36,14 @@ fn forget(fd: c_int) {
 /// The requirements of close_range(2): the caller owns the descriptors.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    forks::notice();
+    if first > last {
+        return plain_close_range(first, last, flags); // which refuses it
+    }
+    // With CLOSE_RANGE_CLOEXEC nothing is closed yet.
+    if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0 {
+        listeners::seen_within(first, last).for_each(forget);
+    }
     let mut first = first;
     for ours in ours::OURS.within(first, last) {
         if let Some(fd) = c_int::try_from(ours).ok().and_then(borrow) {
@@ -75,6 +86,7 @@ pub(crate) unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 /// The requirements of dup3(2): the caller owns the descriptor `new`, which is closed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    forks::notice();
     let replace = || by_kernel(libc::SYS_dup3, [word(old), word(new), word(flags), 0, 0, 0]);
     let work = || {
         if !ours::OURS.has(new) || old == new || !is_open(old) || flags & !libc::O_CLOEXEC != 0 {

@@ -16,13 +16,11 @@ use rustix::net::SocketFlags;
 use rustix::net::addr::SocketAddrArg;
 use truepeer_sys::marked;
 
-use crate::abi::{Next, answer, borrow, check_room, give, plainly, read_address, word};
+use crate::abi::{Next, answer, borrow, check_room, errno, give, plainly, read_address, set_errno, word};
 use crate::accepting::Peer;
+use crate::bell::Pause;
 use crate::role::{Accepting, role};
-use crate::{
-    accepting, connecting, listeners, moving, ours, peer, probe, rings, role as roles, supervised, waiter,
-    waiting_hooks,
-};
+use crate::{accepting, bell, connecting, forks, listeners, ours, peer, rings, role as roles, waiting_hooks};
 
 /// The dynamic linker runs this when the library is loaded, before the program's own constructors.
 #[used]
@@ -31,11 +29,11 @@ static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
     let done = catch_unwind(|| {
-        moving::begin();
+        forks::begin();
         let file = own_file();
         roles::assume(file);
         // dlsym(3) may take locks, and these may be called in signal handlers and after fork().
-        for next in [&SENDTO, &SENDMSG] {
+        for next in [&ACCEPT4, &CONNECT, &SENDTO, &SENDMSG] {
             next.function();
         }
         rings::refuse();
@@ -58,16 +56,7 @@ unsafe extern "C" fn in_parent() {
 }
 
 unsafe extern "C" fn in_child() {
-    ours::after_fork();
-    let _ = catch_unwind(|| {
-        moving::begin();
-        if let Some(role) = accepting_role() {
-            role.family.ready.on_fork();
-            probe::on_fork();
-        }
-        supervised::on_fork();
-        waiter::on_fork();
-    });
+    forks::on_fork();
 }
 
 /// The path from which this library was loaded.
@@ -88,7 +77,7 @@ fn accepting_role() -> Option<&'static Accepting> {
 /// # Safety
 /// The requirements of accept4(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: accept4 requires what accept does: `addr` is null or points to `*len` writable bytes. The
     // caller guarantees it.
     unsafe { accept4(fd, addr, len, 0) }
@@ -97,20 +86,64 @@ pub(crate) unsafe extern "C" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut
 /// # Safety
 /// The requirements of accept4(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn accept4(
+pub(crate) unsafe extern "C-unwind" fn accept4(
     fd: c_int,
     addr: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    if accepting_role().is_none() {
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
+        return unsafe {
+            core::mem::transmute::<*mut c_void, Accept4>(ACCEPT4.function())(fd, addr, len, flags)
+        };
+    }
+    let (before, mut pause) = (errno(), None);
+    loop {
+        // SAFETY: the caller guarantees the requirements of accept4(2).
+        if let Some(answered) = unsafe { accept_once(fd, addr, len, flags, &mut pause) } {
+            return answered;
+        }
+        let Some(pause) = &mut pause else { return -1 };
+        let (fds, limit) = pause.asks();
+        // SAFETY: `fds` are as poll(2) requires. A thread that is cancelled here unwinds its stack: no frame
+        // from here to the program's has anything to drop, and none catches.
+        if !unsafe { waiting_hooks::wait(fds, limit) } {
+            if !pause.goes_on() {
+                return -1;
+            }
+            set_errno(before);
+        }
+    }
+}
+
+/// `None`: wait, and begin again.
+///
+/// # Safety
+/// The requirements of accept4(2).
+unsafe fn accept_once(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+    pause: &mut Option<Pause>,
+) -> Option<c_int> {
+    let mut waits = false;
     let work = || {
+        forks::notice();
         let (role, listener) = (accepting_role()?, borrow(fd)?);
         let known = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         if flags & !known != 0 {
             return None;
         }
         let flags = SocketFlags::from_bits_retain(flags.cast_unsigned());
-        Some(accepting::accept(listener, flags, role).and_then(|(socket, peer)| {
+        let accepted = accepting::accept(listener, flags, role, pause);
+        if matches!(accepted, Err(bell::WAIT)) {
+            waits = true;
+            return Some(Ok(0));
+        }
+        Some(accepted.and_then(|(socket, peer)| {
             let known = match peer {
                 Peer::AsItIs(addr) => addr,
                 Peer::Known(addr) => Some(addr.as_any()),
@@ -127,9 +160,10 @@ pub(crate) unsafe extern "C" fn accept4(
             Ok(socket.into_raw_fd())
         }))
     };
-    answer(work, || {
+    let answered = answer(work, || {
         plainly(libc::SYS_accept4, [marked::register(fd), addr as usize, len as usize, word(flags)])
-    })
+    });
+    (!waits).then_some(answered)
 }
 
 /// # Safety
@@ -141,7 +175,7 @@ pub(crate) unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         if !listeners::is_meant(socket, &role.rules) {
             return None;
         }
-        listeners::make_ready(socket);
+        listeners::make_ready(socket, &role.rules);
         Some(marked::listen(socket, backlog.max(listeners::BACKLOG)).map(|()| 0))
     };
     answer(work, || plainly(libc::SYS_listen, [marked::register(fd), word(backlog), 0, 0]))
@@ -195,7 +229,12 @@ unsafe fn tell(
 /// # Safety
 /// The requirements of connect(2).
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    if role().is_none_or(|role| role.sending.is_none()) {
+        // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+        // arguments are the program's own, unchanged.
+        return unsafe { core::mem::transmute::<*mut c_void, Connect>(CONNECT.function())(fd, addr, len) };
+    }
     let work = || {
         let (sending, socket) = (role()?.sending.as_ref()?, borrow(fd)?);
         // SAFETY: the caller guarantees, as connect(2) requires, that `addr` points to `len` readable bytes.
@@ -208,9 +247,14 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     answer(work, || plainly(libc::SYS_connect, [marked::register(fd), addr as usize, len as usize, 0]))
 }
 
+/// In these the thread may be cancelled (pthreads(7)).
+static ACCEPT4: Next = Next::new(c"accept4");
+static CONNECT: Next = Next::new(c"connect");
 static SENDTO: Next = Next::new(c"sendto");
 static SENDMSG: Next = Next::new(c"sendmsg");
 
+type Accept4 = unsafe extern "C-unwind" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
+type Connect = unsafe extern "C-unwind" fn(c_int, *const sockaddr, socklen_t) -> c_int;
 type Sendto = unsafe extern "C" fn(c_int, *const c_void, usize, c_int, *const sockaddr, socklen_t) -> isize;
 type Sendmsg = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> isize;
 

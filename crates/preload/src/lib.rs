@@ -19,7 +19,7 @@
 //! - If the program wants a number that a descriptor of the library has (dup2), the library moves its
 //!   descriptor: `moving`.
 //! - A forked child has no waiter. It closes its copies of waiting connections, and starts its own waiter
-//!   when it needs one.
+//!   when it needs one: `forks`.
 #![cfg_attr(
     test,
     allow(
@@ -37,6 +37,7 @@ mod bell;
 mod closing_hooks;
 mod connecting;
 mod family;
+mod forks;
 mod hold;
 #[cfg(not(test))]
 mod hooks;

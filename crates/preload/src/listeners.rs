@@ -28,14 +28,7 @@ const DEFER: Duration = Duration::from_secs(1);
 pub(crate) fn is_meant(socket: BorrowedFd<'_>, rules: &RunRules) -> bool {
     let is_tcp = matches!(sockopt::socket_domain(socket), Ok(AddressFamily::INET | AddressFamily::INET6))
         && sockopt::socket_type(socket) == Ok(SocketType::STREAM);
-    // Connections of a wildcard listener may match by their own address.
-    let may_be = |local: SocketAddr| {
-        local.ip().is_unspecified()
-            && rules.listeners.addresses.iter().any(|meant| meant.port() == local.port())
-    };
-    is_tcp
-        && (rules.listeners.all()
-            || local(socket).is_some_and(|local| rules.listeners.has(local) || may_be(local)))
+    is_tcp && (rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.may_have(local)))
 }
 
 /// The address that a socket is bound to.
@@ -43,18 +36,20 @@ pub(crate) fn local(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
     SocketAddr::try_from(getsockname(socket).ok()?).ok()
 }
 
-/// Makes the kernel hold connections until their header is there.
-pub(crate) fn make_ready(socket: BorrowedFd<'_>) {
+/// Makes the kernel hold connections until their header is there, where each has one.
+pub(crate) fn make_ready(socket: BorrowedFd<'_>, rules: &RunRules) {
     SEEN.insert(socket.as_raw_fd());
-    // If it fails (another protocol), connections arrive without their header and wait in this library.
-    let _ = set_defer_accept(socket, DEFER);
+    if rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.has(local)) {
+        // If it fails (another protocol), connections arrive without their header and wait in this library.
+        let _ = set_defer_accept(socket, DEFER);
+    }
 }
 
 /// A listener that was not seen before: inherited, or passed on by the service manager.
 pub(crate) fn on_first_accept(socket: BorrowedFd<'_>, rules: &RunRules) {
     let listens = || sockopt::socket_acceptconn(socket) == Ok(true);
     if SEEN.insert(socket.as_raw_fd()) && listens() && is_meant(socket, rules) {
-        make_ready(socket);
+        make_ready(socket, rules);
         if is_elsewhere(socket) {
             say::always(format_args!("{ELSEWHERE}"));
         }
@@ -73,12 +68,14 @@ pub(crate) fn at(address: ListenerAddr) -> impl Iterator<Item = (i32, SocketId)>
     })
 }
 
-/// A descriptor is about to be closed: its number will refer to something else. Returns whether it may be a
-/// listener.
-pub(crate) fn forget(fd: i32) -> bool {
-    let known = SEEN.has(fd);
+/// A descriptor is about to be closed: its number will refer to something else.
+pub(crate) fn forget(fd: i32) {
     SEEN.remove(fd);
-    known
+}
+
+/// The known listeners among these numbers.
+pub(crate) fn seen_within(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    SEEN.members().filter(move |fd| (first..=last).contains(&fd.unsigned_abs()))
 }
 
 /// Whether a descriptor is known to be a listener.

@@ -23,6 +23,11 @@ pub(crate) fn begin() {
     movable::nobody_moves();
 }
 
+/// Whether the library's descriptors are this process's: not in a child of vfork(2).
+pub(crate) fn is_owner() -> bool {
+    PROCESS.load(Ordering::Relaxed) == own_process()
+}
+
 fn own_process() -> i32 {
     getpid().as_raw_nonzero().get()
 }
@@ -30,7 +35,7 @@ fn own_process() -> i32 {
 /// Withdraws the reminders in the program's epolls: it is about to close a listener, and may free the data by
 /// which its epoll reports it. Waits for the waiter, for at most a second.
 pub(crate) fn withdraw_reminders() {
-    if waiter::reminds() && PROCESS.load(Ordering::Relaxed) == own_process() {
+    if waiter::reminds() && is_owner() {
         // Without an answer, the program may be told once more of a listener that it has closed.
         let _ = movable::alone(waiter::withdraw_reminders);
     }
@@ -41,7 +46,7 @@ pub(crate) fn withdraw_reminders() {
 /// # Errors
 /// EBUSY if that is not possible now.
 pub(crate) fn make_room(taken: RawFd) -> Result<(), Errno> {
-    if PROCESS.load(Ordering::Relaxed) != own_process() {
+    if !is_owner() {
         return Ok(()); // the parent keeps its descriptors, under the same numbers
     }
     movable::alone(|| {

@@ -108,10 +108,16 @@ pub(crate) fn keep(fd: OwnedFd, inherited_by_exec: bool) -> Result<OwnedFd, Errn
     Ok(kept)
 }
 
-/// Moves a waiting connection to a high number. The library owns it until it is handed over. Up to half of
-/// the program's descriptors can be waiting connections.
+/// Moves a waiting connection to a high number; if none is free, it stays where it is. The library owns it
+/// until it is handed over. Up to half of the program's descriptors can be waiting connections.
 pub(crate) fn keep_waiting(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    let kept = duplicate(&fd, (limit() / 2).min(HIGHEST - ROOM))?;
+    let kept = match duplicate(&fd, (limit() / 2).min(HIGHEST - ROOM)) {
+        Err(Errno::MFILE | Errno::NFILE) => {
+            fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+            fd
+        }
+        duplicate => duplicate?,
+    };
     WAITING.insert(kept.as_raw_fd());
     OURS.insert(kept.as_raw_fd());
     Ok(kept)
@@ -201,9 +207,15 @@ pub(crate) fn wait_until_closed() {
     }
 }
 
-/// Called before the program forks.
+/// Called before the program forks. The program's own handlers have run, and may hold locks for which the
+/// thread that closes waits (jemalloc's, in a program that contains it), so the wait is bounded.
 pub(crate) fn before_fork() {
-    hold();
+    for _ in 0..ATTEMPTS {
+        if !CLOSING.swap(true, Ordering::Acquire) {
+            return;
+        }
+        std::thread::sleep(INTERVAL);
+    }
 }
 
 /// Called after the fork, in parent and child.

@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -37,6 +37,8 @@ pub(crate) struct Entry {
     pub(crate) listener: ListenerAddr,
     /// The address that the program sees.
     pub(crate) peer: SocketAddr,
+    /// The length of its message, as [`Ready::bytes`] counts.
+    pub(crate) bytes: usize,
 }
 
 impl Ready {
@@ -129,11 +131,19 @@ impl Ready {
 
     /// Whether the queue is empty.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.out.with(|out| rustix::io::ioctl_fionread(out)).is_ok_and(|bytes| bytes > 0)
+        self.bytes() == 0
     }
 
-    /// Takes a connection, if there is one.
+    /// The length of all messages in the queue.
+    pub(crate) fn bytes(&self) -> usize {
+        let bytes = self.out.with(|out| rustix::io::ioctl_fionread(out)).unwrap_or_default();
+        usize::try_from(bytes).unwrap_or_default()
+    }
+
+    /// Takes a connection, if there is one, and a free descriptor for it: without one the kernel would close
+    /// the connection.
     pub(crate) fn take(&self) -> Option<Entry> {
+        drop(self.out.with(|out| fcntl_dupfd_cloexec(out, 3)).ok()?);
         let mut bytes = [0; MESSAGE_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -146,7 +156,8 @@ impl Ready {
         })?;
         let text = core::str::from_utf8(bytes.get(..received.bytes)?).ok()?;
         let (listener, peer) = text.split_once(' ')?;
-        Some(Entry { socket, listener: listener.parse().ok()?, peer: peer.parse().ok()? })
+        let (listener, peer) = (listener.parse().ok()?, peer.parse().ok()?);
+        Some(Entry { socket, listener, peer, bytes: received.bytes })
     }
 }
 

@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::env;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
 use rustix::time::{ClockId, clock_gettime};
 use truepeer_handover::{LockFreeComplaints, Refused};
@@ -55,7 +56,8 @@ pub(crate) fn once_in_a_family(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Writes a line at once.
+/// Writes a line at once. Without a reader, a write would raise SIGPIPE, which ends the program; with one
+/// that doesn't read, it would block the program. Then the line is lost.
 pub(crate) fn always(text: fmt::Arguments<'_>) {
     // If the program has closed standard error, the calls below fail.
     let stderr = rustix::stdio::stderr();
@@ -67,7 +69,9 @@ pub(crate) fn always(text: fmt::Arguments<'_>) {
                 peer.is_some_and(|peer| peer.address_family() != rustix::net::AddressFamily::UNIX)
             })
     };
-    if fstat(stderr).is_ok_and(|stat| !is_anothers(FileType::from_raw_mode(stat.st_mode))) {
+    let mut asked = [PollFd::from_borrowed_fd(stderr, PollFlags::OUT)];
+    let takes = poll(&mut asked, Some(&Timespec::default())).is_ok() && asked[0].revents() == PollFlags::OUT;
+    if takes && fstat(stderr).is_ok_and(|stat| !is_anothers(FileType::from_raw_mode(stat.st_mode))) {
         // No other place to report the failure.
         let _ = rustix::io::write(stderr, format!("truepeer: {text}\n").as_bytes());
     }

@@ -10,6 +10,7 @@ use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::abi::{LOWEST, Next, answer};
 use crate::bell;
+use crate::forks;
 use crate::hold::{self, Asked};
 use crate::role::role;
 
@@ -28,6 +29,7 @@ pub(crate) fn find_all() {
 }
 
 type Poll = unsafe extern "C" fn(*mut pollfd, nfds_t, c_int) -> c_int;
+type CancellablePoll = unsafe extern "C-unwind" fn(*mut pollfd, nfds_t, c_int) -> c_int;
 type PollChk = unsafe extern "C" fn(*mut pollfd, nfds_t, c_int, usize) -> c_int;
 type Ppoll = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int;
 type PpollChk = unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t, usize) -> c_int;
@@ -40,6 +42,19 @@ type Pselect = unsafe extern "C" fn(
     *const timespec,
     *const sigset_t,
 ) -> c_int;
+
+/// poll() by the C library's own function, in which the thread may be cancelled. `false`: errno says why.
+///
+/// # Safety
+/// The requirements of poll(2). No frame between this one and the program's has anything to drop.
+pub(crate) unsafe fn wait(fds: &mut [pollfd], limit: c_int) -> bool {
+    // SAFETY: the transmuted pointer is the C library's function of this name, so its type is right; the
+    // pointer and the length are those of the slice.
+    unsafe {
+        let next = core::mem::transmute::<*mut core::ffi::c_void, CancellablePoll>(POLL.function());
+        next(fds.as_mut_ptr(), fds.len() as nfds_t, limit) >= 0
+    }
+}
 
 /// Notes a query by poll() and its answer.
 ///
@@ -92,6 +107,7 @@ unsafe fn poll_with_bell(
     limit: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
+    forks::notice();
     let (bell, count) = (bell::number()?, usize::try_from(count).ok()?);
     if fds.addr() < LOWEST {
         return None;
@@ -142,6 +158,7 @@ unsafe fn select_with_bell(
     limit: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<(c_int, Option<Duration>)> {
+    forks::notice();
     let bell = usize::try_from(bell::number()?).ok().filter(|bell| *bell < WORDS * 64)?;
     // SAFETY: the caller guarantees, as pselect(2) requires, that each set is null or has `count` bits.
     let asked = unsafe { question(count, sets.map(<*mut fd_set>::cast_const), || limit) }?;

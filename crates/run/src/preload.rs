@@ -9,6 +9,7 @@ use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use truepeer_handover::{ConnectSettings, RunSettings};
+use truepeer_sys::process::keep_ignored_pipe_in;
 
 use super::library;
 use super::notify::beside::Beside;
@@ -44,15 +45,16 @@ fn become_program(
     );
     let library = library::unpacked()?;
     let (name, arguments) = program.words.split_first().context("no command")?;
-    let error = Command::new(&program.file)
+    let mut command = Command::new(&program.file);
+    command
         .arg0(name)
         .args(arguments)
         .env("LD_PRELOAD", before_others(&library))
         .env(variable, text)
         .env_remove("TRUEPEER_FAMILY")
         // Without a supervisor of its own, that of an outer truepeer remains, whose filter is inherited.
-        .envs(beside.iter().flat_map(Beside::variables))
-        .exec();
+        .envs(beside.iter().flat_map(Beside::variables));
+    let error = keep_ignored_pipe_in(&mut command).exec();
     Err(error).with_context(|| NotStarted::NotExecutable(program.file.display().to_string()))
 }
 

@@ -50,15 +50,20 @@ pub(super) fn make_own(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// In a directory that others can write to, only the sticky bit prevents them from renaming our entries
-/// (chmod(1)).
+/// In a directory that belongs to others (XDG_RUNTIME_DIR after `sudo -E`), or that they can write to, only
+/// the sticky bit prevents them from renaming our entries (chmod(1)).
 fn check_above(above: &Path) -> io::Result<()> {
     const STICKY: u32 = 0o1000;
     const WRITTEN_BY_OTHERS: u32 = 0o022;
-    let mode = fs::metadata(above)?.mode();
-    let is_safe = mode & WRITTEN_BY_OTHERS == 0 || mode & STICKY != 0;
-    let why = "other users can replace its entries: the directory is writable by others and not sticky";
-    if is_safe { Ok(()) } else { Err(io::Error::other(why)) }
+    const ROOT: u32 = 0;
+    let meta = fs::metadata(above)?;
+    let is_others = ![ROOT, geteuid().as_raw()].contains(&meta.uid()) || meta.mode() & WRITTEN_BY_OTHERS != 0;
+    if !is_others || meta.mode() & STICKY != 0 {
+        return Ok(());
+    }
+    let why = "other users can replace its entries: the directory is another user's, or is writable by \
+        others, and is not sticky";
+    Err(io::Error::other(why))
 }
 
 fn make(dir: &Path) -> io::Result<()> {

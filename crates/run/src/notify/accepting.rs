@@ -165,6 +165,9 @@ impl Supervisor {
             }
             Err(errno) => return Next::Fail(errno),
         };
+        if !listener.is_whole && !self.listeners.have(connection.as_fd()) {
+            return Next::Connection(Connection { socket: connection, sender, client: None, shown: None });
+        }
         match look(connection.as_fd(), sender, &self.rules, &self.wake) {
             Look::NeedMore => {
                 self.wait_for_header(connection, sender, listener);
@@ -218,7 +221,7 @@ impl Supervisor {
             Look::NeedMore | Look::WakeUp => return None,
         };
         take(socket.as_fd(), consumed).ok()?;
-        Some(Connection { socket, sender, client })
+        Some(Connection { socket, sender, client, shown: None })
     }
 
     /// Gives a connection to a call that waits for one, or wakes the program for it.

@@ -25,17 +25,18 @@ impl Supervisor {
         &mut self,
         call: &Notification,
         listener: &Arc<SupervisedListener>,
-        connection: Connection,
+        mut connection: Connection,
     ) {
-        let Some(shown) = self.name(listener, &connection) else {
+        let Some(shown) = connection.shown.or_else(|| self.name(listener, &connection)) else {
             // Refused for lack of room: treat it as if it had not come.
             return self.answer(call, Answer::Fail(Errno::CONNABORTED));
         };
+        connection.shown = Some(shown);
         match self.write_shown(call, shown) {
             Ok(()) => {}
             // As in the kernel, a caller that passes a bad address loses the connection.
             Err(errno @ (Errno::FAULT | Errno::INVAL)) => return self.answer(call, Answer::Fail(errno)),
-            Err(_) => return self.give_back(listener, connection),
+            Err(errno) => return self.give_back(call, listener, connection, errno),
         }
         let flags = flags_of(call);
         if flags & SOCK_NONBLOCK == 0 {
@@ -59,11 +60,19 @@ impl Supervisor {
                 self.ready.put_back(listener.address, connection);
                 self.answer(call, Answer::Fail(errno));
             }
-            Err(_) => self.give_back(listener, connection),
+            Err(errno) => self.give_back(call, listener, connection, errno),
         }
     }
 
-    fn give_back(&mut self, listener: &Arc<SupervisedListener>, connection: Connection) {
+    /// A caller that has not been killed must not wait forever.
+    fn give_back(
+        &mut self,
+        call: &Notification,
+        listener: &Arc<SupervisedListener>,
+        connection: Connection,
+        errno: Errno,
+    ) {
+        self.answer(call, Answer::Fail(errno));
         self.ready.put_back(listener.address, connection);
         if self.parked.at(listener.address).is_none() {
             self.wake(listener.address);

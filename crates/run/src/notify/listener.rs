@@ -1,6 +1,7 @@
 //! The listeners that the supervisor accepts on, and their preparation.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,9 @@ pub(super) struct SupervisedListener {
     pub(super) id: SocketId,
     pub(super) address: ListenerAddr,
     pub(super) is_v6: bool,
+    /// Whether the rules apply to all of its connections. Otherwise [`SupervisedListeners::have`] decides
+    /// about each.
+    pub(super) is_whole: bool,
 }
 
 /// The program's listeners.
@@ -57,14 +61,15 @@ impl SupervisedListeners {
         }
         let (address, id) = (ListenerAddr::of(socket).ok()?, SocketId::of(socket).ok()?);
         let local = address.local;
-        let listener = self.meant.has(local).then(|| {
+        let listener = self.meant.may_have(local).then(|| {
             // Inherited, or passed by a service manager: its listen() was never seen.
-            self.prepare(socket);
+            self.prepare(socket, local);
             let _ = rustix::net::listen(socket, BACKLOG);
             if is_elsewhere(socket) {
                 warn!(listener = %local, "{ELSEWHERE}");
             }
-            Arc::new(SupervisedListener { cookie, id, address, is_v6: local.is_ipv6() })
+            let is_whole = self.meant.has(local);
+            Arc::new(SupervisedListener { cookie, id, address, is_v6: local.is_ipv6(), is_whole })
         });
         if self.known.len() >= MOST_REMEMBERED {
             self.known.clear();
@@ -77,19 +82,24 @@ impl SupervisedListeners {
     /// listener.
     pub(super) fn listen(&mut self, socket: BorrowedFd<'_>, backlog: i32) -> Option<Result<(), Errno>> {
         let local = is_tcp(socket).then(|| local_address(socket).ok())??;
-        if !self.meant.has(local) {
+        if !self.meant.may_have(local) {
             return None;
         }
-        self.prepare(socket);
+        self.prepare(socket, local);
         // The kernel takes a negative backlog as a very large one.
         let backlog = if backlog < 0 { backlog } else { backlog.max(BACKLOG) };
         Some(rustix::net::listen(socket, backlog))
     }
 
+    /// Whether the rules apply to this connection of a listener.
+    pub(super) fn have(&self, connection: BorrowedFd<'_>) -> bool {
+        local_address(connection).is_ok_and(|local| self.meant.has(local))
+    }
+
     /// With TCP_DEFER_ACCEPT, a header in the first segment has arrived when accept() returns. Almost every
-    /// connection then needs one look only.
-    fn prepare(&self, socket: BorrowedFd<'_>) {
-        if let Some(wait) = self.defer
+    /// connection then needs one look only. Where some connections have no header, none is held.
+    fn prepare(&self, socket: BorrowedFd<'_>, local: SocketAddr) {
+        if let Some(wait) = self.defer.filter(|_| self.meant.has(local))
             && let Err(error) = set_defer_accept(socket, wait)
         {
             debug!("{error}: the supervisor waits for each connection's first data");

@@ -19,6 +19,9 @@ pub(super) struct Connection {
     pub(super) sender: SenderAddr,
     /// The client and the destination; `None` if the sender is the client.
     pub(super) client: Option<(ClientAddr, SocketAddr)>,
+    /// What the program is to see, once its name is stored. A second name would take another slot of the
+    /// table each time that the program has no free descriptor for the connection.
+    pub(super) shown: Option<SocketAddr>,
 }
 
 #[derive(Debug, Default)]

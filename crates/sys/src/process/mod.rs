@@ -18,8 +18,8 @@ pub use fault::tell_of_faults;
 pub use fork::{Forked, fork};
 pub use memory::{read_memory, write_memory};
 pub use signals::{
-    Caught, SignalFd, block_child_signal, die_by, end_now, hear_ignored_signals, unblock_signals_in,
-    with_child_signal,
+    Caught, SignalFd, block_child_signal, die_by, end_now, hear_ignored_signals, keep_ignored_pipe_in,
+    unblock_signals_in, with_child_signal,
 };
 pub use spawn::{SpawnCommand, Supervised, receive_descriptor, send_descriptor};
 pub use trace::{PendingCall, StoppedThread, Tracer, Untraceable, may_trace, trace_apart};

@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{CallError, Named};
 
@@ -135,6 +136,46 @@ pub fn unblock_signals_in(command: &mut Command) -> &mut Command {
     unsafe {
         command.pre_exec(move || {
             set_mask(&none);
+            Ok(())
+        })
+    }
+}
+
+/// Whether SIGPIPE was ignored when this program was started, as systemd does (IgnoreSIGPIPE=). Rust ignores
+/// it before main().
+static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
+
+/// The dynamic linker, or the C library, runs this before main().
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = note_ignored_pipe;
+
+extern "C" fn note_ignored_pipe() {
+    // SAFETY: sigaction writes the present action to `action`, a local, for which all zeros is a valid value.
+    // Without a new action nothing changes.
+    let is_ignored = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
+    };
+    IGNORED_PIPE.store(is_ignored, Ordering::Relaxed);
+}
+
+/// Ignores SIGPIPE if this program was started so. Call it before another program is executed, which
+/// inherits that: [`Command`] sets the default action.
+pub(super) fn ignore_pipe_as_before() {
+    if IGNORED_PIPE.load(Ordering::Relaxed) {
+        // SAFETY: an ignored signal runs no code of this process.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
+}
+
+/// Makes a program start with SIGPIPE ignored if this one was started so.
+pub fn keep_ignored_pipe_in(command: &mut Command) -> &mut Command {
+    // SAFETY: the closure only makes a system call, which neither allocates nor takes a lock.
+    unsafe {
+        command.pre_exec(|| {
+            ignore_pipe_as_before();
             Ok(())
         })
     }

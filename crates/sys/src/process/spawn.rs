@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use super::signals::{SignalFd, set_mask};
+use super::signals::{SignalFd, ignore_pipe_as_before, set_mask};
 use crate::error::{CallError, Named};
 use crate::seccomp::{Filter, Notifier};
 
@@ -118,6 +118,7 @@ impl SpawnCommand {
             send_descriptor(there.as_fd(), listener.as_fd())?;
             drop(listener);
             self.mask.as_ref().map(set_mask);
+            ignore_pipe_as_before();
             self.write_own_number();
             Err(self.exec(&argv, &environment))
         };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use truepeer_testbed::client;
+use truepeer_testbed::sockets::wait_until_read;
 use truepeer_testbed::{Bed, Running, Test, tests};
 
 use crate::library::{CLIENT, LISTENER, ask_late, header};
@@ -16,6 +17,8 @@ pub(crate) fn tests() -> Vec<Test> {
         a_program_that_replaces_every_descriptor_is_still_served,
         the_program_can_use_every_descriptor,
         a_waiting_connection_yields_its_number_to_the_program,
+        a_late_connection_needs_no_second_descriptor,
+        late_connections_of_one_listener_outlive_a_wake_up_of_another,
         an_executed_program_finds_moved_descriptors,
         a_program_that_closes_by_system_calls_is_still_served_and_not_slowed,
     ];
@@ -120,6 +123,107 @@ while True:
         stream.write_all(&header[20..])?;
         let said = client::ask(&mut stream, b"x")?;
         ensure!(said == "203.0.113.7 5000", "{said:?}; {}", running.log());
+    }
+    Ok(())
+}
+
+/// Uses all descriptors, and then all but so many.
+const FILL: &str = "\
+def fill(free):
+    held = []
+    try:
+        while True:
+            held.append(os.dup(mine))
+    except OSError:
+        pass
+    for number in held[-free:]:
+        os.close(number)
+    return held[:-free]
+";
+
+fn a_late_connection_needs_no_second_descriptor(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+answer(*listener.accept())
+fill(1)
+while True:
+    try:
+        connection, peer = listener.accept()
+    except OSError as error:
+        assert error.errno == 24 # the library needs the last one itself, for a moment
+    else:
+        answer(connection, peer)
+";
+    let running = start(bed, &format!("{FILL}{script}"), "nofile=256:256")?;
+    starts_the_waiter(&running)?;
+    (0..3).try_for_each(|_| is_served_late(&running))
+}
+
+/// It needs descriptors of its own.
+fn starts_the_waiter(running: &Running) -> anyhow::Result<()> {
+    let header = header()?;
+    let mut stream = client::connect(LISTENER)?;
+    stream.write_all(&header[..20])?;
+    let threads = || std::fs::read_dir(format!("/proc/{}/task", running.pid())).map_or(0, Iterator::count);
+    running.wait_state("the library's thread", || threads() > 1)?;
+    stream.write_all(&header[20..])?;
+    client::ask(&mut stream, b"x").map(drop)
+}
+
+/// The program has fewer free descriptors than late connections, which wait at another listener.
+fn late_connections_of_one_listener_outlive_a_wake_up_of_another(bed: &Bed) -> anyhow::Result<()> {
+    const MANY: usize = 40;
+    let script = "\
+import select, time
+other = socket.create_server(('127.0.0.1', 8081))
+other.setblocking(False)
+answer(*listener.accept())
+first = True
+while first:
+    select.select([other], [], [])
+    try:
+        while True:
+            connection, peer = other.accept()
+            first = False
+            answer(connection, peer)
+    except BlockingIOError:
+        pass
+print('all wait', flush=True)
+answer(*listener.accept())
+held = fill(8)
+print('full', flush=True)
+for _ in range(3):
+    answer(*listener.accept())
+for number in held:
+    os.close(number)
+other.setblocking(True)
+while True:
+    answer(*other.accept())
+";
+    let running = start(bed, &format!("{FILL}{script}"), "nofile=512:512")?;
+    starts_the_waiter(&running)?;
+    let header = header()?;
+    let mut waiting = Vec::new();
+    for _ in 0..MANY {
+        let mut stream = client::connect("127.0.0.1:8081")?;
+        stream.write_all(&header[..20])?;
+        waiting.push(stream);
+    }
+    // Its bytes come after theirs, so the program has taken all of them from the queue.
+    let mut last = client::connect("127.0.0.1:8081")?;
+    last.write_all(&header)?;
+    let said = client::ask(&mut last, b"x")?;
+    ensure!(said == "203.0.113.7 5000", "{said:?}; {}", running.log());
+    running.wait_for_log("all wait")?;
+    for stream in &mut waiting {
+        stream.write_all(&header[20..])?;
+        wait_until_read(stream)?;
+    }
+    client::ask(&mut client::connect(LISTENER)?, &[&header[..], b"x"].concat())?;
+    running.wait_for_log("full")?;
+    (0..3).try_for_each(|_| is_served_late(&running))?;
+    for (n, mut stream) in waiting.into_iter().enumerate() {
+        let said = client::ask(&mut stream, b"x")?;
+        ensure!(said == "203.0.113.7 5000", "{n}: {said:?}; {}", running.log());
     }
     Ok(())
 }

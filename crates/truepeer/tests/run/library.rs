@@ -58,14 +58,19 @@ pub(crate) fn tests() -> Vec<Test> {
     .map(|test| test.needs_program(PYTHON).needs_several_users())
     .collect();
     all.extend(tests![the_library_alone_is_run_without_options]);
-    let clone = tests![a_child_made_by_clone_changes_its_user_beside_a_late_connection];
-    all.extend(clone.into_iter().map(|test| test.needs_program("gcc").needs_several_users()));
     let old = Test::new("old_libraries_that_nobody_has_are_removed", old_libraries_are_removed);
     // Other tests have programs of the same user that it can't inspect.
     all.push(old.needs_program(PYTHON).needs_several_users().alone());
     all.push(
         Test::new("a_library_of_another_user_is_not_used", a_library_of_another_user_is_not_used)
             .needs_several_users(),
+    );
+    all.push(
+        Test::new(
+            "a_directory_that_belongs_to_another_user_is_not_used_by_root",
+            a_directory_that_belongs_to_another_user_is_not_used_by_root,
+        )
+        .needs_several_users(),
     );
     all.push(
         Test::new(
@@ -96,8 +101,12 @@ fn is_served() -> anyhow::Result<()> {
 
 /// Sends a request in two parts, so that the waiter, the queue and the wake-up are needed.
 pub(crate) fn ask_late() -> anyhow::Result<String> {
+    ask_late_at(LISTENER)
+}
+
+pub(crate) fn ask_late_at(listener: &str) -> anyhow::Result<String> {
     let header = header()?;
-    let mut stream = client::connect(LISTENER)?;
+    let mut stream = client::connect(listener)?;
     stream.write_all(&header[..20])?;
     truepeer_testbed::sockets::wait_until_sent(&stream)?;
     stream.write_all(&header[20..])?;
@@ -278,6 +287,21 @@ fn a_library_of_another_user_is_not_used(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// As after `sudo -E`, where root's own directory can't be used.
+fn a_directory_that_belongs_to_another_user_is_not_used_by_root(bed: &Bed) -> anyhow::Result<()> {
+    std::fs::create_dir_all("/run/truepeer")?;
+    Program::new("mount").args(["-t", "tmpfs", "-o", "noexec", "none", "/run/truepeer"]).run(bed)?;
+    let dir = bed.dir().join("runtime");
+    std::fs::create_dir(&dir)?;
+    std::os::unix::fs::chown(&dir, Some(User::TESTER.uid), Some(User::TESTER.gid))?;
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
+    let maps = Program::new("cat").arg("/proc/self/maps").env("XDG_RUNTIME_DIR", &dir);
+    let launch = ["run", "--via", "preload", "--"];
+    let file = library_in(&maps.launched_by(env!("CARGO_BIN_EXE_truepeer"), &launch).run(bed)?)?;
+    ensure!(!file.starts_with(&dir.display().to_string()), "its owner can replace {file}");
+    Ok(())
+}
+
 /// Another user has created every directory that truepeer would create, and there is no XDG_RUNTIME_DIR.
 fn names_taken_by_other_users_do_not_prevent_a_start(bed: &Bed) -> anyhow::Result<()> {
     const SHARED: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
@@ -423,63 +447,6 @@ os._exit(0)
     running.wait_end()?;
     let said = client::ask(&mut stream, b"x")?;
     ensure!(said == "203.0.113.7 5000", "{said:?}");
-    Ok(())
-}
-
-/// As vsftpd makes its children. The first late connection starts the library's thread.
-const CLONES: &str = r#"
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-int main(void) {
-    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(8080) }, peer;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0) return 1;
-    if (listen(listener, 16) != 0) return 2;
-    signal(SIGCHLD, SIG_IGN);
-    for (;;) {
-        socklen_t length = sizeof peer;
-        int connection = accept(listener, (struct sockaddr *)&peer, &length);
-        if (connection < 0) continue;
-        if (syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) == 0) {
-            char data[4096], text[64];
-            if (setuid(getuid()) != 0) return 3;
-            while (recv(connection, data, sizeof data, 0) > 0) {}
-            snprintf(text, sizeof text, "%s %d", inet_ntoa(peer.sin_addr), ntohs(peer.sin_port));
-            send(connection, text, strlen(text), 0);
-            _exit(0);
-        }
-        close(connection);
-    }
-}
-"#;
-
-fn a_child_made_by_clone_changes_its_user_beside_a_late_connection(bed: &Bed) -> anyhow::Result<()> {
-    let program = bed.dir().join("clones");
-    let source = bed.write("clones.c", CLONES)?;
-    Program::new("gcc").args(["-O1", "-o"]).arg(&program).arg(source).run(bed)?;
-    let header = header()?;
-    for start in 0..20 {
-        let server = Program::new(&program).as_user(User::TESTER);
-        let running = server.launched_by(env!("CARGO_BIN_EXE_truepeer"), &["run", "--"]).start(bed)?;
-        running.wait_listening(LISTENER)?;
-        let (mut late, mut other) = (client::connect(LISTENER)?, client::connect(LISTENER)?);
-        late.write_all(&header[..20])?;
-        other.write_all(&header)?;
-        let said = client::ask(&mut other, b"x").with_context(|| format!("start {start}"))?;
-        ensure!(said == "203.0.113.7 5000", "start {start}: {said:?}");
-        late.write_all(&header[20..])?;
-        let said = client::ask(&mut late, b"x").with_context(|| format!("start {start}, late"))?;
-        ensure!(said == "203.0.113.7 5000", "start {start}, late: {said:?}");
-        running.stop()?;
-    }
     Ok(())
 }
 

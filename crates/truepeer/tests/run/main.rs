@@ -9,6 +9,7 @@ mod bodies;
 mod connect;
 #[path = "../run_notify/connects.rs"]
 mod connects;
+mod copies;
 #[path = "../run_notify/crowds.rs"]
 mod crowds;
 mod descriptors;
@@ -17,6 +18,8 @@ mod dropin;
 mod edges;
 mod filters;
 mod holds;
+#[path = "../run_notify/inherited.rs"]
+mod inherited;
 mod install;
 #[path = "../run_notify/kit.rs"]
 mod kit;
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         programs::tests(),
         sockets::tests(),
         edges::tests(),
+        inherited::tests(),
         lives::tests(),
         connects::tests(),
         sends::tests(),
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
     let mut all: Vec<Test> = shared.into_iter().flatten().filter(is_ours).collect();
     all.extend(beside::tests());
     all.extend(connect::tests());
+    all.extend(copies::tests());
     all.extend(descriptors::tests());
     all.extend(dropin::tests());
     all.extend(filters::tests());

@@ -27,6 +27,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_blocking_accept_may_be_stopped_and_continued,
         a_blocking_accept_in_vain_keeps_nobody_from_its_epoll,
     ];
+    all.push(Test::new("a_thread_in_accept_or_connect_may_be_cancelled", cancelled).needs_program("gcc"));
     all.extend(python.into_iter().map(|test| test.needs_program(PYTHON)));
     all.push(Test::new(
         "unsupported_programs_are_refused_with_a_reason",
@@ -314,5 +315,53 @@ fn unsupported_programs_are_refused_with_a_reason(bed: &Bed) -> anyhow::Result<(
         ensure!(ended.code().is_some_and(|code| code != 0), "{}: {ended}", program.display());
         ensure!(running.stderr().contains(said), "{}", running.stderr());
     }
+    Ok(())
+}
+
+const CANCELS: &str = r#"
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+static int listener;
+static struct sockaddr_un full = { .sun_family = AF_UNIX, .sun_path = "\0full" };
+static void clean_up(void *unused) { puts("cleaned up"); }
+static void *accepting(void *unused) {
+    pthread_cleanup_push(clean_up, NULL);
+    for (;;) close(accept(listener, NULL, NULL));
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+static void *connecting(void *unused) {
+    pthread_cleanup_push(clean_up, NULL);
+    for (;;) connect(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr *)&full, sizeof full);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+static int cancelled(void *(*work)(void *)) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, work, NULL)) return 0;
+    usleep(200000);
+    return !pthread_cancel(thread) && !pthread_join(thread, NULL);
+}
+int main(void) {
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    int unix_listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 16)) return 1;
+    if (bind(unix_listener, (struct sockaddr *)&full, sizeof full) || listen(unix_listener, 0)) return 2;
+    if (!cancelled(accepting) || !cancelled(connecting)) return 3;
+    return 0;
+}
+"#;
+
+/// accept() and connect() are cancellation points (pthreads(7)).
+fn cancelled(bed: &Bed) -> anyhow::Result<()> {
+    let (source, program) = (bed.write("cancels.c", CANCELS)?, bed.dir().join("cancels"));
+    Program::new("gcc").args(["-pthread", "-o"]).arg(&program).arg(source).run(bed)?;
+    let said = under(Program::new(program).as_user(User::TESTER), &[]).run(bed)?;
+    ensure!(said == "cleaned up\ncleaned up\n", "{said:?}");
     Ok(())
 }

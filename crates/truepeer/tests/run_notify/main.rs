@@ -6,6 +6,7 @@ mod bodies;
 mod connects;
 mod crowds;
 mod edges;
+mod inherited;
 mod kit;
 mod lives;
 mod obstacles;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     all.extend(programs::tests());
     all.extend(sockets::tests());
     all.extend(edges::tests());
+    all.extend(inherited::tests());
     all.extend(lives::tests());
     all.extend(connects::tests());
     all.extend(sends::tests());
