@@ -87,7 +87,7 @@ async fn run(options: Options) -> Result<ExitCode> {
         Command::Probe(_) => {}
         Command::Retire(options) => {
             log::init(options::LogFormat::Text, tracing::Level::INFO);
-            kubernetes::retire(&options).await?;
+            kubernetes::retire(&options, ended_by_signal()?).await?;
         }
         Command::Docker(options) => {
             let socket = options.socket.as_deref();
