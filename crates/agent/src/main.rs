@@ -125,7 +125,7 @@ impl Agent {
         let version = truepeer.version().await?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), truepeer = %version, "truepeer-agent");
         let statuses = Arc::new(StatusTable::default());
-        let node = Node::new(truepeer.clone(), max, statuses.clone())?;
+        let node = Node::new(truepeer.clone(), max, sender_limit.clone(), statuses.clone())?;
         tokio::spawn(refusals::run(truepeer.clone(), statuses.clone()));
         if let Listen(Some(address)) = listen {
             let pages = http::Pages {
