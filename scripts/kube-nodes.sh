@@ -1,7 +1,8 @@
 #!/bin/bash
 # truepeer's chart on a real Kubernetes of three nodes, under load by way of a NodePort of each: a node is drained, one is not
 # ready, a new version comes, and an uninstall while one is dead. No header reaches a server, and nothing is left. Needs
-# what kube.sh needs.
+# what kube.sh needs. TRUEPEER_BEFORE: a checkout of an earlier state with its programs under target/debug, from whose
+# chart the new version comes; TRUEPEER_BEFORE_SET: values of that chart. Otherwise both are this state's.
 set -Eeuo pipefail
 . "$(dirname "$0")/lib.sh"
 . scripts/containers/node.sh
@@ -26,6 +27,8 @@ mkdir -p "$target/logs"
 trap node_end EXIT
 make_images
 make_agent_image
+before=${TRUEPEER_BEFORE:-}
+if [ -n "$before" ]; then truepeer=$before/target/debug/truepeer agent=$before/target/debug/truepeer-agent make_agent_image agent-before; fi
 
 k() { node_run kubectl "$@"; }
 state() {
@@ -96,7 +99,7 @@ upgraded() {
     on $machine node_run ctr -n k8s.io images tag docker.io/library/truepeer-agent:0.1.0 docker.io/library/truepeer-agent:0.1.1 >/dev/null
   done
   load_begins
-  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set image.tag=0.1.1 --wait --timeout 120s >/dev/null
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reset-values "${values[@]}" --set image.tag=0.1.1 --wait --timeout 120s >/dev/null
   check_is "upgraded: each node has the new one" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[*].spec.containers[0].image}')" "truepeer-agent:0.1.1 truepeer-agent:0.1.1 truepeer-agent:0.1.1"
   load_is_over upgraded
 }
@@ -128,7 +131,9 @@ machine_up c 3
 machine_joins b
 machine_joins c
 echo "kube-nodes: three nodes are ready"
-node_run helm install truepeer deploy/helm/truepeer -n truepeer --create-namespace --wait --timeout 90s --set image.repository=truepeer-agent,allowSenders={private} >/dev/null
+values=(--set 'image.repository=truepeer-agent,allowSenders={private}')
+node_run helm install truepeer "${before:-.}/deploy/helm/truepeer" -n truepeer --create-namespace --wait --timeout 90s "${values[@]}" \
+  ${before:+--set "image.tag=0.0.1${TRUEPEER_BEFORE_SET:+,$TRUEPEER_BEFORE_SET}"} >/dev/null
 k apply -f deploy/kubernetes/web.yaml >/dev/null
 k scale deployment web --replicas=6 >/dev/null
 ready deployment/web

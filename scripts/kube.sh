@@ -235,6 +235,19 @@ else check_skip "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "appa
 check_is "the PodMonitor asks with the token of the metrics" "$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a --set 'allowSenders={private}' \
   --set metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prometheus,metrics.tokenSecret.name=s --show-only templates/podmonitor.yaml | grep -c -e 'credentials: {name: s, key: token}' -e 'release: prometheus' -e 'port: metrics')" 3
 
+# By the schema, before an agent sees them.
+senders_of() { # takes|refuses, senders...
+  local sender refused said=
+  for sender in "${@:2}"; do
+    refused=$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a --set "allowSenders={$sender}" 2>&1 | grep -c 'does not match pattern' || true)
+    [ "$refused" = "$([ "$1" = takes ]; echo $?)" ] || said+=" $sender"
+  done
+  check_is "the chart $1 senders: ${*:2}" "$said" ""
+}
+senders_of takes any 10.0.0.7 10.0.0.0/8 ::/0 2001:db8::7 ::ffff:10.0.0.7 1:2:3:4:5:6:7:8/64
+senders_of refuses lan 10.0.0 010.0.0.7 10.0.0.0/33 1:2 :::: 1::2::3 fd00::/129
+check_is "the detach job may take twice its timeout" "$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a,allowSenders={any},uninstall.timeout=900s --show-only templates/detach.yaml | grep activeDeadline)" "  activeDeadlineSeconds: 1920"
+
 for layout in $layouts; do
   if [ "$layout" = hybrid ] && ! findmnt -nt cgroup >/dev/null; then check_skip "$layout" "this machine has no cgroups of version 1"; continue; fi
   echo "kube: Kubernetes $kube_version, cgroups $layout"

@@ -96,6 +96,7 @@ nginx docker.io/library/nginx:1.28
 go docker.io/library/my-dns:1
 go docker.io/library/my-server:1
 ${agent:+agent docker.io/library/truepeer-agent:0.1.0}
+${before:+agent-before docker.io/library/truepeer-agent:0.0.1}
 IMAGES
 }
 

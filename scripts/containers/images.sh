@@ -68,11 +68,11 @@ make_images() {
 
 # truepeer and its agent as they were built for the tests, with their libraries. The image for users is static
 # (deploy/docker).
-make_agent_image() {
-  local root program made
+make_agent_image() { # name, agent by default
+  local root program made name=${1:-agent}
   made=$(stat -c '%n %y' "$truepeer" "$agent")
-  [ ! -d "$images/agent" ] || [ "$(cat "$images/agent.of" 2>/dev/null)" != "$made" ] || return 0
-  root=$(root_with_busybox agent)
+  [ ! -d "$images/$name" ] || [ "$(cat "$images/$name.of" 2>/dev/null)" != "$made" ] || return 0
+  root=$(root_with_busybox "$name")
   for program in "$truepeer" "$agent"; do
     mkdir -p "$root/usr/bin"
     strip -o "$root/usr/bin/$(basename "$program")" "$program"
@@ -80,7 +80,7 @@ make_agent_image() {
   done
   cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
   image_done "$root"
-  echo "$made" >"$images/agent.of"
+  echo "$made" >"$images/$name.of"
 }
 
 # What an image's container starts.
@@ -88,7 +88,7 @@ image_command() { # name; prints JSON
   case $1 in
     nginx) echo '["/usr/sbin/nginx","-g","daemon off;"]' ;;
     haproxy) echo '["/usr/sbin/haproxy","-f","/usr/local/etc/haproxy/haproxy.cfg"]' ;;
-    agent) echo '["/usr/bin/truepeer-agent"]' ;;
+    agent | agent-before) echo '["/usr/bin/truepeer-agent"]' ;;
     pause) echo '["/bin/sleep","infinity"]' ;;
     *) echo '["/bin/who"]' ;;
   esac

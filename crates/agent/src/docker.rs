@@ -159,7 +159,7 @@ fn desired(container: &ContainerInspectResponse, sender_limit: &SenderLimit) -> 
         Ok(Some(_)) if network == "host" => Want::Forbidden(
             "the container uses the host's network, where all servers of the host would be affected: run truepeer attach on the host".to_owned(),
         ),
-        Ok(Some(rules)) => match sender_limit.exceeded_by(&rules) {
+        Ok(Some(rules)) => match sender_limit.exceeded_by(&rules.allow) {
             None => Want::Attach(rules),
             Some(sender) => Want::Forbidden(format!(
                 "{}allow: {sender}: expected senders inside {}, which --allow-senders lists",
@@ -169,7 +169,9 @@ fn desired(container: &ContainerInspectResponse, sender_limit: &SenderLimit) -> 
         },
     };
     let name = container.name.as_deref().unwrap_or_default().trim_start_matches('/').to_owned();
-    Some(Desired { name: Name { namespace: None, name }, want, process: Some(process), claim: None })
+    let name = Name { namespace: None, name };
+    let process = Some(process);
+    Some(Desired { name, want, process, claim: None, has_condition: false, is_serving: true })
 }
 
 /// Says in the log what became of labels: containers have no place for it.

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::io::Read as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::io::Errno;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -76,10 +77,24 @@ pub(crate) async fn serve(address: SocketAddr, pages: Pages) -> Result<()> {
     if let Some(token) = &pages.token {
         token.read().context("--metrics-token")?;
     }
-    let listener = TcpListener::bind(address).await.with_context(|| format!("--listen {address}"))?;
+    let listener = match TcpListener::bind(address).await {
+        Err(error) => match of_ipv4(address, &error) {
+            Some(address) => TcpListener::bind(address).await,
+            None => Err(error),
+        },
+        bound => bound,
+    };
+    let listener = listener.with_context(|| format!("--listen {address}"))?;
     tracing::info!(address = %listener.local_addr()?, "serving /metrics, /healthz and /readyz");
     tokio::spawn(accept(listener, Arc::new(pages)));
     Ok(())
+}
+
+/// Instead of [::], where the kernel has no IPv6: a node must not be without its agent for that.
+fn of_ipv4(address: SocketAddr, error: &std::io::Error) -> Option<SocketAddr> {
+    let has_no_ipv6 = error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error());
+    let is_any = address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    (has_no_ipv6 && is_any).then(|| (Ipv4Addr::UNSPECIFIED, address.port()).into())
 }
 
 async fn accept(listener: TcpListener, pages: Arc<Pages>) {
@@ -150,6 +165,15 @@ impl Pages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_ipv6_all_addresses_are_those_of_ipv4() {
+        let error = |errno: Errno| std::io::Error::from_raw_os_error(errno.raw_os_error());
+        let instead = |address: &str, errno| of_ipv4(address.parse().unwrap(), &error(errno));
+        assert_eq!(instead("[::]:9464", Errno::AFNOSUPPORT), "0.0.0.0:9464".parse().ok());
+        assert_eq!(instead("[::]:9464", Errno::ADDRINUSE), None);
+        assert_eq!(instead("[::1]:9464", Errno::AFNOSUPPORT), None);
+    }
 
     #[test]
     fn only_the_whole_token_is_admitted() {

@@ -6,16 +6,16 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use serde_json::Value;
-use truepeer_policy::{HeaderRule, HeaderTimes, PrefixSet, SenderAddr, Senders};
+use truepeer_policy::{HeaderRule, HeaderTimes, PrefixSet, SenderAddr, Senders, SpecialRange};
 
+use crate::processes::Addresses;
 use crate::rules::{Header, Port, Rules};
 use crate::truepeer::{PortStatus, RulesInForce, SenderInForce, Status};
 
 /// `--header-max`, unless it is given.
 const HEADER_MAX: u64 = 16 * 1024;
-/// Addresses of the pod itself, which truepeer refuses as clients everywhere: not a rule that somebody chose.
-const OWN_ADDRESSES: &str = "claims_refused";
 
 /// `None`: exactly these rules serve, by programs of this build, and on all devices. Otherwise the first
 /// difference.
@@ -78,7 +78,7 @@ fn difference_of_rules(found: &RulesInForce, wanted: &Rules) -> Option<&'static 
     if !found.claims_allowed.is_empty() || !found.denied.is_empty() {
         return Some("the kernel has other rules for clients");
     }
-    if found.others.iter().any(|(name, value)| name != OWN_ADDRESSES && !is_none(value)) {
+    if found.others.values().any(|value| !is_none(value)) {
         return Some("the kernel has rules that no annotation asks for");
     }
     let is_usual = found.header_timeout_ms == milliseconds(times.timeout)
@@ -90,6 +90,26 @@ fn difference_of_rules(found: &RulesInForce, wanted: &Rules) -> Option<&'static 
         return Some("the kernel has other limits");
     }
     (!has_same_senders(&found.senders, wanted)).then_some("the kernel has other senders")
+}
+
+/// An address that the pod got after the attach. Programs are on no device that came with it, and a header
+/// may name it as the client.
+pub(crate) fn later_address(status: &Status, addresses: &Addresses) -> Option<IpAddr> {
+    let known = |ip: &IpAddr| {
+        let rules = status.attachments.iter().filter_map(|one| one.rules.as_ref());
+        rules.into_iter().all(|rules| rules.claims_refused.iter().any(|net| net.contains(ip)))
+    };
+    let is_plain = |ip: &&IpAddr| SpecialRange::of(**ip).is_none();
+    addresses.iter().filter(is_plain).find(|ip| !known(ip)).copied()
+}
+
+/// Who may send headers.
+pub(crate) fn senders(status: &Status) -> impl Iterator<Item = &IpNet> {
+    let served = status.ports.iter().filter(|port| !port.draining).map(|port| port.attachment);
+    let served: BTreeSet<u8> = served.collect();
+    let attachments = status.attachments.iter().filter(move |one| served.contains(&one.id));
+    let all = attachments.filter_map(|one| one.rules.as_ref()).flat_map(|rules| &rules.senders);
+    all.filter(|one| one.header != "none").map(|one| &one.prefix)
 }
 
 fn is_none(value: &Value) -> bool {
@@ -173,7 +193,6 @@ mod tests {
     use super::*;
     use crate::annotation;
     use crate::truepeer::Attachment;
-    use ipnet::IpNet;
     use proptest::prelude::*;
 
     fn rules(allow: &str, header: &str) -> Rules {
@@ -275,10 +294,9 @@ mod tests {
         }
         // As truepeer tells them without being asked.
         let mut usual_others = usual(&senders);
-        usual_others.others = serde_json::from_str(
-            r#"{"required_tlvs": [], "claims_refused": ["10.0.0.2/32"], "of_a_later_truepeer": null}"#,
-        )
-        .unwrap();
+        usual_others.claims_refused = vec!["10.0.0.2/32".parse().unwrap()];
+        usual_others.others =
+            serde_json::from_str(r#"{"required_tlvs": [], "of_a_later_truepeer": null}"#).unwrap();
         assert_eq!(difference(&status(usual_others), &wanted), None);
         // Where a flow's header comes once, the flow is forgotten earlier.
         let first = Rules { dialect: truepeer_policy::Dialect::First, ..wanted.clone() };
@@ -288,6 +306,19 @@ mod tests {
         let mut slow = usual(&senders);
         slow.header_timeout_ms = 60_000;
         assert_eq!(difference(&status(slow), &wanted).as_deref(), Some("the kernel has other limits"));
+    }
+
+    #[test]
+    fn an_address_that_came_later_is_found() {
+        let mut rules = usual(&[("10.0.0.7/32", "require")]);
+        rules.claims_refused = vec!["10.244.0.7/32".parse().unwrap(), "fd00::7/128".parse().unwrap()];
+        let status = status(rules);
+        let later =
+            |all: &[&str]| later_address(&status, &all.iter().map(|ip| ip.parse().unwrap()).collect());
+        assert_eq!(later(&["10.244.0.7", "fd00::7"]), None);
+        // Refused always, and so not listed.
+        assert_eq!(later(&["10.244.0.7", "240.0.0.7"]), None);
+        assert_eq!(later(&["10.244.0.7", "fd00::8"]), "fd00::8".parse().ok());
     }
 
     #[test]

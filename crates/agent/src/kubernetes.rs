@@ -9,6 +9,7 @@ mod status_writer;
 mod watch;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use kube::{Client, Config};
@@ -55,8 +56,22 @@ async fn client() -> Result<Client> {
         "no way to the API server: expected the service account of a pod, or a kubeconfig file in KUBECONFIG",
     )?;
     tracing::info!(server = %config.cluster_url, "the API server");
-    Client::try_from(config).context("the API server's address or certificates")
+    Client::try_from(impatient(config)).context("the API server's address or certificates")
 }
+
+/// A connection whose other end is gone without a word, as after a failover, must not be waited for: nothing
+/// would be heard of pods.
+fn impatient(mut config: Config) -> Config {
+    config.read_timeout = Some(SILENCE);
+    config.reset_reader_on_write = true;
+    config
+}
+
+/// How long the API server may be silent: longer than a watch, which it ends by itself, and than its own
+/// limit for other requests.
+const SILENCE: Duration = Duration::from_secs(75);
+/// How long a watch is, in seconds.
+const WATCH: u32 = 60;
 
 /// An error with its causes.
 fn whole(error: &dyn std::error::Error) -> String {

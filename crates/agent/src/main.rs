@@ -87,7 +87,7 @@ async fn run(options: Options) -> Result<ExitCode> {
         Command::Probe(_) => {}
         Command::Retire(options) => {
             log::init(options::LogFormat::Text, tracing::Level::INFO);
-            kubernetes::retire(&options).await?;
+            kubernetes::retire(&options, ended_by_signal()?).await?;
         }
         Command::Docker(options) => {
             let socket = options.socket.as_deref();
@@ -125,7 +125,7 @@ impl Agent {
         let version = truepeer.version().await?;
         tracing::info!(version = env!("CARGO_PKG_VERSION"), truepeer = %version, "truepeer-agent");
         let statuses = Arc::new(StatusTable::default());
-        let node = Node::new(truepeer.clone(), max, statuses.clone())?;
+        let node = Node::new(truepeer.clone(), max, sender_limit.clone(), statuses.clone())?;
         tokio::spawn(refusals::run(truepeer.clone(), statuses.clone()));
         if let Listen(Some(address)) = listen {
             let pages = http::Pages {

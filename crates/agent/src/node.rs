@@ -13,6 +13,7 @@
 
 mod core;
 mod entry;
+mod inherited;
 mod outcome;
 mod steps;
 
@@ -27,10 +28,12 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::plan::{Key, Step, Want};
 use crate::processes::{Place, Proc, cgroup_mounts};
+use crate::sender_limit::SenderLimit;
 use crate::statuses::{NO_SERVER, Name, StatusRow, StatusTable};
 use crate::truepeer::{Status, Truepeer};
 
-use self::core::{Core, Inherited};
+use self::core::Core;
+use inherited::Inherited;
 use outcome::{Done, Found, Started};
 
 /// How often attached places are looked at.
@@ -51,6 +54,10 @@ pub(crate) struct Desired {
     pub(crate) process: Option<u32>,
     /// What an earlier agent said that it had attached.
     pub(crate) claim: Option<Claim>,
+    /// Its status says something of truepeer, which must be right, also if it asks for nothing.
+    pub(crate) has_condition: bool,
+    /// Its containers say that they serve.
+    pub(crate) is_serving: bool,
 }
 
 /// What an agent before this one said.
@@ -66,8 +73,8 @@ fn find(proc: &Proc, host: u64, wanted: BTreeMap<Key, Option<u32>>) -> BTreeMap<
     let mut pods = if needs_pods { proc.pods(host) } else { BTreeMap::new() };
     let places = wanted.into_iter().filter_map(|(key, process)| {
         let place = process.map_or_else(|| pods.remove(&key), |pid| proc.place(pid, host))?;
-        let has_address = proc.has_address(&place);
-        Some((key, Found { place, has_address }))
+        let addresses = proc.addresses(&place);
+        Some((key, Found { place, addresses }))
     });
     places.collect()
 }
@@ -89,6 +96,7 @@ pub(crate) struct Node {
     host: u64,
     cgroups: Vec<PathBuf>,
     max: usize,
+    limit: SenderLimit,
     steps: JoinSet<Done>,
     handles: BTreeMap<(Key, u64), AbortHandle>,
     permits: Arc<Semaphore>,
@@ -109,7 +117,12 @@ struct Clock {
 type Compared = (Instant, Option<(u64, Vec<Status>)>);
 
 impl Node {
-    pub(crate) fn new(truepeer: Truepeer, max: usize, statuses: Arc<StatusTable>) -> Result<Self> {
+    pub(crate) fn new(
+        truepeer: Truepeer,
+        max: usize,
+        limit: SenderLimit,
+        statuses: Arc<StatusTable>,
+    ) -> Result<Self> {
         let proc = Proc::new("/proc");
         let host = proc
             .netns_of_host()
@@ -121,6 +134,7 @@ impl Node {
             host,
             cgroups: cgroup_mounts(&mountinfo),
             max,
+            limit,
             steps: JoinSet::new(),
             handles: BTreeMap::new(),
             permits: Arc::new(Semaphore::new(2)),
@@ -139,7 +153,8 @@ impl Node {
     /// Works until told to end. What is attached stays.
     pub(crate) async fn run(mut self, mut changes: mpsc::Receiver<Change>, mut end: oneshot::Receiver<()>) {
         // Before the pods' list, which is then newer than this.
-        let mut core = Core::new(self.max, self.read_kernel().await, Instant::now()).with_notice(self.notice);
+        let core = Core::new(self.max, self.read_kernel().await, Instant::now());
+        let mut core = core.with_notice(self.notice).with_limit(self.limit.clone());
         let mut read_at = Instant::now();
         let mut clock = Clock { check: Instant::now(), compare: Instant::now() + COMPARE };
         let mut compares: JoinSet<Compared> = JoinSet::new();
@@ -204,7 +219,8 @@ impl Node {
         let now = Instant::now();
         if now >= clock.check {
             clock.check = now + CHECK;
-            core.check_places(|place| self.proc.is_still(place), now);
+            core.check_places(self.proc.ticks(), |place| self.proc.is_still(place), now);
+            self.read_addresses(core, false).await;
         }
         let wanted = core.missing(now);
         if wanted.is_empty() {
@@ -215,6 +231,20 @@ impl Node {
         let found = tokio::task::spawn_blocking(move || find(&proc, host, wanted)).await;
         let adopted = core.found(found.unwrap_or_default(), Instant::now());
         adopted.into_iter().for_each(|(step, result)| self.statuses.count(step, result));
+    }
+
+    /// Plugins of several networks add a device after the other, and IPv6 may come later.
+    async fn read_addresses(&self, core: &mut Core, is_for_all: bool) {
+        let places = core.attached_places(is_for_all, Instant::now());
+        if places.is_empty() {
+            return;
+        }
+        let proc = self.proc.clone();
+        let read = move || {
+            let read = |(key, place)| Some((key, proc.addresses(&place)?));
+            places.into_iter().filter_map(read).collect()
+        };
+        core.heed(tokio::task::spawn_blocking(read).await.unwrap_or_default());
     }
 
     fn start_steps(&mut self, core: &mut Core) {
@@ -298,8 +328,10 @@ impl Node {
             return;
         };
         core.compare(&all, begun);
-        if !core.has_looked_for_unasked() {
-            core.find_unasked(&self.pods().await, Inherited::of(ticks, all), Instant::now());
+        self.read_addresses(core, true).await;
+        if !core.has_looked_for_unasked() || core.has_unknown(&all) {
+            let fresh = Inherited::of(ticks, all).map(|inherited| (begun, inherited));
+            core.find_unasked(&self.pods().await, fresh, Instant::now());
         }
     }
 

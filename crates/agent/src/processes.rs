@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read as _};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,9 @@ pub(crate) struct Place {
     /// The name of the pod's own cgroup in the hierarchy of v2, if it has one there.
     pub(crate) cgroup: Option<String>,
 }
+
+/// Of a network namespace.
+pub(crate) type Addresses = BTreeSet<IpAddr>;
 
 /// A file system like the host's /proc.
 #[derive(Debug, Clone)]
@@ -136,11 +140,11 @@ impl Proc {
         ports.iter().filter(|port| !is_served(port)).copied().collect()
     }
 
-    /// Whether the network plugin is through: there is an address besides the loopback's and link-local ones.
-    pub(crate) fn has_address(&self, place: &Place) -> bool {
+    /// The addresses besides the loopback's and link-local ones. `None`: it can't be told.
+    pub(crate) fn addresses(&self, place: &Place) -> Option<Addresses> {
         let read = |name: &str| read_some(&self.of(place.pid).join("net").join(name));
-        let (Some(ipv4), Some(ipv6)) = (read("fib_trie"), read("if_inet6")) else { return true };
-        has_ipv4(&ipv4) || has_ipv6(&ipv6)
+        let (ipv4, ipv6) = (read("fib_trie")?, read("if_inet6")?);
+        Some(of_ipv4(&ipv4).chain(of_ipv6(&ipv6)).collect())
     }
 }
 
@@ -165,17 +169,18 @@ fn has_socket(table: &str, port: u16, state: &str) -> bool {
 }
 
 /// The kernel's routing tables: an address of this network namespace is the line before `/32 host LOCAL`.
-fn has_ipv4(fib_trie: &str) -> bool {
-    let lines: Vec<&str> = fib_trie.lines().collect();
-    lines.windows(2).any(|pair| {
-        let address = pair[0].trim().strip_prefix("|-- ").unwrap_or_default();
-        pair[1].trim() == "/32 host LOCAL" && !address.starts_with("127.") && !address.starts_with("169.254.")
-    })
+fn of_ipv4(fib_trie: &str) -> impl Iterator<Item = IpAddr> {
+    let pairs = fib_trie.lines().zip(fib_trie.lines().skip(1));
+    let own = pairs.filter(|(_, kind)| kind.trim() == "/32 host LOCAL");
+    let addresses = own.filter_map(|(line, _)| line.trim().strip_prefix("|-- ")?.parse::<Ipv4Addr>().ok());
+    addresses.filter(|ip| !ip.is_loopback() && !ip.is_link_local()).map(IpAddr::V4)
 }
 
 /// Each line: address, interface's index, prefix's length, scope, flags, interface. Scope 00 is global.
-fn has_ipv6(if_inet6: &str) -> bool {
-    if_inet6.lines().any(|line| line.split_whitespace().nth(3) == Some("00"))
+fn of_ipv6(if_inet6: &str) -> impl Iterator<Item = IpAddr> {
+    let global = if_inet6.lines().filter(|line| line.split_whitespace().nth(3) == Some("00"));
+    let digits = global.filter_map(|line| u128::from_str_radix(line.split_whitespace().next()?, 16).ok());
+    digits.map(|bits| IpAddr::V6(bits.into()))
 }
 
 /// Which pod a process belongs to.

@@ -6,8 +6,6 @@ use anyhow::{Context, Result};
 use ipnet::IpNet;
 use truepeer_policy::PrefixSet;
 
-use crate::rules::Rules;
-
 /// The senders that pods may allow. By default, all.
 #[derive(Clone, Default)]
 pub(crate) struct SenderLimit(Option<PrefixSet>);
@@ -55,11 +53,11 @@ impl SenderLimit {
         Ok(Self(Some(sender_limit)))
     }
 
-    /// A sender of these rules that the operator doesn't let pods allow.
-    pub(crate) fn exceeded_by(&self, rules: &Rules) -> Option<IpNet> {
+    /// One of these senders that the operator doesn't let pods allow.
+    pub(crate) fn exceeded_by<'a>(&self, senders: impl IntoIterator<Item = &'a IpNet>) -> Option<IpNet> {
         let sender_limit = self.0.as_ref()?;
         let is_inside = |prefix: &IpNet| sender_limit.iter().any(|outer| outer.contains(prefix));
-        rules.allow.iter().find(|prefix| !is_inside(prefix)).copied()
+        senders.into_iter().find(|prefix| !is_inside(prefix)).copied()
     }
 
     /// For messages.
@@ -82,7 +80,7 @@ mod tests {
         let entries: Vec<Entry> = sender_limit.iter().map(|text| text.parse().unwrap()).collect();
         let annotations = [("truepeer.dev/ports", "80"), ("truepeer.dev/allow", allow)];
         let rules = annotation::parse(annotations).unwrap().unwrap();
-        SenderLimit::of(&entries).unwrap().exceeded_by(&rules).map(|prefix| prefix.to_string())
+        SenderLimit::of(&entries).unwrap().exceeded_by(&rules.allow).map(|prefix| prefix.to_string())
     }
 
     #[test]

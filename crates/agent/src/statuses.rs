@@ -85,6 +85,12 @@ pub(crate) struct StatusRow {
     pub(crate) netns: Option<u64>,
 }
 
+impl StatusRow {
+    pub(crate) fn idle(name: Name) -> Self {
+        Self { name, state: State::Idle, netns: None }
+    }
+}
+
 /// All of them.
 #[derive(Default)]
 pub(crate) struct StatusTable {

@@ -73,6 +73,9 @@ pub(crate) struct Attachment {
 pub(crate) struct RulesInForce {
     pub(crate) senders: Vec<SenderInForce>,
     pub(crate) claims_allowed: Vec<String>,
+    /// The pod's own addresses when it was attached: not a rule that somebody chose.
+    #[serde(default)]
+    pub(crate) claims_refused: Vec<IpNet>,
     pub(crate) denied: Vec<String>,
     pub(crate) header_timeout_ms: u64,
     pub(crate) header_wait_ms: u64,
@@ -175,10 +178,7 @@ impl Truepeer {
             .context("truepeer attach takes too long")??;
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{}", shortened(&complaint));
-        let warnings = complaint.lines().filter_map(|line| line.strip_prefix("warning: "));
-        // As a rule the pod's server has not started yet: the agent looks again later.
-        let warnings = warnings.filter(|warning| !warning.starts_with("nothing listens on port"));
-        Ok(warnings.map(str::to_owned).collect())
+        Ok(warnings(&complaint))
     }
 
     /// Detaches without cutting connections off: takes as long as they last.
@@ -250,6 +250,19 @@ fn parsed<T: for<'a> Deserialize<'a>>(json: &str) -> Result<T> {
     serde_json::from_str(json).context("truepeer attach status --json printed something else")
 }
 
+/// Those that tell a pod's owner something.
+fn warnings(complaint: &str) -> Vec<String> {
+    let expected = [
+        // As a rule the pod's server has not started yet: the agent looks again later.
+        "nothing listens on port",
+        // Its owner has taken them out of the annotation.
+        "no longer served, because they are not named",
+    ];
+    let all = complaint.lines().filter_map(|line| line.strip_prefix("warning: "));
+    let told = all.filter(|warning| !expected.iter().any(|begin| warning.starts_with(begin)));
+    told.map(str::to_owned).collect()
+}
+
 /// Without warnings and the program's name, for an event.
 fn shortened(complaint: &str) -> String {
     let lines: Vec<_> = complaint
@@ -274,6 +287,13 @@ mod tests {
         assert_eq!(shortened("warning: a\nerror: b\n\nc\n"), "b; c");
         assert_eq!(shortened(""), "truepeer failed without a message");
         assert_eq!(shortened(&"é".repeat(2000)).chars().count(), MAX_COMPLAINT + 1);
+    }
+
+    #[test]
+    fn what_is_expected_is_no_warning() {
+        let complaint = "warning: nothing listens on port 80 here yet\nwarning: a\n\
+            warning: no longer served, because they are not named: port 80\nb\n";
+        assert_eq!(warnings(complaint), ["a"]);
     }
 
     #[test]

@@ -13,6 +13,8 @@ use super::conditions::no_room;
 
 /// The API's limit of a note is 1 KiB.
 const MAX_NOTE: usize = 1000;
+/// And of a name.
+const MAX_NAME: usize = 253;
 
 const DETACHING: &str =
     "new connections reach the server with their header; waiting for the open ones to end";
@@ -75,6 +77,13 @@ fn shortened(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
+/// Unique by its time, as kubelet's own. A pod's name may be as long as an event's.
+fn event_name(pod: &str, now: Timestamp) -> String {
+    let time = format!(".{:x}", now.as_nanosecond());
+    let begin = &pod[..pod.floor_char_boundary(MAX_NAME.saturating_sub(time.len()))];
+    format!("{}{time}", begin.trim_end_matches(['-', '.']))
+}
+
 /// Publishes one.
 pub(super) async fn publish(
     client: Client,
@@ -87,8 +96,7 @@ pub(super) async fn publish(
     let now = Timestamp::now();
     let event = Event {
         metadata: ObjectMeta {
-            // Unique by its time, as kubelet's own.
-            name: Some(format!("{}.{:x}", name.name, now.as_nanosecond())),
+            name: Some(event_name(&name.name, now)),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
         },
@@ -115,6 +123,15 @@ pub(super) async fn publish(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_of_a_pod_with_a_long_name_has_a_name() {
+        let now = Timestamp::from_nanosecond(0x18a1_b2c3_d4e5_f607).unwrap();
+        assert_eq!(event_name("web-1", now), "web-1.18a1b2c3d4e5f607");
+        let long = event_name(&format!("{}-{}", "a".repeat(235), "b".repeat(17)), now);
+        assert_eq!(long, format!("{}.18a1b2c3d4e5f607", "a".repeat(235)));
+        assert!(long.len() <= MAX_NAME);
+    }
 
     #[test]
     fn notes_say_what_happened() {

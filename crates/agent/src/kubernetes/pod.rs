@@ -33,14 +33,15 @@ impl AnnotatedPod {
         if matches!(phase, "Succeeded" | "Failed") {
             return None;
         }
-        let condition = status
-            .and_then(|status| status.conditions.as_ref())
-            .and_then(|all| all.iter().find(|one| one.type_ == conditions::TYPE))
-            .map(of_api);
+        let conditions = || status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let condition = conditions().find(|one| one.type_ == conditions::TYPE).map(of_api);
+        let is_serving = conditions().any(|one| one.type_ == "ContainersReady" && one.status == "True");
         let want = if policy.leaves { Want::Nothing } else { want(pod, &policy.sender_limit) };
         let claim = condition.as_ref().and_then(Condition::claim);
         let name = Name { namespace: metadata.namespace.clone(), name: metadata.name.clone()? };
-        Some(Self { uid, desired: Desired { name, want, process: None, claim }, condition })
+        let has_condition = condition.is_some();
+        let desired = Desired { name, want, process: None, claim, has_condition, is_serving };
+        Some(Self { uid, desired, condition })
     }
 }
 
@@ -93,7 +94,7 @@ fn want(pod: &Pod, sender_limit: &SenderLimit) -> Want {
              node's: use another runtime class"
         ));
     }
-    match sender_limit.exceeded_by(&rules) {
+    match sender_limit.exceeded_by(&rules.allow) {
         None => Want::Attach(rules),
         Some(sender) => Want::Forbidden(format!(
             "{}allow: {sender}: expected senders inside {}, which --allow-senders of the agent lists",

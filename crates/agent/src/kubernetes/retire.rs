@@ -12,22 +12,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
 
 use crate::options::Retire;
 
 const LEAVE: &str = "--leave";
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Of one request.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For the way back, once this job is told to end: less than the kubelet waits.
+const TOLD: Duration = Duration::from_secs(15);
 
-/// See the module.
-pub(crate) async fn retire(options: &Retire) -> Result<()> {
+/// See the module. `told`: to end, as a job is whose node is drained.
+pub(crate) async fn retire(options: &Retire, told: impl Future<Output = ()>) -> Result<()> {
     let set = Set::find(super::client().await?, options).await?;
-    let before = set.nodes().await?;
+    let before = set.nodes(&BTreeSet::new()).await?;
     let unable = before.without(|agent| agent.is_ready);
     if !unable.is_empty() {
         bail!(
@@ -37,16 +42,27 @@ pub(crate) async fn retire(options: &Retire) -> Result<()> {
             names(&unable)
         );
     }
+    let lacking = before.lacking(&set.found);
+    if lacking > 0 {
+        bail!(
+            "{}: nothing was changed, because {lacking} of its nodes have no agent yet: try again",
+            set.place
+        );
+    }
     before.warn_of_lost(&set.place);
-    set.write(&leaving(&set.found)?).await?;
-    tracing::info!("{}: agents leave", set.place);
-    match set.wait_until_left(options.timeout).await {
+    let asked: BTreeSet<String> = before.agents.into_keys().collect();
+    let (left, limit) = tokio::select! {
+        left = set.leave(&asked, options.timeout) => (left, options.timeout),
+        () = told => (Err(anyhow!("this job was told to end")), TOLD.min(options.timeout)),
+    };
+    match left {
         Ok(count) => {
             tracing::info!("{}: nothing is left on {count} nodes", set.place);
             Ok(())
         }
+        // Also if the API server did not answer: it may have told the agents.
         Err(error) => {
-            set.go_back(options.timeout).await.context("agents could not be told to attach again")?;
+            set.go_back(&asked, limit).await.context("agents could not be told to attach again")?;
             Err(error.context(format!("{}: agents attach again; all is as before", set.place)))
         }
     }
@@ -69,39 +85,59 @@ impl Set {
         Ok(Self { client, namespace: namespace.clone(), found, place })
     }
 
-    async fn write(&self, patch: &Value) -> Result<()> {
+    /// An API server may be away for a while, or slow: tries until then.
+    async fn write(&self, patch: &Value, end: Instant) -> Result<()> {
         let sets: Api<DaemonSet> = Api::namespaced(self.client.clone(), &self.namespace);
         let name = self.found.metadata.name.as_deref().unwrap_or_default();
-        let patch = Patch::Strategic(patch);
-        sets.patch(name, &PatchParams::default(), &patch).await.with_context(|| self.place.clone())?;
-        Ok(())
+        let (patch, usual) = (Patch::Strategic(patch), PatchParams::default());
+        let ask = async || {
+            sets.patch(name, &usual, &patch).await?;
+            Ok(())
+        };
+        again(end, ask).await.with_context(|| self.place.clone())
     }
 
-    async fn nodes(&self) -> Result<Nodes> {
+    /// `asked`: nodes that have had an agent.
+    async fn nodes(&self, asked: &BTreeSet<String>) -> Result<Nodes> {
         let all = ListParams::default();
         let nodes = Api::<Node>::all(self.client.clone()).list(&all).await.context("listing nodes")?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &self.namespace).list(&all).await;
         let uid = self.found.metadata.uid.as_deref().unwrap_or_default();
-        Ok(Nodes::of(&nodes.items, &pods.context("listing pods")?.items, uid))
+        Ok(Nodes::of(&nodes.items, &pods.context("listing pods")?.items, uid, asked))
+    }
+
+    /// How many nodes.
+    async fn leave(&self, asked: &BTreeSet<String>, limit: Duration) -> Result<usize> {
+        let end = Instant::now() + limit;
+        self.write(&leaving(&self.found)?, end).await?;
+        tracing::info!("{}: agents leave", self.place);
+        self.wait_until_left(asked, limit, end).await
     }
 
     /// The strategy of before comes last: a node that is not ready could take the only place that it has for
     /// nodes without an agent, and the agents of all others would go on leaving.
-    async fn go_back(&self, limit: Duration) -> Result<()> {
-        self.write(&attaching(&self.found)?).await?;
+    async fn go_back(&self, asked: &BTreeSet<String>, limit: Duration) -> Result<()> {
         let end = Instant::now() + limit;
-        while Instant::now() < end && !self.nodes().await?.without(|agent| agent.is_back).is_empty() {
-            tokio::time::sleep(INTERVAL).await;
+        self.write(&attaching(&self.found)?, end).await?;
+        while Instant::now() < end {
+            let nodes = again(end, async || self.nodes(asked).await).await;
+            if nodes.is_ok_and(|nodes| nodes.without(|agent| agent.is_back).is_empty()) {
+                break;
+            }
+            sleep(INTERVAL).await;
         }
-        self.write(&as_before(&self.found)?).await
+        self.write(&as_before(&self.found)?, Instant::now() + PATIENCE).await
     }
 
-    /// How many nodes.
-    async fn wait_until_left(&self, limit: Duration) -> Result<usize> {
-        let end = Instant::now() + limit;
+    async fn wait_until_left(
+        &self,
+        asked: &BTreeSet<String>,
+        limit: Duration,
+        end: Instant,
+    ) -> Result<usize> {
         let mut lost = BTreeSet::new();
         loop {
-            let nodes = self.nodes().await?;
+            let nodes = again(end, async || self.nodes(asked).await).await?;
             let left = nodes.without(|agent| agent.is_leaving && agent.is_ready);
             if left.is_empty() {
                 return Ok(nodes.agents.len());
@@ -113,7 +149,21 @@ impl Set {
                 nodes.warn_of_lost(&self.place);
                 lost.clone_from(&nodes.lost);
             }
-            tokio::time::sleep(INTERVAL).await;
+            sleep(INTERVAL).await;
+        }
+    }
+}
+
+/// Until it is answered, or the time is over.
+async fn again<T>(end: Instant, ask: impl AsyncFn() -> Result<T>) -> Result<T> {
+    loop {
+        let answer = timeout(PATIENCE, ask()).await.unwrap_or_else(|_| Err(anyhow!("no answer")));
+        match answer {
+            Err(error) if Instant::now() < end => {
+                tracing::warn!("the API server: {error:#}; trying again");
+                sleep(INTERVAL).await;
+            }
+            answer => return answer,
         }
     }
 }
@@ -179,8 +229,9 @@ struct Nodes {
 }
 
 impl Nodes {
-    /// `owner`: the DaemonSet's UID.
-    fn of(nodes: &[Node], pods: &[Pod], owner: &str) -> Self {
+    /// `owner`: the DaemonSet's UID. `asked`: where no agent is, none has left: the one before has ended, and
+    /// the next one is not created yet.
+    fn of(nodes: &[Node], pods: &[Pod], owner: &str, asked: &BTreeSet<String>) -> Self {
         let ready: BTreeSet<&str> = nodes
             .iter()
             .filter(|node| is_ready(node))
@@ -209,7 +260,16 @@ impl Nodes {
             agent.is_leaving &= is_leaving;
             agent.is_back &= !is_leaving;
         }
+        for node in asked.iter().filter(|node| ready.contains(node.as_str())) {
+            all.agents.entry(node.clone()).or_default();
+        }
         all
+    }
+
+    /// How many more there must be.
+    fn lacking(&self, set: &DaemonSet) -> usize {
+        let wanted = set.status.as_ref().map_or(0, |status| status.desired_number_scheduled);
+        usize::try_from(wanted).unwrap_or_default().saturating_sub(self.agents.len() + self.lost.len())
     }
 
     fn without(&self, is_done: impl Fn(&Agent) -> bool) -> Vec<&str> {
@@ -258,10 +318,32 @@ mod tests {
             pod("c", "set", &["kubernetes", LEAVE], "False"),
             pod("c", "other", &["kubernetes"], "False"),
         ];
-        let all = Nodes::of(&nodes, &pods, "set");
+        let all = Nodes::of(&nodes, &pods, "set", &BTreeSet::new());
         assert_eq!(all.lost, ["b".to_owned()].into());
         assert_eq!(all.without(|agent| agent.is_leaving && agent.is_ready), ["c"]);
         assert_eq!(all.without(|agent| agent.is_leaving), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn a_node_whose_agent_is_not_created_yet_is_missed() {
+        let status = json!({"desiredNumberScheduled": 2, "currentNumberScheduled": 1, "numberMisscheduled": 0,
+            "numberReady": 1});
+        let set: DaemonSet = serde_json::from_value(json!({"status": status})).unwrap();
+        let nodes = [node("a", "True"), node("b", "Unknown")];
+        let of = |pods: &[Pod]| Nodes::of(&nodes, pods, "set", &BTreeSet::new()).lacking(&set);
+        let first = pod("a", "set", &["kubernetes"], "True");
+        assert_eq!(of(std::slice::from_ref(&first)), 1);
+        assert_eq!(of(&[first, pod("b", "set", &["kubernetes"], "False")]), 0);
+    }
+
+    #[test]
+    fn a_node_between_two_agents_has_not_left() {
+        let nodes = [node("a", "True"), node("b", "True"), node("c", "Unknown")];
+        let pods = [pod("a", "set", &["kubernetes", LEAVE], "True")];
+        let asked = ["a", "b", "c", "removed"].map(str::to_owned).into();
+        let all = Nodes::of(&nodes, &pods, "set", &asked);
+        assert_eq!(all.without(|agent| agent.is_leaving && agent.is_ready), ["b"]);
+        assert_eq!(all.without(|agent| agent.is_back), ["a", "b"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::plan::Key;
-use crate::statuses::{State, StatusRow, StatusTable};
+use crate::statuses::{Name, State, StatusRow, StatusTable};
 
 use super::conditions::{self, Condition};
 use super::events::{self, Note};
@@ -238,13 +238,92 @@ impl Work {
                 }
             }
         }
-        for note in &self.notes {
-            let published =
-                timeout(PATIENCE, events::publish(client.clone(), &node, name, &self.key, note)).await;
-            if let Ok(Err(error)) = published {
-                complain("publishing events", &whole(&error));
-            }
+        for note in self.notes {
+            // The next condition does not wait for them: it may say that the pod is not attached any more.
+            tokio::spawn(publish(client.clone(), node.clone(), name.clone(), self.key.clone(), note));
         }
         (self.key, is_done)
+    }
+}
+
+async fn publish(client: Client, node: String, name: Name, uid: Key, note: Note) {
+    if let Ok(Err(error)) = timeout(PATIENCE, events::publish(client, &node, &name, &uid, &note)).await {
+        complain("publishing events", &whole(&error));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+    use serde_json::{Value, json};
+
+    const GIVEN_UP: &str = "the agent has given an event up";
+
+    /// It takes conditions, and never answers an event. Tells messages of conditions.
+    fn api_server() -> (SocketAddr, Receiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let tell = tell.clone();
+                std::thread::spawn(move || serve(&stream.unwrap(), &tell));
+            }
+        });
+        (address, told)
+    }
+
+    fn serve(mut stream: &TcpStream, tell: &Sender<String>) -> Option<()> {
+        let mut lines = BufReader::new(stream);
+        let mut first = String::new();
+        while lines.read_line(&mut first).is_ok_and(|length| length > 0) {
+            let (mut line, mut length) = (String::new(), 0);
+            while line != "\r\n" {
+                line.clear();
+                lines.read_line(&mut line).ok()?;
+                let value = line.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned);
+                length = value.and_then(|value| value.trim().parse().ok()).unwrap_or(length);
+            }
+            let mut body = vec![0; length];
+            lines.read_exact(&mut body).ok()?;
+            if first.starts_with("POST") {
+                let _ = lines.read_line(&mut first);
+                return tell.send(GIVEN_UP.to_owned()).ok();
+            }
+            let patch: Value = serde_json::from_slice(&body).ok()?;
+            let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}}).to_string();
+            let head = format!("Content-Type: application/json\r\nContent-Length: {}", pod.len());
+            write!(stream, "HTTP/1.1 200 OK\r\n{head}\r\n\r\n{pod}").ok()?;
+            tell.send(patch["status"]["conditions"][0]["message"].as_str()?.to_owned()).ok()?;
+            first.clear();
+        }
+        Some(())
+    }
+
+    #[tokio::test]
+    async fn an_event_that_is_not_answered_holds_up_no_condition() {
+        let (address, told) = api_server();
+        let config = kube::Config::new(format!("http://{address}").parse().unwrap());
+        let client = Client::try_from(config).unwrap();
+        let (statuses, seen) = (Arc::new(StatusTable::default()), Arc::new(KnownConditions::default()));
+        seen.locked().insert("1".to_owned(), None);
+        let report = Told { client, node: "a".to_owned(), leaves: false, seen, statuses: statuses.clone() };
+        tokio::spawn(report.run());
+        for why in ["first", "second"] {
+            let name = Name { namespace: Some("default".to_owned()), name: "web".to_owned() };
+            let state = State::Failed { why: why.to_owned(), kept: None };
+            statuses.replace([("1".to_owned(), StatusRow { name, state, netns: None })].into());
+            let message = loop {
+                match told.try_recv() {
+                    Ok(message) => break message,
+                    Err(_) => sleep(Duration::from_millis(5)).await,
+                }
+            };
+            assert_eq!(message, why);
+        }
     }
 }

@@ -13,10 +13,9 @@ use tokio::sync::mpsc;
 use crate::node::Change;
 use crate::plan::Key;
 
-use super::PodPolicy;
 use super::pod::AnnotatedPod;
 use super::status_writer::KnownConditions;
-use super::whole;
+use super::{PodPolicy, WATCH, whole};
 
 /// The same complaint at most so often.
 const COMPLAINTS: Duration = Duration::from_secs(60);
@@ -30,7 +29,7 @@ pub(super) async fn run(
     changes: mpsc::Sender<Change>,
 ) {
     let pods: Api<Pod> = Api::all(client);
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH);
     let mut stream = watcher(pods, config).default_backoff().boxed();
     let mut listed: BTreeSet<Key> = BTreeSet::new();
     let mut complained: Option<Instant> = None;

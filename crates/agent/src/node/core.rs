@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::in_force;
 use crate::plan::{self, Actual, Doing, Key, Step, Want};
-use crate::processes::Place;
+use crate::processes::{Addresses, Place};
 use crate::rules::Port;
+use crate::sender_limit::SenderLimit;
 use crate::statuses::{Name, StatusRow};
 use crate::truepeer::Status;
 
 use super::entry::Entry;
+use super::inherited::Inherited;
 use super::outcome::{Done, Found, Started};
 use super::{Change, Desired};
 
@@ -21,12 +23,15 @@ const RARELY: Duration = Duration::from_secs(2);
 /// How long after an end leftovers are removed: several pods often end together.
 const SWEEP: Duration = Duration::from_secs(2);
 
-/// How long a pod's server may take to start.
+/// How long after an attach the network plugins may add devices and addresses.
+const SETTLED: Duration = Duration::from_secs(30);
+/// How long a pod's server may take to listen.
 const SERVER: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(super) struct Core {
     max: usize,
+    limit: SenderLimit,
     entries: BTreeMap<Key, Entry>,
     /// They exist, ask for nothing, and nothing is known to be attached to them.
     idle: BTreeMap<Key, Desired>,
@@ -44,38 +49,12 @@ pub(super) struct Core {
     notice: Duration,
 }
 
-/// The kernel's state at a moment.
-#[derive(Debug, Clone)]
-pub(super) struct Inherited {
-    /// In the clock of [`Place::started`], before it was read.
-    pub(super) ticks: u64,
-    by_netns: BTreeMap<u64, Status>,
-}
-
-impl Inherited {
-    /// `None`: something was attached by a truepeer that did not note the network namespace. Then the absence
-    /// of one proves nothing.
-    pub(super) fn of(ticks: u64, all: Vec<Status>) -> Option<Self> {
-        let by_netns = all.into_iter().map(|status| Some((status.netns?, status))).collect::<Option<_>>()?;
-        Some(Self { ticks, by_netns })
-    }
-
-    /// The attachment that the kernel reported for a place. The kernel reuses the numbers of network
-    /// namespaces: a process that started after the question is in another one.
-    fn at(&self, place: &Place) -> Option<&Status> {
-        self.by_netns.get(&place.netns).filter(|_| place.started < self.ticks)
-    }
-
-    fn has_nothing(&self, place: &Place) -> bool {
-        !self.by_netns.contains_key(&place.netns)
-    }
-}
-
 impl Core {
     /// `inherited`: the kernel's state before anything was heard of pods.
     pub(super) fn new(max: usize, inherited: Option<Inherited>, now: Instant) -> Self {
         Self {
             max,
+            limit: SenderLimit::default(),
             entries: BTreeMap::new(),
             idle: BTreeMap::new(),
             inherited,
@@ -93,6 +72,11 @@ impl Core {
     /// it no more connections.
     pub(super) fn with_notice(self, notice: Duration) -> Self {
         Self { notice, ..self }
+    }
+
+    /// The senders that pods may allow: what an agent before this one attached may exceed it.
+    pub(super) fn with_limit(self, limit: SenderLimit) -> Self {
+        Self { limit, ..self }
     }
 
     /// The kernel's state, read again: the API server let the agent wait for its first answer.
@@ -158,15 +142,18 @@ impl Core {
         self.has_looked_for_unasked
     }
 
-    /// After the first list: what is attached to pods that ask for nothing, whatever their conditions say.
-    /// `pods`: those that have a process; `fresh`: the kernel's state, unless it was read at the start.
+    /// What is attached to pods that ask for nothing, whatever their conditions say: by an agent before this
+    /// one, or by hand. `pods`: those that have a process; `fresh`: the kernel's state at a moment after the
+    /// given one, unless it was read at the start.
     pub(super) fn find_unasked(
         &mut self,
         pods: &BTreeMap<Key, Place>,
-        fresh: Option<Inherited>,
+        fresh: Option<(Instant, Inherited)>,
         now: Instant,
     ) {
-        let Some(inherited) = fresh.or_else(|| self.inherited.clone()) else { return };
+        let begun = fresh.as_ref().map(|(begun, _)| *begun);
+        let inherited = fresh.map(|(_, inherited)| inherited).or_else(|| self.inherited.clone());
+        let Some(inherited) = inherited else { return };
         self.has_looked_for_unasked = true;
         for (key, place) in pods {
             let Some(status) = inherited.at(place) else { continue };
@@ -175,9 +162,38 @@ impl Core {
             }
             // Of what asks, or has a claim, the kernel is asked anyway.
             let entry = self.entries.get_mut(key).filter(|entry| entry.actual == Actual::Nothing);
-            if let Some(entry) = entry {
-                entry.is_attached_unasked(place, status);
+            if let Some(entry) = entry.filter(|entry| begun.is_none_or(|begun| entry.is_as_at(begun))) {
+                entry.is_attached_unasked(place, status, &self.limit);
                 self.next_search = now;
+            }
+        }
+    }
+
+    /// Whether something is attached of which no entry knows.
+    pub(super) fn has_unknown(&self, all: &[Status]) -> bool {
+        let known = self.entries.values().filter_map(|entry| match entry.actual {
+            Actual::Attached { netns, .. } | Actual::Other { netns } => Some(netns),
+            Actual::Unknown | Actual::Nothing => None,
+        });
+        let known: BTreeSet<u64> = known.collect();
+        all.iter().filter_map(|status| status.netns).any(|netns| !known.contains(&netns))
+    }
+
+    /// Where something is attached: soon afterwards, or at any time.
+    pub(super) fn attached_places(&self, is_for_all: bool, now: Instant) -> BTreeMap<Key, Place> {
+        let is_young =
+            |entry: &&Entry| entry.changed_at.is_some_and(|changed| now.duration_since(changed) <= SETTLED);
+        let attached =
+            self.entries.iter().filter(|(_, entry)| matches!(entry.actual, Actual::Attached { .. }));
+        let asked = attached.filter(|(_, entry)| is_for_all || is_young(entry));
+        asked.filter_map(|(key, entry)| Some((key.clone(), entry.place.clone()?))).collect()
+    }
+
+    /// The addresses at these places.
+    pub(super) fn heed(&mut self, addresses: BTreeMap<Key, Addresses>) {
+        for (key, addresses) in addresses {
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.heed(addresses);
             }
         }
     }
@@ -187,9 +203,7 @@ impl Core {
     pub(super) fn compare(&mut self, all: &[Status], begun: Instant) {
         let all: BTreeMap<u64, &Status> =
             all.iter().filter_map(|status| Some((status.netns?, status))).collect();
-        for entry in
-            self.entries.values_mut().filter(|entry| entry.running().is_none() && entry.changed_at < begun)
-        {
+        for entry in self.entries.values_mut().filter(|entry| entry.is_as_at(begun)) {
             let Actual::Attached { netns, rules } = &entry.actual else { continue };
             let status = all.get(netns);
             let difference = status.map_or_else(
@@ -203,24 +217,28 @@ impl Core {
         }
     }
 
-    /// Loses places whose process has ended.
-    pub(super) fn check_places(&mut self, is_still: impl Fn(&Place) -> bool, now: Instant) {
+    /// Loses places whose process has ended. `ticks`: before they are looked at.
+    pub(super) fn check_places(&mut self, ticks: u64, is_still: impl Fn(&Place) -> bool, now: Instant) {
         for entry in self.entries.values_mut() {
             if entry.place.as_ref().is_some_and(|place| !is_still(place)) {
                 entry.lose_place(now);
                 self.next_search = now;
+            } else {
+                entry.is_seen(ticks);
             }
         }
     }
 
-    /// Those whose server must have started by now, if there is one; each is told once.
+    /// Those whose server must have started by now, if there is one; each is told once. Containers that are
+    /// not ready yet, or that wait for those that begin before them, may take longer.
     pub(super) fn without_known_server(&mut self, now: Instant) -> Vec<(Key, Place, BTreeSet<Port>)> {
         let mut all = Vec::new();
         for (key, entry) in &mut self.entries {
             let (Actual::Attached { rules, .. }, Some(place)) = (&entry.actual, &entry.place) else {
                 continue;
             };
-            if !entry.is_server_known && now.duration_since(entry.changed_at) >= SERVER {
+            let is_due = entry.serving_since().is_some_and(|since| now.duration_since(since) >= SERVER);
+            if !entry.is_server_known && is_due {
                 all.push((key.clone(), place.clone(), rules.ports.clone()));
                 entry.is_server_known = true;
             }
@@ -253,7 +271,7 @@ impl Core {
         if let Some(inherited) = self.inherited.as_ref().filter(|_| !self.has_adopted) {
             for entry in self.entries.values_mut().filter(|entry| entry.is_unknown()) {
                 let status = entry.place.as_ref().and_then(|place| inherited.at(place));
-                adopted.extend(status.and_then(|status| entry.adopt(status, now)));
+                adopted.extend(status.and_then(|status| entry.adopt(status, &self.limit, now)));
             }
         }
         self.has_adopted = self.has_heard_all;
@@ -327,7 +345,7 @@ impl Core {
     /// Returns the step's name and how it ended, unless nobody waits for it.
     pub(super) fn finish(&mut self, done: Done, now: Instant) -> Option<(&'static str, &'static str)> {
         let entry = self.entries.get_mut(&done.key)?;
-        let counted = entry.finish(done, now);
+        let counted = entry.finish(done, &self.limit, now);
         // Before the next plan, which would take a place that is missing for one that has ended.
         if entry.is_searching() {
             self.next_search = now;
@@ -350,8 +368,11 @@ impl Core {
         self.has_heard_all
     }
 
+    /// With those that ask for nothing and whose condition says something: it is to be taken back.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&Key, StatusRow)> {
-        self.entries.iter().map(|(key, entry)| (key, entry.line(self.max)))
+        let idle = self.idle.iter().filter(|(_, desired)| desired.has_condition);
+        let idle = idle.map(|(key, desired)| (key, StatusRow::idle(desired.name.clone())));
+        self.entries.iter().map(|(key, entry)| (key, entry.line(self.max))).chain(idle)
     }
 
     /// When something is to be done, if nothing is heard before.

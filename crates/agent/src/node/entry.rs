@@ -1,17 +1,17 @@
 //! One pod or container: what is wanted, what is, and what is under way.
 
+mod adoption;
 mod state;
 
 use std::time::{Duration, Instant};
 
 use crate::backoff::Backoff;
-use crate::in_force;
 use crate::plan::{Actual, Doing, View, Want, description};
-use crate::processes::Place;
+use crate::processes::{Addresses, Place};
 use crate::rules::Rules;
-use crate::truepeer::Status;
+use crate::sender_limit::SenderLimit;
 
-use super::outcome::{Done, Found, LOOK, Outcome, Seen};
+use super::outcome::{Done, Found, LOOK, Outcome};
 use super::{Claim, Desired};
 
 /// See the module.
@@ -28,15 +28,21 @@ pub(super) struct Entry {
     other: Other,
     /// Its first place has not been found yet.
     is_new: bool,
-    /// Since the last change of `actual`.
-    pub(super) changed_at: Instant,
+    /// When a step last ended, or an attachment was adopted.
+    pub(super) changed_at: Option<Instant>,
+    /// The pod's addresses when it was attached, adopted or found. `None`: they can't be read.
+    addresses: Option<Addresses>,
     /// Its server has been looked for.
     pub(super) is_server_known: bool,
+    /// See [`Desired::is_serving`].
+    serving_since: Option<Instant>,
     /// Another one in the same network namespace was there first.
     pub(super) conflict: Option<Want>,
     pub(super) arrival: u64,
     heard_at: Instant,
     attached_at: Option<Place>,
+    /// When its process was last seen, in the clock of [`Place::started`].
+    seen_until: u64,
     running: Option<Running>,
     /// Why the last step failed.
     failure: Option<String>,
@@ -55,6 +61,9 @@ struct Other {
     description: String,
     /// New connections are served by it.
     serves: bool,
+    /// That the operator does not let pods name one of its senders: it must not stay, as another wrong
+    /// annotation lets it.
+    excess: Option<Want>,
 }
 
 struct Running {
@@ -71,8 +80,10 @@ impl Entry {
             claim: desired.claim.clone(),
             other: Other::default(),
             is_new: true,
-            changed_at: now,
+            changed_at: None,
+            addresses: None,
             is_server_known: false,
+            serving_since: desired.is_serving.then_some(now),
             conflict: None,
             desired,
             place: None,
@@ -81,6 +92,7 @@ impl Entry {
             arrival,
             heard_at: now,
             attached_at: None,
+            seen_until: 0,
             running: None,
             failure: None,
             warnings: Vec::new(),
@@ -100,15 +112,9 @@ impl Entry {
         if desired.process != self.desired.process {
             self.lose_place(now);
         }
+        self.serving_since = desired.is_serving.then(|| self.serving_since.unwrap_or(now));
         // The claim was the earlier agent's only when this one began.
         self.desired = desired;
-    }
-
-    /// The kernel has this in its network namespace, though nobody asks for it.
-    pub(super) fn is_attached_unasked(&mut self, place: &Place, status: &Status) {
-        self.actual = Actual::Other { netns: place.netns };
-        self.other = Other { description: in_force::shown(status), serves: in_force::serves(status) };
-        self.attached_at = Some(place.clone());
     }
 
     /// Another pod had its network namespace first: what is attached there is that pod's.
@@ -156,16 +162,27 @@ impl Entry {
 
     /// `had_nothing`: whether it is known that nothing was attached at a place when the agent started.
     pub(super) fn found(&mut self, found: Option<Found>, had_nothing: impl Fn(&Place) -> bool) {
-        let (place, has_address) =
-            found.map_or((None, false), |found| (Some(found.place), found.has_address));
+        let has_address = |found: &Found| found.addresses.as_ref().is_none_or(|all| !all.is_empty());
+        let has_address = found.as_ref().is_some_and(has_address);
+        let (place, addresses) = found.map_or((None, None), |found| (Some(found.place), found.addresses));
         self.has_process = place.is_some();
         self.was_searched = true;
-        let before = self.attached_at.as_ref().map(|before| (before.pid, before.started));
-        let is_same = |place: &Place| before == Some((place.pid, place.started));
-        // The kernel may give the number of a network namespace that has ended to the next one. Only the same
-        // process proves that it is the same.
+        // The kernel may give the number of a network namespace that has ended to the next one. The same
+        // process proves that it is the same, or one that has run beside it: where the runtime starts no
+        // process of the sandbox (CRI-O), the first container may end before the others.
+        let (before, seen_until) = (self.attached_at.clone(), self.seen_until);
+        let is_same = |place: &Place| {
+            before.as_ref().is_some_and(|before| {
+                let is_beside = place.netns == before.netns && place.started < seen_until;
+                (place.pid, place.started) == (before.pid, before.started) || is_beside
+            })
+        };
         if place.as_ref().is_some_and(|place| !is_same(place)) {
             self.doubt(false);
+        }
+        // Those of what is attached are compared with them later.
+        if !matches!(self.actual, Actual::Attached { .. }) {
+            self.addresses = addresses;
         }
         if let Some(place) = &place {
             if self.is_new && had_nothing(place) && self.actual == Actual::Unknown {
@@ -174,6 +191,14 @@ impl Entry {
             self.is_new = false;
         }
         self.place = place.filter(|place| is_same(place) || has_address);
+    }
+
+    /// Its process runs at this time.
+    pub(super) fn is_seen(&mut self, ticks: u64) {
+        let is_there = |place: &Place| self.attached_at.as_ref().is_some_and(|at| at.netns == place.netns);
+        if self.place.as_ref().is_some_and(is_there) {
+            self.seen_until = ticks;
+        }
     }
 
     /// `notice`: how long after it was heard of its first step may begin.
@@ -242,7 +267,7 @@ impl Entry {
     /// A detach begins: new connections pass, also if it is interrupted and the next step must wait.
     fn serves_no_more(&mut self) {
         if let Actual::Attached { netns, rules } = &self.actual {
-            self.other.description = description(rules, *netns);
+            self.other = Other { description: description(rules, *netns), ..Other::default() };
             self.actual = Actual::Other { netns: *netns };
         }
         self.other.serves = false;
@@ -252,19 +277,28 @@ impl Entry {
     }
 
     /// The step's name and its result, unless it was interrupted meanwhile.
-    pub(super) fn finish(&mut self, done: Done, now: Instant) -> Option<(&'static str, &'static str)> {
+    pub(super) fn finish(
+        &mut self,
+        done: Done,
+        limit: &SenderLimit,
+        now: Instant,
+    ) -> Option<(&'static str, &'static str)> {
         self.running.take_if(|running| running.number == done.number)?;
-        self.changed_at = now;
+        self.changed_at = Some(now);
         let name = &self.desired.name;
         Some(match done.outcome {
             Outcome::Attached { rules, warnings } => {
                 let netns = done.place.netns;
                 tracing::info!(%name, rules = %rules, netns, took_ms = done.took.as_millis(), "attached");
                 warnings.iter().for_each(|warning| tracing::warn!(%name, "{warning}"));
+                self.addresses = done.addresses;
                 self.attached(done.place, rules, warnings);
                 ("attach", "ok")
             }
-            Outcome::Looked(seen) => self.seen(seen, done.place),
+            Outcome::Looked(seen) => {
+                self.addresses = done.addresses;
+                self.seen(seen, done.place, limit)
+            }
             Outcome::Detached => {
                 tracing::info!(%name, "detached");
                 self.forget_quietly();
@@ -295,40 +329,6 @@ impl Entry {
         })
     }
 
-    /// Takes over what the kernel has at this place, or notes that it differs.
-    fn seen(&mut self, seen: Seen, place: Place) -> (&'static str, &'static str) {
-        let (name, netns) = (&self.desired.name, place.netns);
-        match seen {
-            Seen::Same(rules) => {
-                tracing::info!(%name, rules = %rules, netns, "adopted");
-                self.attached(place, rules, Vec::new());
-                ("adopt", "ok")
-            }
-            Seen::Other { description, serves, difference } => {
-                tracing::info!(%name, found = %description, "not as it is wanted: {difference}");
-                self.actual = Actual::Other { netns };
-                self.other = Other { description, serves };
-                self.attached_at = Some(place);
-                ("adopt", "changed")
-            }
-            Seen::Nothing => {
-                self.actual = Actual::Nothing;
-                ("adopt", "lost")
-            }
-        }
-    }
-
-    /// `status`: of its place, read a moment ago. A step that asks for each pod would take seconds for many.
-    pub(super) fn adopt(&mut self, status: &Status, now: Instant) -> Option<(&'static str, &'static str)> {
-        let wanted = match self.want() {
-            Want::Attach(rules) => Some(rules.clone()),
-            Want::Nothing | Want::Unclear(_) | Want::Forbidden(_) => None,
-        };
-        let place = self.place.clone()?;
-        self.changed_at = now;
-        Some(self.seen(Seen::of(status, wanted), place))
-    }
-
     /// An attach that did not end well: what the kernel has is unknown.
     fn is_half_done(&mut self) {
         self.doubt(true);
@@ -357,6 +357,18 @@ impl Entry {
     }
 
     pub(super) fn want(&self) -> &Want {
-        self.conflict.as_ref().unwrap_or(&self.desired.want)
+        let is_kept = matches!((&self.desired.want, &self.actual), (Want::Unclear(_), Actual::Other { .. }));
+        let excess = self.other.excess.as_ref().filter(|_| is_kept);
+        self.conflict.as_ref().or(excess).unwrap_or(&self.desired.want)
+    }
+
+    /// Since when its server has had to listen.
+    pub(super) fn serving_since(&self) -> Option<Instant> {
+        Some(self.changed_at?.max(self.serving_since?))
+    }
+
+    /// Whether no step has changed anything since, nor is about to.
+    pub(super) fn is_as_at(&self, time: Instant) -> bool {
+        self.running.is_none() && self.changed_at.is_none_or(|changed| changed < time)
     }
 }

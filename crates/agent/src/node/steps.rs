@@ -31,11 +31,13 @@ impl Work {
     pub(super) async fn run(self, step: Step, number: u64) -> Done {
         let failed = |step, error: anyhow::Error| Outcome::Failed { step, why: format!("{error:#}") };
         let mut begin = Instant::now();
+        let mut addresses = None;
         let outcome = match step {
             Step::Attach(rules) => {
                 // Closed never.
                 let _permit = self.permits.acquire().await;
                 begin = Instant::now();
+                addresses = self.proc.addresses(&self.place);
                 match self.attach(&rules).await {
                     Ok(warnings) => Outcome::Attached { rules, warnings },
                     // It has ended, and another one is looked for: nothing is wrong.
@@ -45,7 +47,9 @@ impl Work {
             }
             Step::Look(rules) => {
                 let _permit = self.permits.acquire().await;
-                Outcome::of_look(self.truepeer.status(&self.place).await, rules, self.place.netns)
+                addresses = self.proc.addresses(&self.place);
+                let told = self.truepeer.status(&self.place).await;
+                Outcome::of_look(told, rules, self.place.netns, addresses.as_ref())
             }
             // Waits for connections to end: doesn't hold others up.
             Step::Detach | Step::Forget => match self.detach().await {
@@ -53,7 +57,7 @@ impl Work {
                 Err(error) => failed("detach", error),
             },
         };
-        Done { key: self.key, number, place: self.place, took: begin.elapsed(), outcome }
+        Done { key: self.key, number, place: self.place, addresses, took: begin.elapsed(), outcome }
     }
 
     async fn detach(&self) -> Result<()> {

@@ -156,15 +156,20 @@ fn this_process_is_found_in_the_real_proc() {
 #[test]
 fn an_address_is_waited_for() {
     let loopback = "Local:\n  +-- 127.0.0.0/8 2 0 2\n     |-- 127.0.0.1\n        /32 host LOCAL\n";
+    let has_ipv4 = |text: &str| of_ipv4(text).next().is_some();
     assert!(!has_ipv4(loopback));
     assert!(!has_ipv4("     |-- 169.254.3.4\n        /32 host LOCAL\n"));
     assert!(!has_ipv4("     |-- 10.244.0.255\n        /32 link BROADCAST\n"));
-    assert!(has_ipv4(&format!("{loopback}     |-- 10.244.0.7\n        /32 host LOCAL\n")));
+    let two = format!(
+        "{loopback}     |-- 10.244.0.7\n        /32 host LOCAL\n     |-- 10.1.0.7\n        /32 host LOCAL\n"
+    );
+    assert_eq!(of_ipv4(&two).map(|ip| ip.to_string()).collect::<Vec<_>>(), ["10.244.0.7", "10.1.0.7"]);
     let line = |address: &str, scope: &str, name: &str| format!("{address} 04 40 {scope} 80 {name}\n");
     let alone = line("00000000000000000000000000000001", "10", "lo")
         + &line("fe8000000000000000fc00fffe000001", "20", "eth0");
-    assert!(!has_ipv6(&alone));
-    assert!(has_ipv6(&(alone + &line("fd000000000000000000000000000002", "00", "eth0"))));
+    assert_eq!(of_ipv6(&alone).next(), None);
+    let found = of_ipv6(&(alone + &line("fd000000000000000000000000000002", "00", "eth0"))).next();
+    assert_eq!(found, "fd00::2".parse().ok());
 }
 
 #[test]

@@ -119,6 +119,17 @@ impl Pod<'_> {
         Ok(pid)
     }
 
+    /// Another network, and the pod's address there.
+    pub(crate) fn add_device(&self) -> Result<String> {
+        let (pid, balancer_pid, number) = (self.pid()?, self.bed.balancer.0.id(), self.number);
+        run(balancer_pid, &format!("ip link add q{number} type veth peer name net1 netns {pid}"))?;
+        run(balancer_pid, &format!("ip addr add 10.89.{number}.1/24 dev q{number}"))?;
+        run(balancer_pid, &format!("ip link set q{number} up"))?;
+        run(pid, &format!("ip addr add 10.89.{number}.2/24 dev net1"))?;
+        run(pid, "ip link set net1 up")?;
+        Ok(format!("10.89.{number}.2"))
+    }
+
     /// A container with a server, in the pod's network namespace.
     pub(crate) fn start_server(&mut self, port: u16) -> Result<()> {
         let cgroup = self.container()?;
@@ -146,7 +157,12 @@ impl Pod<'_> {
 
     /// What the load balancer is answered: the client that the server sees, and the first word that it reads.
     pub(crate) fn ask(&self, port: u16, has_header: bool) -> Result<String> {
-        self.bed.answer(&format!("10.88.{}.2:{port}", self.number), has_header)
+        self.ask_at(&format!("10.88.{}.2", self.number), port, has_header)
+    }
+
+    /// At another address of the pod.
+    pub(crate) fn ask_at(&self, address: &str, port: u16, has_header: bool) -> Result<String> {
+        self.bed.answer(&format!("{address}:{port}"), has_header)
     }
 
     /// The server sees the client of the header.
@@ -212,6 +228,11 @@ impl Pod<'_> {
         until(&format!("{}: the event {reason}", self.name), || {
             Ok(self.events()?.into_iter().rev().find(|(found, _)| found == reason).map(|(_, note)| note))
         })
+    }
+
+    /// As kubelet does.
+    pub(crate) fn say_containers_are_ready(&self) -> Result<()> {
+        self.bed.cluster.add_condition(&self.name, "ContainersReady")
     }
 
     pub(crate) fn annotate(&self, annotations: Value) -> Result<()> {

@@ -202,6 +202,13 @@ impl Cluster {
         })
     }
 
+    /// Stops it for a while, as a machine does that is too busy.
+    pub(crate) fn signal_api_server(&self, name: &str) -> Result<()> {
+        let pid = self.programs.last().context("no API server")?.id().to_string();
+        anyhow::ensure!(Command::new("kill").args([&format!("-{name}"), &pid]).status()?.success(), "kill");
+        Ok(())
+    }
+
     /// The file by which the agent reaches the API server.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.join("agent.conf")
@@ -225,6 +232,12 @@ impl Cluster {
 
     pub(crate) fn pod(&self, name: &str) -> Result<Pod> {
         self.wait(self.pods().get(name))
+    }
+
+    pub(crate) fn add_condition(&self, name: &str, kind: &str) -> Result<()> {
+        let patch = Patch::Strategic(json!({"status": {"conditions": [{"type": kind, "status": "True"}]}}));
+        self.wait(self.pods().patch_status(name, &PatchParams::default(), &patch))?;
+        Ok(())
     }
 
     pub(crate) fn annotate(&self, name: &str, annotations: Value) -> Result<()> {

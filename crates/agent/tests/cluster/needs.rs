@@ -1,6 +1,7 @@
 //! The capabilities: enough, and each necessary.
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
 
 use crate::Test;
 use crate::agent::Agent;
@@ -9,6 +10,7 @@ use crate::bed::Bed;
 pub(crate) const TESTS: &[Test] = &[
     ("three_capabilities_are_enough", three_capabilities_are_enough),
     ("each_capability_is_necessary", each_capability_is_necessary),
+    ("the_strict_seccomp_profile_is_enough", the_strict_seccomp_profile_is_enough),
 ];
 
 /// As in the DaemonSet. CAP_SYS_ADMIN, which entering a network namespace takes, includes CAP_BPF and
@@ -40,6 +42,25 @@ fn three_capabilities_are_enough(bed: &Bed) -> Result<()> {
     pod.wait_for("Attached")?;
     pod.start_server(80)?;
     pod.expect_attached(80)
+}
+
+/// Of deploy/kubernetes/seccomp-agent.json, for the agent and all that it starts.
+fn the_strict_seccomp_profile_is_enough(bed: &Bed) -> Result<()> {
+    let repository = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let under = format!("{repository}/scripts/containers/under-seccomp.py");
+    let profile = format!("{repository}/deploy/kubernetes/seccomp-agent.json");
+    let agent = Agent::start_by(bed, &[&under, &profile], &[])?;
+    let mut pod = bed.pod(&[("ports", "80,53/udp"), ("allow", "LB")])?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    pod.expect_attached(80)?;
+    ensure!(agent.metric("truepeer_agent_counters_read")? == 1, "{}", agent.log());
+    pod.annotate(json!({"truepeer.dev/ports": null, "truepeer.dev/allow": null}))?;
+    pod.wait_for("Detached")?;
+    pod.expect_raw(80)?;
+    ensure!(!agent.log().contains("not permitted"), "{}", agent.log());
+    Ok(())
 }
 
 fn each_capability_is_necessary(bed: &Bed) -> Result<()> {

@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("the_operators_cap_holds", the_operators_cap_holds),
     ("only_so_many_pods_are_attached", only_so_many_pods_are_attached),
     ("a_pod_without_an_address_is_waited_for", a_pod_without_an_address_is_waited_for),
+    ("a_device_that_comes_after_the_attach_is_served", a_device_that_comes_after_the_attach_is_served),
     ("refusals_are_told", refusals_are_told),
     ("a_redirected_port_is_told", a_redirected_port_is_told),
     ("counters_have_the_names_of_pods", counters_have_the_names_of_pods),
@@ -80,6 +81,7 @@ fn changed_annotations_are_followed(bed: &Bed) -> Result<()> {
     pod.expect_attached(81)?;
     pod.expect_raw(80)?;
     ensure!(pod.turned()? == turned, "the pod was not ready for a moment");
+    ensure!(pod.events()?.iter().all(|(_, note)| !note.contains("warning")), "{:?}", pod.events());
 
     pod.annotate(json!({"truepeer.dev/header": "optional"}))?;
     until("optional", || Ok(pod.wait_for("Attached")?.contains("header optional").then_some(())))?;
@@ -133,6 +135,7 @@ fn a_port_without_a_server_is_told_later(bed: &Bed) -> Result<()> {
         let note = pod.wait_for_event("Attached")?;
         ensure!(!note.contains("warning"), "{note}");
         pod.start_server(80)?;
+        pod.say_containers_are_ready()?;
     }
     let note = within(std::time::Duration::from_secs(60), "the event", || {
         Ok(wrong.events()?.into_iter().find(|(reason, _)| reason == "NothingListens"))
@@ -253,6 +256,20 @@ fn a_pod_without_an_address_is_waited_for(bed: &Bed) -> Result<()> {
     other.wait_for("Attached")?;
     ensure!(agent.steps("attach", "ok")? == 2);
     Ok(())
+}
+
+/// As by a plugin for several networks.
+fn a_device_that_comes_after_the_attach_is_served(bed: &Bed) -> Result<()> {
+    let _agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[("ports", "80"), ("allow", "10.88.0.0/15")])?;
+    pod.start_sandbox()?;
+    pod.wait_for("Attached")?;
+    pod.start_server(80)?;
+    let address = pod.add_device()?;
+    until("the client at the other address", || {
+        Ok((pod.ask_at(&address, 80, true)? == format!("{CLIENT} hello")).then_some(()))
+    })?;
+    pod.expect_attached(80)
 }
 
 /// Asks until an event says that it was refused: those before truepeer begins to follow are only counted.

@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
         rules_that_the_kernel_does_not_have_are_not_adopted,
     ),
     ("rules_that_no_annotation_asks_for_are_not_adopted", rules_that_no_annotation_asks_for_are_not_adopted),
+    ("a_typo_does_not_outlive_the_operators_cap", a_typo_does_not_outlive_the_operators_cap),
     ("what_no_condition_tells_is_detached", what_no_condition_tells_is_detached),
     ("a_container_that_starts_again_stays_attached", a_container_that_starts_again_stays_attached),
     ("a_sandbox_that_starts_again_is_attached_again", a_sandbox_that_starts_again_is_attached_again),
@@ -155,6 +156,22 @@ fn rules_that_no_annotation_asks_for_are_not_adopted(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+/// The typo must not be a way to keep what the operator forbids.
+fn a_typo_does_not_outlive_the_operators_cap(bed: &Bed) -> Result<()> {
+    let agent = Agent::start(bed, &[])?;
+    let mut pod = bed.pod(&[("ports", "80"), ("allow", "any")])?;
+    pod.start_sandbox()?;
+    pod.start_server(80)?;
+    pod.wait_for("Attached")?;
+    agent.terminate()?;
+    pod.annotate(json!({"truepeer.dev/header": "optionl"}))?;
+    let agent = Agent::start(bed, &["--allow-senders", "10.88.0.0/16"])?;
+    pod.wait_for("Refused")?;
+    pod.expect_raw(80)?;
+    ensure!(agent.log().contains("detached"), "{}", agent.log());
+    Ok(())
+}
+
 fn what_no_condition_tells_is_detached(bed: &Bed) -> Result<()> {
     let _without = WithoutConditions::begin(bed)?;
     let agent = Agent::start(bed, &[])?;
@@ -243,12 +260,15 @@ fn an_agent_that_leaves_leaves_nothing(bed: &Bed) -> Result<()> {
         pod.wait_for("Attached")?;
     }
     pod.start_server(80)?;
+    // Nothing was ever attached to it.
+    let wrong = bed.pod(&[("ports", "http"), ("allow", "LB")])?;
+    wrong.wait_for("Refused")?;
     agent.terminate()?;
     ended.end();
     // Ready when it has left.
     let leaving = Agent::start(bed, &["--leave"])?;
     pod.expect_raw(80)?;
-    for pod in [&pod, &ended] {
+    for pod in [&pod, &ended, &wrong] {
         ensure!(pod.condition().is_err(), "{:?}\n{}", pod.condition(), leaving.log());
     }
     // The next agent attaches again.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::Test;
 use crate::bed::Bed;
 use crate::cluster::NAMESPACE;
-use crate::wait::until;
+use crate::wait::{until, within};
 
 pub(crate) const TESTS: &[Test] = &[
     (
@@ -21,6 +21,18 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("an_uninstall_leaves_out_nodes_that_are_not_ready", an_uninstall_leaves_out_nodes_that_are_not_ready),
     ("after_an_uninstall_that_fails_agents_attach_again", after_an_uninstall_that_fails_agents_attach_again),
+    (
+        "an_uninstall_waits_for_agents_that_are_not_created_yet",
+        an_uninstall_waits_for_agents_that_are_not_created_yet,
+    ),
+    (
+        "after_an_uninstall_that_is_told_to_end_agents_attach_again",
+        after_an_uninstall_that_is_told_to_end_agents_attach_again,
+    ),
+    (
+        "an_uninstall_survives_an_api_server_that_does_not_answer",
+        an_uninstall_survives_an_api_server_that_does_not_answer,
+    ),
 ];
 
 const SET: &str = "uninstalled";
@@ -57,8 +69,17 @@ impl<'a> Agents<'a> {
         Ok(agents)
     }
 
+    fn remove(&self, node: &str) {
+        let name = format!("{SET}-{node}");
+        let _ = self.bed.cluster.as_admin(async |client| {
+            let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+            pods.delete(&name, &DeleteParams::default().grace_period(0)).await
+        });
+    }
+
     /// An agent's pod, instead of the one that is there.
     fn put(&self, node: &str, arguments: &[&str], is_ready: bool) -> Result<()> {
+        self.remove(node);
         let name = format!("{SET}-{node}");
         let owner = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": SET, "uid": self.uid}]);
         let pod = json!({"metadata": {"name": name, "ownerReferences": owner},
@@ -67,7 +88,6 @@ impl<'a> Agents<'a> {
         let status = json!({"status": {"conditions": [{"type": "Ready", "status": word(is_ready)}]}});
         self.bed.cluster.as_admin(async |client| {
             let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
-            let _ = pods.delete(&name, &DeleteParams::default().grace_period(0)).await;
             pods.create(&PostParams::default(), &pod).await?;
             pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await
         })?;
@@ -89,7 +109,26 @@ impl<'a> Agents<'a> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_truepeer-agent"));
         command.args(["retire", "--namespace", NAMESPACE, "--daemonset", SET, "--timeout", seconds]);
         command.env("KUBECONFIG", self.bed.cluster.directory().join("admin.conf"));
-        Ok(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?)
+        let log = std::fs::File::create(self.log())?;
+        Ok(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?)
+    }
+
+    fn log(&self) -> std::path::PathBuf {
+        self.bed.cluster.directory().join("retire.log")
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    /// Whether it succeeded, and what it said.
+    fn ended(&self, mut child: Child) -> Result<(bool, String)> {
+        let status = child.wait()?;
+        Ok((status.success(), self.said()))
+    }
+
+    fn wait_for_option(&self) -> Result<()> {
+        until("the option", || Ok((self.told()?.0 == json!(["kubernetes", "--leave"])).then_some(())))
     }
 }
 
@@ -112,16 +151,10 @@ fn word(is_true: bool) -> &'static str {
     if is_true { "True" } else { "False" }
 }
 
-/// Whether it succeeded, and what it said.
-fn ended(child: Child) -> Result<(bool, String)> {
-    let output = child.wait_with_output()?;
-    Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
-}
-
 fn an_uninstall_changes_nothing_where_an_agent_is_not_ready(bed: &Bed) -> Result<()> {
     let agents = Agents::start(bed, [("lost-a", true, true), ("lost-b", true, false)])?;
     let before = agents.told()?;
-    let (is_done, said) = ended(agents.retire("5")?)?;
+    let (is_done, said) = agents.ended(agents.retire("5")?)?;
     ensure!(!is_done && said.contains("nothing was changed") && said.contains("node lost-b"), "{said}");
     ensure!(agents.told()? == before, "{:?}", agents.told());
     Ok(())
@@ -130,9 +163,9 @@ fn an_uninstall_changes_nothing_where_an_agent_is_not_ready(bed: &Bed) -> Result
 fn an_uninstall_leaves_out_nodes_that_are_not_ready(bed: &Bed) -> Result<()> {
     let agents = Agents::start(bed, [("lost-a", true, true), ("lost-b", false, false)])?;
     let retiring = agents.retire("20")?;
-    until("the option", || Ok((agents.told()?.0 == json!(["kubernetes", "--leave"])).then_some(())))?;
+    agents.wait_for_option()?;
     agents.put("lost-a", &["kubernetes", "--leave"], true)?;
-    let (is_done, said) = ended(retiring)?;
+    let (is_done, said) = agents.ended(retiring)?;
     ensure!(is_done && said.contains("node lost-b is not ready"), "{said}");
     ensure!(said.contains("nothing is left on 1 nodes"), "{said}");
     Ok(())
@@ -142,17 +175,67 @@ fn after_an_uninstall_that_fails_agents_attach_again(bed: &Bed) -> Result<()> {
     let agents = Agents::start(bed, [("lost-a", true, true), ("lost-b", true, true)])?;
     let before = agents.told()?;
     let retiring = agents.retire("4")?;
-    until("the option", || Ok((agents.told()?.0 == json!(["kubernetes", "--leave"])).then_some(())))?;
+    agents.wait_for_option()?;
     agents.put("lost-a", &["kubernetes", "--leave"], true)?;
     until("the way back", || Ok((agents.told()?.0 == before.0).then_some(())))?;
     // In turn, a node that is not ready could hold up all others.
     ensure!(agents.told()?.1["maxUnavailable"] == "100%", "{:?}", agents.told());
     agents.put("lost-a", &["kubernetes"], true)?;
-    let (is_done, said) = ended(retiring)?;
+    let (is_done, said) = agents.ended(retiring)?;
     ensure!(
         !is_done && said.contains("attached on node lost-b") && said.contains("all is as before"),
         "{said}"
     );
     ensure!(agents.told()? == before, "{:?}", agents.told());
+    Ok(())
+}
+
+/// Between the end of a node's agent and the next one, there is none.
+fn an_uninstall_waits_for_agents_that_are_not_created_yet(bed: &Bed) -> Result<()> {
+    let agents = Agents::start(bed, [("lost-a", true, true), ("lost-b", true, true)])?;
+    let mut retiring = agents.retire("60")?;
+    agents.wait_for_option()?;
+    ["lost-a", "lost-b"].iter().for_each(|node| agents.remove(node));
+    // It looks once a second.
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    ensure!(retiring.try_wait()?.is_none(), "{}", agents.said());
+    for node in ["lost-a", "lost-b"] {
+        agents.put(node, &["kubernetes", "--leave"], true)?;
+    }
+    let (is_done, said) = agents.ended(retiring)?;
+    ensure!(is_done && said.contains("nothing is left on 2 nodes"), "{said}");
+    Ok(())
+}
+
+/// The node on which the job runs is drained.
+fn after_an_uninstall_that_is_told_to_end_agents_attach_again(bed: &Bed) -> Result<()> {
+    let agents = Agents::start(bed, [("lost-a", true, true), ("lost-b", true, true)])?;
+    let before = agents.told()?;
+    let retiring = agents.retire("60")?;
+    agents.wait_for_option()?;
+    let pid = retiring.id().to_string();
+    ensure!(Command::new("kill").args(["-TERM", &pid]).status()?.success(), "kill");
+    let (is_done, said) = agents.ended(retiring)?;
+    ensure!(!is_done && said.contains("told to end") && said.contains("all is as before"), "{said}");
+    ensure!(agents.told()? == before, "{:?}", agents.told());
+    Ok(())
+}
+
+/// A moment without it must not leave agents that go on leaving.
+fn an_uninstall_survives_an_api_server_that_does_not_answer(bed: &Bed) -> Result<()> {
+    let agents = Agents::start(bed, [("lost-a", true, true), ("lost-b", true, true)])?;
+    let retiring = agents.retire("90")?;
+    agents.wait_for_option()?;
+    bed.cluster.signal_api_server("STOP")?;
+    let is_told = within(std::time::Duration::from_secs(60), "a word about it", || {
+        Ok(agents.said().contains("no answer; trying again").then_some(()))
+    });
+    bed.cluster.signal_api_server("CONT")?;
+    is_told?;
+    for node in ["lost-a", "lost-b"] {
+        agents.put(node, &["kubernetes", "--leave"], true)?;
+    }
+    let (is_done, said) = agents.ended(retiring)?;
+    ensure!(is_done && said.contains("nothing is left on 2 nodes"), "{said}");
     Ok(())
 }

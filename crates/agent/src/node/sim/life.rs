@@ -132,7 +132,7 @@ impl Life {
             self.next_check = now + CHECK;
             let places = world.places();
             let all: BTreeSet<u64> = places.values().map(|place| place.started).collect();
-            self.core.check_places(|place| all.contains(&place.started), now);
+            self.core.check_places(world.ticks(now), |place| all.contains(&place.started), now);
         }
         let missing = self.core.missing(now);
         if missing.is_empty() {
@@ -140,7 +140,8 @@ impl Life {
         }
         let found = missing.into_keys().filter_map(|key| {
             let sandbox = world.pods.get(&key)?.sandbox.as_ref()?;
-            let found = Found { place: sandbox.place(), has_address: sandbox.has_address <= now };
+            let is_through = sandbox.has_address <= now;
+            let found = Found { place: sandbox.place(), addresses: (!is_through).then(Addresses::new) };
             (sandbox.has_process <= now).then_some((key, found))
         });
         self.core.found(found.collect(), now);
@@ -192,8 +193,9 @@ impl Life {
         match self.compare.take() {
             Some((begun, Some((ticks, all)))) => {
                 self.core.compare(&all, begun);
-                if !self.core.has_looked_for_unasked() {
-                    self.core.find_unasked(&world.places(), Inherited::of(ticks, all), now);
+                if !self.core.has_looked_for_unasked() || self.core.has_unknown(&all) {
+                    let fresh = Inherited::of(ticks, all).map(|inherited| (begun, inherited));
+                    self.core.find_unasked(&world.places(), fresh, now);
                 }
             }
             Some((_, None)) => self.next_compare = now + COMPARE_SOON,
@@ -359,7 +361,8 @@ fn finish(Started { key, number, step, place }: Started, world: &mut World) -> D
     let outcome = match (step, sandbox) {
         (Step::Look(wanted), sandbox) => {
             let told = sandbox.filter(|_| !fails).map(|sandbox| sandbox.status());
-            Outcome::of_look(told.ok_or_else(|| anyhow::anyhow!("no such process")), wanted, place.netns)
+            let told = told.ok_or_else(|| anyhow::anyhow!("no such process"));
+            Outcome::of_look(told, wanted, place.netns, None)
         }
         (Step::Attach(_), None) => Outcome::Ended,
         // Done, half done or not begun.
@@ -381,5 +384,5 @@ fn finish(Started { key, number, step, place }: Started, world: &mut World) -> D
             if fails { failed("detach") } else { Outcome::Detached }
         }
     };
-    Done { key, number, place, took: LOOKS, outcome }
+    Done { key, number, place, addresses: None, took: LOOKS, outcome }
 }

@@ -14,6 +14,7 @@
 mod faults;
 mod kernel;
 mod life;
+mod single;
 mod world;
 
 use super::super::outcome::Outcome;
@@ -132,12 +133,14 @@ fn of_containers_that_share_a_network_the_first_stays_attached() {
     let mut core = Core::new(9, Inherited::of(8, vec![sandbox.status()]), now);
     for (key, rules) in [("a", first), ("b", second)] {
         let name = Name { namespace: None, name: key.to_owned() };
-        let desired = Desired { name, want: Want::Attach(rules), process: None, claim: None };
+        let want = Want::Attach(rules);
+        let (has_condition, is_serving) = (false, true);
+        let desired = Desired { name, want, process: None, claim: None, has_condition, is_serving };
         core.update(Change::Set(key.to_owned(), desired), now);
     }
     core.update(Change::Only(["a".to_owned(), "b".to_owned()].into()), now);
     let found = core.missing(now).into_keys();
-    let found = found.map(|key| (key, Found { place: sandbox.place(), has_address: true }));
+    let found = found.map(|key| (key, Found { place: sandbox.place(), addresses: None }));
     assert_eq!(core.found(found.collect(), now), [("adopt", "ok")]);
     assert!(core.start_steps(now).is_empty());
 }

@@ -182,7 +182,7 @@ impl World {
     }
 
     /// The clock in which processes are started, finer than the kernel's: no two start at once.
-    fn ticks(&self, time: Instant) -> u64 {
+    pub(super) fn ticks(&self, time: Instant) -> u64 {
         u64::try_from((time - self.begun).as_millis()).unwrap_or(u64::MAX) * 1_000_000
     }
 
@@ -214,5 +214,6 @@ impl World {
 
 fn desired(key: &Key, pod: &Pod) -> Desired {
     let name = Name { namespace: Some("default".to_owned()), name: key.clone() };
-    Desired { name, want: pod.want.clone(), process: None, claim: pod.condition.clone() }
+    let (claim, has_condition) = (pod.condition.clone(), pod.condition.is_some());
+    Desired { name, want: pod.want.clone(), process: None, claim, has_condition, is_serving: true }
 }
