@@ -169,8 +169,8 @@ impl<F> FlowTable<F> {
 
     /// Removes the flow whose silence would end first.
     pub(crate) fn evict(&mut self) -> Option<Gone<F>> {
-        let first = self.deadlines.next(&mut self.flows)?;
-        self.expire(first)
+        let (first, _) = self.first()?;
+        self.remove(first)
     }
 
     /// Removes one flow of a listener.
@@ -186,13 +186,15 @@ impl<F> FlowTable<F> {
 
     /// Removes a flow.
     pub(crate) fn remove(&mut self, key: Key) -> Option<Gone<F>> {
+        let ends_at = self.flows.get_mut(key)?.link.at();
         self.deadlines.cancel(&mut self.flows, key);
         let entry = self.flows.remove(key)?;
         self.by_client.remove(&entry.key);
         if let Some(sender) = &entry.sender {
             self.unname(sender, key);
         }
-        Some(Gone { flow: entry.flow, sender: entry.sender })
+        let heard = ends_at.and_then(|at| at.checked_sub(self.deadlines.wait(entry.silence)));
+        Some(Gone { flow: entry.flow, sender: entry.sender, heard })
     }
 }
 
@@ -201,6 +203,8 @@ impl<F> FlowTable<F> {
 pub(crate) struct Gone<F> {
     pub(crate) flow: F,
     pub(crate) sender: Option<SenderKey>,
+    /// When its silence began, unless that is over.
+    pub(crate) heard: Option<Instant>,
 }
 
 #[cfg(test)]

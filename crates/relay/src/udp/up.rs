@@ -138,6 +138,9 @@ impl UdpFlows {
             return Ok(Some(Placed { flow: last.flow, payload: &datagram[last.raw.len()..] }));
         }
         let named = self.table.of_sender(&at.sender_key()).filter(|_| at.rule != HeaderRule::Forbid);
+        if named.is_none() && at.rule != HeaderRule::Forbid && at.udp.dialect.has_bare_datagrams() {
+            self.ended.check(&at.sender_key(), at.udp.silence, cx.now)?;
+        }
         let limits = at.listener.rules.settings.header_limits;
         match open(at.udp.dialect, datagram, at.rule, limits, named.is_some()) {
             Ok(Opened::Headed { raw, header, payload }) => {
