@@ -46,7 +46,7 @@ use self::early::EarlyDatagram;
 use self::flow::{Flow, FlowEnd};
 use self::leaving::Leaving;
 pub use self::offload::FlowOffload;
-use self::refusal::{DroppedDatagram, Forgotten};
+use self::refusal::{DroppedDatagram, Forgotten, Over};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
 use crate::listener::Listener;
@@ -86,7 +86,7 @@ pub(crate) struct UdpFlows {
     /// What came before the downstream sockets at these places were complete, while nothing is read.
     early: Vec<(usize, Vec<EarlyDatagram>)>,
     forgotten: Forgotten,
-    ended: Forgotten,
+    over: Forgotten,
     retired: Retired,
     leaving: Leaving,
     /// Only a worker with downstream sockets has room for datagrams.
@@ -264,10 +264,10 @@ impl UdpFlows {
         if let Some(sender) = gone.sender {
             let heard = gone.heard.unwrap_or(cx.now);
             match why {
-                FlowEnd::Silent => self.forgotten.add(sender, why, heard, cx.now),
+                FlowEnd::Silent => self.forgotten.add(sender, Over::Ended(why), heard, cx.now),
                 // A client without a sender that writes headers may come again.
                 _ if gone.flow.route.origin == Origin::NoHeader => {}
-                _ => self.ended.add(sender, why, heard, cx.now),
+                _ => self.over.add(sender, Over::Ended(why), heard, cx.now),
             }
         }
         cx.journal.on_flow_end(&listener.shard, &gone.flow.ended(why), cx.now);
@@ -283,7 +283,7 @@ impl UdpFlows {
         let datagram = RefusedDatagram {
             sender: refused.sender,
             listener: listener.rules.settings.address,
-            reason: refused.reason(),
+            reason: refused.cause.reason(),
             why: refused,
             hint: refused.hint(),
         };

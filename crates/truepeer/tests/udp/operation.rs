@@ -15,7 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         flows_go_on_after_sigterm_and_no_new_ones_begin,
         the_operator_ends_the_flows_of_one_client,
         a_ban_ends_flows_and_refuses_datagrams,
-        a_client_whose_flow_was_ended_can_not_write_its_next_header,
+        a_client_whose_flow_is_over_can_not_write_its_next_header,
         a_flow_that_a_stop_ends_has_its_line,
     ];
     let early = "datagrams_that_come_while_sockets_are_opened_are_answered";
@@ -131,32 +131,35 @@ fn a_ban_ends_flows_and_refuses_datagrams(bed: &Bed) -> Result<()> {
 }
 
 /// Their sender passes on what they send as it is, and has written the only header already.
-fn a_client_whose_flow_was_ended_can_not_write_its_next_header(bed: &Bed) -> Result<()> {
-    let backend = Backend::who(&BACKENDS)?;
+fn a_client_whose_flow_is_over_can_not_write_its_next_header(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
     let admin = bed.dir().join("admin").to_string_lossy().into_owned();
-    for (dialect, end) in [("first", "ban"), ("standalone", "kill"), ("first", "evict")] {
-        let arguments = format!("-v 1 --admin {admin} --udp-dialect {dialect} --max-flows 1 --workers 1");
-        let truepeer = start_proxy(bed, &arguments)?;
+    let denied = "192.0.2.9:5000";
+    bed.write("deny", "192.0.2.9\n")?;
+    for (dialect, end) in [("first", "ban"), ("standalone", "kill"), ("first", "evict"), ("first", "deny")] {
+        let arguments = format!("-v 1 --admin {admin} --deny-clients ./deny --max-flows 1 --workers 1");
+        let truepeer = start_proxy(bed, &format!("{arguments} --udp-dialect {dialect}"))?;
         let open = |client| -> Result<_> {
             let sender = sender_towards(LISTENERS[0])?;
             ask(&sender, &[&v2(client, DESTINATIONS[0])?, b"before"])?;
             Ok(sender)
         };
-        let sender = open(CLIENTS[0])?;
         let operator = |words: &[&str]| Program::new(TRUEPEER).args(words).args(["--admin", &admin]).run(bed);
+        let sender = if end == "deny" { sender_towards(LISTENERS[0])? } else { open(CLIENTS[0])? };
         let said = match end {
             "ban" => (operator(&["ban", "192.0.2.7", "--for", "1h"])?, "its flow was ended by a ban").1,
             "kill" => (operator(&["sessions", "--client", "192.0.2.7", "--kill"])?, "its flow was ended ").1,
-            _ => (open("192.0.2.8:5000")?, "its flow was forgotten to make room").1,
+            "evict" => (open("192.0.2.8:5000")?, "its flow was forgotten to make room").1,
+            _ => (send(&sender, &[&v2(denied, DESTINATIONS[0])?, b"before"])?, "--deny-clients lists it").1,
         };
-        truepeer.wait_for_log("datagrams_up=1")?;
-        let forged = v2("192.0.2.66:6666", DESTINATIONS[0])?;
-        send(&sender, &[&forged, b"forged"])?;
+        if end != "deny" {
+            truepeer.wait_for_log("datagrams_up=1")?;
+        }
+        send(&sender, &[&v2("192.0.2.66:6666", DESTINATIONS[0])?, b"forged"])?;
         hears_nothing(&sender)?;
         truepeer.wait_for_log(said)?;
         truepeer.stop()?;
     }
-    drop(backend);
     Ok(())
 }
 
