@@ -10,6 +10,9 @@ use super::limits::HttpLimits;
 use super::scan::HeadEnd;
 use crate::fields::{FieldList, FieldName, Span, span};
 
+/// The most options of `Connection`. Each is compared with each field: a head of 32 KiB could have thousands.
+const MOST_OPTIONS: usize = 64;
+
 /// The versions of HTTP that a request may have come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HttpVersion {
@@ -195,6 +198,9 @@ impl RequestHead {
 
     /// Interprets the fields.
     fn interpret(&mut self) -> Result<(), HeadError> {
+        if self.fields.elements(FieldName::Connection).nth(MOST_OPTIONS).is_some() {
+            return Err(HeadError::TooManyFields);
+        }
         self.check_host()?;
         self.check_target()?;
         let is_http_10 = self.version == HttpVersion::Http10;

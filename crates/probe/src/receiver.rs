@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use truepeer_proto::vectors::Level;
-use truepeer_proto::{Decoded, Limits, decode};
+use truepeer_proto::{Decoded, Limits, V2_SIGNATURE, decode};
 
 use crate::ProbeError;
 use crate::app::App;
@@ -135,8 +135,7 @@ impl Run {
         if has_greeted && !talk.greeting.is_empty() && decoded.is_err() && seen != Seen::Taken {
             self.greeted.get_or_insert(header.clone());
         }
-        let is_partial = matches!(decoded, Ok(Decoded::NeedMore { .. }));
-        if self.by_silence && seen == Seen::Silent && !is_partial {
+        if self.by_silence && seen == Seen::Silent && is_whole(&header) {
             seen = Seen::Taken;
         }
         Ok((seen, talk.own))
@@ -281,6 +280,16 @@ impl Run {
         let name = format!("version 2 of {length} bytes, filled by a NOOP");
         Ok(Finding::of_rule(&name, "tlv-skip", Some(Want::Taken), verdict, seen.to_string())
             .with_bytes(&header[..31]))
+    }
+}
+
+/// Whether nothing more can come of a header, valid or not. A receiver that is sent less may wait for the
+/// rest: "the receiver must wait for the CRLF sequence" (PROXY 2.1).
+fn is_whole(header: &[u8]) -> bool {
+    match header.strip_prefix(&V2_SIGNATURE) {
+        Some(&[_, _, high, low, ref rest @ ..]) => rest.len() >= usize::from(u16::from_be_bytes([high, low])),
+        Some(_) => false,
+        None => header.ends_with(b"\r\n"),
     }
 }
 

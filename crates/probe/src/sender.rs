@@ -158,8 +158,10 @@ fn of_header(report: &mut Report, header: &Header<'_>, bytes: &[u8]) {
         return;
     }
     if header.command == Command::Local {
-        let block = bytes.len() - 16;
-        say(report, "LOCAL has no addresses", "sent-local", block == 0, &format!("{block} bytes follow"));
+        // A family that is not UNSPEC has them; HAProxy's health checks have TLVs alone.
+        let (family, block) = (bytes[13] >> 4, bytes.len() - 16);
+        let has_none = block == 0 || family == 0 && !header.tlvs.is_empty();
+        say(report, "LOCAL has no addresses", "sent-local", has_none, &format!("{block} bytes follow"));
     }
     let mut kinds = header.tlvs.raw().map(|(kind, _)| kind);
     if let Some(kind) = kinds.clone().find(|kind| (0xf0..=0xf7).contains(kind)) {
@@ -314,6 +316,13 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("HTTP request") && !said.contains("BROKEN"), "{said}");
+    }
+
+    /// HAProxy's health checks with `proxy-v2-options crc32c`.
+    #[test]
+    fn tlvs_of_a_local_header_are_no_addresses() {
+        let said = said(false, &[b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\x07\x03\0\x04\xa9\xb8\x7e\x8f"]);
+        assert!(said.contains("LOCAL, TLVs 0x03 (4 bytes)") && !said.contains("against advice:"), "{said}");
     }
 
     #[test]

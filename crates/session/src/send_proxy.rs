@@ -27,7 +27,7 @@ pub fn header_and(
     own: &[SentTlv],
     rest: &[u8],
 ) -> Result<Box<[u8]>, EncodeError> {
-    let addresses = addresses(route, local);
+    let addresses = addresses(route, Transport::Stream, local);
     let room = match route.send_proxy {
         Some(Version::V1) => V1_MAX_LEN,
         // The address block may be longer than the original's, and a checksum may be added.
@@ -60,16 +60,22 @@ pub fn finish(encoder: V2Encoder<'_>, tlvs: Tlvs<'_>, own: &[SentTlv]) -> Result
     encoder.finish()
 }
 
-fn command(origin: Origin) -> Command {
+/// What a header about a client of this origin says.
+pub fn command(origin: Origin) -> Command {
     if origin == Origin::Local { Command::Local } else { Command::Proxy }
 }
 
-fn addresses(route: &Route, local: impl FnOnce() -> Option<SocketAddr>) -> Addresses<'static> {
+/// The addresses in the header for `route`. `local` is as for [`header_and`].
+pub fn addresses(
+    route: &Route,
+    transport: Transport,
+    local: impl FnOnce() -> Option<SocketAddr>,
+) -> Addresses<'static> {
     let named = matches!(route.origin, Origin::Header | Origin::NoHeader);
     match route.destination.or_else(local) {
         Some(destination) if named => {
             let (source, destination) = in_one_family(route.client.get(), destination);
-            Addresses::Inet { transport: Transport::Stream, source, destination }
+            Addresses::Inet { transport, source, destination }
         }
         _ => Addresses::Unspecified,
     }

@@ -10,7 +10,7 @@ use truepeer_proto::Tlvs;
 use truepeer_session::counters::Shard;
 use truepeer_session::registry::{PAGE_PLACES, Page, PageStart, SessionStage};
 use truepeer_session::table::{Key, Table};
-use truepeer_session::{ListenerId, OpenSession, SessionFilter, SessionId, Tags};
+use truepeer_session::{CloseReason, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
 
 use crate::reactor::{AbortHandle, TcpStream};
 use crate::tls::TlsFacts;
@@ -31,7 +31,14 @@ pub struct OpenConnection {
     bytes: Cell<(u64, u64)>,
     tags: RefCell<Option<Box<Tags>>>,
     abort: AbortHandle,
-    is_ended: Cell<bool>,
+    ended_by: Cell<Option<EndedBy>>,
+}
+
+/// Who has ended a connection from outside.
+#[derive(Debug, Clone, Copy)]
+enum EndedBy {
+    Operator,
+    Ban,
 }
 
 /// Lists a connection until it is dropped.
@@ -62,7 +69,7 @@ impl OpenConnections {
             bytes: Cell::new((0, 0)),
             tags: RefCell::new(None),
             abort: tcp.abort_handle(),
-            is_ended: Cell::new(false),
+            ended_by: Cell::new(None),
         });
         let key = self.0.borrow_mut().insert(Rc::clone(&connection));
         Listed { all: self.clone(), key, connection }
@@ -85,7 +92,7 @@ impl OpenConnections {
     #[must_use]
     pub fn end(&self, key: Key) -> bool {
         let connection = self.0.borrow_mut().get_mut(key).map(|connection| Rc::clone(connection));
-        connection.iter().for_each(|connection| connection.end());
+        connection.iter().for_each(|connection| connection.end(EndedBy::Operator));
         connection.is_some()
     }
 
@@ -95,7 +102,7 @@ impl OpenConnections {
         let all = connections.between(0, connections.places()).map(|(_, connection)| connection);
         let banned: Vec<_> = all.filter(|connection| connection.is_banned()).map(Rc::clone).collect();
         drop(connections);
-        banned.iter().for_each(|connection| connection.end());
+        banned.iter().for_each(|connection| connection.end(EndedBy::Ban));
     }
 }
 
@@ -168,10 +175,13 @@ impl OpenConnection {
         self.bytes.set((bytes.0 + up, bytes.1 + down));
     }
 
-    /// Whether the operator has ended it.
+    /// Why it was ended from outside, if it was.
     #[must_use]
-    pub fn is_ended(&self) -> bool {
-        self.is_ended.get()
+    pub fn ended(&self) -> Option<CloseReason> {
+        Some(match self.ended_by.get()? {
+            EndedBy::Operator => CloseReason::EndedByOperator,
+            EndedBy::Ban => CloseReason::Banned,
+        })
     }
 
     /// The header's TLVs that an operator sees.
@@ -180,8 +190,8 @@ impl OpenConnection {
         self.tags.borrow().clone()
     }
 
-    fn end(&self) {
-        self.is_ended.set(true);
+    fn end(&self, by: EndedBy) {
+        self.ended_by.set(Some(by));
         self.abort.abort();
     }
 

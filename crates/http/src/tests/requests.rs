@@ -197,6 +197,16 @@ fn connections_are_kept_as_both_sides_say() {
     assert!(!keeps("HTTP/1.0", "Connection: keep-alive\r\nConnection: close\r\n"));
 }
 
+/// Each is compared with each field.
+#[test]
+fn connection_has_a_limited_number_of_options() {
+    let with = |others: usize| {
+        format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: {}close\r\n\r\n", "x,".repeat(others))
+    };
+    assert!(!read(with(63).as_bytes()).unwrap().unwrap().1.keep_alive);
+    assert_eq!(refusal(&with(64)), HeadError::TooManyFields);
+}
+
 #[test]
 fn higher_minor_versions_are_served_as_the_highest_known_one() {
     for minor in 2..=9 {

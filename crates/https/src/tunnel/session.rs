@@ -50,10 +50,8 @@ pub(crate) async fn serve(
     let reactor = tcp.reactor().clone();
     let open = Rc::clone(listed.connection());
     let mut record = Record::new(Rc::clone(&shared), sender, reactor.now(), open);
-    let reason = match session(&shared, &mut record, tcp, sender).await {
-        _ if listed.connection().is_ended() => truepeer_session::CloseReason::EndedByOperator.into(),
-        Ok(reason) | Err(reason) => reason,
-    };
+    let (Ok(reason) | Err(reason)) = session(&shared, &mut record, tcp, sender).await;
+    let reason = listed.connection().ended().map_or(reason, TlsCloseReason::from);
     record.end(&reason, reactor.now());
 }
 

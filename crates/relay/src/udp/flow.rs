@@ -89,9 +89,45 @@ pub enum SentHeader {
     },
 }
 
+/// Why a flow ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FlowEnd {
+    Silent,
+    /// Another one needs its place.
+    Evicted,
+    ListenerClosed,
+    EndedByOperator,
+    Banned,
+    /// truepeer ends.
+    Stopping,
+}
+
+impl FlowEnd {
+    pub(crate) fn counter(self) -> Counter {
+        match self {
+            Self::Silent => Counter::FlowsExpired,
+            Self::Evicted => Counter::FlowsEvicted,
+            Self::ListenerClosed | Self::Stopping => Counter::FlowsClosed,
+            Self::EndedByOperator | Self::Banned => Counter::FlowsEnded,
+        }
+    }
+
+    /// As log lines have it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Silent => "silent",
+            Self::Evicted => "evicted",
+            Self::ListenerClosed => "listener_closed",
+            Self::EndedByOperator => "ended_by_operator",
+            Self::Banned => "banned",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
 impl Flow {
     /// The values of its log line.
-    pub(crate) fn ended(&self, why: Counter) -> EndedFlow<'_> {
+    pub(crate) fn ended(&self, why: FlowEnd) -> EndedFlow<'_> {
         EndedFlow {
             sender: SenderAddr::new(self.back.sender),
             route: &self.route,
@@ -102,12 +138,7 @@ impl Flow {
             bytes_down: self.down.bytes,
             began: self.began,
             tags: self.tags.as_deref(),
-            close: match why {
-                Counter::FlowsEvicted => "evicted",
-                Counter::FlowsClosed => "listener_closed",
-                Counter::FlowsEnded => "ended_by_operator",
-                _ => "silent",
-            },
+            close: why.name(),
         }
     }
 }

@@ -31,9 +31,8 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
-use truepeer_policy::Dialect;
+use truepeer_policy::{Dialect, Origin};
 use truepeer_session::budget::Budgets;
-use truepeer_session::counters::Counter;
 use truepeer_session::journal::RefusedDatagram;
 use truepeer_session::refusals::Refusals;
 use truepeer_session::table::Key;
@@ -44,10 +43,10 @@ use truepeer_sys::{CallError, Named};
 pub use self::downstream::BUFFER_BYTES as MOST_BUFFER_BYTES;
 use self::downstream::DownstreamSocket;
 use self::early::EarlyDatagram;
-use self::flow::Flow;
+use self::flow::{Flow, FlowEnd};
 use self::leaving::Leaving;
 pub use self::offload::FlowOffload;
-use self::refusal::{DroppedDatagram, Forgotten};
+use self::refusal::{DroppedDatagram, Forgotten, Over};
 use self::retired::Retired;
 use self::table::{FlowTable, Gone};
 use crate::listener::Listener;
@@ -87,6 +86,7 @@ pub(crate) struct UdpFlows {
     /// What came before the downstream sockets at these places were complete, while nothing is read.
     early: Vec<(usize, Vec<EarlyDatagram>)>,
     forgotten: Forgotten,
+    over: Forgotten,
     retired: Retired,
     leaving: Leaving,
     /// Only a worker with downstream sockets has room for datagrams.
@@ -142,7 +142,20 @@ impl UdpFlows {
     pub(crate) fn close_downstreams(&mut self, cx: &FlowContext<'_>, id: ListenerId) {
         self.release_downstreams(cx, id);
         while let Some(gone) = self.table.take_of(id) {
-            self.forget(cx, gone, Counter::FlowsClosed);
+            self.forget(cx, gone, FlowEnd::ListenerClosed);
+        }
+    }
+
+    /// truepeer ends, and all flows with it.
+    pub(crate) fn stop(&mut self, cx: &FlowContext<'_>) {
+        self.end_all(cx, self.table.keys(), FlowEnd::Stopping);
+    }
+
+    fn end_all(&mut self, cx: &FlowContext<'_>, keys: Vec<Key>, why: FlowEnd) {
+        for key in keys {
+            if let Some(gone) = self.table.remove(key) {
+                self.forget(cx, gone, why);
+            }
         }
     }
 
@@ -187,21 +200,16 @@ impl UdpFlows {
 
     /// Ends a flow because the operator says so. Returns whether there was one.
     pub(crate) fn end(&mut self, cx: &FlowContext<'_>, key: Key) -> bool {
-        let gone = self.table.remove(key);
-        let was_there = gone.is_some();
-        if let Some(gone) = gone {
-            self.forget(cx, gone, Counter::FlowsEnded);
-        }
+        let was_there = self.table.get(key).is_some();
+        self.end_all(cx, vec![key], FlowEnd::EndedByOperator);
         was_there
     }
 
     /// Ends the flows whose clients are banned now.
     pub(crate) fn end_banned(&mut self, cx: &FlowContext<'_>) {
         let flows = self.table.between(0, self.table.places());
-        let banned: Vec<Key> = flows.filter(|(_, flow)| flow.is_banned()).map(|(key, _)| key).collect();
-        for gone in banned.into_iter().filter_map(|key| self.table.remove(key)).collect::<Vec<_>>() {
-            self.forget(cx, gone, Counter::FlowsEnded);
-        }
+        let banned = flows.filter(|(_, flow)| flow.is_banned()).map(|(key, _)| key).collect();
+        self.end_all(cx, banned, FlowEnd::Banned);
     }
 
     /// Opens no more flows.
@@ -239,28 +247,33 @@ impl UdpFlows {
             if !self.has_spoken(first, cx.now)
                 && let Some(gone) = self.table.remove(first)
             {
-                self.forget(cx, gone, Counter::FlowsExpired);
+                self.forget(cx, gone, FlowEnd::Silent);
             }
         }
         self.retired.expire(cx.now);
     }
 
-    fn forget(&mut self, cx: &FlowContext<'_>, mut gone: Gone<Flow>, why: Counter) {
+    fn forget(&mut self, cx: &FlowContext<'_>, mut gone: Gone<Flow>, why: FlowEnd) {
         gone.flow.bring_back();
         let listener = Rc::clone(&gone.flow.listener);
-        listener.shard.count(why);
+        listener.shard.count(why.counter());
         listener.shard.on_end();
-        let is_expired = why == Counter::FlowsExpired;
         // Remove it explicitly: the process that grows its buffers may still have the socket. Then a late
         // reply that nobody reads would wake us for ever.
         let was_watched = epoll::delete(cx.epoll, &gone.flow.upstream).is_ok();
         if let Some(sender) = gone.sender {
-            self.forgotten.add(sender, !is_expired, cx.now);
+            let heard = gone.heard.unwrap_or(cx.now);
+            match why {
+                FlowEnd::Silent => self.forgotten.add(sender, Over::Ended(why), heard, cx.now),
+                // A client without a sender that writes headers may come again.
+                _ if gone.flow.route.origin == Origin::NoHeader => {}
+                _ => self.over.add(sender, Over::Ended(why), heard, cx.now),
+            }
         }
         cx.journal.on_flow_end(&listener.shard, &gone.flow.ended(why), cx.now);
         let sending = listener.rules.settings.udp.as_ref().and_then(|udp| udp.sending);
         // An evicted flow must make room, so it can't keep its descriptor.
-        if is_expired && was_watched && sending.is_some_and(Dialect::has_bare_datagrams) {
+        if why == FlowEnd::Silent && was_watched && sending.is_some_and(Dialect::has_bare_datagrams) {
             self.retired.add(gone.flow.upstream, gone.flow.permit, cx.now);
         }
     }
@@ -270,7 +283,7 @@ impl UdpFlows {
         let datagram = RefusedDatagram {
             sender: refused.sender,
             listener: listener.rules.settings.address,
-            reason: refused.reason(),
+            reason: refused.cause.reason(),
             why: refused,
             hint: refused.hint(),
         };

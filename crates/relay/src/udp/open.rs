@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use truepeer_policy::{Dialect, Origin, Route, SenderAddr, SentTlv};
-use truepeer_proto::{Addresses, Command, EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
+use truepeer_policy::{Dialect, Route, SenderAddr, SentTlv};
+use truepeer_proto::{EncodeError, Header, Tlvs, Transport, V2Encoder, spp};
 use truepeer_session::Tags;
 use truepeer_session::budget::Permit;
 use truepeer_session::counters::Counter;
@@ -18,7 +18,7 @@ use truepeer_session::table::Key;
 use truepeer_sys::udp::{Arrival, grow_later};
 
 use super::downstream::DownstreamSocket;
-use super::flow::{BUFFER_BYTES, Back, Flow, SentHeader, can_merge, open_upstream};
+use super::flow::{BUFFER_BYTES, Back, Flow, FlowEnd, SentHeader, can_merge, open_upstream};
 use super::outbox::Sent;
 use super::refusal::DropCause;
 use super::table::UdpFlowKey;
@@ -110,7 +110,7 @@ impl UdpFlows {
         if !self.retired.make_room()
             && let Some(oldest) = self.longest_silent(cx.now)
         {
-            self.forget(cx, oldest, Counter::FlowsEvicted);
+            self.forget(cx, oldest, FlowEnd::Evicted);
         }
         // Another worker may be quicker to take the released place, or may have all flows. The clients that
         // are steered to this worker must not suffer for that, so each worker may exceed the limit by one.
@@ -176,15 +176,8 @@ fn v2_header(
     destination: Option<SocketAddr>,
     own: &[SentTlv],
 ) -> Result<Box<[u8]>, EncodeError> {
-    let source = route.client.get();
-    let named = matches!(route.origin, Origin::Header | Origin::NoHeader);
-    let addresses = match destination {
-        Some(destination) if named && destination.is_ipv4() == source.is_ipv4() => {
-            Addresses::Inet { transport: Transport::Dgram, source, destination }
-        }
-        _ => Addresses::Unspecified,
-    };
-    let command = if route.origin == Origin::Local { Command::Local } else { Command::Proxy };
+    let addresses = send_proxy::addresses(route, Transport::Dgram, || destination);
+    let command = send_proxy::command(route.origin);
     let tlvs = original.map_or(Tlvs::EMPTY, |header| header.tlvs);
     let mut buffer = vec![0; V2_ROOM + tlvs.as_bytes().len() + own.len() * SENT_TLV_ROOM];
     let length = send_proxy::finish(V2Encoder::new(&mut buffer, command, &addresses)?, tlvs, own)?;

@@ -156,12 +156,6 @@ impl<F> FlowTable<F> {
         self.deadlines.start(&mut self.flows, key, queue, now);
     }
 
-    /// Removes one flow that has been silent for too long.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<Gone<F>> {
-        let (key, _) = self.deadlines.expire(&mut self.flows, now)?;
-        self.remove(key)
-    }
-
     /// The flow whose silence ends first, and when.
     pub(crate) fn first(&mut self) -> Option<(Key, Instant)> {
         self.deadlines.first(&mut self.flows)
@@ -169,8 +163,8 @@ impl<F> FlowTable<F> {
 
     /// Removes the flow whose silence would end first.
     pub(crate) fn evict(&mut self) -> Option<Gone<F>> {
-        let first = self.deadlines.next(&mut self.flows)?;
-        self.expire(first)
+        let (first, _) = self.first()?;
+        self.remove(first)
     }
 
     /// Removes one flow of a listener.
@@ -186,13 +180,15 @@ impl<F> FlowTable<F> {
 
     /// Removes a flow.
     pub(crate) fn remove(&mut self, key: Key) -> Option<Gone<F>> {
+        let ends_at = self.flows.get_mut(key)?.link.at();
         self.deadlines.cancel(&mut self.flows, key);
         let entry = self.flows.remove(key)?;
         self.by_client.remove(&entry.key);
         if let Some(sender) = &entry.sender {
             self.unname(sender, key);
         }
-        Some(Gone { flow: entry.flow, sender: entry.sender })
+        let heard = ends_at.and_then(|at| at.checked_sub(self.deadlines.wait(entry.silence)));
+        Some(Gone { flow: entry.flow, sender: entry.sender, heard })
     }
 }
 
@@ -201,6 +197,8 @@ impl<F> FlowTable<F> {
 pub(crate) struct Gone<F> {
     pub(crate) flow: F,
     pub(crate) sender: Option<SenderKey>,
+    /// When its silence began.
+    pub(crate) heard: Option<Instant>,
 }
 
 #[cfg(test)]
@@ -225,6 +223,11 @@ mod tests {
         }
     }
 
+    fn expire<F>(table: &mut FlowTable<F>, now: Instant) -> Option<Gone<F>> {
+        let (first, _) = table.first().filter(|(_, at)| *at <= now)?;
+        table.remove(first)
+    }
+
     #[test]
     fn a_silent_flow_is_forgotten_under_all_its_names() {
         let (mut table, start) = (FlowTable::default(), Instant::now());
@@ -232,12 +235,13 @@ mod tests {
         table.name_sender(one, sender(7));
         let two = table.insert(client(2), "two", SILENCE, start);
         table.touch(one, start + SILENCE / 2);
-        assert_eq!(table.expire(start + SILENCE).map(|gone| gone.flow), Some("two"));
+        assert_eq!(expire(&mut table, start + SILENCE).map(|gone| gone.flow), Some("two"));
         assert_eq!(table.of_client(&client(2)), None);
         assert_eq!(table.get_mut(two), None);
-        assert!(table.expire(start + SILENCE).is_none());
-        let gone = table.expire(start + 2 * SILENCE).expect("the other");
+        assert!(expire(&mut table, start + SILENCE).is_none());
+        let gone = expire(&mut table, start + 2 * SILENCE).expect("the other");
         assert_eq!((gone.flow, gone.sender), ("one", Some(sender(7))));
+        assert_eq!(gone.heard, Some(start + SILENCE / 2));
         assert_eq!(table.of_sender(&sender(7)), None);
         assert_eq!(table.of_client(&client(1)), None);
     }

@@ -17,7 +17,7 @@ use super::flow::{Flow, SentHeader};
 use super::header::{Opened, Unopened, open};
 use super::open::NewFlow;
 use super::outbox::{Datagram, Sent, Way, send};
-use super::refusal::{DropCause, DroppedDatagram};
+use super::refusal::{DropCause, DroppedDatagram, Over};
 use super::table::{SenderKey, UdpFlowKey};
 use super::{BATCH, BATCHES_PER_TURN, FlowContext, Inbound, UdpFlows, room};
 use crate::listener::Listener;
@@ -138,10 +138,14 @@ impl UdpFlows {
             return Ok(Some(Placed { flow: last.flow, payload: &datagram[last.raw.len()..] }));
         }
         let named = self.table.of_sender(&at.sender_key()).filter(|_| at.rule != HeaderRule::Forbid);
+        if named.is_none() && at.rule != HeaderRule::Forbid && at.udp.dialect.has_bare_datagrams() {
+            self.over.check(&at.sender_key(), at.udp.silence, cx.now)?;
+        }
         let limits = at.listener.rules.settings.header_limits;
         match open(at.udp.dialect, datagram, at.rule, limits, named.is_some()) {
             Ok(Opened::Headed { raw, header, payload }) => {
-                let flow = self.flow_of(cx, at, Some(&header), raw)?;
+                let flow =
+                    self.flow_of(cx, at, Some(&header), raw).map_err(|cause| self.bar(cx, at, cause))?;
                 *last = Some(Last { raw, flow });
                 self.leave(cx, at, flow, raw);
                 let is_header_alone = at.udp.dialect == Dialect::Standalone && payload.is_empty();
@@ -159,9 +163,17 @@ impl UdpFlows {
                 Err(self.forgotten.why(&at.sender_key(), at.udp.silence, cx.now))
             }
             Err(Unopened::Invalid(error)) => {
-                Err(DropCause::Invalid { error, hint: truepeer_proto::sniff(datagram) })
+                Err(self.bar(cx, at, DropCause::Invalid { error, hint: truepeer_proto::sniff(datagram) }))
             }
         }
+    }
+
+    /// A sender's header is refused. Where the rest of the flow is bare, its client writes what comes next.
+    fn bar(&mut self, cx: &FlowContext<'_>, at: &At<'_>, cause: DropCause) -> DropCause {
+        if at.udp.dialect.has_bare_datagrams() {
+            self.over.add(at.sender_key(), Over::Refused(cause.reason()), cx.now, cx.now);
+        }
+        cause
     }
 
     /// The flow of the client that a header names (or of its sender, without a header). Opens it if it

@@ -232,6 +232,7 @@ impl Worker {
         for key in self.sessions.keys() {
             self.give_turn(key, now, |_, _, _| Verdict::Close(CloseReason::Stopping));
         }
+        self.with_flows(now, UdpFlows::stop);
     }
 
     fn timeout(&mut self, now: Instant) -> Option<Timespec> {

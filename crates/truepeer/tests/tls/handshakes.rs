@@ -18,6 +18,7 @@ pub(crate) fn tests() -> Vec<Test> {
         lists_are_read_again_where_tls_is_spoken,
         an_end_without_close_notify_reaches_the_backend_as_a_reset,
         the_operator_ends_a_session,
+        a_ban_ends_a_session,
         an_alert_reaches_a_client_that_goes_on_sending_through_a_tunnel,
     ];
     let openssl = tests![old_versions_and_other_suites_are_refused_with_the_reason];
@@ -231,6 +232,15 @@ os.close(tls.detach())";
 }
 
 fn the_operator_ends_a_session(bed: &Bed) -> anyhow::Result<()> {
+    ends_with(bed, &["sessions", "--client", "127.0.0.1", "--kill"], "ended_by_operator")
+}
+
+fn a_ban_ends_a_session(bed: &Bed) -> anyhow::Result<()> {
+    ends_with(bed, &["ban", "127.0.0.1"], "banned")
+}
+
+/// The command ends an open session, whose line says so.
+fn ends_with(bed: &Bed, command: &[&str], close: &str) -> anyhow::Result<()> {
     let admin = bed.dir().join("admin").to_string_lossy().into_owned();
     let stand = Stand::new(bed, Behaviour::Echo, &["--admin", &admin])?;
     // Python's TLS reports a reset as an end, so the script reads from the socket below it.
@@ -247,10 +257,9 @@ try:
 except ConnectionResetError: print('rst', flush=True)";
     let client = python(&stand.authority, script).start(bed)?;
     client.wait_for_log("open")?;
-    let kill = ["sessions", "--client", "127.0.0.1", "--kill", "--admin", &admin];
-    Program::new(env!("CARGO_BIN_EXE_truepeer")).args(kill).run(bed)?;
+    Program::new(env!("CARGO_BIN_EXE_truepeer")).args(command).args(["--admin", &admin]).run(bed)?;
     client.wait_for_log("rst")?;
-    stand.truepeer.wait_for_log("close=\"ended_by_operator\"")?;
+    stand.truepeer.wait_for_log(&format!("close=\"{close}\""))?;
     stand.backend.wait_for_log(" reset 4")
 }
 

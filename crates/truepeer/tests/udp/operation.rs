@@ -15,6 +15,8 @@ pub(crate) fn tests() -> Vec<Test> {
         flows_go_on_after_sigterm_and_no_new_ones_begin,
         the_operator_ends_the_flows_of_one_client,
         a_ban_ends_flows_and_refuses_datagrams,
+        a_client_whose_flow_is_over_can_not_write_its_next_header,
+        a_flow_that_a_stop_ends_has_its_line,
     ];
     let early = "datagrams_that_come_while_sockets_are_opened_are_answered";
     all.push(Test::new(early, early_datagrams).needs_program("strace"));
@@ -89,10 +91,24 @@ fn flows_go_on_after_sigterm_and_no_new_ones_begin(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
+fn a_flow_that_a_stop_ends_has_its_line(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let truepeer = start_proxy(bed, "-v 1 --drain-timeout 0s")?;
+    let sender = sender_towards(LISTENERS[0])?;
+    ask(&sender, &[&v2(CLIENTS[0], DESTINATIONS[0])?, b"before"])?;
+    truepeer.signal(Signal::TERM)?;
+    ensure!(truepeer.wait_end()?.code() == Some(0), "{}", truepeer.log());
+    let log = truepeer.log();
+    let line = log.lines().find(|line| line.contains(CLIENTS[0])).unwrap_or_default();
+    let parts = ["datagrams_up=1", "bytes_up=6", "close=\"stopping\""];
+    ensure!(parts.iter().all(|part| line.contains(part)), "{log}");
+    Ok(())
+}
+
 fn a_ban_ends_flows_and_refuses_datagrams(bed: &Bed) -> Result<()> {
     let _backend = Backend::who(&BACKENDS)?;
     let admin = bed.dir().join("admin").to_string_lossy().into_owned();
-    let truepeer = start_proxy(bed, &format!("--admin {admin}"))?;
+    let truepeer = start_proxy(bed, &format!("-v 1 --admin {admin}"))?;
     let operator =
         |arguments: &[&str]| Program::new(TRUEPEER).args(arguments).args(["--admin", &admin]).run(bed);
     let clients = [CLIENTS[0], "192.0.2.8:5000"];
@@ -104,12 +120,46 @@ fn a_ban_ends_flows_and_refuses_datagrams(bed: &Bed) -> Result<()> {
     let [banned, kept] = [open(clients[0])?, open(clients[1])?];
     operator(&["ban", "192.0.2.7", "--for", "1h"])?;
     wait_counted(&truepeer, "flows_ended_by_operator", 1)?;
+    truepeer.wait_for_log("close=\"banned\"")?;
     send(&banned.0, &[&banned.1, b"after"])?;
     hears_nothing(&banned.0)?;
     ask(&kept.0, &[&kept.1, b"after"])?;
     operator(&["unban", "192.0.2.7"])?;
     let seen = ask(&banned.0, &[&banned.1, b"again"])?;
     ensure!(seen == format!("{} again", clients[0]).into_bytes(), "{}", String::from_utf8_lossy(&seen));
+    Ok(())
+}
+
+/// Their sender passes on what they send as it is, and has written the only header already.
+fn a_client_whose_flow_is_over_can_not_write_its_next_header(bed: &Bed) -> Result<()> {
+    let _backend = Backend::who(&BACKENDS)?;
+    let admin = bed.dir().join("admin").to_string_lossy().into_owned();
+    let denied = "192.0.2.9:5000";
+    bed.write("deny", "192.0.2.9\n")?;
+    for (dialect, end) in [("first", "ban"), ("standalone", "kill"), ("first", "evict"), ("first", "deny")] {
+        let arguments = format!("-v 1 --admin {admin} --deny-clients ./deny --max-flows 1 --workers 1");
+        let truepeer = start_proxy(bed, &format!("{arguments} --udp-dialect {dialect}"))?;
+        let open = |client| -> Result<_> {
+            let sender = sender_towards(LISTENERS[0])?;
+            ask(&sender, &[&v2(client, DESTINATIONS[0])?, b"before"])?;
+            Ok(sender)
+        };
+        let operator = |words: &[&str]| Program::new(TRUEPEER).args(words).args(["--admin", &admin]).run(bed);
+        let sender = if end == "deny" { sender_towards(LISTENERS[0])? } else { open(CLIENTS[0])? };
+        let said = match end {
+            "ban" => (operator(&["ban", "192.0.2.7", "--for", "1h"])?, "its flow was ended by a ban").1,
+            "kill" => (operator(&["sessions", "--client", "192.0.2.7", "--kill"])?, "its flow was ended ").1,
+            "evict" => (open("192.0.2.8:5000")?, "its flow was forgotten to make room").1,
+            _ => (send(&sender, &[&v2(denied, DESTINATIONS[0])?, b"before"])?, "--deny-clients lists it").1,
+        };
+        if end != "deny" {
+            truepeer.wait_for_log("datagrams_up=1")?;
+        }
+        send(&sender, &[&v2("192.0.2.66:6666", DESTINATIONS[0])?, b"forged"])?;
+        hears_nothing(&sender)?;
+        truepeer.wait_for_log(said)?;
+        truepeer.stop()?;
+    }
     Ok(())
 }
 

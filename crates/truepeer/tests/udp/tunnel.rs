@@ -20,6 +20,7 @@ pub(crate) fn tests() -> Vec<Test> {
         standalone_puts_a_header_before_the_first_datagram,
         a_forgotten_clients_port_is_not_another_clients_next,
         the_destination_is_the_address_that_the_client_sent_to,
+        a_client_whose_header_has_mapped_addresses_keeps_its_name,
     ];
     for dialect in ["every", "first", "standalone", "spp"] {
         let name = format!("both_ends_of_a_tunnel_in_{dialect}");
@@ -198,5 +199,18 @@ fn the_destination_is_the_address_that_the_client_sent_to(bed: &Bed) -> Result<(
     }
     ensure!(sources[0] == sources[2] && sources[0] != sources[1], "{sources:?}");
     ensure!(counted(&sending, "flows_opened")? == 2);
+    Ok(())
+}
+
+/// As senders with one socket for both families write clients of IPv4.
+fn a_client_whose_header_has_mapped_addresses_keeps_its_name(bed: &Bed) -> Result<()> {
+    let wire = Wire::new()?;
+    let relay = proxy("--send-proxy v2").ipv4(&wire.addresses[0]).ipv6(&wire.addresses[1]);
+    let _relay = start(bed, relay, &LISTENERS)?;
+    let sender = sender_towards(LISTENERS[0])?;
+    let header = v2("[::ffff:192.0.2.7]:5000", "[::ffff:198.51.100.1]:53")?;
+    sender.send(&[&header[..], b"x"].concat())?;
+    let (datagram, _) = wire.next(0)?;
+    ensure!(datagram == [&v2("192.0.2.7:5000", "198.51.100.1:53")?[..], b"x"].concat(), "{datagram:?}");
     Ok(())
 }
