@@ -80,38 +80,10 @@ fn value_after(text: &str) -> Option<(&str, &str)> {
     let is_value = word
         .starts_with(|c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || "[/.:".contains(c))
         || word.contains(['.', ':', '/', '='])
-        || VALUES.contains(&word);
+        || VALUES.split(' ').any(|value| value == word);
     is_value.then(|| (word, &rest[word.len()..]))
 }
 
 /// Words that are values where they follow an option.
-const VALUES: [&str; 28] = [
-    "any",
-    "auto",
-    "aws-nlb",
-    "dnsdist",
-    "edgeone",
-    "ephemeral",
-    "every",
-    "first",
-    "forbid",
-    "frp",
-    "haproxy",
-    "loopback",
-    "manual",
-    "nginx",
-    "none",
-    "optional",
-    "private",
-    "proxy",
-    "refuse",
-    "require",
-    "self",
-    "spectrum",
-    "spp",
-    "standalone",
-    "tcp",
-    "udp",
-    "v1",
-    "v2",
-];
+const VALUES: &str = "any auto aws-nlb dnsdist edgeone ephemeral every first forbid frp haproxy loopback \
+    manual nginx none optional private proxy refuse require self spectrum spp standalone tcp udp v1 v2";

@@ -172,6 +172,14 @@ fn unknown_table(name: &str, span: Span, table: &DeTable<'_>, is_list: bool) -> 
         let help = "leave this line out, and write its keys at the top of the file, before the first table";
         return (finding.help(help), Meant::Top);
     }
+    let is_backend = ["backend", "upstream", "target", "origin"].contains(&name.trim_end_matches('s'));
+    let mut texts = table.values().filter_map(|value| keys::text_of(value.get_ref()));
+    if let Some(backend) = texts.find(|text| is_backend && guess::is_address(text))
+        && !keys.iter().any(|key| ["listen", "bind"].contains(key))
+    {
+        let line = keys::in_keys(&guess::to("proxy", backend));
+        return (finding.help(format!("leave this table out, and type in [[proxy]]: {line}")), Meant::Other);
+    }
     let other = if ["Unit", "Service", "Socket", "Install"].contains(&name) {
         Some(
             "this is a unit of systemd; the file of truepeer has [[proxy]], [[https]] or [[attach]]"

@@ -53,7 +53,7 @@ pub(super) fn of_entry<T: Args>(name: &str, rows: Commands, groups: &[fn() -> Co
     let command = T::augment_args(Command::new("entry")).mut_args(|arg| {
         let row = arg.get_long().and_then(|name| table::find(rows, name));
         match row.filter(|_| arg.get_action().takes_values()) {
-            Some((_, row)) => arg.value_name(row.value),
+            Some((_, row)) => arg.value_name(row.value).help(row.text()),
             None => arg,
         }
     });
@@ -131,6 +131,22 @@ impl Grammar {
         let meant = || self.meant(key).map(line);
         let other = || {
             let help = guess::key(&self.name, key, first_text(value))?;
+            let is_udp = help.starts_with("type port = \"53/udp\"");
+            match value.as_str() {
+                // `backend = "web"`, which names a table elsewhere
+                Some(name) if help == format!("type ipv4 = {}", quoted(name)) && is_name(name) => {
+                    return Some(format!(
+                        "type ipv4 = \"127.0.0.1:443\", the address of the server `{name}`"
+                    ));
+                }
+                _ if help.starts_with("type port = \"PORT\"") => {
+                    let why = "`port` names a server of this host; one elsewhere is a [[proxy]]";
+                    return Some(format!("leave it out: {why}"));
+                }
+                Some("tcp") if is_udp => return Some("leave it out: a port is one of TCP".to_owned()),
+                Some("both") if is_udp => return Some("type port = [\"53\", \"53/udp\"]".to_owned()),
+                _ => {}
+            }
             let is_backend =
                 help.starts_with("type ipv") && value.as_array().is_some_and(|all| all.len() > 1);
             let why = if is_backend { "; the load balancer before truepeer spreads the load" } else { "" };
@@ -245,6 +261,10 @@ impl Grammar {
 /// A string or a number.
 pub(super) fn text_of<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
     value.as_str().or_else(|| Some(value.as_integer()?.as_str()))
+}
+
+fn is_name(text: &str) -> bool {
+    !text.contains(['.', ':']) && text.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
 /// A string or a number, or the first one of a list.

@@ -165,6 +165,15 @@ impl Words {
                     values.push(value);
                 }
             }
+            // `protocol = "udp"`, whose port is an example
+            if is_other && values.iter().any(|value| value == "\"53/udp\"") {
+                let each = |port: &String| {
+                    let port = port.trim_matches('"').to_owned();
+                    values.iter().map(move |value| value.replace("53", &port))
+                };
+                let ports: Vec<String> = self.mended(&grammar.command, &name).iter().flat_map(each).collect();
+                values = if ports.is_empty() { values } else { ports };
+            }
             // `localIP` and `localPort`
             let bare = |value: Option<&String>| value.map_or("", |value| value.trim_matches('"')).to_owned();
             let (host, last) = (bare(values.first()), bare(values.last()));

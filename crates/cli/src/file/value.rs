@@ -9,7 +9,7 @@ use toml::de::{DeInteger, DeValue};
 
 use super::finding::{Finding, Span};
 use super::keys::{self, assigned, text_of};
-use crate::guess::{meant, takes};
+use crate::guess::{any_value, meant, takes};
 use truepeer_config::spec::{AdminAddr, Deny, PrefixesOrFile, RequiredTlv, SecretTlv};
 
 /// A word and its place; `None`: a switch that is on.
@@ -84,7 +84,13 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
         DeValue::Boolean(is_on) => {
             let finding = wrong(&format!("{}; got true or false", expected(arg)));
             let typed = if *is_on { "true" } else { "false" };
-            return Err(if takes_names(arg) { finding } else { or_else(finding, arg, typed) });
+            let command = Command::new("entry").arg(arg.clone());
+            let meant = one_of(arg, typed).filter(|_| !takes_names(arg));
+            return Err(match meant.or_else(|| any_value(&command, key(arg)).filter(|_| *is_on)) {
+                Some(usual) => finding.help(format!("type {} = {}", key(arg), written(arg, &usual))),
+                None if *is_on => finding,
+                None => finding.help("leave it out"),
+            });
         }
         DeValue::Datetime(_) => return Err(wrong("expected a string, in quotes; got a date")),
         DeValue::Array(_) => return Err(wrong("expected a list of strings; got a list in a list")),

@@ -1,42 +1,7 @@
-//! Addresses, prefixes and ports in other notations.
+//! Addresses and ports in other notations.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
-
-/// A netmask, a range that is one prefix, or an address with its end left out.
-pub(super) fn prefix(text: &str) -> Option<String> {
-    let address = |text: &str| text.trim().parse::<Ipv4Addr>().ok().map(u32::from);
-    if let Some((base, mask)) = text.split_once(['/', ' ']).and_then(|(a, b)| address(a).zip(address(b))) {
-        let length = mask.leading_ones();
-        return (length + mask.trailing_zeros() == 32).then(|| format!("{}/{length}", Ipv4Addr::from(base)));
-    }
-    if let Some((first, last)) = text.split_once('-').and_then(|(a, b)| address(a).zip(address(b))) {
-        return prefixes(first.into(), last.into());
-    }
-    let (base, length) = text.split_once('/').map_or((text, None), |(base, length)| (base, Some(length)));
-    let numbers: Vec<&str> = base.split('.').take_while(|part| part.parse::<u8>().is_ok()).collect();
-    let is_open = base.split('.').skip(numbers.len()).all(|part| ["*", "x", ""].contains(&part));
-    if !(1..4).contains(&numbers.len()) || !is_open || (length.is_none() && !base.contains('.')) {
-        return None;
-    }
-    let mut octets = numbers.clone();
-    octets.resize(4, "0");
-    let whole = (numbers.len() * 8).to_string();
-    Some(format!("{}/{}", octets.join("."), length.unwrap_or(&whole)))
-}
-
-/// A range of addresses as prefixes.
-fn prefixes(mut first: u64, last: u64) -> Option<String> {
-    let mut all = Vec::new();
-    while first <= last {
-        let most = (last + 1 - first).ilog2();
-        let host_bits = most.min(first.trailing_zeros()).min(32);
-        let base = Ipv4Addr::from(u32::try_from(first).ok()?);
-        all.push(if host_bits == 0 { base.to_string() } else { format!("{base}/{}", 32 - host_bits) });
-        first += 1 << host_bits;
-    }
-    (!all.is_empty()).then(|| all.join(","))
-}
 
 /// `udp/53`, `8000..8010`, `0.0.0.0:443`, a URL's port.
 pub(super) fn ports(lower: &str) -> Vec<String> {

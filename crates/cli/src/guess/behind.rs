@@ -7,18 +7,8 @@ use super::UsageError;
 
 /// Options that no usual program has: behind the program they would go to it, and truepeer would use its
 /// defaults.
-const OURS: [&str; 10] = [
-    "--allow",
-    "--allow-claims",
-    "--deny-clients",
-    "--header-timeout",
-    "--header-wait",
-    "--header-max",
-    "--require-tlv",
-    "--sender",
-    "--via",
-    "--send-proxy",
-];
+const OURS: &str = "--allow --allow-claims --deny-clients --header-timeout --header-wait \
+    --header-max --require-tlv --sender --via --send-proxy";
 
 /// Options that stand beside them, but that programs have, too.
 const OFTEN: [&str; 3] = ["--header", "--port", "--listen"];
@@ -37,24 +27,22 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
         return Err(UsageError::Options(said));
     }
     let is_behind = before.last().is_some_and(|word| word == "--");
-    if is_behind && !program.first().is_some_and(|word| is_one_of(word, &OURS)) {
+    if is_behind && !program.first().is_some_and(is_ours) {
         return Ok(());
     }
-    let name = |word: &OsString| word.to_str().map(|word| word.split('=').next().unwrap_or(word).to_owned());
-    let given: Vec<String> = before.iter().filter_map(name).collect();
-    let is_ours =
-        |word: &OsString| name(word).filter(|name| OURS.contains(&name.as_str()) && !given.contains(name));
+    let given: Vec<&str> = before.iter().filter_map(name_of).collect();
+    let misplaced = |word| name_of(word).filter(|name| is_ours(word) && !given.contains(name));
     let Some((place, option)) =
-        program.iter().enumerate().find_map(|(place, word)| Some((place, is_ours(word)?)))
+        program.iter().enumerate().find_map(|(place, word)| Some((place, misplaced(word)?)))
     else {
         return Ok(());
     };
     // And the options right behind it.
     let mut end = place;
-    while let Some(word) = program.get(end).and_then(|word| word.to_str())
-        && (is_ours(&program[end]).is_some() || OFTEN.contains(&word.split('=').next().unwrap_or(word)))
+    while let Some(word) = program.get(end)
+        && (misplaced(word).is_some() || name_of(word).is_some_and(|name| OFTEN.contains(&name)))
     {
-        end += if word.contains('=') { 1 } else { 2 };
+        end += if word.to_string_lossy().contains('=') { 1 } else { 2 };
     }
     let end = end.min(program.len());
     let own = program[end..].strip_prefix(&["--".into()]).unwrap_or(&program[end..]);
@@ -72,8 +60,12 @@ pub(crate) fn behind_the_program(argv: &[OsString], program: &[OsString]) -> Res
     }))
 }
 
-fn is_one_of(word: &OsString, options: &[&str]) -> bool {
-    word.to_str().is_some_and(|word| options.contains(&word.split('=').next().unwrap_or(word)))
+fn name_of(word: &OsString) -> Option<&str> {
+    word.to_str()?.split('=').next()
+}
+
+fn is_ours(word: &OsString) -> bool {
+    name_of(word).is_some_and(|name| OURS.split(' ').any(|own| own == name))
 }
 
 /// Words that a shell carries out itself.
@@ -118,7 +110,7 @@ fn no_program(before: &[OsString], program: &[OsString]) -> Option<String> {
     ))
 }
 
-fn told_behind<'a>(words: &'a [OsString], option: &str) -> Option<&'a str> {
+pub(super) fn told_behind<'a>(words: &'a [OsString], option: &str) -> Option<&'a str> {
     words.get(words.iter().position(|word| word == option)? + 1)?.to_str()
 }
 

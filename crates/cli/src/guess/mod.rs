@@ -24,7 +24,7 @@ mod words;
 pub(crate) use behind::behind_the_program;
 pub(crate) use named::{misspelt, nearest, sharing_a_word};
 pub(crate) use unknown::explain;
-pub(crate) use value::{meant, takes};
+pub(crate) use value::{any_value, meant, takes};
 pub(crate) use variables::{PREFIX, unread};
 pub(crate) use whole::in_a_whole_line;
 pub(crate) use words::{kebab, key};
@@ -42,24 +42,27 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         Err(UsageError::Options(words::saying(typed, expected, instead)))
     };
     let Some((&first, rest)) = words.split_first() else { return Ok(()) };
-    if first == "exec" && rest.contains(&"--") {
-        let way = if rest.contains(&"--from") { "connect" } else { "run" };
-        return refused(first, "no command of truepeer", &format!("truepeer {way} {}", line(rest)));
-    }
-    if let ("-s" | "--signal", ["stop" | "quit" | "term" | "exit"]) = (first, rest) {
-        return refused(first, "not a word of truepeer", "systemctl stop truepeer");
-    }
-    if let ("vpp", ["up", devices @ ..]) = (first, rest)
-        && devices.iter().all(|device| !device.starts_with('-'))
-        && !devices.is_empty()
-    {
-        let instead = format!("truepeer vpp up --ethernet {}", devices.join(","));
-        return refused(devices[0], "expected an option before it", &instead);
-    }
-    if let ("detach" | "unattach" | "remove", [port, ..]) = (first, rest)
-        && port.starts_with(|c: char| c.is_ascii_digit())
-    {
-        return refused(first, "no command of truepeer", &format!("truepeer attach remove --port {port}"));
+    match (first, rest) {
+        ("exec", _) if rest.contains(&"--") => {
+            let way = if rest.contains(&"--from") { "connect" } else { "run" };
+            return refused(first, "no command of truepeer", &format!("truepeer {way} {}", line(rest)));
+        }
+        ("-s" | "--signal", ["stop" | "quit" | "term" | "exit"]) => {
+            return refused(first, "not a word of truepeer", "systemctl stop truepeer");
+        }
+        ("vpp", ["up", device, more @ ..]) if !rest.iter().any(|word| word.starts_with('-')) => {
+            let devices = more.iter().fold((*device).to_owned(), |all, device| format!("{all},{device}"));
+            let instead = format!("truepeer vpp up --ethernet {devices}");
+            return refused(device, "expected an option before it", &instead);
+        }
+        ("detach" | "unattach" | "remove", [port, ..]) if begins_as_number(port) => {
+            return refused(
+                first,
+                "no command of truepeer",
+                &format!("truepeer attach remove --port {port}"),
+            );
+        }
+        _ => {}
     }
     let all = super::command();
     let is_command = |word: &&&str| all.find_subcommand(**word).is_some();
@@ -75,7 +78,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         let instead = format!("truepeer {command} {own}{}", line(more));
         return refused(first, "no command of truepeer", instead.trim_end());
     }
-    if let Some((_, instead)) = find("COMMAND", &[first]) {
+    if let Some((_, instead)) = find("COMMAND", &words) {
         return refused(first, "no command of truepeer", &instead);
     }
     if let ("-c" | "--config", [file, command, ..]) = (first, rest) {
@@ -126,84 +129,63 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         let instead = format!("truepeer proxy -l {first} {}", to("proxy", backend));
         return refused(first, "expected a command before an address", &instead);
     }
-    if first.contains('/') || first.ends_with(".toml") {
-        return refused(first, "expected a command before a file", &format!("truepeer serve -c {first}"));
-    }
-    if let ("status", [port, ..]) = (first, rest)
-        && is_number(port)
-    {
-        return refused(port, "expected no port here", &format!("truepeer doctor {port}"));
-    }
-    if let ("status" | "reload", [unit]) = (first, rest)
-        && !unit.starts_with('-')
-        && (unit.ends_with(".service") || !unit.contains(['.', '/']))
-    {
-        let instead = format!("truepeer {first}; of a unit: systemctl {first} {unit}");
-        return refused(unit, "expected nothing behind the command", &instead);
-    }
-    if let ("sessions", [.., id]) = (first, rest)
-        && (id.starts_with("tcp-") || id.starts_with("udp-"))
-    {
-        let instead = format!("curl -X DELETE --unix-socket {SOCKET} http://truepeer/sessions/{id}");
-        return refused(id, "a session by itself is ended over the admin socket", &instead);
-    }
-    if let ("sessions", ["--kill", client, ..] | [client, ..]) = (first, rest)
-        && client.starts_with(|c: char| c.is_ascii_hexdigit())
-        && (client.contains(':') || client.split('.').count() == 4)
-    {
-        let kill = if rest.contains(&"--kill") { " --kill" } else { "" };
-        return refused(
-            client,
-            "expected --client before it",
-            &format!("truepeer sessions --client {client}{kill}"),
-        );
-    }
-    if let ("attach", [action @ ("remove" | "add")]) = (first, rest) {
-        return refused(action, "expected ports", &format!("truepeer attach {action} --port 443"));
-    }
-    if let ("attach", [action @ ("remove" | "add"), port, ..]) = (first, rest)
-        && port.starts_with(|c: char| c.is_ascii_digit())
-    {
-        return refused(port, "expected an option", &format!("truepeer attach {action} --port {port}"));
-    }
-    if let ("attach", ["status", "-p" | "--port", port, ..] | ["status", port]) = (first, rest)
-        && port.starts_with(|c: char| c.is_ascii_digit())
-    {
-        let instead = format!("truepeer attach status, or truepeer doctor {port}");
-        return refused(port, "status shows all ports", &instead);
-    }
-    if let ("attach", ["detach", "--port", port, ..] | ["detach", port]) = (first, rest)
-        && port.starts_with(|c: char| c.is_ascii_digit())
-    {
-        return refused(port, "detach takes all ports", &format!("truepeer attach remove --port {port}"));
-    }
-    if let ("run" | "connect", [client, program @ ..]) = (first, rest)
-        && let Ok(ip) = client.parse::<IpAddr>()
-    {
-        let option = match first {
-            "run" => format!("--allow {ip}"),
-            _ => format!("--from {}", SocketAddr::new(ip, 5000)),
-        };
-        let program = line(program.strip_prefix(&["--"]).unwrap_or(program));
-        return refused(
-            client,
-            "expected an option before it",
-            &format!("truepeer {first} {option} -- {program}"),
-        );
+    match (first, rest) {
+        (file, _) if file.contains('/') || file.ends_with(".toml") => {
+            return refused(first, "expected a command before a file", &format!("truepeer serve -c {first}"));
+        }
+        ("status", [port, ..]) if is_number(port) => {
+            return refused(port, "expected no port here", &format!("truepeer doctor {port}"));
+        }
+        ("status" | "reload", [unit])
+            if unit.ends_with(".service") || !(unit.starts_with('-') || unit.contains(['.', '/'])) =>
+        {
+            let instead = format!("truepeer {first}; of a unit: systemctl {first} {unit}");
+            return refused(unit, "expected nothing behind the command", &instead);
+        }
+        ("sessions", [.., id]) if id.starts_with("tcp-") || id.starts_with("udp-") => {
+            let instead = format!("curl -X DELETE --unix-socket {SOCKET} http://truepeer/sessions/{id}");
+            return refused(id, "a session by itself is ended over the admin socket", &instead);
+        }
+        ("sessions", ["--kill", client, ..] | [client, ..]) if begins_an_address(client) => {
+            let kill = if rest.contains(&"--kill") { " --kill" } else { "" };
+            let instead = format!("truepeer sessions --client {client}{kill}");
+            return refused(client, "expected --client before it", &instead);
+        }
+        ("attach", [action @ ("remove" | "add")]) => {
+            return refused(action, "expected ports", &format!("truepeer attach {action} --port 443"));
+        }
+        ("attach", [action @ ("remove" | "add"), port, ..]) if begins_as_number(port) => {
+            let instead = format!("truepeer attach {action} --port {port}");
+            return refused(port, "expected an option", &instead);
+        }
+        ("attach", ["status", "-p" | "--port", port, ..] | ["status", port]) if begins_as_number(port) => {
+            let instead = format!("truepeer attach status, or truepeer doctor {port}");
+            return refused(port, "status shows all ports", &instead);
+        }
+        ("attach", ["detach", "--port", port, ..] | ["detach", port]) if begins_as_number(port) => {
+            let instead = format!("truepeer attach remove --port {port}");
+            return refused(port, "detach takes all ports", &instead);
+        }
+        ("run" | "connect", [client, program @ ..]) if let Ok(ip) = client.parse::<IpAddr>() => {
+            let option = match first {
+                "run" => format!("--allow {ip}"),
+                _ => format!("--from {}", SocketAddr::new(ip, 5000)),
+            };
+            let program = line(program.strip_prefix(&["--"]).unwrap_or(program));
+            let instead = format!("truepeer {first} {option} -- {program}");
+            return refused(client, "expected an option before it", &instead);
+        }
+        _ => {}
     }
     // `--container udp` is right.
     if let ("attach", false, Some((typed, instead))) = (first, is_valid, of_listener(rest)) {
         return refused(typed, "not a word of this command", &instead);
     }
     if let ("attach", ["--port", port, sender, ..]) = (first, rest)
-        && sender.starts_with(|c: char| c.is_ascii_hexdigit())
-        && (sender.contains('.') || sender.contains(':'))
+        && begins_an_address(sender)
     {
-        return refused(
-            sender,
-            "expected an option",
-            &format!("truepeer attach --port {port} --allow {sender}"),
-        );
+        let instead = format!("truepeer attach --port {port} --allow {sender}");
+        return refused(sender, "expected an option", &instead);
     }
     let innermost = rest.iter().fold(all.find_subcommand(first), |command, word| {
         command.map(|command| command.find_subcommand(word).unwrap_or(command))
@@ -236,12 +218,12 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
         ("connect", [to, ..]) if is_address(to) => {
             refused(to, "expected a program", &format!("truepeer connect --to {to} -- COMMAND"))
         }
-        ("doctor", ["-p" | "--protocol", protocol, port] | [port, "-p" | "--protocol", protocol])
-            if is_number(port) =>
-        {
-            refused(protocol, "expected it behind the port", &format!("truepeer doctor {port}/{protocol}"))
-        }
-        ("doctor", [port, protocol @ ("tcp" | "udp"), ..]) => {
+        (
+            "doctor",
+            ["-p" | "--protocol", protocol, port]
+            | [port, "-p" | "--protocol", protocol]
+            | [port, protocol @ ("tcp" | "udp"), ..],
+        ) if !port.starts_with('-') => {
             refused(protocol, "expected it behind the port", &format!("truepeer doctor {port}/{protocol}"))
         }
         ("doctor", [port, ..]) if port.strip_prefix(':').is_some_and(is_number) => {
@@ -282,14 +264,23 @@ fn is_number(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
+fn begins_as_number(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// `10.0.0.7`, `2001:db8::/32`.
+fn begins_an_address(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_hexdigit()) && word.contains(['.', ':'])
+}
+
 /// `:8443`, `127.0.0.1:443`, `[::1]:443`.
-fn is_address(word: &str) -> bool {
+pub(crate) fn is_address(word: &str) -> bool {
     let port = word.rsplit_once(':').map(|(_, port)| port);
     !word.starts_with('-') && port.is_some_and(|port| port.parse::<u16>().is_ok())
 }
 
 /// The option for a backend.
-fn to(command: &str, backend: &str) -> String {
+pub(crate) fn to(command: &str, backend: &str) -> String {
     match command {
         "https" if backend.contains("//") => format!("--origin {backend}"),
         "https" => format!("--origin http://{backend}"),

@@ -1,5 +1,6 @@
 //! Words and values in another shape than the command takes them, seen before clap reads the line.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use truepeer_policy::PrefixSet;
@@ -34,6 +35,17 @@ pub(super) fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str,
         }
         ("attach", &["-p" | "-P" | "--protocol" | "--proto", "tcp"]) => {
             Some(("tcp", "not needed", "nothing: leave it out; a port is one of TCP".to_owned()))
+        }
+        ("run", &["--port", port]) if port.ends_with("/udp") => {
+            Some((port, "run is for TCP", format!("truepeer attach --port {port}, once the program runs")))
+        }
+        // `443:10.0.0.7`
+        ("attach", &["--port" | "-p" | "--ports", pair])
+            if let Some((port, sender)) = pair.split_once(':')
+                && is_number(port)
+                && sender.parse::<IpAddr>().is_ok() =>
+        {
+            Some((pair, "expected a port alone", format!("--port {port} --allow {sender}")))
         }
         ("attach", &["-p" | "--publish" | "--ports", pair]) => {
             let (_, port) = pair.split_once(':').filter(|(host, port)| is_number(host) && is_number(port))?;
@@ -144,9 +156,11 @@ pub(super) fn of_listener<'a>(rest: &[&'a str]) -> Option<(&'a str, String)> {
     })?;
     let others = || rest.iter().enumerate().filter(|(other, _)| *other != place && *other != place + 1);
     let is_udp = |word: &str| ["--udp", "-u", "udp"].contains(&word);
-    if let Some((_, &typed)) = others().find(|(_, word)| is_udp(word)) {
+    if let Some((place, &word)) = others().find(|(_, word)| is_udp(word)) {
+        // `--protocol udp`
+        let typed = rest[..place].last().filter(|before| before.starts_with('-') && word == "udp");
         let ports: Vec<String> = port.split(',').map(|port| format!("{port}/udp")).collect();
-        return Some((typed, format!("truepeer attach --port {}", ports.join(","))));
+        return Some((*typed.unwrap_or(&word), format!("truepeer attach --port {}", ports.join(","))));
     }
     let is_listener = |word: &str| ["-l", "--listen", "--bind", "--listen-port"].contains(&word);
     let (_, &typed) = others().find(|(_, word)| is_listener(word))?;

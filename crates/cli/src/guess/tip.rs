@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use super::address::{MOST_LISTENERS, range};
 use super::behind::quoted;
 use super::named::{has, main_name};
-use super::value::{meant, takes};
+use super::value::{any_value, meant, takes};
 
 const BACKENDS: [&str; 3] = ["ipv4", "ipv6", "origin"];
 const NO_UNIX: &str =
@@ -73,7 +73,9 @@ pub(super) fn tip(
             let example = examples.iter().filter(has_it).rev().max_by_key(alike);
             match (example, error.kind()) {
                 (None, ErrorKind::InvalidValue) => {
-                    Some(format!("type {}", text(error, ContextKind::InvalidArg)?))
+                    let usual = any_value(command, option.trim_start_matches('-'));
+                    let usual = usual.map(|value| format!("type {option} {value}"));
+                    usual.or_else(|| Some(format!("type {}", text(error, ContextKind::InvalidArg)?)))
                 }
                 (example, _) => Some(format!("for example: {}", example.or(examples.first())?)),
             }
@@ -105,10 +107,18 @@ fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<
             Some(format!("expected the senders' addresses; for one device of this host: --dev {typed}"))
         }
         "allow" if is_word && !Path::new(typed).exists() && meant(command, name, typed).is_none() => {
-            Some(format!("type their addresses, or the path of a list of them: {option} ./{typed}.txt"))
+            Some(format!(
+                "type {option} 10.0.0.7, with the sender's own address; of a list: {option} ./{typed}.txt"
+            ))
         }
         "header" if ["1", "2", "v1", "v2", "proxy"].contains(&typed) => {
             Some("leave it out: headers of both versions are read".to_owned())
+        }
+        "header" if has(command, "--dev") && ["off", "no", "none", "false", "never"].contains(&typed) => {
+            Some(format!(
+                "type {option} optional, to serve connections without a header, too; a sender that never \
+                 writes one is left out of --allow, and passes unchanged"
+            ))
         }
         "listen" if range(typed).is_some_and(|(_, ports)| ports.len() > MOST_LISTENERS) => Some(format!(
             "type {option} :25577 --listen-transparent, to which TPROXY leads these ports (docs/proxy.md)"

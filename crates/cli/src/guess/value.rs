@@ -1,20 +1,22 @@
 //! Reads a value that an option refuses in other notations, and keeps those that the option's parser accepts.
 
+use std::error::Error as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use clap::{Arg, ArgAction, Command, error::ErrorKind};
 
-use super::address::{MOST_LISTENERS, addresses, ports, prefix, range};
+use super::address::{MOST_LISTENERS, addresses, ports, range};
 use super::amount::{size, time};
 use super::named::nearest;
+use truepeer_policy::prefixes_meant;
 
 /// The words that the option takes instead: one, or several for an option that may be repeated. `name` is the
 /// option's long name, or the id of an argument without one.
 pub(crate) fn meant(command: &Command, name: &str, typed: &str) -> Option<Vec<String>> {
     let is_repeatable = matches!(named(command, name)?.get_action(), ArgAction::Append);
     // attach knows no such rule.
-    let is_other = |word: &str| word == "forbid" && command.get_name() == "attach";
+    let is_other = |word: &str| word.ends_with("forbid") && command.get_name() == "attach";
     let takes = |word: &str| takes(command, name, word) && !is_other(word);
     let clean = typed.trim().trim_matches(|c| "\"'`“”„‘’".contains(c));
     let several: Vec<String> = match range(clean).filter(|_| name == "listen") {
@@ -28,11 +30,15 @@ pub(crate) fn meant(command: &Command, name: &str, typed: &str) -> Option<Vec<St
     if let Some(one) = one.filter(|_| !(is_list && name == "listen")) {
         return Some(vec![one]);
     }
-    // `preloud`
+    // `preloud`, `10.0.0.7=optonal`
     let possible = named(command, name)?.get_possible_values();
-    let near = nearest(&clean.to_lowercase(), possible.iter().map(|value| value.get_name()));
-    if let Some(near) = near.filter(|near| !is_list && clean.len() > 3 && takes(near)) {
-        return Some(vec![near.to_owned()]);
+    let expected = refusal(command, name, clean).unwrap_or_default();
+    let expected = expected.split(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+    let (start, word) = clean.split_at(clean.rfind('=').map_or(0, |equals| equals + 1));
+    let near = nearest(&word.to_lowercase(), possible.iter().map(|value| value.get_name()).chain(expected));
+    let near = near.map(|near| format!("{start}{near}"));
+    if let Some(near) = near.filter(|near| !is_list && word.len() > 3 && takes(near)) {
+        return Some(vec![near]);
     }
     let for_all = several.iter().filter(|word| !word.contains('=')).count();
     match name {
@@ -47,14 +53,36 @@ fn named<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long().unwrap_or(arg.get_id().as_str()) == name)
 }
 
+/// A value that the option takes: its default, or an example.
+pub(crate) fn any_value(command: &Command, name: &str) -> Option<String> {
+    let arg = named(command, name)?;
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let default = help.rsplit_once("[default: ").map_or("", |(_, default)| default.trim_end_matches(']'));
+    // `127.0.0.1:443 if -6 is not given either`, but not `this one`
+    let default =
+        default.split(' ').next().filter(|word| word.contains(|c: char| c == '/' || c.is_numeric()));
+    let form = arg.get_value_names()?.first()?.as_str();
+    let words = form.split('|').filter(|word| word.starts_with(|c: char| c.is_ascii_lowercase()));
+    let examples = [("TIME", "5s"), ("SIZE", "16KiB"), ("N", "4"), ("PREFIX", "10.0.0.7")];
+    let example = examples.into_iter().find(|(start, _)| form.split(['|', '[']).next() == Some(*start));
+    let all = default.into_iter().chain(words).chain(example.map(|(_, example)| example));
+    all.map(str::to_owned).find(|word| takes(command, name, word))
+}
+
 /// Whether the option or argument takes this value.
 pub(crate) fn takes(command: &Command, name: &str, word: &str) -> bool {
+    refusal(command, name, word).is_none()
+}
+
+/// What the option's parser says to a value that it refuses.
+fn refusal(command: &Command, name: &str, word: &str) -> Option<String> {
     let is_option = named(command, name).is_some_and(|arg| arg.get_long().is_some());
     let word = if is_option { format!("--{name}={word}") } else { word.to_owned() };
     let alone = command.clone().no_binary_name(true).mut_args(|arg| arg.required(false));
     let alone = alone.args_override_self(true).subcommand_required(false);
     let refused = [ErrorKind::ValueValidation, ErrorKind::InvalidValue, ErrorKind::InvalidSubcommand];
-    !{ alone }.try_get_matches_from([word]).is_err_and(|error| refused.contains(&error.kind()))
+    let error = { alone }.try_get_matches_from([word]).err()?;
+    refused.contains(&error.kind()).then(|| error.source().map(ToString::to_string).unwrap_or_default())
 }
 
 const SEPARATORS: [char; 5] = [',', ';', ' ', '\t', '|'];
@@ -74,11 +102,11 @@ fn notations(text: &str, option: &str) -> Vec<String> {
     let lower = text.to_lowercase();
     let list = inner(text).split(SEPARATORS).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",");
     let mut all = vec![text.to_owned(), lower.replace('_', "-")];
-    all.extend(prefix(text));
+    all.extend(prefixes_meant(text));
     all.push(list);
     let pair = ["->", "=>", " = ", ": "].iter().find_map(|between| text.split_once(between));
     all.extend(pair.map(|(left, right)| format!("{}={}", left.trim(), right.trim())));
-    all.extend(text.strip_suffix(['/', ',', ';', '.']).map(str::to_owned));
+    all.extend(text.strip_suffix(['/', ',', ';', '.', '-']).map(str::to_owned));
     match option {
         "allow" | "allow-claims" | "deny-clients" | "clients" => {
             all.extend(text.rsplit_once('@').map(|(_, host)| host.to_owned()));
@@ -134,6 +162,9 @@ fn words(lower: &str, option: &str) -> &'static [&'static str] {
         "proxy-protocol" | "haproxy" | "pp" if option == "client-address" => &["proxy"],
         "tproxy" | "spoof" | "client" if option == "client-address" => &["transparent"],
         "dns" | "v2" | "default" | "all" if option == "udp-dialect" => &["every"],
+        "cloudflare" => &["spectrum", "standalone"],
+        "aws" | "nlb" | "elb" if option == "sender" => &["aws-nlb"],
+        "simple" | "simple-proxy-protocol" | "edgeone" if option == "udp-dialect" => &["spp"],
         "quic" | "http3" | "h3" | "dtls" | "udp4" | "udp6" if option == "protocol" => &["udp"],
         "http" | "https" | "http2" | "tls" | "ssl" | "tcp4" | "tcp6" if option == "protocol" => &["tcp"],
         "dns" | "sip" | "any" | "all" | "*" if option == "protocol" => &["both"],
@@ -240,6 +271,15 @@ mod tests {
             ("proxy", "admin", "http://127.0.0.1:9144/", "127.0.0.1:9144"),
             ("proxy", "header", "off", "forbid"),
             ("attach", "allow", "10.0.0.7/", "10.0.0.7"),
+            ("attach", "allow", "10.0.0.0/33", "10.0.0.0/32"),
+            ("attach", "allow", "2001:db8::/129", "2001:db8::/128"),
+            ("attach", "allow", "loopbak", "loopback"),
+            ("attach", "port", "25-", "25"),
+            ("attach", "header", "10.0.0.7=optonal", "10.0.0.7=optional"),
+            ("proxy", "header", "requird", "require"),
+            ("proxy", "udp-dialect", "standalon", "standalone"),
+            ("proxy", "udp-dialect", "simple", "spp"),
+            ("proxy", "sender", "cloudflare", "spectrum"),
             ("run", "port", "8000:8000", "8000"),
             ("run", "port", "8080:80", "80"),
             ("probe", "target", "8443", "127.0.0.1:8443"),
@@ -256,8 +296,6 @@ mod tests {
         let all = crate::command();
         for (option, typed) in [
             ("allow", "10.0.0.9-10.0.0.1"),
-            ("allow", "10.0.0.0/33"),
-            ("allow", "2001:db8::/129"),
             ("allow", "nobody"),
             ("allow", ""),
             ("header", "perhaps"),

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, builder::StyledStr};
 
-use super::behind::{quoted, unquoted};
+use super::behind::{quoted, told_behind, unquoted};
 use super::named::{has, is_called};
 use super::words::find;
 use crate::{UsageError, command, matched};
@@ -33,6 +33,11 @@ pub(crate) fn in_a_whole_line(argv: &[OsString], error: UsageError) -> UsageErro
     let Some(line) = line else {
         return match error {
             UsageError::Options(text) => {
+                // The row for pods names an example of each.
+                let given = |option, usual| told_behind(argv, option).unwrap_or(usual).to_owned();
+                let (ports, allow) = (given("--port", "443"), given("--allow", "10.0.0.7"));
+                let text = text.replace("ports=443", &format!("ports={ports}"));
+                let text = text.replace("allow=10.0.0.7", &format!("allow={allow}"));
                 UsageError::Options(text.replace("LINE", "truepeer COMMAND OPTIONS"))
             }
             other => other,
@@ -138,8 +143,9 @@ fn candidates(words: &[&str], error: &UsageError) -> Option<Vec<Vec<String>>> {
             {
                 return Some(spliced(words, typed, &[]));
             }
-            let is_elsewhere =
-                ["curl ", "echo ", "umask ", "systemctl "].iter().any(|program| told.starts_with(program));
+            let is_elsewhere = ["curl ", "echo ", "umask ", "systemctl ", "kubectl "]
+                .iter()
+                .any(|program| told.starts_with(program));
             if is_elsewhere || words.first() == Some(&typed) && !told.starts_with("truepeer ") {
                 return None;
             }
@@ -170,7 +176,18 @@ fn candidates(words: &[&str], error: &UsageError) -> Option<Vec<Vec<String>>> {
             let tip = tips.first()?.to_string();
             let instead = if tip.starts_with("leave ") { "" } else { parts(tip.strip_prefix("type ")?).0 };
             let instead = unquoted(instead);
-            Some(spliced(words, typed, &instead.iter().map(String::as_str).collect::<Vec<_>>()))
+            let instead: Vec<&str> = instead.iter().map(String::as_str).collect();
+            // An option without its value.
+            if let (true, [option, value]) = (typed.is_empty(), &instead[..])
+                && !value.starts_with('<')
+            {
+                let all = command();
+                let arg = innermost(&all, words).get_arguments().find(|arg| is_called(arg, option))?;
+                let place = words.iter().rposition(|word| is_called(arg, word.trim_end_matches('=')))?;
+                let line = [&words[..place], &instead[..], &words[place + 1..]].concat();
+                return Some(vec![line.into_iter().map(str::to_owned).collect()]);
+            }
+            Some(spliced(words, typed, &instead))
         }
         _ => None,
     }

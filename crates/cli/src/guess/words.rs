@@ -119,6 +119,8 @@ impl Other<'_> {
             (Some(_), _) => value.unwrap_or(usual).to_owned(),
             // `kill 42`: no client.
             (None, Some(bare)) if is_prefix(usual) && !bare.contains(['.', ':']) => usual.to_owned(),
+            // `config show`: no file.
+            (None, Some(bare)) if usual.starts_with('/') && !bare.contains(['/', '.']) => usual.to_owned(),
             // `--until tomorrow`: no time.
             (None, Some(bare))
                 if super::is_time(usual) && !bare.starts_with(|c: char| c.is_ascii_digit()) =>

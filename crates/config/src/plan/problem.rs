@@ -81,7 +81,7 @@ pub enum Problem {
     )]
     TwoRules,
     /// The backend can't be reached by these clients.
-    #[error("{place} {backend}: {is}; expected {expected}")]
+    #[error("{place} {backend}: {is}; type {expected}")]
     Family { place: OptionName, backend: String, is: &'static str, expected: String },
     /// Any other error that the value alone doesn't show.
     #[error("{place}{value}: {expected}")]

@@ -169,7 +169,7 @@ fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Vec<Problem> {
     }
     let may_map = spec.nat64_prefix.is_some() || spec.send_proxy.is_some();
     if defaults.backends == UsualBackends::Together && !may_map {
-        let ways = ", or a way to show these clients there: --nat64-prefix 64:ff9b::/96 or --send-proxy v2";
+        let ways = "; to show IPv4 clients there, add --nat64-prefix 64:ff9b::/96 or --send-proxy v2";
         problems.extend(spec.ipv4.iter().filter_map(|backend| resolve::refuse_ipv6(backend, ways).err()));
     }
     problems
