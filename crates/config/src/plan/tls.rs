@@ -175,6 +175,7 @@ impl TlsConfig {
                 (!spec.tls_suite.is_empty(), "tls-suite"),
                 (spec.client_ca.is_some(), "client-ca"),
                 (spec.client_cert.is_some(), "client-cert"),
+                (spec.tls_timeout.is_some(), "tls-timeout"),
             ];
             let given = needy.into_iter().find(|(is_given, _)| *is_given);
             return given.map_or(Ok(None), |(_, option)| Err(Problem::needs(option, "tls-cert", "FILE")));

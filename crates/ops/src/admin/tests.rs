@@ -338,6 +338,20 @@ fn reload_answers_with_its_outcome_and_readiness_follows_the_state() {
 }
 
 #[test]
+fn an_upgrade_beside_another_order_is_refused_in_words() {
+    let order = "POST /upgrade HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: truepeer-handover";
+    let bed = Bed::new("busy");
+    // The first one waits for it.
+    let upgrades = bed.small.upgrades.lock().unwrap();
+    let mut first = UnixStream::connect(&bed.path).unwrap();
+    first.write_all(format!("{order}\r\nHost: truepeer\r\n\r\n").as_bytes()).unwrap();
+    first.read_exact(&mut [0; 12]).unwrap();
+    let (status, body) = bed.ask(order);
+    assert_eq!((status, body.contains("another reload or upgrade is going on")), (503, true), "{body}");
+    drop(upgrades);
+}
+
+#[test]
 fn an_upgrade_gets_the_connection_itself() {
     let bed = Bed::new("upgrade");
     assert_eq!(bed.ask("POST /upgrade HTTP/1.1").0, 400);

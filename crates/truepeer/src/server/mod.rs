@@ -247,6 +247,7 @@ impl<'a> Server<'a> {
             },
         )?;
         self.admin = admin;
+        sockets::let_go(inherited.sockets());
         info!("upgrade: serves in place of process {old}; {adopted} of {sent} flows go on");
         // `truepeer upgrade` reads it; it may have ended.
         let _ = writeln!(output::stdout(), "process {} serves in place of process {old}", std::process::id());

@@ -32,6 +32,7 @@ pub(crate) fn tests() -> Vec<Test> {
         rounds_of_reload_upgrade_and_drain_refuse_and_cut_nothing,
         the_reload_command_prints_changes_or_the_reason,
         the_service_manager_hears_of_each_change,
+        an_upgrade_takes_a_socket_without_a_listener_out_of_the_store,
         the_watchdog_is_fed,
     ]
 }
@@ -395,6 +396,24 @@ fn the_service_manager_hears_of_each_change(bed: &Bed) -> anyhow::Result<()> {
     truepeer.wait_end()?;
     new.signal(Signal::TERM)?;
     manager.hears("STOPPING=1").map(drop)
+}
+
+/// Otherwise the service manager keeps it open for nobody, and whoever connects waits.
+fn an_upgrade_takes_a_socket_without_a_listener_out_of_the_store(bed: &Bed) -> anyhow::Result<()> {
+    let manager = Manager::new(bed)?;
+    bed.write("truepeer.toml", FILE)?;
+    let notified = || Program::new(TRUEPEER).env("NOTIFY_SOCKET", bed.dir().join("notify"));
+    let old = notified().args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    manager.hears("READY=1")?;
+    bed.write("truepeer.toml", FILE.replace("127.0.0.1:8443", "127.0.0.1:8444"))?;
+    let new = notified().args(["serve", "--take-over", "-c", "truepeer.toml"]).start(bed)?;
+    let heard = manager.hears("READY=1")?;
+    ensure!(heard.contains("FDSTOREREMOVE=1\nFDNAME=tcp-127.0.0.1-8443"), "{heard}");
+    ensure!(heard.contains("FDSTORE=1\nFDNAME=tcp-127.0.0.1-8444"), "{heard}");
+    ensure!(heard.matches("FDSTOREREMOVE").count() == 1, "{heard}");
+    ensure!(new.log().contains("had a socket on 127.0.0.1:8443"), "{}", new.log());
+    ensure!(!new.log().contains("the service manager passed"), "{}", new.log());
+    old.wait_end().map(drop)
 }
 
 fn the_watchdog_is_fed(bed: &Bed) -> anyhow::Result<()> {
