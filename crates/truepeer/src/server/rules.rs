@@ -121,7 +121,7 @@ fn downstream(listener: &CheckedListener, marks: &Marks, common: &Common<'_>) ->
     let ListenerRules { settings, policy } = relay(listener, marks.of(listener));
     let tls = listener.tls.clone().map(ListenerTls::One);
     let challenges = Arc::clone(common.challenges);
-    TlsListener { settings, policy, tls, challenges, handshake_timeout: listener.config.handshake_timeout() }
+    TlsListener { settings, policy, tls, challenges, handshake_timeout: listener.config.tls_timeout }
 }
 
 fn requests(
