@@ -492,7 +492,8 @@ fn a_squatter_on_the_lock_delays_many_entries_once(bed: &Bed) -> Result<()> {
     let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
     let entry = |port: u16| {
         format!(
-            "[[proxy]]\nlisten = [\"127.0.0.1:{port}\"]\nipv4 = \"127.0.0.1:80\"\nipv6 = \"[::1]:80\"\ntable = {port}\n"
+            "[[proxy]]\nlisten = [\"127.0.0.1:{port}\"]\ntable = {port}\n\
+             ipv4 = \"127.0.0.1:80\"\nipv6 = \"[::1]:80\"\n"
         )
     };
     bed.write("truepeer.toml", (8443..8447).map(entry).collect::<String>())?;
