@@ -207,6 +207,10 @@ impl Connection {
                 }
                 if is_last {
                     *more = None;
+                } else if out.is_empty() {
+                    // A page without what is asked for: other connections have their turn here, too.
+                    self.deadline = now + SEND_TIMEOUT;
+                    return Ok(Turn::Wait);
                 }
                 continue;
             }
