@@ -31,9 +31,11 @@ impl Entry {
     /// so that no header may name it as the client.
     pub(in crate::node) fn heed(&mut self, addresses: Addresses) {
         let is_new = self.addresses.as_ref().is_some_and(|before| !addresses.is_subset(before));
-        if let (true, Actual::Attached { netns, rules }, Want::Attach(_)) =
-            (is_new, &self.actual, self.want())
-        {
+        // With a wrong annotation, once that is mended.
+        if is_new && !matches!(self.want(), Want::Attach(_)) {
+            return;
+        }
+        if let (true, Actual::Attached { netns, rules }) = (is_new, &self.actual) {
             tracing::info!(name = %self.desired.name, "it has a new address: is attached once more");
             let (description, netns) = (description(rules, *netns), *netns);
             self.claim = Some(Claim { description: description.clone(), is_true: true });

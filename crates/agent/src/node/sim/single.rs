@@ -135,7 +135,17 @@ fn a_pod_that_gets_another_address_is_attached_once_more() {
         // Steps of a pod don't follow each other at once.
         now += Duration::from_secs(60);
     }
-    assert_eq!(core.attached_places(false, now), BTreeMap::new());
+    let mut started = begun(&mut core, &sandbox, &at, now);
+    let attached = Outcome::Attached { rules: wanted.clone(), warnings: Vec::new() };
+    end(&mut core, started.remove(0), &at, attached, now);
+    // Also if the annotation is wrong at that time.
+    at.push("10.2.0.7");
+    for (want, is_attached) in [(Want::Unclear("a typo".to_owned()), false), (Want::Attach(wanted), true)] {
+        now += Duration::from_secs(60);
+        core.update(Change::Set(POD.to_owned(), desired(want, true, false)), now);
+        core.heed([(POD.to_owned(), addresses(&at))].into());
+        assert_eq!(core.start_steps(now).len(), usize::from(is_attached));
+    }
 }
 
 #[test]
