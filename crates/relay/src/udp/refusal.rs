@@ -146,8 +146,8 @@ impl Forgotten {
         if ago > MEMORY { DropCause::NoHeaderBefore } else { DropCause::FlowForgotten { ago, silence } }
     }
 
-    /// Refuses a datagram of `sender`, whose flow was refused, or ended before its time: the sender still passes its
-    /// client's datagrams on as they are, so the client would write the next header.
+    /// Refuses a datagram of `sender`, whose flow was refused, or ended before its time: the sender still
+    /// passes its client's datagrams on as they are, so the client would write the next header.
     pub(crate) fn check(
         &mut self,
         sender: &SenderKey,
