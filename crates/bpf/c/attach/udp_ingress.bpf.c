@@ -178,8 +178,12 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 	/* A claim that was validated by the same rules need not be validated again. */
 	if (!known.flow || !opened->is_named || known.flow->edition != scratch->edition) {
 		refusal = validate_named_client(&scratch->datagram, udp_port, opened, rule);
-		if (refusal)
+		if (refusal) {
+			/* The rest of the flow is refused, too: its client could write the next header. */
+			if (has_bare_datagrams(udp_port) && opened->is_named && !opened->is_of_flow)
+				begin_flow(skb, scratch, &(struct known){});
 			return refuse_if_here(skb, scratch, ip, udp_port, refusal);
+		}
 		find_client(scratch, udp_port, &known);
 	}
 	int is_here = known.flow || opened->is_of_flow;
@@ -188,11 +192,9 @@ static __always_inline int on_datagram(struct __sk_buff *skb, struct udp_scratch
 	/* Also while the backend restarts: the flow's header comes once. */
 	if (is_here && has_bare_datagrams(udp_port) && !opened->is_of_flow)
 		refusal = begin_flow(skb, scratch, &known);
-	if (refusal)
-		return refuse(scratch, udp_port, refusal);
-	if (where == NO_BACKEND || !is_here)
+	if (!refusal && (where == NO_BACKEND || !is_here))
 		return pass(&udp_port->port, PASSED_NO_LISTENER);
-	refusal = note_flow(skb, scratch, udp_port, where, &known);
+	refusal = refusal ? refusal : note_flow(skb, scratch, udp_port, where, &known);
 	if (refusal)
 		return refuse(scratch, udp_port, refusal);
 	if (opened->header_len)

@@ -152,7 +152,13 @@ fn a_refused_header_begins_no_flow(bed: &Bed) -> Result<()> {
             send(&sender, &[bytes])?;
             refused(&pair, bed, reason, before + 1)?;
             send(&sender, &[b"bare"])?;
-            refused(&pair, bed, "refused_no_flow", dropped + 1)?;
+            if ["refused_claim", "refused_denied", "refused_family"].contains(reason) {
+                // The client writes it: its sender passes on what comes after the header as it is.
+                send(&sender, &[&whole, b"forged"])?;
+                refused(&pair, bed, reason, before + 3)?;
+            } else {
+                refused(&pair, bed, "refused_no_flow", dropped + 1)?;
+            }
         }
         // More than a packet holds: nothing is learnt from fragments.
         let dropped = pair.counter(bed, "refused_no_flow")?;
