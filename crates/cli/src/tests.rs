@@ -39,6 +39,17 @@ fn without_options_the_defaults_hold() {
     assert_eq!(listener.senders.allow.to_string(), "127.0.0.0/8 ::1/128");
 }
 
+/// Also towards backends alone.
+#[test]
+fn the_time_of_a_handshake_counts_wherever_there_is_one() {
+    for options in ["--origin-tls", "--tls-cert a.pem", "--origin-tls --tls-cert a.pem"] {
+        let listener = listener(&format!("truepeer proxy {options} --tls-timeout 3s"));
+        assert_eq!(listener.tls_timeout, Duration::from_secs(3), "{options}");
+    }
+    let error = error("truepeer proxy --tls-timeout 3s");
+    assert_eq!(error, "--tls-timeout: expected --tls-cert FILE with it");
+}
+
 #[test]
 fn the_help_tells_the_defaults() {
     let help = error("truepeer proxy --help").split_whitespace().collect::<Vec<_>>().join(" ");

@@ -154,11 +154,12 @@ fn a_file_with_every_default_means_the_same() {
 
 #[test]
 fn relative_paths_begin_at_the_files_directory() {
-    let config =
-        "[[proxy]]\nallow = [\"./list\", \"10.0.0.1\"]\ndeny-clients = \"denied\"\ntls-cert = \"site.pem\"";
+    let config = "[admin]\nlisten = [\"./admin.sock\", \"whois:./who.sock\"]\n\
+                  [[proxy]]\nallow = [\"./list\", \"10.0.0.1\"]\n\
+                  deny-clients = \"denied\"\ntls-cert = \"site.pem\"";
     let said = meanings(config).remove(0);
-    for path in ["/nonexistent/config/list", "/nonexistent/config/denied", "/nonexistent/config/site.pem"] {
-        assert!(said.contains(path), "{path}: {said}");
+    for path in ["list", "denied", "site.pem", "admin.sock", "who.sock"] {
+        assert!(said.contains(&format!("\"/nonexistent/config/{path}\"")), "{path}: {said}");
     }
 }
 

@@ -147,6 +147,10 @@ pub(super) fn absolute(arg: &Arg, text: String, dir: &Path) -> String {
     if is_path(arg, &text) {
         return below(dir, text);
     }
+    let is_admin = arg.get_value_parser().type_id() == TypeId::of::<AdminAddr>();
+    if let Some(path) = text.strip_prefix("whois:").filter(|_| is_admin) {
+        return format!("whois:{}", below(dir, path.to_owned()));
+    }
     match text.split_once('@').filter(|_| has_file(arg)) {
         Some((head, file)) => format!("{head}@{}", below(dir, file.to_owned())),
         None => text,

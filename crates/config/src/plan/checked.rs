@@ -250,9 +250,30 @@ impl Checked {
         warnings.extend(
             self.listeners.iter().filter_map(|one| sites::warning_of_names(&one.names, one.tls.as_deref()?)),
         );
+        warnings.extend(self.in_vain());
         warnings.sort();
         warnings.dedup();
         warnings
+    }
+}
+
+impl Checked {
+    /// Times of the other transport: nothing would end by them.
+    fn in_vain(&self) -> Vec<String> {
+        let any = |is_it: fn(&ListenerConfig) -> bool| self.listeners.iter().any(|one| is_it(&one.config));
+        let (has_tcp, has_udp) =
+            (any(|it| it.protocol == Protocol::Tcp), any(|it| it.protocol == Protocol::Udp));
+        let cases = [
+            (
+                !has_udp && any(|it| it.udp.close_after.is_some()),
+                "--close-after has no effect: no listener takes UDP; --idle-timeout ends silent TCP sessions",
+            ),
+            (
+                !has_tcp && any(|it| it.timeouts.idle.is_some()),
+                "--idle-timeout has no effect: no listener takes TCP; --close-after forgets silent flows",
+            ),
+        ];
+        cases.into_iter().filter(|(is_vain, _)| *is_vain).map(|(_, text)| text.to_owned()).collect()
     }
 }
 

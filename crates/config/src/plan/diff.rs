@@ -1,6 +1,8 @@
 //! The difference of two plans, as changes for the engines. Pure: nothing is opened, read or asked here.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::checked::CheckedListener;
@@ -23,6 +25,10 @@ pub enum Part {
     Lists,
     Backends,
     Certificates,
+    /// Of connections to backends.
+    Mark,
+    /// Where a session may not lead to.
+    OwnListeners,
     /// Of several sites, the one that serves clients of no other.
     First(String),
     /// A site that is new, or has other rules.
@@ -38,6 +44,8 @@ impl fmt::Display for Part {
             Self::Lists => "lists",
             Self::Backends => "backends' addresses",
             Self::Certificates => "certificates",
+            Self::Mark => "mark",
+            Self::OwnListeners => "own listeners",
             Self::First(name) => return write!(f, "first site {name}"),
             Self::Site(name) | Self::Gone(name) => return write!(f, "site {name}"),
         })
@@ -127,6 +135,7 @@ impl CheckedListener {
             (Part::Lists, !read.has_same_lists(others)),
             (Part::Backends, (&read.backends, &read.origins) != (&others.backends, &others.origins)),
             (Part::Certificates, read.certificates != others.certificates),
+            (Part::OwnListeners, self.own_listeners() != other.own_listeners()),
         ]
         .into_iter()
         .filter_map(|(part, differs)| differs.then_some(part))
@@ -134,11 +143,19 @@ impl CheckedListener {
     }
 }
 
+impl CheckedListener {
+    /// All listeners of the process, if a header or a connection chooses where its session goes.
+    fn own_listeners(&self) -> Option<BTreeSet<SocketAddr>> {
+        let is_chosen = self.config.dynamic.is_some() || self.config.backend_ports().any(|port| port == 0);
+        is_chosen.then(|| self.policy.delivery.own_listeners.iter().copied().collect())
+    }
+}
+
 /// The policy and the TLS configurations follow from what is compared.
 impl PartialEq for CheckedListener {
     fn eq(&self, other: &Self) -> bool {
-        (self.key, &self.config, &self.read, &self.names, &self.further)
-            == (other.key, &other.config, &other.read, &other.names, &other.further)
+        (self.key, &self.config, &self.read, &self.names, &self.further, self.own_listeners())
+            == (other.key, &other.config, &other.read, &other.names, &other.further, other.own_listeners())
     }
 }
 

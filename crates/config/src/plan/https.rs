@@ -143,6 +143,7 @@ fn listener(spec: &HttpsSpec, listen: &[ListenAddr], problems: &mut Problems) ->
             ..common.timeouts
         },
         max_per_client: spec.tls.max_per_client,
+        tls_timeout: spec.tls.tls_timeout.unwrap_or(common.tls_timeout),
         tls: problems.note(tls(spec, listen)),
         origin_tls,
         http: Some(http),

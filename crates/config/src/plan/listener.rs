@@ -58,6 +58,9 @@ pub struct ListenerConfig {
     pub max_per_client: Option<usize>,
     pub splice: SpliceConfig,
     pub udp: UdpConfig,
+    /// How long a TLS handshake may take, with clients and with backends.
+    #[serde(with = "text::duration")]
+    pub tls_timeout: Duration,
     /// TLS with clients, if used.
     pub tls: Option<TlsConfig>,
     /// TLS with backends, if used.
@@ -153,6 +156,7 @@ impl Default for ListenerConfig {
             splice: SpliceConfig::default(),
             max_per_client: None,
             udp: UdpConfig::default(),
+            tls_timeout: defaults::TLS_TIMEOUT,
             tls: None,
             origin_tls: None,
             http: None,
@@ -250,11 +254,6 @@ impl ListenerConfig {
     /// The names that an authority issues its certificate for.
     pub(super) fn acme_names(&self) -> Option<&[String]> {
         self.tls.as_ref().map(|tls| tls.acme.as_slice()).filter(|names| !names.is_empty())
-    }
-
-    /// How long a TLS handshake may take.
-    pub fn handshake_timeout(&self) -> Duration {
-        self.tls.as_ref().map_or(defaults::TLS_TIMEOUT, |tls| tls.timeout)
     }
 
     /// The source address that backends see.

@@ -136,6 +136,7 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
             close_after: spec.close_after,
         },
         max_per_client: spec.tls.max_per_client,
+        tls_timeout: spec.tls.tls_timeout.unwrap_or(common.tls_timeout),
         tls,
         origin_tls: problems.note(origin_tls(spec)).flatten(),
         http: None,
@@ -160,6 +161,9 @@ fn refuse_idle_options(spec: &ProxySpec, defaults: &Defaults) -> Vec<Problem> {
     }
     if !spec.tls_alpn.is_empty() && spec.tls.tls_cert.is_empty() {
         problems.push(Problem::needs("tls-alpn", "tls-cert", "FILE"));
+    }
+    if spec.tls.tls_timeout.is_some() && spec.tls.tls_cert.is_empty() && !spec.origin_tls {
+        problems.push(Problem::needs("tls-timeout", "tls-cert", "FILE"));
     }
     if spec.tls.max_per_client.is_some() && spec.protocol == Some(Carried::Udp) {
         problems.push(Problem::at(

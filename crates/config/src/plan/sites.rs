@@ -74,7 +74,6 @@ fn refuse_unlike(one: &ListenerConfig, other: &ListenerConfig) -> Result<(), Pro
         _ => return Err(Problem::ListenTwice { listener: one.bind, is_proxy: false }),
     }
     let unknown = |config: &ListenerConfig| config.http.as_ref().and_then(|http| http.unknown_host);
-    let timeout = |config: &ListenerConfig| config.tls.as_ref().map(|tls| tls.timeout);
     let is_contradicted =
         unknown(one).is_some_and(|wanted| unknown(other).is_some_and(|first| first != wanted));
     let rules = [
@@ -91,7 +90,7 @@ fn refuse_unlike(one: &ListenerConfig, other: &ListenerConfig) -> Result<(), Pro
         ),
         ("deny-clients", one.claims != other.claims),
         ("max-per-client", one.max_per_client != other.max_per_client),
-        ("tls-timeout", timeout(one) != timeout(other)),
+        ("tls-timeout", one.tls.is_some() && one.tls_timeout != other.tls_timeout),
         ("unknown-host", is_contradicted),
     ];
     let Some((option, _)) = rules.into_iter().find(|(_, differs)| *differs) else { return Ok(()) };

@@ -160,6 +160,25 @@ fn what_is_dangerous_is_said_once() {
     assert!(warnings[0].contains("127.0.0.0/8 ::1/128") && warnings[1].contains("every host may connect"));
 }
 
+#[test]
+fn a_time_of_the_other_transport_is_warned_of() {
+    let said = |protocol: Protocol| {
+        let mut config = listening(&["127.0.0.1:1"]);
+        let listener = &mut config.listeners[0];
+        listener.protocol = protocol;
+        listener.udp.close_after = Some(Duration::from_secs(30));
+        listener.timeouts.idle = Some(Duration::from_secs(30));
+        let both = ListenerConfig { protocol: Protocol::Tcp, ..listener.clone() };
+        let alone = config.check().unwrap().warnings().join("\n");
+        config.listeners.push(both);
+        (alone, config.check().map(|checked| checked.warnings()).unwrap_or_default())
+    };
+    assert!(said(Protocol::Tcp).0.starts_with("--close-after has no effect: no listener takes UDP"));
+    let (alone, both) = said(Protocol::Udp);
+    assert!(alone.starts_with("--idle-timeout has no effect: no listener takes TCP"), "{alone}");
+    assert_eq!(both, [""; 0]);
+}
+
 /// Replies of each origin have to come back.
 #[test]
 fn rules_are_made_for_all_origins() {

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use truepeer_https::tunnel::OriginTls;
@@ -14,10 +13,10 @@ use truepeer_stream::tls::{
 };
 
 use super::problem::{OptionName, Problem};
-use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, defaults, text};
+use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, text};
 
 /// TLS with clients.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TlsConfig {
     /// The first is the default for unknown names.
@@ -35,9 +34,6 @@ pub struct TlsConfig {
     /// Clients must present certificates of these authorities, if set.
     pub(crate) client_ca: Option<PathBuf>,
     pub(crate) client_cert: ClientCert,
-    /// How long a handshake may take.
-    #[serde(with = "text::duration")]
-    pub(crate) timeout: Duration,
 }
 
 /// A certificate and its key.
@@ -64,22 +60,6 @@ pub struct OriginTlsConfig {
     pub(crate) alpn: Vec<String>,
     /// The certificate for backends that request one.
     pub(crate) cert: Option<CertConfig>,
-}
-
-impl Default for TlsConfig {
-    fn default() -> Self {
-        Self {
-            certs: Vec::new(),
-            acme: Vec::new(),
-            own_names: Vec::new(),
-            min_version: MinVersion::default(),
-            suites: Vec::new(),
-            alpn: Vec::new(),
-            client_ca: None,
-            client_cert: ClientCert::default(),
-            timeout: defaults::TLS_TIMEOUT,
-        }
-    }
 }
 
 /// The word for a certificate that the process makes itself. A file of this name is `./self`.
@@ -209,7 +189,6 @@ impl TlsConfig {
             alpn: alpn.to_vec(),
             client_ca: spec.client_ca.clone(),
             client_cert: spec.client_cert.unwrap_or_default(),
-            timeout: spec.tls_timeout.unwrap_or(defaults::TLS_TIMEOUT),
         }))
     }
 

@@ -21,12 +21,15 @@ use truepeer_config::spec::{Protocol, SpliceLinger};
 use truepeer_origin::HealthTable;
 
 /// The marks of upstream connections that the rules and routes match, by listener.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Marks(BTreeMap<ListenerKey, u32>);
 
 impl Marks {
     pub(super) fn set(&mut self, listener: &CheckedListener, mark: Option<u32>) {
-        self.0.extend(mark.map(|mark| (listener.key, mark)));
+        match mark {
+            Some(mark) => _ = self.0.insert(listener.key, mark),
+            None => _ = self.0.remove(&listener.key),
+        }
     }
 
     pub(super) fn of(&self, listener: &CheckedListener) -> Option<u32> {
@@ -118,7 +121,7 @@ fn downstream(listener: &CheckedListener, marks: &Marks, common: &Common<'_>) ->
     let ListenerRules { settings, policy } = relay(listener, marks.of(listener));
     let tls = listener.tls.clone().map(ListenerTls::One);
     let challenges = Arc::clone(common.challenges);
-    TlsListener { settings, policy, tls, challenges, handshake_timeout: listener.config.handshake_timeout() }
+    TlsListener { settings, policy, tls, challenges, handshake_timeout: listener.config.tls_timeout }
 }
 
 fn requests(

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::plan::key::ListenerKey;
+use crate::plan::listener::DynamicConfig;
 use crate::plan::tls::OriginTlsConfig;
 use crate::plan::{Checked, Config, ListenerConfig};
 use crate::spec::Protocol;
@@ -98,6 +99,17 @@ fn tcp_and_udp_on_one_address_are_two_listeners() {
         checked(vec![tcp, udp])
     };
     assert_eq!(words(&both("10.0.0.1"), &both("10.0.0.2")), ["rules of 127.0.0.1:53 (UDP): options, lists"]);
+}
+
+/// A header may not lead to them.
+#[test]
+fn whose_headers_choose_destinations_learns_of_other_listeners() {
+    let chosen = |l: &mut ListenerConfig| {
+        l.dynamic = Some(DynamicConfig { allow: "127.0.0.0/8".parse().unwrap() });
+    };
+    let (one, two) = (plan(&["127.0.0.1:1"], chosen), plan(&["127.0.0.1:1", "127.0.0.1:2"], chosen));
+    assert_eq!(words(&one, &two), ["open 127.0.0.1:2", "rules of 127.0.0.1:1: own listeners"]);
+    assert_eq!(words(&two, &one), ["rules of 127.0.0.1:1: own listeners", "close 127.0.0.1:2"]);
 }
 
 #[test]
