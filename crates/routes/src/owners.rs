@@ -24,6 +24,7 @@ use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -215,6 +216,12 @@ fn address(word: &str) -> Option<(Ipv4Addr, u16)> {
     Some((ip.into(), u16::from_str_radix(port, 16).ok()?))
 }
 
+/// How long nobody waits for the lock after a wait in vain.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// When this process has last waited in vain.
+static IN_VAIN: Mutex<Option<Instant>> = Mutex::new(None);
+
 /// The right to change rules.
 ///
 /// Any local user can hold it (it is an abstract unix socket): that delays a change by `LOCK_TIMEOUT`, and
@@ -231,16 +238,21 @@ impl RulesLock {
     }
 
     /// Waits for it at most `LOCK_TIMEOUT`, then goes on without: every change is idempotent, and an
-    /// outage would be worse than two instances that race.
+    /// outage would be worse than two instances that race. After a wait in vain it does not wait for
+    /// `PAUSE`: the many entries of a file would together wait longer than a service manager does.
     pub fn acquire() -> Self {
+        let mut in_vain = IN_VAIN.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = in_vain.is_none_or(|last| last.elapsed() > PAUSE);
         let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match lock() {
                 Ok(name) => return Self { _name: Some(name) },
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse && !waits => return Self { _name: None },
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(20));
                 }
                 Err(error) => {
+                    *in_vain = Some(Instant::now());
                     tracing::warn!(
                         %error,
                         "a local process holds the abstract socket @{LOCK} (ss -xlp shows it); \

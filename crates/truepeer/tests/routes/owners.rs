@@ -38,6 +38,7 @@ pub(crate) fn tests() -> Vec<Test> {
         what_another_program_removes_is_put_back,
         two_instances_put_rules_back_once,
         a_squatter_on_the_lock_delays_a_start_by_seconds_only,
+        a_squatter_on_the_lock_delays_many_entries_once,
         a_squatter_on_the_lock_does_not_delay_a_running_instance,
         manual_touches_nothing,
         a_header_upstream_needs_no_routes,
@@ -482,6 +483,29 @@ fn a_squatter_on_the_lock_delays_a_start_by_seconds_only(bed: &Bed) -> Result<()
     let truepeer = proxy(bed, 8443, BACKENDS)?;
     ensure!(truepeer.log().contains("truepeer/routes/lock"), "it said nothing: {}", truepeer.log());
     delivers_both("127.0.0.1:8443")
+}
+
+/// A start that takes longer than systemd waits would never end.
+fn a_squatter_on_the_lock_delays_many_entries_once(bed: &Bed) -> Result<()> {
+    let lock = SocketAddr::from_abstract_name("truepeer/routes/lock")?;
+    let _squatter = UnixDatagram::bind_addr(&lock)?;
+    let _backend = Behaviour::Who.start(bed, &["127.0.0.1:80", "[::1]:80"])?;
+    let entry = |port: u16| {
+        format!(
+            "[[proxy]]\nlisten = [\"127.0.0.1:{port}\"]\ntable = {port}\n\
+             ipv4 = \"127.0.0.1:80\"\nipv6 = \"[::1]:80\"\n"
+        )
+    };
+    bed.write("truepeer.toml", (8443..8447).map(entry).collect::<String>())?;
+    let truepeer = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    truepeer.wait_listening("127.0.0.1:8446")?;
+    delivers_both("127.0.0.1:8446")?;
+    truepeer.signal(Signal::TERM)?;
+    ensure!(truepeer.wait_end()?.success(), "{}", truepeer.log());
+    let waits = truepeer.log().matches("truepeer/routes/lock").count();
+    ensure!(waits == 1, "it waited {waits} times: {}", truepeer.log());
+    ensure!(ours(bed)? == 0, "something is left:\n{}", state(bed)?);
+    Ok(())
 }
 
 /// Both hear of it in the same moment.
