@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::thread;
 use std::time::Duration;
 
@@ -124,8 +124,7 @@ impl Api {
     }
 
     fn answer(&self, all: bool) -> anyhow::Result<(Option<u16>, String)> {
-        let address = self.host.to_socket_addrs()?.next().context("no address")?;
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        let mut stream = connect(self.host.to_socket_addrs()?)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         // In HTTP/1.0 the answer ends with the connection.
         let request = format!(
@@ -141,6 +140,18 @@ impl Api {
         let (head, body) = answer.split_once("\r\n\r\n").context("the answer is incomplete")?;
         Ok((head.split(' ').nth(1).and_then(|status| status.parse().ok()), body.to_owned()))
     }
+}
+
+/// To the first address that takes a connection: `localhost` may be ::1 as well, where no API listens.
+fn connect(addresses: impl Iterator<Item = SocketAddr>) -> anyhow::Result<TcpStream> {
+    let mut failure = anyhow!("the name has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failure = error.into(),
+        }
+    }
+    Err(failure)
 }
 
 /// Sets and lifts what is said. `is_all`: nothing else is banned.
@@ -250,6 +261,16 @@ mod tests {
         ] {
             assert_eq!(seconds(text), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn an_address_where_the_api_does_not_listen_is_passed_over() {
+        let api = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = api.local_addr().unwrap();
+        let nobody = SocketAddr::from(([127, 0, 0, 2], there.port()));
+        assert_eq!(connect([nobody, there].into_iter()).unwrap().peer_addr().unwrap(), there);
+        assert!(connect([nobody].into_iter()).unwrap_err().to_string().contains("refused"));
+        assert_eq!(connect([].into_iter()).unwrap_err().to_string(), "the name has no address");
     }
 
     #[test]

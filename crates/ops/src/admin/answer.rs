@@ -149,13 +149,12 @@ impl Orders {
 
     /// Answers 101, and hands the connection over.
     pub(super) fn upgrade(&self, mut peer: UnixStream) -> io::Result<()> {
-        peer.set_nonblocking(false)?;
         let running = Arc::clone(&self.running);
         self.spawn("upgrade", move |_free| {
             let head = format!(
                 "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {HANDOVER}\r\n\r\n"
             );
-            if peer.write_all(head.as_bytes()).is_ok() {
+            if peer.set_nonblocking(false).and_then(|()| peer.write_all(head.as_bytes())).is_ok() {
                 running.upgrade(peer);
             }
         })

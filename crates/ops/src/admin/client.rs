@@ -42,7 +42,7 @@ impl Client {
     pub(crate) fn of(spec: &AskSpec) -> anyhow::Result<Self> {
         let address = match &spec.admin {
             Some(address) => address.clone(),
-            None => first_address(spec.file.path())?,
+            None => first_address(spec.file.path()).or_else(|failure| usual(spec, failure))?,
         };
         Ok(Self { address })
     }
@@ -188,11 +188,19 @@ fn status(head: &str) -> Option<u16> {
     head.split(' ').nth(1)?.parse().ok()
 }
 
+/// The usual socket, if there is one, for the system's file: while that is missing or is being edited, a
+/// process goes on by what it was before.
+fn usual(spec: &AskSpec, failure: anyhow::Error) -> anyhow::Result<AdminAddr> {
+    let usual = AdminConfig::of_file(Vec::new()).listen.pop();
+    let is_there = |usual: &AdminAddr| !spec.file.is_named() && usual.path().is_some_and(Path::exists);
+    usual.filter(is_there).ok_or(failure)
+}
+
 /// Only `[admin]` is read: the rest of the file may be unfinished, or name files that this user may not read.
 fn first_address(file: &Path) -> anyhow::Result<AdminAddr> {
     let advice = "name the running truepeer's socket with --admin PATH, or its file with -c FILE";
-    let text = fs::read_to_string(file)
-        .map_err(|error| anyhow::anyhow!("{}: can't read the file: {error}; {advice}", file.display()))?;
+    let unreadable = || format!("{}: can't read the file ({advice})", file.display());
+    let text = fs::read_to_string(file).with_context(unreadable)?;
     let document: toml::Table =
         text.parse().with_context(|| format!("{}: see truepeer check", file.display()))?;
     let listen = document.get("admin").and_then(|admin| admin.get("listen"));
@@ -207,7 +215,13 @@ fn first_address(file: &Path) -> anyhow::Result<AdminAddr> {
         if let Some(usual) = AdminConfig::of_file(Vec::new()).listen.pop() {
             return Ok(usual);
         }
-        bail!("{}: [admin] has no `listen`; {advice}", file.display());
+        let why = format!("{}: [admin] has no `listen`; {advice}", file.display());
+        return Err(io::Error::new(io::ErrorKind::NotFound, why).into());
     };
-    first.parse().map_err(|error| anyhow::anyhow!("{}: [admin] listen {first:?}: {error}", file.display()))
+    match first.parse() {
+        // As `serve` reads it: relative paths begin at the file's directory.
+        Ok(AdminAddr::Unix(path)) => Ok(AdminAddr::Unix(file.with_file_name("").join(path))),
+        Ok(other) => Ok(other),
+        Err(error) => bail!("{}: [admin] listen {first:?}: {error}", file.display()),
+    }
 }

@@ -156,10 +156,11 @@ impl Connection {
                 Ok(self.respond(Response::text(400, "bytes before the answer 101"), framing, now))
             }
             Action::Upgrade => {
-                if let Stream::Unix(stream) = &self.stream {
-                    orders.upgrade(stream.try_clone()?)?;
+                let Stream::Unix(stream) = &self.stream else { return Ok(Turn::Closed) };
+                match orders.upgrade(stream.try_clone()?) {
+                    Ok(()) => Ok(Turn::Closed),
+                    Err(error) => Ok(self.respond(Response::text(503, &error.to_string()), framing, now)),
                 }
-                Ok(Turn::Closed)
             }
         }
     }
@@ -206,6 +207,10 @@ impl Connection {
                 }
                 if is_last {
                     *more = None;
+                } else if out.is_empty() {
+                    // A page without what is asked for: other connections have their turn here, too.
+                    self.deadline = now + SEND_TIMEOUT;
+                    return Ok(Turn::Wait);
                 }
                 continue;
             }

@@ -13,8 +13,9 @@ use truepeer_policy::{BackendAddr, Backends, Bans, BansAt, Policy, PrefixSet, So
 use truepeer_proto::Version;
 use truepeer_relay::Relay;
 use truepeer_session::budget::Budgets;
+use truepeer_session::registry::{Page, PageStart, SessionTable};
 use truepeer_session::settings::ListenerSettings;
-use truepeer_session::{Engine, Journal, ListenerRules};
+use truepeer_session::{Engine, Journal, ListenerRules, SessionFilter, SessionId};
 
 use super::listing::SessionDoc;
 use super::status::StatusDoc;
@@ -31,7 +32,31 @@ struct Small {
     bans: Arc<Bans>,
     address: SocketAddr,
     is_draining: AtomicBool,
+    endless: Endless,
     upgrades: Mutex<Vec<UnixStream>>,
+}
+
+/// While it is set: a table of sessions whose pages never end, and have none that is asked for.
+#[derive(Clone, Default)]
+struct Endless(Arc<AtomicBool>);
+
+impl SessionList for Endless {
+    fn page(&self, _: &SessionFilter, _: Option<PageStart>) -> Page {
+        let start = PageStart { table: SessionTable::Tcp, worker: 0, place: 0 };
+        Page { sessions: Vec::new(), next: self.0.load(Ordering::Relaxed).then_some(start) }
+    }
+
+    fn end(&self, _: SessionId) -> bool {
+        false
+    }
+
+    fn end_banned(&self) {}
+}
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Running for Small {
@@ -49,6 +74,9 @@ impl Running for Small {
     }
 
     fn sessions(&self) -> Vec<Arc<dyn SessionList>> {
+        if self.endless.0.load(Ordering::Relaxed) {
+            return vec![Arc::new(Endless(Arc::clone(&self.endless.0)))];
+        }
         vec![self.relay.lock().unwrap().sessions()]
     }
 
@@ -106,6 +134,7 @@ impl Bed {
             bans,
             address,
             is_draining: AtomicBool::new(false),
+            endless: Endless::default(),
             upgrades: Mutex::default(),
         });
         let path = std::env::temp_dir().join(format!("truepeer-admin-{}-{name}.sock", std::process::id()));
@@ -335,6 +364,35 @@ fn reload_answers_with_its_outcome_and_readiness_follows_the_state() {
     assert_eq!(bed.ask("GET /healthz HTTP/1.1").0, 200);
     let status: StatusDoc = serde_json::from_str(&bed.ask("GET /status HTTP/1.0").1).unwrap();
     assert_eq!((&*status.state, status.listeners.len()), ("draining", 1));
+}
+
+#[test]
+fn a_search_through_many_sessions_holds_nobody_up() {
+    let bed = Bed::new("search");
+    let search = bed.small.endless.clone();
+    search.0.store(true, Ordering::Relaxed);
+    let mut searching = UnixStream::connect(&bed.path).unwrap();
+    searching.write_all(b"GET /sessions?client=192.0.2.9 HTTP/1.0\r\n\r\n").unwrap();
+    searching.read_exact(&mut [0; 12]).unwrap();
+    assert_eq!(bed.ask("GET /healthz HTTP/1.0").0, 200);
+    drop(search);
+    let mut rest = String::new();
+    searching.read_to_string(&mut rest).unwrap();
+    assert!(rest.ends_with("[]\n"), "{rest}");
+}
+
+#[test]
+fn an_upgrade_beside_another_order_is_refused_in_words() {
+    let order = "POST /upgrade HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: truepeer-handover";
+    let bed = Bed::new("busy");
+    // The first one waits for it.
+    let upgrades = bed.small.upgrades.lock().unwrap();
+    let mut first = UnixStream::connect(&bed.path).unwrap();
+    first.write_all(format!("{order}\r\nHost: truepeer\r\n\r\n").as_bytes()).unwrap();
+    first.read_exact(&mut [0; 12]).unwrap();
+    let (status, body) = bed.ask(order);
+    assert_eq!((status, body.contains("another reload or upgrade is going on")), (503, true), "{body}");
+    drop(upgrades);
 }
 
 #[test]

@@ -194,7 +194,9 @@ fn file<'a>(options: &'a SceneOptions, report: &mut Report) -> Option<&'a ReadFi
 }
 
 fn address(options: &SceneOptions, loaded: Option<&ReadFile>) -> Option<AdminAddr> {
-    let of_file = || loaded.and_then(|loaded| loaded.process.admin.listen.first().cloned());
+    // A socket for /whois alone tells no status.
+    let tells = |listen: &&AdminAddr| !matches!(listen, AdminAddr::Whois(_));
+    let of_file = || loaded.and_then(|loaded| loaded.process.admin.listen.iter().find(tells).cloned());
     // The file may be broken, and the process that runs by what it was before is still of interest.
     let usual = || AdminConfig::of_file(Vec::new()).listen.pop();
     options.running.clone().or_else(of_file).or_else(usual)

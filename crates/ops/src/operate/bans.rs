@@ -176,18 +176,17 @@ impl BanPlaces {
             anyhow::ensure!(attached.is_some(), "nothing is attached; see truepeer attach status");
             return Ok(Self { running: None, attached, are_all_that_are_there: false });
         }
-        let client = Client::of(ask);
-        let has_address = client.is_ok();
-        let running = client.and_then(|running| running.ask("GET", "/healthz").map(|_| running));
+        let running = Client::of(ask).and_then(|running| running.ask("GET", "/healthz").map(|_| running));
         match running {
             Ok(running) => {
                 Ok(Self { running: Some(running), attached, are_all_that_are_there: !is_running_named })
             }
             Err(failure) if is_running_named => Err(failure),
             Err(failure) if attached.is_some() || may_be_none => {
-                // Without an address (no file, or no [admin] in it) no process can be told of bans.
+                // Without an address (no file, or no [admin] in it) no process can be told of bans. Of a file
+                // with an error nobody knows.
                 anyhow::ensure!(
-                    !has_address || is_nobody_there(&failure),
+                    is_nobody_there(&failure),
                     "{failure:#}; nothing was done. --pins DIR names the attachments alone"
                 );
                 Ok(Self { running: None, attached, are_all_that_are_there: true })

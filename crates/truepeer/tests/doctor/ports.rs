@@ -206,7 +206,7 @@ fn who_was_refused_lately_is_named(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-const FILE: &str = "[admin]\nlisten = [\"./admin.sock\"]\n[[proxy]]\nlisten = [\"127.0.0.1:8443\"]\nipv4 = \"127.0.0.1:80\"\n\
+const FILE: &str = "[admin]\nlisten = [\"whois:./who.sock\", \"./admin.sock\"]\n[[proxy]]\nlisten = [\"127.0.0.1:8443\"]\nipv4 = \"127.0.0.1:80\"\n\
                     allow = [\"127.0.0.1\"]\nroutes = \"auto\"\n";
 
 fn the_file_and_its_process_are_examined(bed: &Bed) -> Result<()> {

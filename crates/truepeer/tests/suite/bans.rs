@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use truepeer_testbed::datagrams::Backend;
 use truepeer_testbed::{Bed, Behaviour, Program, Running, Test, tests, workspace_dir};
 
-use crate::serve::{DNS, ask_by_udp, goes_on, session_at};
+use crate::serve::{DNS, TCP, TEXT_LOG, ask_by_udp, goes_on, session_at};
 use crate::stand::{BACKEND_V4, BACKEND_V6, CLIENT_V4, CLIENT_V6, DOOR_V4, Stand, TRUEPEER};
 use crate::stand::{header_of, knock, refused};
 use crate::upgrade::{FILE, start, upgrade};
@@ -20,6 +20,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_ban_ends_by_itself,
         reload_and_upgrade_keep_bans,
         a_ban_that_is_kept_outlives_a_restart,
+        a_ban_beside_a_file_with_an_error_is_set_or_fails,
         a_load_balancer_that_is_banned_serves_its_clients,
         a_hundred_thousand_bans_are_set_at_once,
         whoever_may_not_write_to_the_socket_may_not_ban,
@@ -165,6 +166,36 @@ fn a_ban_that_is_kept_outlives_a_restart(bed: &Bed) -> anyhow::Result<()> {
     let _third = serve()?;
     session("203.0.113.8:5001").map(drop)?;
     is_refused("203.0.113.9:5000")
+}
+
+/// The system's file, while it is being edited, and the usual socket. Both are this bed's own.
+fn a_ban_beside_a_file_with_an_error_is_set_or_fails(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    for directory in ["run/truepeer", "lib", "etc/truepeer"] {
+        std::fs::create_dir_all(bed.dir().join(directory))?;
+    }
+    bed.write("etc/truepeer/truepeer.toml", [TEXT_LOG, TCP].concat())?;
+    let at = |name: &str| bed.dir().join(name).display().to_string();
+    // The bed is below /run.
+    let binds = [("lib", "/var/lib"), ("etc", "/etc"), ("run", "/run")];
+    let binds = binds.map(|(own, place)| format!("mount --bind {} {place} && ", at(own))).concat();
+    let program = |arguments: &[&str]| {
+        let script = format!("{binds} exec \"$@\"");
+        Program::new("unshare").args(["-m", "sh", "-c", &script, "sh", TRUEPEER]).args(arguments)
+    };
+    let truepeer = program(&["serve"]).start(bed)?;
+    truepeer.wait_for_log("admin: listening on")?;
+    session(CLIENT_V4)?;
+    bed.write("etc/truepeer/truepeer.toml", format!("{TCP}[[proxy\n"))?;
+    let said = program(&["ban", "203.0.113.7", "--keep"]).run(bed)?;
+    ensure!(said == "203.0.113.7 is banned until truepeer unban\n", "{said}");
+    is_refused("203.0.113.7:5001")?;
+    // Nobody knows where the process listens then.
+    std::fs::rename(bed.dir().join("run/truepeer/admin.sock"), bed.dir().join("run/truepeer/other.sock"))?;
+    let failed = program(&["ban", "203.0.113.8", "--keep"]).start(bed)?;
+    ensure!(!failed.wait_end()?.success(), "{}", failed.log());
+    ensure!(failed.log().contains("see truepeer check"), "{}", failed.log());
+    session("203.0.113.8:5000").map(drop)
 }
 
 /// fail2ban has read its address in a log.

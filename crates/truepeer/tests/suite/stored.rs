@@ -14,6 +14,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_restart_opens_a_listener_that_changed_within_its_port,
         a_change_that_cannot_be_undone_is_said_and_shown,
         a_file_without_an_admin_table_has_the_usual_socket,
+        a_socket_beside_the_file_is_found_from_everywhere,
         check_as_the_service_names_what_its_user_can_not_read,
         errors_are_json_where_the_log_is,
     ]
@@ -106,6 +107,17 @@ fn a_file_without_an_admin_table_has_the_usual_socket(bed: &Bed) -> anyhow::Resu
     let said = Program::new("unshare").args(["--mount", "sh", "-c", USUAL, TRUEPEER]).run(bed)?;
     for expected in ["serving", "nothing has changed", "second: 0", "first: 0"] {
         ensure!(said.contains(expected), "no {expected:?} in {said}");
+    }
+    Ok(())
+}
+
+fn a_socket_beside_the_file_is_found_from_everywhere(bed: &Bed) -> anyhow::Result<()> {
+    let file = bed.write("truepeer.toml", [ADMIN, TEXT_LOG, TCP].concat())?;
+    let truepeer = Program::new(TRUEPEER).args(["serve", "-c", "truepeer.toml"]).start(bed)?;
+    truepeer.wait_for_log("admin: listening on")?;
+    for command in ["status", "reload", "bans"] {
+        let script = "cd / && exec \"$0\" \"$@\"";
+        Program::new("sh").args(["-c", script, TRUEPEER, command, "-c"]).arg(&file).run(bed)?;
     }
     Ok(())
 }
