@@ -23,7 +23,7 @@ use super::rules::Marks;
 use super::signals::Bell;
 use super::splice::{Obstacle, Programs};
 use super::{notify, rules, sockets};
-use truepeer_config::plan::{Change, CheckedListener, ListenerConfig, ListenerKey, diff};
+use truepeer_config::plan::{Change, CheckedListener, ListenerConfig, ListenerKey, Part, diff};
 use truepeer_config::spec::{Protocol, SpliceLinger};
 use truepeer_ops::admin::SpliceDoc;
 use truepeer_origin::HealthTable;
@@ -38,6 +38,7 @@ const TRY: Duration = Duration::from_millis(2);
 pub(super) struct Before {
     pub(super) running: Vec<Arc<CheckedListener>>,
     expected: Vec<ListenerKey>,
+    marks: Marks,
 }
 
 /// A listener that is open.
@@ -55,6 +56,8 @@ pub(super) struct Engines {
     relay: Option<Relay>,
     https: Option<Https>,
     running: Vec<Arc<CheckedListener>>,
+    /// The marks that the running listeners have.
+    marks: Marks,
     /// The listeners that should be open: more than `running` after a change that could not be undone.
     expected: Vec<ListenerKey>,
     /// Until then, a taken address is tried again.
@@ -93,6 +96,7 @@ impl Engines {
             relay: None,
             https: None,
             running: Vec::new(),
+            marks: Marks::default(),
             expected: Vec::new(),
             lets_go_until: None,
             health: HealthTable::default(),
@@ -110,7 +114,8 @@ impl Engines {
 
     /// What is open, for [`Self::return_to`].
     pub(super) fn before(&self) -> Before {
-        Before { running: self.running.clone(), expected: self.expected.clone() }
+        let (running, expected) = (self.running.clone(), self.expected.clone());
+        Before { running, expected, marks: self.marks.clone() }
     }
 
     /// Has the relay's sessions find out whether their backends still have the connections.
@@ -143,10 +148,10 @@ impl Engines {
         marks: &Marks,
         inherited: &mut Vec<OwnedFd>,
     ) -> anyhow::Result<Vec<Change>> {
-        let (before, changes) = (self.before(), diff(&self.running, plan));
+        let (before, changes) = (self.before(), self.changes_to(plan, marks));
         sockets::refuse_beside_passed(&changes)?;
         if let Err(failure) = self.carry_out_all(&changes, marks, inherited) {
-            self.return_to(before, marks);
+            self.return_to(before);
             return Err(failure);
         }
         self.expected = plan.iter().map(|listener| listener.key).collect();
@@ -154,13 +159,24 @@ impl Engines {
     }
 
     /// Undoes changes, as far as possible.
-    pub(super) fn return_to(&mut self, before: Before, marks: &Marks) {
-        for change in diff(&self.running, &before.running) {
-            if let Err(failure) = self.carry_out_all(&[change], marks, &mut Vec::new()) {
+    pub(super) fn return_to(&mut self, before: Before) {
+        for change in self.changes_to(&before.running, &before.marks) {
+            if let Err(failure) = self.carry_out_all(&[change], &before.marks, &mut Vec::new()) {
                 error!("can't take a change back: {failure:#}");
             }
         }
         self.expected = before.expected;
+    }
+
+    /// The changes to a plan. A listener's mark is no part of its configuration: it follows from the rules
+    /// and routes that its entry needs.
+    fn changes_to(&self, plan: &[Arc<CheckedListener>], marks: &Marks) -> Vec<Change> {
+        let mut changes = diff(&self.running, plan);
+        let marked = plan.iter().filter(|one| with_sites(one).any(|one| marks.of(one) != self.marks.of(one)));
+        let untold = marked.filter(|one| changes.iter().all(|change| change.key() != one.key));
+        let untold: Vec<_> = untold.map(|one| Change::SetRules(Arc::clone(one), vec![Part::Mark])).collect();
+        changes.extend(untold);
+        changes
     }
 
     fn carry_out_all(
@@ -199,6 +215,9 @@ impl Engines {
             }
         }
         change.apply_to(&mut self.running);
+        if let Change::Open(listener) | Change::SetRules(listener, _) = change {
+            with_sites(listener).for_each(|one| self.marks.set(one, marks.of(one)));
+        }
         Ok(())
     }
 
@@ -260,7 +279,7 @@ impl Engines {
     /// The listener's policy refuses who is banned, at any moment.
     fn ban_at(&self, listener: &CheckedListener) {
         let port = listener.key.address.port();
-        for site in iter::once(listener).chain(listener.sites().into_iter().flatten()) {
+        for site in with_sites(listener) {
             site.policy.bans.get_or_init(|| BansAt::new(Arc::clone(&self.bans), port));
         }
     }
@@ -473,6 +492,11 @@ impl Engines {
         }
         Ok(have_ended)
     }
+}
+
+/// The listener, and the sites that share it.
+fn with_sites(listener: &CheckedListener) -> impl Iterator<Item = &CheckedListener> {
+    iter::once(listener).chain(listener.sites().into_iter().flatten())
 }
 
 #[cfg(test)]

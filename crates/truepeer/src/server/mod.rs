@@ -22,7 +22,7 @@ mod view;
 
 use std::io::Write as _;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -247,6 +247,7 @@ impl<'a> Server<'a> {
             },
         )?;
         self.admin = admin;
+        sockets::let_go(inherited.sockets());
         info!("upgrade: serves in place of process {old}; {adopted} of {sent} flows go on");
         // `truepeer upgrade` reads it; it may have ended.
         let _ = writeln!(output::stdout(), "process {} serves in place of process {old}", std::process::id());
@@ -375,7 +376,7 @@ impl<'a> Server<'a> {
     fn try_reload(&mut self) -> anyhow::Result<Vec<String>> {
         anyhow::ensure!(self.draining_until.is_none(), "truepeer is about to end");
         anyhow::ensure!(self.upgrade == Upgrade::No, "an upgrade is under way");
-        let loaded = self.source.load()?;
+        let loaded = self.load()?;
         self.confined.permits(&loaded.process)?;
         let changes = self.process.apply(&loaded, &mut Vec::new())?;
         self.watch(&loaded);
@@ -384,6 +385,26 @@ impl<'a> Server<'a> {
         }
         splice::tell_of_reload(&loaded.process, self.wants_splice);
         Ok(changes)
+    }
+
+    /// Reads all files and resolves all names anew. That may take long, and the service manager wants to hear
+    /// from this process meanwhile.
+    fn load(&mut self) -> anyhow::Result<LoadedConfig> {
+        let (source, (done, loaded)) = (self.source, channel());
+        thread::scope(|scope| {
+            let load = move || _ = done.send(source.load());
+            let reader = thread::Builder::new().name("load".to_owned()).spawn_scoped(scope, load);
+            reader.context("can't start a thread that reads the configuration")?;
+            loop {
+                let now = Instant::now();
+                self.manager.ping(now);
+                let next = self.manager.next_ping().map(|next| next.saturating_duration_since(now));
+                match loaded.recv_timeout(next.unwrap_or(Duration::MAX)) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    loaded => return Ok(loaded??),
+                }
+            }
+        })
     }
 
     /// Watches the files of this configuration, if it says so.

@@ -122,7 +122,8 @@ pub(super) fn is_there() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-fn remove(name: &str) {
+/// Takes the sockets of a name out of the store.
+pub(super) fn remove(name: &str) {
     tell(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
 }
 

@@ -120,7 +120,7 @@ impl Process {
         let applied = self.engines.apply(&wanted.listeners, &wanted.marks, inherited).and_then(|changes| {
             let attached =
                 self.attachments.apply(&wanted.attachments, config.log.verbosity).inspect_err(|_| {
-                    self.engines.return_to(before, &wanted.marks);
+                    self.engines.return_to(before);
                 })?;
             Ok((changes, attached))
         });
@@ -185,6 +185,7 @@ impl Process {
             ("workers", old.workers != new.workers),
             ("the log format", old.log.format != new.log.format),
             ("the admin sockets", old.admin != new.admin),
+            ("confine and user", old.confine != new.confine),
         ] {
             if has_changed {
                 warn!("{name}: the change takes effect when truepeer is started again");
@@ -261,7 +262,9 @@ impl Process {
         if has_udp {
             self.engines.pause_flows()?;
         }
-        self.apply(loaded, inherited)?;
+        // Sockets of the old process that no listener here has stay until it has let go.
+        let wanted = self.wanted(loaded)?;
+        self.change(&wanted, &loaded.process, inherited)?;
         let adopted = if has_udp { self.engines.adopt_flows(flows)? } else { 0 };
         let udp = self.engines.udp().into_iter().map(|(key, _)| key.address).collect();
         serving(self, inherited, udp, self.attachments.names())?;

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Instant;
 
 use truepeer_config::plan::{Checked, Config, setup_of};
+use truepeer_config::spec::RoutesMode;
 use truepeer_privilege::keeper::Keeper;
 use truepeer_privilege::keeper::guard::{Hands, RoutesGuard};
 use truepeer_routes::plan::Setup;
@@ -12,7 +13,7 @@ use truepeer_routes::watch::RoutesWatch;
 /// The rules and routes of all plans so far: open sessions may still need those of an earlier one.
 #[derive(Default)]
 pub(super) struct Routes {
-    guards: Vec<(Setup, RoutesGuard)>,
+    guards: Vec<(RoutesMode, Setup, RoutesGuard)>,
     hands: Hands,
     /// Set once a guard has rules to look after.
     watch: Option<RoutesWatch>,
@@ -27,22 +28,22 @@ impl Routes {
     /// Adds the rules that this entry needs and no earlier one did. Returns the mark for upstream
     /// connections.
     pub(super) fn establish(&mut self, config: &Config, checked: &Checked) -> anyhow::Result<Option<u32>> {
-        let setup = setup_of(config, checked).setup()?;
-        let known = self.guards.iter().position(|(known, _)| *known == setup);
+        let (mode, setup) = (config.routes.mode, setup_of(config, checked).setup()?);
+        let known = self.guards.iter().position(|(by, known, _)| (by, known) == (&mode, &setup));
         let place = match known {
             Some(place) => place,
             None => {
-                let guard = RoutesGuard::establish(config.routes.mode, &setup, &self.hands)?;
+                let guard = RoutesGuard::establish(mode, &setup, &self.hands)?;
                 if guard.is_kept() && self.watch.is_none() {
                     let watch = RoutesWatch::begin(Instant::now());
                     let failed = |error: &_| tracing::warn!(%error, "routes: can't notice when another program removes them");
                     self.watch = watch.inspect_err(failed).ok();
                 }
-                self.guards.push((setup, guard));
+                self.guards.push((mode, setup, guard));
                 self.guards.len() - 1
             }
         };
-        Ok(self.guards[place].1.upstream_mark())
+        Ok(self.guards[place].2.upstream_mark())
     }
 
     /// Readable when [`Self::restore_if_due`] or [`Self::notice_keeper`] may have something to do.
@@ -81,7 +82,7 @@ impl Routes {
             return false;
         }
         let has_lost = watch.has_lost();
-        self.guards.iter_mut().fold(has_lost, |lost, (_, guard)| guard.restore(now) | lost)
+        self.guards.iter_mut().fold(has_lost, |lost, (.., guard)| guard.restore(now) | lost)
     }
 }
 

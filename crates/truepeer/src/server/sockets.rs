@@ -62,11 +62,7 @@ pub(super) fn take_stale(
     listeners: &[Arc<CheckedListener>],
 ) -> Vec<(Protocol, SocketAddr)> {
     let stored = |socket: &OwnedFd| {
-        let address = socket::local_address(socket.as_fd()).ok()?;
-        let protocol = match sockopt::socket_type(socket).ok()? {
-            SocketType::DGRAM => Protocol::Udp,
-            _ => Protocol::Tcp,
-        };
+        let (protocol, address) = identity(socket)?;
         let kept = passed::names().get(&notify::name(protocol, address))?;
         kept.contains(&address).then_some((protocol, address))
     };
@@ -90,6 +86,31 @@ pub(super) fn take_stale(
         false
     });
     stale
+}
+
+/// What names a socket in the service manager's store.
+fn identity(socket: &OwnedFd) -> Option<(Protocol, SocketAddr)> {
+    let address = socket::local_address(socket.as_fd()).ok()?;
+    let protocol = match sockopt::socket_type(socket).ok()? {
+        SocketType::DGRAM => Protocol::Udp,
+        _ => Protocol::Tcp,
+    };
+    Some((protocol, address))
+}
+
+/// Closes sockets of the old process that no listener here has, also in the service manager's store: there
+/// they would stay open for nobody, and clients would wait for an answer. Those of socket units are left.
+pub(super) fn let_go(sockets: &mut Vec<OwnedFd>) {
+    sockets.retain(|socket| {
+        let Some((protocol, address)) = identity(socket) else { return false };
+        let name = notify::name(protocol, address);
+        if passed::names().iter().any(|(unit, passed)| *unit != name && passed.contains(&address)) {
+            return true;
+        }
+        info!("the old process had a socket on {address}, which no listener here has: it is closed");
+        notify::remove(&name);
+        false
+    });
 }
 
 /// The service manager's own sockets stay open whatever this process does.

@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_reload_changes_lists_and_ports_and_open_connections_go_on,
         an_entry_that_is_taken_out_leaves_and_can_come_back,
         a_wrong_entry_leaves_everything_as_it_was,
+        an_entry_that_leaves_still_waits_after_a_reload_that_fails,
         an_upgrade_keeps_the_attachment_and_every_client_is_true,
         an_upgrade_that_fails_keeps_the_attachment_and_every_client_is_true,
         the_process_is_confined_and_its_keeper_attaches,
@@ -258,6 +259,27 @@ fn a_wrong_entry_leaves_everything_as_it_was(bed: &Bed) -> Result<()> {
     ensure!(is_seen("203.0.113.1:1001")? && is_refused("203.0.113.2:1002"));
     bed.wait_for("one port", || checked_ports(bed).is_ok_and(|ports| ports == 1))?;
     Ok(())
+}
+
+/// The wrong entry comes behind the one that is wanted again.
+fn an_entry_that_leaves_still_waits_after_a_reload_that_fails(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    let one = entry(bed, "port = [\"80\"]");
+    let truepeer = start(bed, &[OTHER, &one])?;
+    let mut open = session(&header("203.0.113.1:1001")?)?;
+    is_answered(&mut open)?;
+    write(bed, &[OTHER])?;
+    reload(bed)?;
+    truepeer.wait_for_log("waiting for 1 open connections")?;
+    let pins = bed.dir().join("bpf/wrong");
+    let wrong = format!("[[attach]]\nport = [\"82\"]\ndev = [\"none0\"]\npins = \"{}\"\n", pins.display());
+    write(bed, &[OTHER, &one, &wrong])?;
+    let said = reload(bed)?;
+    ensure!(said.contains("not reloaded") && said.contains("none0"), "{said}");
+    is_answered(&mut open)?;
+    ensure!(is_attached(bed)? && checked_ports(bed)? == 0, "{}", truepeer.log());
+    drop(open);
+    truepeer.wait_for_log("attach: detached ")
 }
 
 /// Connections of a client each, one after the other. Every one of them must be seen as its own client.

@@ -6,6 +6,7 @@ mod listening;
 mod lost;
 mod owners;
 mod places;
+mod reloads;
 mod support;
 mod tproxy;
 
@@ -18,5 +19,6 @@ fn main() -> ExitCode {
     all.extend(tproxy::tests());
     all.extend(listening::tests());
     all.extend(lost::tests());
+    all.extend(reloads::tests());
     truepeer_testbed::main(all)
 }

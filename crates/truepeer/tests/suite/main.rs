@@ -21,6 +21,7 @@ mod launch;
 mod ledger;
 mod limits;
 mod line;
+mod manager;
 mod metrics;
 mod needs;
 mod operation;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         needs::tests(),
         serve::tests(),
         upgrade::tests(),
+        manager::tests(),
         stored::tests(),
         top::tests(),
         metrics::tests(),

@@ -17,8 +17,10 @@ pub(crate) fn tests() -> Vec<Test> {
         listeners_of_both_families_share_a_port,
         a_reload_opens_and_closes_listeners_and_sessions_go_on,
         a_reload_that_fails_leaves_everything_as_it_was,
+        a_header_never_leads_to_a_listener_that_a_reload_has_opened,
         a_reload_adds_flows_to_a_process_that_had_none,
         a_reload_changes_the_log_level,
+        a_reload_says_what_waits_for_the_next_start,
         changed_files_are_a_reason_to_reload,
         a_sigterm_drains_all_entries,
     ]
@@ -190,6 +192,19 @@ fn a_reload_that_fails_leaves_everything_as_it_was(bed: &Bed) -> anyhow::Result<
     session_at(DOOR_V4, "203.0.113.9:5000").map(drop)
 }
 
+fn a_header_never_leads_to_a_listener_that_a_reload_has_opened(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let chosen = format!("{TCP}dynamic-destination = true\ndynamic-allow = [\"loopback\"]\n");
+    let truepeer = serve(bed, &[TEXT_LOG, &chosen])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    write(bed, &[TEXT_LOG, &chosen, OTHER_TCP])?;
+    reload(&truepeer, "reloaded: listener 127.0.0.1:8444 was opened")?;
+    session_at(OTHER_DOOR, CLIENT_V4)?;
+    let mut stream = client::connect(DOOR_V4)?;
+    stream.write_all(&client::v2(CLIENT_V4, OTHER_DOOR)?)?;
+    truepeer.wait_for_log("destination_loops")
+}
+
 /// The limits follow the listeners: a process without UDP reserves no descriptors for flows.
 fn a_reload_adds_flows_to_a_process_that_had_none(bed: &Bed) -> anyhow::Result<()> {
     let _dns = Backend::echo(&[DNS])?;
@@ -218,6 +233,20 @@ fn a_reload_changes_the_log_level(bed: &Bed) -> anyhow::Result<()> {
     drop(session_at(DOOR_V4, "203.0.113.9:5000")?);
     truepeer.wait_for_log("203.0.113.9:5000")?;
     ensure!(!truepeer.log().contains(CLIENT_V4), "{}", truepeer.log());
+    Ok(())
+}
+
+fn a_reload_says_what_waits_for_the_next_start(bed: &Bed) -> anyhow::Result<()> {
+    let truepeer = serve(bed, &["workers = 1\nconfine = \"off\"\n", TEXT_LOG, TCP])?;
+    truepeer.wait_listening(DOOR_V4)?;
+    write(
+        bed,
+        &["workers = 2\n", "[admin]\nlisten = [\"./admin.sock\"]\n", &TEXT_LOG.replace("text", "json"), TCP],
+    )?;
+    reload(&truepeer, "reloaded: workers: the change takes effect when truepeer is started again")?;
+    for what in ["confine and user", "the log format", "the admin sockets"] {
+        truepeer.wait_for_log(&format!("reloaded: {what}: the change takes effect when"))?;
+    }
     Ok(())
 }
 

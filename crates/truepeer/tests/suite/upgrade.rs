@@ -1,10 +1,8 @@
-//! A new process in the place of a running one, and what the service manager hears.
+//! A new process in the place of a running one.
 
-use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -31,8 +29,6 @@ pub(crate) fn tests() -> Vec<Test> {
         an_upgrade_to_listeners_of_other_families_comes_after_a_reload,
         rounds_of_reload_upgrade_and_drain_refuse_and_cut_nothing,
         the_reload_command_prints_changes_or_the_reason,
-        the_service_manager_hears_of_each_change,
-        the_watchdog_is_fed,
     ]
 }
 
@@ -343,69 +339,5 @@ fn the_reload_command_prints_changes_or_the_reason(bed: &Bed) -> anyhow::Result<
     let failed = reload().start(bed)?;
     ensure!(failed.wait_end()?.code() == Some(1), "{}", failed.log());
     ensure!(failed.log().contains("not reloaded: can't listen on 127.0.0.1:8446"), "{}", failed.log());
-    Ok(())
-}
-
-/// What a program tells the service manager.
-struct Manager(UnixDatagram);
-
-impl Manager {
-    fn new(bed: &Bed) -> anyhow::Result<Self> {
-        let path = bed.dir().join("notify");
-        let socket = UnixDatagram::bind(&path)?;
-        // As systemd's: services run as users of their own.
-        fs::set_permissions(path, Permissions::from_mode(0o777))?;
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
-        Ok(Self(socket))
-    }
-
-    /// Reads messages until one contains `text`, and returns all of them.
-    fn hears(&self, text: &str) -> anyhow::Result<String> {
-        let (mut all, mut message) = (String::new(), [0; 4096]);
-        while !all.contains(text) {
-            let length = self.0.recv(&mut message).with_context(|| format!("{text} after {all}"))?;
-            all.push_str(&String::from_utf8_lossy(&message[..length]));
-            all.push('\n');
-        }
-        Ok(all)
-    }
-}
-
-fn the_service_manager_hears_of_each_change(bed: &Bed) -> anyhow::Result<()> {
-    let manager = Manager::new(bed)?;
-    bed.write("truepeer.toml", FILE)?;
-    let notified = || Program::new(TRUEPEER).env("NOTIFY_SOCKET", bed.dir().join("notify"));
-    let truepeer = notified().args(["serve", "-c", "truepeer.toml"]).start(bed)?;
-    let heard = manager.hears("READY=1")?;
-    ensure!(heard.contains("FDSTORE=1\nFDNAME=tcp-127.0.0.1-8443"), "{heard}");
-    ensure!(heard.contains("FDNAME=udp-127.0.0.1-5300"), "{heard}");
-    ensure!(heard.contains("STATUS=serving 2 listeners"), "{heard}");
-    ensure!(heard.contains(&format!("MAINPID={}", truepeer.pid())), "{heard}");
-
-    bed.write("truepeer.toml", FILE.replace("127.0.0.1:8443", "127.0.0.1:8444"))?;
-    truepeer.signal(Signal::HUP)?;
-    let heard = manager.hears("READY=1")?;
-    ensure!(heard.contains("RELOADING=1\nMONOTONIC_USEC="), "{heard}");
-    ensure!(heard.contains("FDSTOREREMOVE=1\nFDNAME=tcp-127.0.0.1-8443"), "{heard}");
-    ensure!(heard.contains("FDSTORE=1\nFDNAME=tcp-127.0.0.1-8444"), "{heard}");
-
-    let new = notified().args(["serve", "--take-over", "-c", "truepeer.toml"]).start(bed)?;
-    let heard = manager.hears("READY=1")?;
-    ensure!(heard.contains(&format!("MAINPID={}", new.pid())), "{heard}");
-    truepeer.wait_end()?;
-    new.signal(Signal::TERM)?;
-    manager.hears("STOPPING=1").map(drop)
-}
-
-fn the_watchdog_is_fed(bed: &Bed) -> anyhow::Result<()> {
-    let manager = Manager::new(bed)?;
-    bed.write("truepeer.toml", FILE)?;
-    let program = Program::new(TRUEPEER).env("NOTIFY_SOCKET", bed.dir().join("notify"));
-    let _truepeer =
-        program.env("WATCHDOG_USEC", "200000").args(["serve", "-c", "truepeer.toml"]).start(bed)?;
-    manager.hears("READY=1")?;
-    for _ in 0..3 {
-        manager.hears("WATCHDOG=1")?;
-    }
     Ok(())
 }

@@ -54,7 +54,7 @@ impl Own {
     pub(super) fn apply(&mut self, wanted: &[&CheckedAttach]) -> anyhow::Result<Vec<String>> {
         let wanted: BTreeMap<_, _> =
             wanted.iter().map(|attach| (attach.key.clone(), Attachment::of(attach))).collect();
-        let mut changes = Vec::new();
+        let (mut changes, mut returned) = (Vec::new(), BTreeSet::new());
         for (key, attachment) in &wanted {
             let before = self.running.get(key).cloned();
             if before.as_ref().is_some_and(|before| before.is_same(attachment)) {
@@ -62,13 +62,13 @@ impl Own {
                     Ok(true) => changes.push((key.clone(), before)),
                     Ok(false) => {}
                     Err(failure) => {
-                        self.undo(&changes);
+                        self.undo(&changes, returned);
                         return Err(failure.context(format!("attachment {}", key.pins.display())));
                     }
                 }
                 continue;
             }
-            self.stay(key);
+            returned.extend(self.stay(key).then(|| key.clone()));
             // With its old rules it must not attach again when the new ones are there.
             let renamed = if before.is_none() { self.at_place_of(key) } else { None };
             let renamed = renamed.filter(|(old, _)| !wanted.contains_key(old));
@@ -77,7 +77,7 @@ impl Own {
                 // It goes on as before, and is followed.
                 let as_before = before.map(|before| (key.clone(), before)).or(renamed);
                 changes.extend(as_before.map(|(key, before)| (key, Some(before))));
-                self.undo(&changes);
+                self.undo(&changes, returned);
                 return Err(failure.context(format!("attachment {}", key.pins.display())));
             }
             changes.push((key.clone(), before));
@@ -118,10 +118,12 @@ impl Own {
         Ok(())
     }
 
-    fn undo(&mut self, changes: &[(AttachKey, Option<Attachment>)]) {
+    /// `returned`: those that were about to leave.
+    fn undo(&mut self, changes: &[(AttachKey, Option<Attachment>)], returned: BTreeSet<AttachKey>) {
         for (key, before) in changes.iter().rev() {
             let undone = match before {
                 Some(before) => self.put(key, before),
+                None if returned.contains(key) => Ok(()),
                 None => {
                     self.following.remove(key);
                     match self.at_place_of(key) {
@@ -135,6 +137,7 @@ impl Own {
                 error!("can't take a change back: {failure:#}");
             }
         }
+        returned.into_iter().for_each(|key| self.leave(key));
     }
 
     /// Another running one at the same place, which other words name.
@@ -166,11 +169,12 @@ impl Own {
         Ok(true)
     }
 
-    /// An attachment that was about to leave is wanted again.
-    fn stay(&mut self, key: &AttachKey) {
-        if let Some(leaving) = self.leaving.remove(key) {
-            leaving.stop();
-        }
+    /// An attachment that was about to leave is wanted again. Returns whether there is one.
+    fn stay(&mut self, key: &AttachKey) -> bool {
+        let Some(leaving) = self.leaving.remove(key) else { return false };
+        let is_there = !leaving.has_ended();
+        leaving.stop();
+        is_there
     }
 
     fn leave(&mut self, key: AttachKey) {
