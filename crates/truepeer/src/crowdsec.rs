@@ -142,7 +142,7 @@ impl Api {
     }
 }
 
-/// To the first address that takes a connection: `localhost` may be ::1 as well, where the API is not.
+/// To the first address that takes a connection: `localhost` may be ::1 as well, where no API listens.
 fn connect(addresses: impl Iterator<Item = SocketAddr>) -> anyhow::Result<TcpStream> {
     let mut failure = anyhow!("the name has no address");
     for address in addresses {

@@ -16,7 +16,7 @@ use super::problem::{OptionName, Problem};
 use crate::spec::{ClientCert, ListenAddr, OriginSpec, TlsSpec, text};
 
 /// TLS with clients.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TlsConfig {
     /// The first is the default for unknown names.
@@ -60,21 +60,6 @@ pub struct OriginTlsConfig {
     pub(crate) alpn: Vec<String>,
     /// The certificate for backends that request one.
     pub(crate) cert: Option<CertConfig>,
-}
-
-impl Default for TlsConfig {
-    fn default() -> Self {
-        Self {
-            certs: Vec::new(),
-            acme: Vec::new(),
-            own_names: Vec::new(),
-            min_version: MinVersion::default(),
-            suites: Vec::new(),
-            alpn: Vec::new(),
-            client_ca: None,
-            client_cert: ClientCert::default(),
-        }
-    }
 }
 
 /// The word for a certificate that the process makes itself. A file of this name is `./self`.
