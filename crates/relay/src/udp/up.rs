@@ -163,12 +163,12 @@ impl UdpFlows {
                 Err(self.forgotten.why(&at.sender_key(), at.udp.silence, cx.now))
             }
             Err(Unopened::Invalid(error)) => {
-                Err(self.bar(cx, at, DropCause::Invalid { error, hint: truepeer_proto::sniff(datagram) }))
+                Err(DropCause::Invalid { error, hint: truepeer_proto::sniff(datagram) })
             }
         }
     }
 
-    /// A sender's header is refused. Where the rest of the flow is bare, its client writes what comes next.
+    /// The client of a header is refused. Where the rest of the flow is bare, it writes what comes next.
     fn bar(&mut self, cx: &FlowContext<'_>, at: &At<'_>, cause: DropCause) -> DropCause {
         if at.udp.dialect.has_bare_datagrams() {
             self.over.add(at.sender_key(), Over::Refused(cause.reason()), cx.now, cx.now);
