@@ -145,20 +145,20 @@ impl Model {
         let Some((header_len, named, spp)) = opened else {
             return self.refuse(datagram.to.ip());
         };
-        let mut client = datagram.from;
-        let mut is_named = false;
+        let (mut client, mut is_named) = (datagram.from, false);
         if let Some(name) = named {
             if SpecialRange::of(name.ip()).is_some() {
+                // The rest of its flow is refused, too.
+                if has_bare && of_flow.is_none() && datagram.is_datagram_intact {
+                    self.named.insert(key, (with_port(name, datagram.from), true));
+                }
                 return self.refuse(datagram.to.ip());
             }
             if name.is_ipv4() == datagram.from.is_ipv4() {
-                (client, is_named) = (name, true);
+                (client, is_named) = (with_port(name, datagram.from), true);
             } else if udp_port.dialect == Dialect::Spp {
                 return self.refuse(datagram.to.ip());
             }
-        }
-        if client.port() == 0 {
-            client.set_port(datagram.from.port());
         }
         let begins_flow = has_bare && of_flow.is_none() && (self.is_here)(datagram.to.ip());
         if begins_flow {
@@ -231,6 +231,11 @@ impl Model {
         }
         datagram.is_datagram_intact
     }
+}
+
+/// A client without a port has its sender's.
+fn with_port(client: SocketAddr, sender: SocketAddr) -> SocketAddr {
+    SocketAddr::new(client.ip(), if client.port() == 0 { sender.port() } else { client.port() })
 }
 
 /// The header's length, and the client that it names. `None`: refused.
