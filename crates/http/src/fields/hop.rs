@@ -1,7 +1,7 @@
 //! Which fields go on: those of one connection only do not (RFC 9110 section 7.6.1).
 //!
-//! `Via` is neither added nor removed: a gateway need not (RFC 9110 section 7.6.3), and origins turn
-//! compression off for it.
+//! `Via` is neither added nor removed, although RFC 9110 section 7.6.3 has gateways add it to requests:
+//! origins turn compression off for it.
 
 use super::list::{Field, FieldList};
 use super::name::FieldName;
