@@ -103,7 +103,7 @@ pub(crate) fn later_address(status: &Status, addresses: &Addresses) -> Option<Ip
     addresses.iter().filter(is_plain).find(|ip| !known(ip)).copied()
 }
 
-/// Who may send headers.
+/// The senders whose headers are taken at any port.
 pub(crate) fn senders(status: &Status) -> impl Iterator<Item = &IpNet> {
     let served = status.ports.iter().filter(|port| !port.draining).map(|port| port.attachment);
     let served: BTreeSet<u8> = served.collect();

@@ -142,9 +142,9 @@ impl Core {
         self.has_looked_for_unasked
     }
 
-    /// What is attached to pods that ask for nothing, whatever their conditions say: by an agent before this
-    /// one, or by hand. `pods`: those that have a process; `fresh`: the kernel's state at a moment after the
-    /// given one, unless it was read at the start.
+    /// Finds what an agent before this one, or somebody by hand, has attached to pods that ask for nothing.
+    /// Their conditions need not mention it. `pods`: those that have a process; `fresh`: the kernel's state
+    /// after the given moment, unless it was read at the start.
     pub(super) fn find_unasked(
         &mut self,
         pods: &BTreeMap<Key, Place>,

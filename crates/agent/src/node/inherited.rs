@@ -1,11 +1,11 @@
-//! What the kernel has, as it was read at a moment.
+//! The attachments that the kernel had when it was asked.
 
 use std::collections::BTreeMap;
 
 use crate::processes::Place;
 use crate::truepeer::Status;
 
-/// The kernel's state at a moment.
+/// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct Inherited {
     /// In the clock of [`Place::started`], before it was read.

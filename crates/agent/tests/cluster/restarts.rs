@@ -260,7 +260,7 @@ fn an_agent_that_leaves_leaves_nothing(bed: &Bed) -> Result<()> {
         pod.wait_for("Attached")?;
     }
     pod.start_server(80)?;
-    // Nothing was ever attached to it.
+    // It has a condition without an attachment.
     let wrong = bed.pod(&[("ports", "http"), ("allow", "LB")])?;
     wrong.wait_for("Refused")?;
     agent.terminate()?;

@@ -74,7 +74,7 @@ pub(crate) fn takes(command: &Command, name: &str, word: &str) -> bool {
     refusal(command, name, word).is_none()
 }
 
-/// What the option's parser says to a value that it refuses.
+/// The message of the option's parser if it refuses this value.
 fn refusal(command: &Command, name: &str, word: &str) -> Option<String> {
     let is_option = named(command, name).is_some_and(|arg| arg.get_long().is_some());
     let word = if is_option { format!("--{name}={word}") } else { word.to_owned() };

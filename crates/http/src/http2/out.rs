@@ -1,4 +1,5 @@
-//! What waits to be sent: header blocks, and whose turn it is when there is room.
+//! The bytes that wait to be sent: header blocks are added, and streams take turns when there is room for
+//! more.
 
 use super::connection::Connection;
 use super::encode::NO_TABLE;

@@ -1,4 +1,4 @@
-//! What the kernel has at a pod's place, and whether it may stay.
+//! Whether what is attached at a pod's place is what is wanted, and may stay.
 
 use std::time::Instant;
 

@@ -87,7 +87,7 @@ fn what_is_attached_later_to_a_pod_that_asks_for_nothing_is_detached() {
     assert_eq!(step(&started), Some(&Step::Detach));
     now += LITTLE;
     end(&mut core, started.remove(0), &[], Outcome::Detached, now);
-    // What was read before that is old.
+    // The kernel was asked before the detach: its answer tells nothing any more.
     compare(&mut core, asked, now);
     assert!(begun(&mut core, &sandbox, &["10.244.0.7"], now).is_empty());
 }
