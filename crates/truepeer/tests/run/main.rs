@@ -27,6 +27,8 @@ mod library;
 #[path = "../run_notify/lives.rs"]
 mod lives;
 mod mail;
+#[path = "../run_notify/names.rs"]
+mod names;
 #[path = "../run_notify/obstacles.rs"]
 mod obstacles;
 #[path = "../run_notify/obstructed.rs"]
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         bans::tests(),
         programs::tests(),
         sockets::tests(),
+        names::tests(),
         edges::tests(),
         inherited::tests(),
         lives::tests(),

@@ -9,6 +9,7 @@ mod edges;
 mod inherited;
 mod kit;
 mod lives;
+mod names;
 mod obstacles;
 mod obstructed;
 mod pollers;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     let mut all = bans::tests();
     all.extend(programs::tests());
     all.extend(sockets::tests());
+    all.extend(names::tests());
     all.extend(edges::tests());
     all.extend(inherited::tests());
     all.extend(lives::tests());
