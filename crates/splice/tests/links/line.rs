@@ -351,10 +351,11 @@ impl ByHand {
         if let FlowOf::Watched(watched) = &self.flow { Some(watched.segments()) } else { None }
     }
 
-    /// The session's entry in the tables, the words of both faces one after the other, without counters and
-    /// times.
+    /// The session's entry in the tables, the words of both faces one after the other, without counters,
+    /// times and the last grace period that is `over`, which is the process's and not the session's.
     pub(crate) fn entry(&self) -> Vec<(String, u64)> {
-        const CHANGES: [&str; 7] = ["bytes", "segments", "sent_ns", "asked_ns", "tsval", "since_ns", "place"];
+        const CHANGES: [&str; 8] =
+            ["bytes", "segments", "sent_ns", "asked_ns", "tsval", "since_ns", "place", "over"];
         let text = match &self.flow {
             FlowOf::Nobody => String::new(),
             FlowOf::Sockets(sockets) => format!("{sockets:?}"),
