@@ -10,6 +10,7 @@ set -Eeuo pipefail
 . scripts/containers/cluster.sh
 . scripts/containers/machines.sh
 . scripts/containers/checks.sh
+. scripts/containers/under_load.sh
 truepeer=$(realpath "${TRUEPEER:-$target/debug/truepeer}")
 agent=$(realpath "${TRUEPEER_AGENT:-$target/debug/truepeer-agent}")
 # As soon as two posts of a kubelet are missing.
@@ -43,32 +44,8 @@ state() {
 trap 'state >&2' ERR
 ready() { k rollout status "$@" --timeout=90s >/dev/null; }
 
-# Connections to each node, until load_is_over.
-load_begins() {
-  local address
-  loads=()
-  for address in "${addresses[@]}"; do
-    node_run ip netns exec lb python3 scripts/containers/load.py tcp "$address" 30080 600s 2 >"$target/logs/nodes-$address" 2>&1 &
-    loads+=($!)
-  done
-  sleep 2
-}
-load_is_over() { # name
-  local address named=0 raw=0 lines
-  node_run pkill -TERM -f containers/load.py
-  wait "${loads[@]}" || true
-  for address in "${addresses[@]}"; do
-    echo "  $address: $(head -1 "$target/logs/nodes-$address")"
-    lines=$(tail -n +2 "$target/logs/nodes-$address")
-    [ -z "$lines" ] || echo "$lines"
-    read -r _ one _ other _ <"$target/logs/nodes-$address"
-    named=$((named + one)) raw=$((raw + other))
-  done
-  check_is "$1: no header reaches a server" "$((named > 500)) $raw" "1 0"
-}
-
 drained() {
-  load_begins
+  load_begins "${addresses[@]}"
   k drain node-c --ignore-daemonsets --delete-emptydir-data --timeout=90s >/dev/null 2>&1
   ready deployment/web
   check_is "drained: no server is on the node" "$(k get pod -l app=web --field-selector spec.nodeName=node-c -o name)" ""
@@ -80,7 +57,7 @@ drained() {
 
 # The kubelet hangs; pods and agent go on. Then the agent is killed, too.
 not_ready() {
-  load_begins
+  load_begins "${addresses[@]}"
   on c node_run pkill -STOP -x kubelet
   k wait --for=condition=Ready=unknown --timeout=60s node/node-c >/dev/null
   on c node_run pkill -KILL -x truepeer-agent
@@ -98,7 +75,7 @@ upgraded() {
   for machine in b c; do
     on $machine node_run ctr -n k8s.io images tag docker.io/library/truepeer-agent:0.1.0 docker.io/library/truepeer-agent:0.1.1 >/dev/null
   done
-  load_begins
+  load_begins "${addresses[@]}"
   node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reset-values "${values[@]}" --set image.tag=0.1.1 --wait --timeout 120s >/dev/null
   check_is "upgraded: each node has the new one" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[*].spec.containers[0].image}')" "truepeer-agent:0.1.1 truepeer-agent:0.1.1 truepeer-agent:0.1.1"
   load_is_over upgraded
@@ -107,7 +84,7 @@ upgraded() {
 # One that loses its power stays "NotReady", with an agent that nobody can ask.
 uninstalled_with_a_dead_node() {
   local machine
-  load_begins
+  load_begins "${addresses[@]}"
   machine_dies c
   k wait --for=condition=Ready=unknown --timeout=60s node/node-c >/dev/null
   check_is "a dead node: helm uninstall succeeds" "$(node_run helm uninstall truepeer -n truepeer --timeout 120s >"$target/logs/nodes-uninstall" 2>&1; echo $?)" 0

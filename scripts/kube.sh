@@ -8,6 +8,7 @@ set -Eeuo pipefail
 . scripts/containers/images.sh
 . scripts/containers/cluster.sh
 . scripts/containers/checks.sh
+. scripts/containers/under_load.sh
 truepeer=$(realpath "${TRUEPEER:-$target/debug/truepeer}")
 agent=$(realpath "${TRUEPEER_AGENT:-$target/debug/truepeer-agent}")
 layouts=${1:-v2}
@@ -138,15 +139,36 @@ without_agent() {
   node_wait 20 sh -c '! kubectl get pods --no-headers 2>/dev/null | grep -q web'
 }
 
-# Whoever reaches the metrics takes all their places, and the kubelet still gets its answers.
+# Whoever reaches the metrics takes all their places: the kubelet still gets its answers, and a new pod is attached.
 flooded_metrics() {
-  local agent before
+  local agent
   agent=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.podIP}')
-  node_run python3 scripts/containers/flood.py "$agent" 9464 64 70 >/dev/null &
+  node_run python3 scripts/containers/flood.py "$agent" 9464 64 70 >/dev/null & # longer than three failed probes take
   local flooding=$!
-  wait $flooding # longer than three failed probes take
-  before=$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount} {.items[0].status.containerStatuses[0].ready}')
-  check_is "$1: 64 connections to the metrics for 70 s restart no agent" "$before" "0 true"
+  sleep 5
+  k rollout restart deployment/web >/dev/null
+  ready web
+  check_is "$1: a pod is attached beside 64 connections to the metrics" "$(kill -0 $flooding && k wait --for=condition=truepeer.dev/attached --timeout=1s pod -l app=web >/dev/null; echo $?)" 0
+  wait $flooding
+  check_is "$1: 64 connections to the metrics for 70 s restart no agent" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount} {.items[0].status.containerStatuses[0].ready}')" "0 true"
+}
+
+# The annotations that let a sender in go while no agent is there: the kernel has what the pod no longer says.
+narrowed_without_agent() {
+  local pod from_node
+  pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
+  from_node="${ask[*]} tcp $(k get "$pod" -o jsonpath='{.status.podIP}') 80 203.0.113.9 5109 v2"
+  k annotate "$pod" truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
+  node_wait 10 sh -c "$from_node | grep -q '^203.0.113.9 5109$'" || true
+  check_is "$1: a sender is let in" "$(node_run $from_node)" "203.0.113.9 5109"
+  node_run pkill -STOP -x kubelet
+  node_run pkill -KILL -x truepeer-agent
+  k annotate "$pod" truepeer.dev/allow=10.0.0.7 truepeer.dev/header- --overwrite >/dev/null
+  check_is "$1: without an agent it stays" "$(node_run $from_node)" "203.0.113.9 5109"
+  node_run pkill -CONT -x kubelet
+  node_wait 60 pgrep -x truepeer-agent
+  node_wait 5 sh -c "$from_node | grep -q 400" || true
+  check_is "$1: 5 s after the agent's return it is believed no more" "$(node_run $from_node | grep -o 400)" 400
 }
 
 # With the token of the agent's pod, as whoever takes it over has it.
@@ -229,9 +251,7 @@ check_is "deploy/kubernetes/agent.yaml is the chart's" "$(scripts/kube-manifest.
 check_is "the chart refuses an API server without the admission policy" "$("$kube/helm" template t deploy/helm/truepeer --kube-version 1.29.9 --set image.repository=a --set 'allowSenders={private}' 2>&1 | grep -o 'chart requires kubeVersion: >=1.30.0-0')" "chart requires kubeVersion: >=1.30.0-0"
 check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
 
-if command -v apparmor_parser >/dev/null; then
-  check_is "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "$(apparmor_parser -QK deploy/kubernetes/apparmor-agent >/dev/null 2>&1; echo $?)" 0
-else check_skip "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "apparmor_parser is missing"; fi
+check_is "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "$("$engines/root/sbin/apparmor_parser" -QK --base "$engines/root/etc/apparmor.d" deploy/kubernetes/apparmor-agent 2>&1 | grep -v -e ^Warning -e ^Cache; echo "${PIPESTATUS[0]}")" 0
 check_is "the PodMonitor asks with the token of the metrics" "$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a --set 'allowSenders={private}' \
   --set metrics.podMonitor.enabled=true,metrics.podMonitor.labels.release=prometheus,metrics.tokenSecret.name=s --show-only templates/podmonitor.yaml | grep -c -e 'credentials: {name: s, key: token}' -e 'release: prometheus' -e 'port: metrics')" 3
 
@@ -262,8 +282,11 @@ for layout in $layouts; do
   no_warnings "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
+  load_begins 10.0.0.1
   taken_over "$layout"
   flooded_metrics "$layout"
+  narrowed_without_agent "$layout"
+  load_is_over "$layout: attacked"
   [ "$pods" = 0 ] || many_pods "$layout"
   uninstall "$layout"
   node_end
