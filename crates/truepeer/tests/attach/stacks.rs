@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use truepeer_testbed::datagrams::{self, Backend, ask, socket};
+use truepeer_testbed::servers::Haproxy;
 use truepeer_testbed::{Bed, Behaviour, Test, Topology, client, tests};
 
 use crate::kit::{DESTINATION, attach_on, backend_on, counter_on, header, who};
@@ -13,7 +14,9 @@ pub(crate) fn tests() -> Vec<Test> {
         datagrams_by_a_device_above_another_are_named_once,
         checks_that_name_nobody_teach_no_length,
     ];
-    all.into_iter().map(|test| test.of_group("stacks")).collect()
+    let of_haproxy = tests![haproxys_checks_between_clients_teach_no_length];
+    let all = all.into_iter().chain(of_haproxy.into_iter().map(|test| test.needs_program("haproxy")));
+    all.map(|test| test.of_group("stacks")).collect()
 }
 
 /// What makes `above` of `lb`, the device towards the sender.
@@ -122,5 +125,30 @@ fn checks_that_name_nobody_teach_no_length(bed: &Bed) -> Result<()> {
         ensure!(who(lb, host.at(false, 80), &header(&client)?)? == client);
     }
     ensure!(counter_on(bed, host, "guessed_right")? == 8, "each client, and no check");
+    Ok(())
+}
+
+fn haproxys_checks_between_clients_teach_no_length(bed: &Bed) -> Result<()> {
+    const DOOR: &str = "127.0.0.1:8000";
+    const CLIENTS: u64 = 8;
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
+    attach_on(bed, host, &["--port", "80"])?;
+    let config = format!(
+        "listen web\n  bind {DOOR} accept-proxy\n  server host {} send-proxy-v2 check inter 50ms",
+        host.at(false, 80)
+    );
+    let _haproxy = lb.run(|| Haproxy::with_config(&config, &[DOOR]).start(bed))??;
+    for n in 0..CLIENTS {
+        let before = counter_on(bed, host, "connections")?;
+        bed.wait_for("two checks", || {
+            counter_on(bed, host, "connections").is_ok_and(|count| count >= before + 2)
+        })?;
+        let client = format!("203.0.113.1:{}", 1000 + n);
+        let seen = who(lb, DOOR.parse()?, &header(&client)?)?;
+        ensure!(seen == client, "{client} was seen as {seen}");
+    }
+    ensure!(counter_on(bed, host, "guessed_right")? == CLIENTS, "each client, and no check");
     Ok(())
 }

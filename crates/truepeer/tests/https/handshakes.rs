@@ -292,7 +292,6 @@ fn certificates_are_chosen_by_the_types_of_keys_that_a_client_knows(bed: &Bed) -
     lines(&expected, &said, &stand.truepeer)
 }
 
-/// RFC 8446 4.2.10. A site that has moved here: its clients have the old server's tickets.
 /// Clients of an IP address send no name, and no host name leads to this certificate.
 fn a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key(
     bed: &Bed,
@@ -313,6 +312,7 @@ fn a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key(
     Ok(())
 }
 
+/// RFC 8446 4.2.10. A site that has moved here: its clients have the old server's tickets.
 fn early_data_for_another_server_is_skipped(bed: &Bed) -> anyhow::Result<()> {
     let stand = Stand::new(bed, "fine", &[])?;
     let old = stand.authority.certify(bed, "old", &["site.test"])?;

@@ -12,6 +12,7 @@ const LINE: &str = "SystemCallFilter=seccomp pidfd_getfd process_vm_readv proces
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
         a_filter_on_the_supervisors_calls_leaves_the_library,
+        a_ring_is_refused_under_a_filter_on_the_supervisors_calls,
         a_filter_on_the_supervisors_calls_refuses_a_supervised_start,
         a_second_supervisor_is_refused_by_its_reason,
         no_directory_for_the_library_names_the_line_of_the_unit,
@@ -67,6 +68,21 @@ fn a_filter_on_the_supervisors_calls_leaves_the_library(bed: &Bed) -> anyhow::Re
         let log = running.log();
         ensure!(log.contains(LINE) && log.contains(&format!("{}(2)", filter.0)), "{filter:?}: {log}");
         running.stop()?;
+    }
+    Ok(())
+}
+
+/// The library alone sees nothing of what is accepted through io_uring.
+fn a_ring_is_refused_under_a_filter_on_the_supervisors_calls(bed: &Bed) -> anyhow::Result<()> {
+    let script = "\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.syscall(425, 8, ctypes.create_string_buffer(256)), ctypes.get_errno())
+";
+    let script = bed.write("ring.py", script)?.to_string_lossy().into_owned();
+    for filter in FILTERS {
+        let said = filtered(bed, filter, &["run", "--", PYTHON, &script])?.run(bed)?;
+        ensure!(said.lines().any(|line| line.trim() == "-1 38"), "{filter:?}: {said:?}");
     }
     Ok(())
 }
