@@ -213,7 +213,8 @@ fn ends_at_once(truepeer: &truepeer_testbed::Running) -> anyhow::Result<()> {
     let mut open = session(CLIENT_V4)?;
     truepeer.signal(Signal::TERM)?;
     let (end, waited) = end(&mut open)?;
-    ensure!(end == End::Reset && waited < Duration::from_secs(10), "{end:?} after {waited:?}");
+    // Far less than the default of --drain-timeout, also on a busy machine.
+    ensure!(end == End::Reset && waited < Duration::from_secs(25), "{end:?} after {waited:?}");
     ensure!(truepeer.wait_end()?.code() == Some(0));
     Ok(())
 }

@@ -313,6 +313,16 @@ fn heads_have_limits() {
 }
 
 #[test]
+fn a_response_may_set_as_many_cookies_as_browsers_keep() {
+    let cookies: Vec<u8> =
+        (0..180).flat_map(|number| field("set-cookie", &format!("name{number}=value"))).collect();
+    let (text, _) = answer(&bed(), GET, async move |origin, stream| {
+        origin.send(HEADERS, END_HEADERS | END_STREAM, stream, &[OK, &cookies].concat()).await;
+    });
+    assert_eq!((status(&text), text.matches("\r\nset-cookie: name").count()), ("200", 180), "{text}");
+}
+
+#[test]
 fn interim_responses_without_end_fail_the_request() {
     let (text, _) = answer(&bed(), POST, async |origin, stream| {
         let processing = frame(HEADERS, END_HEADERS, stream, b"\x08\x03100");
