@@ -14,11 +14,12 @@ use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, User, client
 use crate::PYTHON;
 use crate::kit::{header_of, under_by};
 use crate::obstructed::{
-    CLIENT, QUESTION, Server, is_served_in_parts, names_the_client, wait_until_accepted,
+    CLIENT, QUESTION, Server, are_served_by, is_served_in_parts, names_the_client, wait_until_accepted,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
     let all = tests![
+        late_headers_wake_each_way_of_waiting_by_default,
         late_headers_wake_calls_that_bypass_the_library,
         an_idle_process_with_the_library_is_woken_beside_a_busy_one,
         a_program_that_the_library_cannot_wake_is_named,
@@ -30,6 +31,10 @@ pub(crate) fn tests() -> Vec<Test> {
 /// poll() by a system call of the program's own.
 const RAW: (&str, u16) = ("raw", 8089);
 const ALLOWED: [&str; 2] = ["--allow", "10.77.0.1"];
+
+fn late_headers_wake_each_way_of_waiting_by_default(bed: &Bed) -> Result<()> {
+    are_served_by("auto", bed, "lb", |_, _| Ok(()))
+}
 
 fn late_headers_wake_calls_that_bypass_the_library(bed: &Bed) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;

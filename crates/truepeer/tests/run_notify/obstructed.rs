@@ -106,11 +106,24 @@ pub(crate) fn are_served(
     device: &str,
     obstruct: impl Fn(&Bed, &Host) -> Result<()>,
 ) -> Result<()> {
+    are_served_by(via(), bed, device, obstruct)
+}
+
+/// Under this mechanism.
+pub(crate) fn are_served_by(
+    mechanism: &str,
+    bed: &Bed,
+    device: &str,
+    obstruct: impl Fn(&Bed, &Host) -> Result<()>,
+) -> Result<()> {
     let line = Topology::line(&["lb", "host"])?;
     let (lb, host) = (line.host("lb"), line.host("host"));
     obstruct(bed, host)?;
     let all = |more: u16, options: &[&str]| -> Result<Vec<Server>> {
-        WAYS.iter().map(|(way, port)| Server::start(bed, host, (way, port + more), device, options)).collect()
+        let start = |(way, port): &(&str, u16)| {
+            Server::start_by(mechanism, bed, host, (way, port + more), device, options)
+        };
+        WAYS.iter().map(start).collect()
     };
     let servers = all(0, &[])?;
     for server in &servers {
@@ -137,10 +150,6 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    fn start(bed: &Bed, host: &Host, way: (&str, u16), device: &str, options: &[&str]) -> Result<Self> {
-        Self::start_by(via(), bed, host, way, device, options)
-    }
-
     /// Under this mechanism.
     pub(crate) fn start_by(
         mechanism: &str,
