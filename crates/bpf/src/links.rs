@@ -20,7 +20,7 @@ use aya::util::KernelVersion;
 
 use crate::device::Device;
 use crate::error::{AttachError, Cause};
-use crate::pinned_link::{Holds, holds};
+use crate::pinned_link::{Holds, holds, is_at};
 use crate::place::{Place, entries, unlink};
 
 const HANDLE: TcHandle = TcHandle::new(0, 1);
@@ -63,6 +63,45 @@ pub(crate) fn device_of_pin(pin: &Path) -> Option<u32> {
     let (program, device) = pin.file_name()?.to_str()?.rsplit_once('-')?;
     let mut stages = STAGES.iter().chain(&OF_SPLICE);
     stages.any(|stage| stage.name == program).then(|| device.parse().ok())?
+}
+
+/// Pins a program in place of an older one, for devices that come later.
+pub(crate) fn pin_program(
+    place: &Place,
+    program: &mut SchedClassifier,
+    stage: Stage,
+) -> Result<(), AttachError> {
+    let (pin, new) = (place.hook(stage.name), place.hook(&format!("{}-new", stage.name)));
+    let _ = fs::remove_file(&new);
+    let pinned = program.pin(&new).map_err(Cause::from).and_then(|()| Ok(fs::rename(&new, pin)?));
+    pinned.map_err(AttachError::attach(stage.name, place.path().display()))
+}
+
+/// Attaches the pinned programs of these stages to the devices that lack them. Returns those, and the first
+/// failure. Where devices have no links, none can be told to have them: they are attached again everywhere.
+pub(crate) fn attach_pinned(
+    place: &Place,
+    stages: &[Stage],
+    devices: &[Device],
+) -> Result<(Vec<String>, Option<AttachError>), AttachError> {
+    let (mut attached, mut failure) = (BTreeSet::new(), None);
+    for stage in stages {
+        let to = |what| AttachError::attach(stage.name, what);
+        let mut program = SchedClassifier::from_pin(place.hook(stage.name)).map_err(to("the kernel"))?;
+        let id = program.info().map_err(to("the kernel"))?.id();
+        for device in devices {
+            let outcome = match index_of(&device.name) {
+                Ok(index) if has_tcx() && is_at(&pin_of(place, stage.name, index), index, id) => continue,
+                Ok(_) => attach_to_device(place, &mut program, *stage, device),
+                Err(gone) => Err(gone),
+            };
+            match outcome {
+                Ok(()) => _ = attached.insert(device.name.clone()),
+                Err(failed) => _ = failure.get_or_insert(failed),
+            }
+        }
+    }
+    Ok((attached.into_iter().collect(), failure))
 }
 
 /// Attaches a program to a device, and replaces an older one of truepeer.
@@ -230,6 +269,7 @@ fn pin_link(link: FdLink, pin: &Path) -> Result<(), Cause> {
 
 fn index_of(device: &str) -> Result<u32, AttachError> {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
-    let ask = || netdevice::name_to_index(socket(AddressFamily::INET, SocketType::DGRAM, None)?, device);
+    // As if_nametoindex(3) does, so that a confined process needs no other sockets.
+    let ask = || netdevice::name_to_index(socket(AddressFamily::UNIX, SocketType::DGRAM, None)?, device);
     ask().map_err(|error| AttachError::file("looking up the device", device)(error.into()))
 }

@@ -8,6 +8,7 @@ use truepeer_bpf::{Side, Splices};
 use truepeer_sys::repair::{Connection, connection};
 use truepeer_sys::{CallError, socket};
 
+use crate::sockets::Way;
 use crate::{Grace, Sockets, StaysHere, Ways};
 
 /// Begins to watch a session's connections: downstream, upstream.
@@ -22,12 +23,13 @@ pub fn arm(
 ) -> Result<Sockets, StaysHere> {
     let (down, up) = (side(sockets[0])?, side(sockets[1])?);
     let ends = [down.0.peer, down.0.own, up.0.own, up.0.peer];
-    ways.may_offload(&ends)?;
+    let losses = ways.may_offload(&ends)?;
     if down.0.own.is_ipv4() != up.0.own.is_ipv4() {
         return Err(StaysHere::Families);
     }
     fits([&down.1, &up.1], down.0.own.is_ipv4())?;
-    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone(), Arc::clone(ways), ends))
+    let way = Way { ways: Arc::clone(ways), ends, losses };
+    Ok(Sockets::new(splices.arm([down.0, up.0])?, grace.clone(), way))
 }
 
 /// Pure: whether what was agreed on the two connections is the same.

@@ -19,9 +19,7 @@ use crate::{Connections, Grace, Mapping, Pending, Reason, Ways};
 pub struct Sockets {
     flow: Flow,
     grace: Grace,
-    ways: Arc<Ways>,
-    /// The addresses and ports of both connections.
-    ends: [SocketAddr; 4],
+    way: Way,
     ticket: Option<Ticket>,
     /// Of each side, the number from which the kernel counts received bytes ([`repair::Stand`]), once it is
     /// known.
@@ -32,16 +30,25 @@ pub struct Sockets {
     dead_since: Option<Instant>,
 }
 
+/// What decides whether translated packets go the way of the session's own.
+#[derive(Debug)]
+pub(crate) struct Way {
+    pub(crate) ways: Arc<Ways>,
+    /// The addresses and ports of both connections.
+    pub(crate) ends: [SocketAddr; 4],
+    /// How many devices had been lost before the programs met its packets.
+    pub(crate) losses: u64,
+}
+
 /// The other peer may not believe a reset; then the session's next segment undoes it.
 const DEAD_FOR: Duration = Duration::from_secs(1);
 
 impl Sockets {
-    pub(crate) fn new(flow: Flow, grace: Grace, ways: Arc<Ways>, ends: [SocketAddr; 4]) -> Self {
+    pub(crate) fn new(flow: Flow, grace: Grace, way: Way) -> Self {
         Self {
             flow,
             grace,
-            ways,
-            ends,
+            way,
             ticket: None,
             first_received: [None; 2],
             is_silent: false,
@@ -139,8 +146,8 @@ impl Connections for Borrowed<'_> {
     }
 
     fn may_be_cut(&self) -> Result<(), Reason> {
-        let Sockets { ways, ends, flow, .. } = &*self.session;
-        ways.may_offload_by(ends, flow.devices()).map_err(|stays| stays.reason())
+        let Sockets { way: Way { ways, ends, losses }, flow, .. } = &*self.session;
+        ways.may_offload_by(ends, flow.devices(), *losses).map_err(|stays| stays.reason())
     }
 
     fn reset_when_closed(&mut self) {

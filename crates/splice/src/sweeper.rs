@@ -26,11 +26,10 @@ const LINGER: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(50);
 /// A peer whose device was gone may be reached again later: its reset is repeated each second for this long.
 const RESET_FOR: Duration = Duration::from_secs(60);
-/// How long a question about a way may wait for the peer's link address (ARP, ND).
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The same by a device that is still there. After it was down, IPv6 asks for two seconds whether anybody has
-/// its own addresses, and then for the peer's.
-const PATIENCE_WITH_DEVICE: Duration = Duration::from_secs(6);
+/// How long a question about a way may take. A device that comes back, or is made anew, gets its addresses
+/// and the programs. Then IPv6 asks for two seconds whether anybody has them, and after that for the peer's
+/// link address.
+const PATIENCE: Duration = Duration::from_secs(6);
 
 /// The running thread. Dropping this waits until the resets that it has begun are repeated.
 #[derive(Debug)]
@@ -104,7 +103,7 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
             }
             asked.look(splices, ways, now);
             sweep(splices, now);
-            splices.questions().iter().for_each(|question| _ = ask(splices, question, 0));
+            splices.questions().iter().for_each(|question| ask(splices, question, 0));
             splices.unattended().into_iter().for_each(|removed| again.reset(removed));
             sweep_at = now + if splices.is_filling() { SWEEP_SOON } else { SWEEP };
         }
@@ -112,7 +111,7 @@ fn run(splices: &Arc<Splices>, ways: &Ways, tasks: &Receiver<Task>, hand_out: &i
         let next = again.due().map_or(sweep_at, |due| due.min(sweep_at));
         match tasks.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Ok(Task::Reset(removed)) => again.reset(removed),
-            Ok(Task::Ask(question, mark)) => _ = ask(splices, &question, mark),
+            Ok(Task::Ask(question, mark)) => ask(splices, &question, mark),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return again.finish(),
         }
@@ -180,13 +179,8 @@ impl Asked {
                         return true;
                     }
                     *question = splices.once_more(question);
-                    let is_sent = ask(splices, question, 0);
-                    let waited = now.saturating_duration_since(*since);
-                    if devices.are_lost(before) {
-                        !is_sent || waited >= PATIENCE
-                    } else {
-                        waited >= PATIENCE_WITH_DEVICE
-                    }
+                    ask(splices, question, 0);
+                    now.saturating_duration_since(*since) >= PATIENCE
                 }
             };
             if is_lost {
@@ -249,8 +243,8 @@ impl Again {
     }
 }
 
-/// Asks a peer whether it is still there, by the route that leads to it now. False: nothing could be sent.
-pub fn ask(splices: &Splices, question: &Question, mark: u32) -> bool {
+/// Asks a peer whether it is still there, by the route that leads to it now.
+pub fn ask(splices: &Splices, question: &Question, mark: u32) {
     let Question { own, peer, numbers, timestamp, .. } = *question;
     let prepare = |socket: BorrowedFd<'_>| {
         splices.speaks(question, socket);
@@ -260,7 +254,7 @@ pub fn ask(splices: &Splices, question: &Question, mark: u32) -> bool {
         }
     };
     // If it fails, the peer is asked again later.
-    repair::ask_unattended(own, peer, numbers, timestamp, prepare).is_ok()
+    let _ = repair::ask_unattended(own, peer, numbers, timestamp, prepare);
 }
 
 /// Resets both peers. A peer believes only the number that it expects (RFC 5961, 3.2): the one that it has

@@ -124,12 +124,13 @@ impl Ways {
         Self(Mutex::new(known))
     }
 
-    /// Whether a session between these ends may leave, by what stands at this moment.
+    /// Whether a session between these ends may leave, by what stands at this moment. Returns how many
+    /// devices were lost so far.
     ///
     /// # Errors
     /// Why it stays.
-    pub fn may_offload(&self, ends: &[SocketAddr]) -> Result<(), StaysHere> {
-        self.with(|known| known.may_offload(ends))
+    pub fn may_offload(&self, ends: &[SocketAddr]) -> Result<u64, StaysHere> {
+        self.with(|known| Ok(known.may_offload(ends)?.losses()))
     }
 
     /// As [`Ways::may_offload`], for a flow whose datagrams come in by this device.
@@ -138,32 +139,35 @@ impl Ways {
     /// Why it stays.
     pub fn may_offload_from(&self, ends: &[SocketAddr], device: u32) -> Result<(), StaysHere> {
         self.with(|known| {
-            known.may_offload(ends)?;
-            let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
-            if known.are_gone(device) { Err(StaysHere::Device) } else { Ok(()) }
+            let is_gone = known.may_offload(ends)?.are_gone(device);
+            if is_gone { Err(StaysHere::Device) } else { Ok(()) }
         })
     }
 
-    /// Devices that have become ports of others since the start. Packets still pass them, but no route leads
-    /// by them any more.
+    /// Devices that have become ports of others. Packets still pass them, but no route leads by them any more.
     pub fn new_ports(&self) -> Vec<u32> {
         self.with(|known| known.devices.iter().flat_map(Devices::new_ports).collect())
     }
 
-    /// As [`Ways::may_offload`], for a session whose packets leave by these devices.
+    /// As [`Ways::may_offload`], for a session whose packets leave by these devices. The programs have met
+    /// them there after so many `losses`.
     ///
     /// # Errors
     /// Why it stays.
-    pub(crate) fn may_offload_by(&self, ends: &[SocketAddr], devices: [u32; 2]) -> Result<(), StaysHere> {
+    pub(crate) fn may_offload_by(
+        &self,
+        ends: &[SocketAddr],
+        devices: [u32; 2],
+        losses: u64,
+    ) -> Result<(), StaysHere> {
         self.with(|known| {
             known.read_sizes();
-            known.may_offload(ends)?;
-            let known = known.devices.as_ref().ok_or(StaysHere::WaysUnknown)?;
+            let known = known.may_offload(ends)?;
             if devices.iter().any(|device| known.are_big(*device)) {
                 return Err(StaysHere::BigTcp);
             }
-            let is_lost = devices.iter().any(|device| known.are_lost(*device));
-            if is_lost { Err(StaysHere::Device) } else { Ok(()) }
+            let is_lost = |device| known.are_lost(device) || known.were_lost_since(device, losses);
+            if devices.into_iter().any(is_lost) { Err(StaysHere::Device) } else { Ok(()) }
         })
     }
 
@@ -202,9 +206,9 @@ impl Ways {
 }
 
 impl Known {
-    fn may_offload(&mut self, ends: &[SocketAddr]) -> Result<(), StaysHere> {
-        let is_known = self.notices.is_some() && self.devices.is_some();
-        let rules = self.rules.as_ref().filter(|_| is_known).ok_or(StaysHere::WaysUnknown)?;
+    fn may_offload(&mut self, ends: &[SocketAddr]) -> Result<&Devices, StaysHere> {
+        let devices = self.devices.as_ref().filter(|_| self.notices.is_some());
+        let (Some(devices), Some(rules)) = (devices, &self.rules) else { return Err(StaysHere::WaysUnknown) };
         if rules.decide_by_more_than_addresses() {
             return Err(StaysHere::Rules);
         }
@@ -214,7 +218,7 @@ impl Known {
             None => return Err(StaysHere::WaysUnknown),
         }
         match self.firewall.may_act(ends) {
-            Some(false) => Ok(()),
+            Some(false) => Ok(devices),
             Some(true) => Err(StaysHere::Firewall),
             None => Err(StaysHere::WaysUnknown),
         }
@@ -247,7 +251,7 @@ impl Known {
             // A device may have been deleted and made anew meanwhile: every session is asked.
             changes.is_all = true;
             if let (Some(devices), Ok(now)) = (devices, Devices::read()) {
-                devices.catch_up(now, changes);
+                devices.catch_up(now);
             }
         }
         if are_rules_other || !are_whole || self.rules.is_none() {

@@ -1,6 +1,6 @@
 //! What the kernel tells of changes by netlink(7), and lists of what it has: raw messages.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink, XFRM};
@@ -78,6 +78,13 @@ impl Notices {
                 Err(_) => return false,
             }
         }
+    }
+}
+
+/// Readable when there are notices.
+impl AsFd for Notices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

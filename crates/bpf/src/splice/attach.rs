@@ -76,6 +76,7 @@ fn attach_one(
         .try_into()
         .map_err(|error: ProgramError| AttachError::attach(object.name, "the kernel")(error))?;
     program.load().map_err(AttachError::attach(object.name, "the kernel"))?;
+    links::pin_program(place, program, stage)?;
     devices.iter().try_for_each(|device| links::attach_to_device(place, program, stage, device))
 }
 

@@ -43,6 +43,14 @@ impl Locks {
         Ok(Self { tables: open(place.path())?, elders: open(place.links())?, users, shares })
     }
 
+    /// The lock of the tables at this place; `None`: another process has it, or these are other tables than
+    /// those with this identity.
+    pub(super) fn of_tables(place: &Place, identity: (u64, u64)) -> Option<impl Sized + use<>> {
+        let tables = File::open(place.path()).ok()?;
+        let is_same = tables.metadata().is_ok_and(|found| (found.dev(), found.ino()) == identity);
+        (is_same && try_lock(&tables)).then_some(tables)
+    }
+
     /// Whether no other process has the tables open: then none can open them from now on.
     pub(super) fn are_alone(&self) -> bool {
         try_lock(&self.users)

@@ -116,6 +116,7 @@ const REPAIR_KEEPER_OPTIONS: [(i32, Option<i32>); 5] = [
 ];
 /// linux/sockios.h
 const SIOCOUTQNSD: u64 = 0x894B;
+const SIOCGIFINDEX: u64 = 0x8933;
 /// The families that a socket may have, as a stream or for datagrams: no packet, vsock or crypto sockets, nor
 /// raw ones, which CAP_NET_RAW would permit, but for the token that counts the users of the routing rules.
 const FAMILIES: [i32; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_UNIX];
@@ -130,15 +131,15 @@ const TYPES_IN: [u64; 2] = [libc::TIOCSTI as u64, libc::TIOCLINUX as u64];
 /// Names of threads and of memory.
 const PRCTL: [i32; 3] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// The system calls of the pins keeper. `socket` has a condition.
+/// The system calls of the pins keeper. `socket`, `ioctl` and `bpf` have conditions.
 const PINS_KEEPER: &[i64] = numbers! {
     SYS_sendmsg SYS_recvmsg SYS_recvfrom SYS_sendto SYS_read SYS_write SYS_writev SYS_close SYS_lseek
     SYS_fcntl SYS_ppoll SYS_openat SYS_newfstatat SYS_fstat SYS_statx SYS_getdents64 SYS_flock SYS_unlinkat
-    SYS_renameat SYS_renameat2 SYS_bind SYS_getsockname SYS_getsockopt SYS_setsockopt
+    SYS_renameat SYS_renameat2 SYS_bind SYS_connect SYS_getsockname SYS_getsockopt SYS_setsockopt
     SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_brk SYS_futex SYS_getrandom
     SYS_rt_sigprocmask SYS_rt_sigaction SYS_rt_sigreturn SYS_sigaltstack SYS_restart_syscall
     SYS_clock_gettime SYS_clock_nanosleep SYS_nanosleep
-    SYS_getpid SYS_gettid SYS_getppid SYS_exit SYS_exit_group
+    SYS_getpid SYS_gettid SYS_getppid SYS_uname SYS_exit SYS_exit_group
 };
 /// The older names of some of these.
 #[cfg(target_arch = "x86_64")]
@@ -186,7 +187,9 @@ pub(super) fn restrict_repair_keeper() -> Result<()> {
 
 /// Installs the pins keeper's filter.
 pub(super) fn restrict_pins_keeper() -> Result<()> {
-    install(pins_keeper_rules()?)
+    let mut rules = pins_keeper_rules()?;
+    rules.insert(libc::SYS_bpf, pinned_programs()?);
+    install(rules)
 }
 
 fn install(rules: Rules) -> Result<()> {
@@ -244,8 +247,15 @@ fn repair_keeper_rules() -> Result<Rules> {
 
 fn pins_keeper_rules() -> Result<Rules> {
     let route = (2, SeccompCmpOp::Eq, unsigned(libc::NETLINK_ROUTE));
+    let datagrams = (1, SeccompCmpOp::MaskedEq(TYPE_MASK), unsigned(libc::SOCK_DGRAM));
     let mut rules = Rules::new();
-    rules.insert(libc::SYS_socket, vec![rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_NETLINK)), route])?]);
+    let sockets = vec![
+        rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_NETLINK)), route])?,
+        // For the number of a device (if_nametoindex(3)).
+        rule(&[(0, SeccompCmpOp::Eq, unsigned(libc::AF_UNIX)), datagrams])?,
+    ];
+    rules.insert(libc::SYS_socket, sockets);
+    rules.insert(libc::SYS_ioctl, vec![rule(&[(1, SeccompCmpOp::Eq, SIOCGIFINDEX)])?]);
     rules.extend(PINS_KEEPER.iter().chain(PINS_KEEPER_OLDER).map(|call| (*call, Vec::new())));
     Ok(rules)
 }
@@ -280,6 +290,13 @@ fn tables() -> Result<Vec<SeccompRule>> {
     /// linux/bpf.h: BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY,
     /// BPF_MAP_LOOKUP_AND_DELETE_ELEM.
     const COMMANDS: [u64; 5] = [1, 2, 3, 4, 21];
+    COMMANDS.iter().map(|command| rule(&[(0, SeccompCmpOp::Eq, *command)])).collect()
+}
+
+/// bpf(2) that attaches pinned programs to devices.
+fn pinned_programs() -> Result<Vec<SeccompRule>> {
+    /// linux/bpf.h: BPF_OBJ_PIN, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD, BPF_LINK_CREATE, BPF_LINK_UPDATE.
+    const COMMANDS: [u64; 5] = [6, 7, 15, 28, 29];
     COMMANDS.iter().map(|command| rule(&[(0, SeccompCmpOp::Eq, *command)])).collect()
 }
 

@@ -74,18 +74,22 @@ pub(super) fn restrict_keeper() -> Result<String, String> {
     said(restrict())
 }
 
-/// Permits the pins keeper to remove what is in this directory, and the kernel's list of devices.
+/// Permits the pins keeper to pin and remove in this directory, and the kernel's lists of devices.
 ///
 /// # Errors
 /// A description of what this kernel lacks.
 pub(super) fn restrict_pins_keeper(pins: &Path) -> Result<String, String> {
     let restrict = || -> Result<RulesetStatus, RulesetError> {
-        let removes = AccessFs::ReadDir | AccessFs::RemoveFile | AccessFs::RemoveDir | AccessFs::MakeDir;
+        let pins_and_removes = AccessFs::ReadDir
+            | AccessFs::RemoveFile
+            | AccessFs::RemoveDir
+            | AccessFs::MakeDir
+            | AccessFs::MakeReg;
         let rules = Ruleset::default()
             .handle_access(AccessFs::from_all(TRIED))?
             .scope(Scope::Signal)?
             .create()?
-            .add_rules(path_beneath_rules([pins], removes))?
+            .add_rules(path_beneath_rules([pins], pins_and_removes))?
             .add_rules(path_beneath_rules(["/proc"], AccessFs::ReadFile | AccessFs::ReadDir))?;
         Ok(rules.restrict_self()?.ruleset)
     };

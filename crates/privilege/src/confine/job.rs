@@ -133,6 +133,11 @@ pub(super) fn of_repair_keeper(held: CapabilitySet) -> CapabilitySet {
     enough_in(held, &[&SPLICE_NET, &CLIENT_LOW_PORT])
 }
 
+/// The pins keeper's capabilities: before Linux 6.6, for the filters of devices, and before 6.0, for bpf(2).
+pub(super) fn of_pins_keeper(held: CapabilitySet, has_tcx: bool) -> CapabilitySet {
+    if has_tcx { CapabilitySet::empty() } else { enough_in(held, &[&SPLICE_NET, &SPLICE_TABLES]) }
+}
+
 fn enough_in(held: CapabilitySet, needs: &[&Need]) -> CapabilitySet {
     let enough = needs.iter().filter_map(|need| need.enough_on(kernel()).find(|one| one.is_in(held)));
     enough.fold(CapabilitySet::empty(), |set, one| set | one.set())

@@ -20,6 +20,7 @@ mod privileges;
 mod state;
 mod user;
 
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -177,26 +178,31 @@ impl<'a> Plan<'a> {
     }
 
     /// Starts the process that removes what is pinned in the directory `pins`, if this one has the tables of
-    /// spliced sessions. `detaches`: for that it needs CAP_NET_ADMIN. `remove` does it.
+    /// spliced sessions. `has_tcx`: it attaches programs to devices, and detaches them, without a capability.
+    /// `follow` attaches them to devices that come, until its line is readable; `remove` removes all.
     ///
-    /// `None`: this process does it, as far as it can by then.
+    /// `None`: this process removes it, as far as it can by then.
     pub fn start_pins_keeper(
         &mut self,
         pins: &Path,
-        detaches: bool,
+        has_tcx: bool,
+        follow: impl FnOnce(BorrowedFd<'_>),
         remove: impl FnOnce(),
     ) -> Option<PinsKeeper> {
-        if !self.is_on || !self.job.splices {
+        if !self.job.splices {
             return None;
         }
-        match PinsKeeper::start(|| confine_pins_keeper(pins, detaches), remove) {
+        let is_on = self.is_on;
+        let confine = || if is_on { confine_pins_keeper(pins, has_tcx) } else { Ok(Vec::new()) };
+        match PinsKeeper::start(confine, follow, remove) {
             Ok((keeper, missing)) => {
                 let missing = missing.into_iter().map(|missing| format!("the pins keeper: {missing}"));
                 self.confined.missing.extend(missing);
                 Some(keeper)
             }
             Err(error) => {
-                self.confined.missing.push(format!("a process of its own for pins: {error:#}"));
+                let missing = format!("a process of its own for pins: {error:#}");
+                self.confined.missing.extend(is_on.then_some(missing));
                 None
             }
         }
@@ -289,9 +295,8 @@ fn confine_repair_keeper(user: Option<Found>) -> anyhow::Result<Vec<String>> {
 }
 
 /// The same for the pins keeper, which keeps its user.
-fn confine_pins_keeper(pins: &Path, detaches: bool) -> anyhow::Result<Vec<String>> {
-    let keeps = if detaches { held() & CapabilitySet::NET_ADMIN } else { CapabilitySet::empty() };
-    let mut missing = privileges::reduce_to(keeps, None)?;
+fn confine_pins_keeper(pins: &Path, has_tcx: bool) -> anyhow::Result<Vec<String>> {
+    let mut missing = privileges::reduce_to(job::of_pins_keeper(held(), has_tcx), None)?;
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         missing.push(format!("no_new_privs, and with it seccomp and Landlock: {error}"));
         return Ok(missing);

@@ -1,7 +1,9 @@
 //! A process that removes what truepeer has pinned in the kernel, once that has ended: only the user that has
-//! pinned it may do so, and truepeer has become another one (`truepeer-pins` in `ps`).
+//! pinned it may do so, and truepeer has become another one (`truepeer-pins` in `ps`). Meanwhile it pins the
+//! programs on devices that come later.
 //!
-//! It reads nothing but the word that truepeer is about to end. So it keeps its user, and no other power.
+//! It reads nothing but the word that truepeer is about to end, and what the kernel says of devices. So it
+//! keeps its user, and no other power.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -29,19 +31,21 @@ pub struct PinsKeeper {
 
 impl PinsKeeper {
     /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
-    /// Call it with one thread, before this process gives up its own user.
+    /// `follow` returns as soon as the line is readable. Call it with one thread, before this process gives
+    /// up its own user.
     ///
     /// # Errors
     /// It could not be forked or confined.
     pub(crate) fn start(
         confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
+        follow: impl FnOnce(BorrowedFd<'_>),
         remove: impl FnOnce(),
     ) -> anyhow::Result<(Self, Vec<String>)> {
         let (line, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .context("socketpair")?;
         let owner = getpid();
-        let process = fork_apart(theirs.as_fd(), |line| serve(&line, owner, confine, remove))?;
+        let process = fork_apart(theirs.as_fd(), |line| serve(&line, owner, confine, follow, remove))?;
         drop(theirs);
         let keeper = Self { line, process };
         match greeting(keeper.line.as_fd())? {
@@ -63,6 +67,7 @@ fn serve(
     line: &OwnedFd,
     owner: Pid,
     confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
+    follow: impl FnOnce(BorrowedFd<'_>),
     remove: impl FnOnce(),
 ) -> i32 {
     let _ = rustix::thread::set_name(c"truepeer-pins");
@@ -70,6 +75,7 @@ fn serve(
     if !is_ready(line.as_fd(), confine) {
         return 1;
     }
+    follow(line.as_fd());
     wait_for_the_end(line.as_fd(), &owner);
     remove();
     0

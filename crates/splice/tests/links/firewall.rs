@@ -85,7 +85,7 @@ fn chain(kind: &str, hook: &str, rules: &str) -> String {
 fn leaves(ways: &Ways) -> Result<bool> {
     let ends: Vec<SocketAddr> = ENDS.iter().map(|end| end.parse()).collect::<Result<_, _>>()?;
     match ways.may_offload(&ends) {
-        Ok(()) => Ok(true),
+        Ok(_) => Ok(true),
         Err(stays) => {
             ensure!(stays.reason().label() == "firewall", "{stays}");
             Ok(false)

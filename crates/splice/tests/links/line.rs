@@ -68,7 +68,7 @@ impl Line {
     pub(crate) fn ask(&self, session: &ByHand, side: usize) -> Result<()> {
         let FlowOf::Watched(watched) = &session.flow else { anyhow::bail!("it has not left") };
         let question = watched.question(side);
-        self.host("relay").run(|| _ = ask(&self.splices, &question, 0))?;
+        self.host("relay").run(|| ask(&self.splices, &question, 0))?;
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod attachments;
 #[cfg_attr(not(feature = "acme"), path = "without_acme.rs")]
 mod certificates;
 mod changes;
+mod follow;
 mod from_here;
 mod holder;
 mod inherited;

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 use std::num::NonZeroU32;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use anyhow::Chain;
@@ -12,6 +13,7 @@ use truepeer_bpf::{AttachError, Device, Splices, find_splice_pins, make_splice_p
 use truepeer_relay::{StaysReason as Reason, Ways};
 use truepeer_udp_offload::{FlowTable, LoadError};
 
+use super::follow::follow;
 use truepeer_attach::devices_in_use;
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 use truepeer_ops::admin::SpliceDoc;
@@ -61,8 +63,14 @@ impl Programs {
     pub(super) fn pins(&self, plan: &mut Plan<'_>) -> Option<Pins> {
         let splices = self.splices.as_ref()?;
         let remove = || _ = splices.remove_unused();
+        let follower = self.devices.as_ref().and_then(|_| splices.follower());
+        let follow = |line: BorrowedFd<'_>| {
+            if let Some(follower) = &follower {
+                follow(follower, line);
+            }
+        };
         let pins = find_splice_pins();
-        let keeper = plan.start_pins_keeper(&pins, !truepeer_bpf::has_tcx(), remove);
+        let keeper = plan.start_pins_keeper(&pins, truepeer_bpf::has_tcx(), follow, remove);
         Some(Pins { keeper })
     }
 }
@@ -185,12 +193,18 @@ fn devices() -> Result<Vec<Device>, Obstacle> {
         return Err(Obstacle::new(Reason::NoPrivileges, format!("missing: {}", missing.join(", "))));
     }
     let unknown = |failure: anyhow::Error| Obstacle::new(Reason::NotLoaded, format!("{failure:#}"));
-    let mut devices = devices_in_use().map_err(unknown)?;
-    devices.retain(|device| device.has_ethernet);
+    let devices = usable_devices().map_err(unknown)?;
     if devices.is_empty() {
         let found = "no Ethernet or loopback device here was up and had an address";
         return Err(Obstacle::new(Reason::NoDevice, found));
     }
+    Ok(devices)
+}
+
+/// The programs read Ethernet headers, which loopback has, too.
+pub(super) fn usable_devices() -> anyhow::Result<Vec<Device>> {
+    let mut devices = devices_in_use()?;
+    devices.retain(|device| device.has_ethernet);
     Ok(devices)
 }
 
