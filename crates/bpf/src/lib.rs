@@ -70,7 +70,7 @@ pub use remove::remove;
 pub use rules::{NewConnections, Others, RequiredSecret, Rules, RulesInForce, UdpPort};
 pub use sizes::{MAX_FLOWS, MAX_UDP_FLOWS};
 pub use splice::{
-    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Followed, Follower, InUse, Mapped, Question, Removed, SPLICE_COUNTERS,
-    Shared, Side, Splices, Stage, Swept, Unattended, Watched, Way, remove_unused,
+    ArmError, Attention, Care, Ended, FLOW_BYTES, Flow, Followed, Follower, InUse, Mapped, Question, Removed,
+    SPLICE_COUNTERS, Shared, Side, Splices, Stage, Swept, Unattended, Watched, Way, remove_unused,
 };
 pub use status::{FlowCount, PortStatus, Status, Traffic, counted_at_udp_ports, status, status_among};

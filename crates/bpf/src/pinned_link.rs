@@ -93,7 +93,8 @@ pub(crate) fn holds(pin: &Path) -> io::Result<Holds> {
 
 /// Whether the link pinned here has attached this program to this device.
 pub(crate) fn is_at(pin: &Path, device: u32, program: u32) -> bool {
-    link_info(pin).is_ok_and(|info| (info.kind, info.attached_to, info.program) == (TYPE_TCX, device, program))
+    link_info(pin)
+        .is_ok_and(|info| (info.kind, info.attached_to, info.program) == (TYPE_TCX, device, program))
 }
 
 /// The number of the program that the link pinned here has attached.

@@ -49,7 +49,7 @@ reasons! {
     Rules "routing_rules": "a routing rule (ip rule) asks for more than addresses: a mark, a port, a user, a device"
     Ipsec "ipsec": "there are IPsec policies (ip xfrm policy), which translated packets would bypass"
     Firewall "firewall": "a rule of nftables or iptables could do more than accept its later packets"
-    Device "device_changed": "the device that its packets pass has changed since truepeer started"
+    Device "device_changed": "the device that its packets pass was deleted, made anew or made a port while it was about to leave"
     BigTcp "big_tcp": "a device that its packets pass has BIG TCP (a gso or gro size above 65536)"
     WaysUnknown "ways_unknown": "truepeer can't ask the kernel for rules and IPsec policies by netlink"
     TableFull "table_full": "no room in the table of sessions"
@@ -74,10 +74,10 @@ reasons! {
 }
 
 impl Reason {
-    /// Whether a peer may do later what it did not do in time.
+    /// Whether a peer may do later what it did not do in time, or a device is there again.
     #[must_use]
     pub fn may_pass(self) -> bool {
-        matches!(self, Self::WindowScale | Self::Offers | Self::Unsent)
+        matches!(self, Self::WindowScale | Self::Offers | Self::Unsent | Self::Device)
     }
 }
 
@@ -111,7 +111,7 @@ pub enum StaysHere {
     /// The firewall.
     #[error("a rule of the firewall could do something to its packets")]
     Firewall,
-    /// A device that is gone, was made anew or has become a port of another one.
+    /// A device that is gone, was made anew or has become a port of another one meanwhile.
     #[error("a device has changed")]
     Device,
     /// Packets of more than 64 KiB.

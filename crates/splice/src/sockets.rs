@@ -45,15 +45,7 @@ const DEAD_FOR: Duration = Duration::from_secs(1);
 
 impl Sockets {
     pub(crate) fn new(flow: Flow, grace: Grace, way: Way) -> Self {
-        Self {
-            flow,
-            grace,
-            way,
-            ticket: None,
-            first_received: [None; 2],
-            is_silent: false,
-            dead_since: None,
-        }
+        Self { flow, grace, way, ticket: None, first_received: [None; 2], is_silent: false, dead_since: None }
     }
 
     /// With the session's sockets, for a turn: downstream, upstream.

@@ -21,9 +21,13 @@ pub(crate) fn tests() -> Vec<Test> {
 
 const BACKEND: &str = "10.79.0.2:8000";
 
-/// A container at a bridge. As Docker's, the bridge's port has the link-local address that every device has.
 fn container() -> Result<NetNs> {
     mount_bpf_in_place()?;
+    bridged()
+}
+
+/// A container at a bridge. As Docker's, the bridge's port has the link-local address that every device has.
+pub(crate) fn bridged() -> Result<NetNs> {
     let container = NetNs::create()?;
     let there = format!("/proc/{}/fd/{}", std::process::id(), container.as_fd().as_raw_fd());
     ip_here(&[

@@ -13,17 +13,17 @@ use truepeer_testbed::{Bed, Behaviour, NetNs, Program, Test, ip_here, skip};
 use crate::family::{Family, in_both};
 use crate::stand::{Stand, echo, open_at, spliced_to};
 use crate::ways::ipsec_policy;
-use crate::wire::{far, second_link, stand};
+use crate::wire::{far, link, second_link, stand};
 
 pub(crate) fn tests() -> Vec<Test> {
     let mut all = Vec::from(in_both("an_ipsec_policy_ends_sessions_that_have_left", by_an_ipsec_policy));
-    for (name, change, outcome) in CHANGES {
-        for (device, towards) in [("device", Towards::Sender), ("backends_device", Towards::Backend)] {
-            let name = format!("sessions_over_a_{device}_that_is_{name}_{}", outcome.name());
-            all.extend(in_both(&name, move |bed, family| {
-                under_open_sessions(bed, family, towards, change, outcome)
-            }));
+    for (device, towards) in [("device", Towards::Sender), ("backends_device", Towards::Backend)] {
+        for (name, change) in CHANGES {
+            let name = format!("sessions_over_a_{device}_that_is_{name}_go_on");
+            all.extend(in_both(&name, move |bed, family| under_open_sessions(bed, family, towards, change)));
         }
+        let name = format!("sessions_over_a_{device}_that_is_made_anew_too_late_end");
+        all.extend(in_both(&name, move |bed, family| made_anew_too_late(bed, family, towards)));
     }
     all
 }
@@ -35,95 +35,47 @@ enum Towards {
     Backend,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    GoOn,
-    End,
-}
-
-impl Outcome {
-    fn name(self) -> &'static str {
-        match self {
-            Self::GoOn => "go_on",
-            Self::End => "end",
-        }
-    }
-}
-
 type Change = fn(&NetNs) -> Result<()>;
 
-const CHANGES: [(&str, Change, Outcome); 6] = [
-    (
-        "renamed",
-        |_| ip_here(&["link set near down", "link set near name other", "link set other up"]),
-        Outcome::GoOn,
-    ),
-    ("down_for_a_moment", |_| ip_here(&["link set near down", "link set near up"]), Outcome::GoOn),
-    (
-        "made_a_port_of_a_bridge",
-        |_| {
-            ip_here(&[
-                "link add br0 type bridge",
-                "link set br0 up",
-                "link set near master br0",
-                "addr del 10.78.9.1/24 dev near",
-                "addr del fd78:9::1/64 dev near",
-                "addr add 10.78.9.1/24 dev br0",
-                "addr add fd78:9::1/64 dev br0 nodad",
-            ])
-        },
-        Outcome::End,
-    ),
-    (
-        "made_anew",
-        |far| {
-            ip_here(&["link del near"])?;
-            let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
-            ip_here(&[
-                &format!("link add near type veth peer name wire netns {there}"),
-                "addr add 10.78.9.1/24 dev near",
-                "addr add fd78:9::1/64 dev near nodad",
-                "link set near up",
-            ])?;
-            far.run(|| {
-                ip_here(&[
-                    "addr add 10.78.9.2/24 dev wire",
-                    "addr add fd78:9::2/64 dev wire nodad",
-                    "link set wire up",
-                ])
-            })?
-        },
-        Outcome::End,
-    ),
-    (
-        "elsewhere_for_a_moment",
-        |_| {
-            let elsewhere = NetNs::create()?;
-            let here = format!("/proc/{}/ns/net", std::process::id());
-            let there = format!("/proc/{}/fd/{}", std::process::id(), elsewhere.as_fd().as_raw_fd());
-            // A thread of this test may be in another namespace than the process: name this one by the
-            // thread.
-            let here = here
-                .replace("/ns/net", &format!("/task/{}/ns/net", rustix::thread::gettid().as_raw_nonzero()));
-            ip_here(&[&format!("link set near netns {there}")])?;
-            elsewhere.run(|| ip_here(&[&format!("link set near netns {here}")]))??;
-            ip_here(&[
-                "addr add 10.78.9.1/24 dev near",
-                "addr add fd78:9::1/64 dev near nodad",
-                "link set near up",
-            ])
-        },
-        Outcome::End,
-    ),
-    (
-        "left_by_its_address",
-        |far| {
-            // The other device has been there since the start.
-            move_addresses(1, "near", "second")?;
-            far.run(|| move_addresses(2, "wire", "wire2"))?
-        },
-        Outcome::GoOn,
-    ),
+const CHANGES: [(&str, Change); 6] = [
+    ("renamed", |_| ip_here(&["link set near down", "link set near name other", "link set other up"])),
+    ("down_for_a_moment", |_| ip_here(&["link set near down", "link set near up"])),
+    ("made_a_port_of_a_bridge", |_| {
+        ip_here(&[
+            "link add br0 type bridge",
+            "link set br0 up",
+            "link set near master br0",
+            "addr del 10.78.9.1/24 dev near",
+            "addr del fd78:9::1/64 dev near",
+            "addr add 10.78.9.1/24 dev br0",
+            "addr add fd78:9::1/64 dev br0 nodad",
+        ])
+    }),
+    ("made_anew", |far| {
+        ip_here(&["link del near"])?;
+        link(far)
+    }),
+    ("elsewhere_for_a_moment", |_| {
+        let elsewhere = NetNs::create()?;
+        let here = format!("/proc/{}/ns/net", std::process::id());
+        let there = format!("/proc/{}/fd/{}", std::process::id(), elsewhere.as_fd().as_raw_fd());
+        // A thread of this test may be in another namespace than the process: name this one by the
+        // thread.
+        let here =
+            here.replace("/ns/net", &format!("/task/{}/ns/net", rustix::thread::gettid().as_raw_nonzero()));
+        ip_here(&[&format!("link set near netns {there}")])?;
+        elsewhere.run(|| ip_here(&[&format!("link set near netns {here}")]))??;
+        ip_here(&[
+            "addr add 10.78.9.1/24 dev near",
+            "addr add fd78:9::1/64 dev near nodad",
+            "link set near up",
+        ])
+    }),
+    ("left_by_its_address", |far| {
+        // The other device has been there since the start.
+        move_addresses(1, "near", "second")?;
+        far.run(|| move_addresses(2, "wire", "wire2"))?
+    }),
 ];
 
 fn move_addresses(host: u8, from: &str, to: &str) -> Result<()> {
@@ -140,49 +92,85 @@ const SESSIONS: u16 = 8;
 /// A session that stands still for 14 s repeats its bytes six times, each time after twice as long.
 const REPETITIONS: u32 = 5;
 
-fn under_open_sessions(
-    bed: &Bed,
-    family: Family,
+/// Sessions that have left, over the device to be changed.
+struct Open {
+    far: NetNs,
+    stand: Stand,
     towards: Towards,
-    change: Change,
-    outcome: Outcome,
-) -> Result<()> {
-    let far = far()?;
-    second_link(&far)?;
-    // A link that is down loses its addresses otherwise.
-    fs::write("/proc/sys/net/ipv6/conf/near/keep_addr_on_down", "1")?;
-    let (stand, listener) = match towards {
-        Towards::Sender => (stand(bed, family.listener())?, family.listener()),
-        Towards::Backend => (with_a_far_backend(bed, &far, family)?, family.listener_here()),
-    };
-    let open = |number| match towards {
-        Towards::Sender => far.run(|| open_at(listener, number))?,
-        Towards::Backend => open_at(listener, number),
-    };
-    let mut streams = (0..SESSIONS).map(open).collect::<Result<Vec<_>>>()?;
-    stand.wait_spliced(bed, &mut streams)?;
-    change(&far)?;
-    if towards == Towards::Backend {
-        far.run(|| to_the_clients(family))??;
+    family: Family,
+    streams: Vec<TcpStream>,
+}
+
+impl Open {
+    fn begin(bed: &Bed, family: Family, towards: Towards) -> Result<Self> {
+        let far = far()?;
+        second_link(&far)?;
+        // A link that is down loses its addresses otherwise.
+        fs::write("/proc/sys/net/ipv6/conf/near/keep_addr_on_down", "1")?;
+        let stand = match towards {
+            Towards::Sender => stand(bed, family.listener())?,
+            Towards::Backend => with_a_far_backend(bed, &far, family)?,
+        };
+        let mut open = Self { far, stand, towards, family, streams: Vec::new() };
+        (0..SESSIONS).try_for_each(|number| open.another(number))?;
+        open.stand.wait_spliced(bed, &mut open.streams)?;
+        Ok(open)
     }
-    if outcome == Outcome::GoOn {
-        // A device that was down asks for its addresses of IPv6 for some four seconds, longer under load.
-        bed.wait_for("addresses of IPv6", || is_any_tentative().is_ok_and(|any| !any))?;
-        for stream in &mut streams {
-            echo(stream, b"after the change")?;
+
+    fn another(&mut self, number: u16) -> Result<()> {
+        let family = self.family;
+        self.streams.push(match self.towards {
+            Towards::Sender => self.far.run(|| open_at(family.listener(), number))??,
+            Towards::Backend => open_at(family.listener_here(), number)?,
+        });
+        Ok(())
+    }
+
+    fn change(&self, change: impl FnOnce(&NetNs) -> Result<()>) -> Result<()> {
+        change(&self.far)?;
+        match self.towards {
+            Towards::Sender => Ok(()),
+            Towards::Backend => self.far.run(|| to_the_clients(self.family))?,
         }
-        let repeated = [repetitions(bed, None)?, repetitions(bed, Some(&far))?].concat();
-        let all = usize::from(2 * SESSIONS);
-        ensure!(repeated.len() >= all, "{} of {all} connections are open", repeated.len());
-        ensure!(repeated.iter().all(|times| *times <= REPETITIONS), "too often repeated: {repeated:?}");
-        return Ok(());
     }
-    for stream in &mut streams {
+
+    /// A new session leaves as well.
+    fn another_leaves(&mut self, bed: &Bed) -> Result<()> {
+        self.another(SESSIONS)?;
+        self.stand.wait_spliced(bed, &mut self.streams).map(drop)
+    }
+}
+
+fn under_open_sessions(bed: &Bed, family: Family, towards: Towards, change: Change) -> Result<()> {
+    let mut open = Open::begin(bed, family, towards)?;
+    open.change(change)?;
+    // A device that was down asks for its addresses of IPv6 for some four seconds, longer under load.
+    bed.wait_for("addresses of IPv6", || is_any_tentative().is_ok_and(|any| !any))?;
+    for stream in &mut open.streams {
+        echo(stream, b"after the change")?;
+    }
+    let repeated = [repetitions(bed, None)?, repetitions(bed, Some(&open.far))?].concat();
+    let all = usize::from(2 * SESSIONS);
+    ensure!(repeated.len() >= all, "{} of {all} connections are open", repeated.len());
+    ensure!(repeated.iter().all(|times| *times <= REPETITIONS), "too often repeated: {repeated:?}");
+    open.another_leaves(bed)
+}
+
+/// The ends learn of it as soon as they are reached again.
+fn made_anew_too_late(bed: &Bed, family: Family, towards: Towards) -> Result<()> {
+    let mut open = Open::begin(bed, family, towards)?;
+    ip_here(&["link del near"])?;
+    open.stand.truepeer.wait_state("the sessions to end", || {
+        open.stand.truepeer.log().matches("close=\"way_lost\"").count() == usize::from(SESSIONS)
+    })?;
+    open.change(link)?;
+    for stream in &mut open.streams {
         is_over(bed, stream)?;
     }
-    all_have_ended(&stand, family)?;
+    all_have_ended(&open.stand, family)?;
     // Nobody is kept from coming back.
-    echo(&mut open(SESSIONS)?, b"another session")
+    open.streams.clear();
+    open.another_leaves(bed)
 }
 
 fn with_a_far_backend(bed: &Bed, far: &NetNs, family: Family) -> Result<Stand> {

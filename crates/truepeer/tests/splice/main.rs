@@ -10,6 +10,7 @@ mod firewalls;
 mod heirs;
 mod keeper;
 mod killed;
+mod later;
 mod leftovers;
 mod life;
 mod lossy;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         wire::tests(),
         ways::tests(),
         devices::tests(),
+        later::tests(),
         firewalls::tests(),
     ]
     .into_iter()

@@ -74,7 +74,7 @@ fn only_by_rule(family: Family, rule: &str) -> Result<()> {
 }
 
 /// The far host's own address is 10.99.0.2 (fd99::2), and no host on the wire has it.
-fn behind_a_router(far: &NetNs) -> Result<()> {
+pub(crate) fn behind_a_router(far: &NetNs) -> Result<()> {
     far.run(|| {
         ip_here(&["addr add 10.99.0.2/32 dev lo", "addr add fd99::2/128 dev lo nodad"])?;
         ip_here(&[
@@ -87,12 +87,12 @@ fn behind_a_router(far: &NetNs) -> Result<()> {
     })?
 }
 
-fn by_near(family: Family) -> &'static str {
+pub(crate) fn by_near(family: Family) -> &'static str {
     family.pick("route add 10.99.0.0/24 via 10.78.9.2", "route add fd99::/64 via fd78:9::2")
 }
 
 /// A session of the far host by its own address.
-fn open_from(far: &NetNs, family: Family, number: u16) -> Result<TcpStream> {
+pub(crate) fn open_from(far: &NetNs, family: Family, number: u16) -> Result<TcpStream> {
     let stream = far.run(|| open_at(family.listener(), number))??;
     let own = stream.local_addr()?.ip().to_string();
     ensure!(own == family.pick("10.99.0.2", "fd99::2"), "{own}");
@@ -223,7 +223,7 @@ const STACKS: [(&str, Make); 5] = [
     }),
 ];
 
-fn macvlan(lower: &str, mode: &str) -> Result<()> {
+pub(crate) fn macvlan(lower: &str, mode: &str) -> Result<()> {
     ip_here(&[
         &format!("addr flush dev {lower}"),
         &format!("addr add 10.78.8.1/24 dev {lower}"),
@@ -243,7 +243,7 @@ fn over(bed: &Bed, family: Family, make: Make) -> Result<()> {
     leaves(bed, &stand, open_from(&far, family, 0)?)
 }
 
-fn leaves(bed: &Bed, stand: &Stand, mut stream: TcpStream) -> Result<()> {
+pub(crate) fn leaves(bed: &Bed, stand: &Stand, mut stream: TcpStream) -> Result<()> {
     stand.wait_spliced(bed, std::slice::from_mut(&mut stream))?;
     moves_bytes(&mut stream)
 }

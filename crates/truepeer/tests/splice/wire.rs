@@ -47,7 +47,19 @@ pub(crate) const DOOR: &str = "10.78.9.1:8443";
 /// The sender's host.
 pub(crate) fn far() -> Result<NetNs> {
     mount_bpf_in_place()?;
+    linked()
+}
+
+/// The same, where the BPF file system is mounted already.
+pub(crate) fn linked() -> Result<NetNs> {
     let far = NetNs::create()?;
+    link(&far)?;
+    far.run(|| ip_here(&["link set lo up"]))??;
+    Ok(far)
+}
+
+/// The wire between this host and the sender's.
+pub(crate) fn link(far: &NetNs) -> Result<()> {
     let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
     ip_here(&[
         &format!("link add near type veth peer name wire netns {there}"),
@@ -57,13 +69,11 @@ pub(crate) fn far() -> Result<NetNs> {
     ])?;
     far.run(|| {
         ip_here(&[
-            "link set lo up",
             "addr add 10.78.9.2/24 dev wire",
             "addr add fd78:9::2/64 dev wire nodad",
             "link set wire up",
         ])
-    })??;
-    Ok(far)
+    })?
 }
 
 /// Another link to the sender's host: `second` here, `wire2` there.
