@@ -267,7 +267,11 @@ fn pin_link(link: FdLink, pin: &Path) -> Result<(), Cause> {
     Ok(link.pin(pin).map(drop)?)
 }
 
-fn index_of(device: &str) -> Result<u32, AttachError> {
+/// The number of the device that has this name.
+///
+/// # Errors
+/// There is none.
+pub fn index_of(device: &str) -> Result<u32, AttachError> {
     use rustix::net::{AddressFamily, SocketType, netdevice, socket};
     // As if_nametoindex(3) does, so that a confined process needs no other sockets.
     let ask = || netdevice::name_to_index(socket(AddressFamily::UNIX, SocketType::DGRAM, None)?, device);

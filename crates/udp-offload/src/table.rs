@@ -1,7 +1,7 @@
 //! The tables of the flows that have left.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use truepeer_bpf::{Device, Mapped};
 
 use crate::free::FreePlaces;
 use crate::layout::{BACKEND, Header, Key, LISTENER, MOST, Offloaded, Pair, Path, SENDER, key_of, pair_of};
-use crate::load::{LoadError, load};
+use crate::load::{LoadError, Programs, load};
 
 /// Of `BPF_MAP_UPDATE_ELEM`: fails if the key is there.
 const NO_EXIST: u64 = 1;
@@ -51,7 +51,7 @@ pub struct FlowTable {
     flows: Mapped<Offloaded>,
     tables: Mutex<Tables>,
     /// Attached until this is dropped.
-    _programs: Mutex<Ebpf>,
+    programs: Mutex<Programs>,
 }
 
 struct Tables {
@@ -74,20 +74,43 @@ impl FlowTable {
     /// # Errors
     /// If the kernel refuses a step.
     pub fn attach(devices: &[Device]) -> Result<Arc<Self>, LoadError> {
-        let mut programs = load(devices)?;
+        let mut programs = load()?;
+        programs.attach(devices)?;
         let failed = |table| move |source| LoadError::Table { table, source: Box::new(source) };
-        let flows = match take(&mut programs, "tu_flows")? {
+        let loaded = &mut programs.loaded;
+        let flows = match take(loaded, "tu_flows")? {
             Map::Array(flows) => Mapped::map(flows.fd(), MOST as usize)?,
             _ => return Err(LoadError::NotBuilt),
         };
         let tables = Tables {
-            keys: take(&mut programs, "tu_keys")?.try_into().map_err(failed("tu_keys"))?,
-            sockets: take(&mut programs, "tu_sockets")?.try_into().map_err(failed("tu_sockets"))?,
-            senders: take(&mut programs, "tu_senders")?.try_into().map_err(failed("tu_senders"))?,
-            ports: take(&mut programs, "tu_ports")?.try_into().map_err(failed("tu_ports"))?,
+            keys: take(loaded, "tu_keys")?.try_into().map_err(failed("tu_keys"))?,
+            sockets: take(loaded, "tu_sockets")?.try_into().map_err(failed("tu_sockets"))?,
+            senders: take(loaded, "tu_senders")?.try_into().map_err(failed("tu_senders"))?,
+            ports: take(loaded, "tu_ports")?.try_into().map_err(failed("tu_ports"))?,
             free: FreePlaces::new(MOST),
         };
-        Ok(Arc::new(Self { flows, tables: Mutex::new(tables), _programs: Mutex::new(programs) }))
+        Ok(Arc::new(Self { flows, tables: Mutex::new(tables), programs: Mutex::new(programs) }))
+    }
+
+    /// Of the programs: a process that is forked to [follow devices](Self::attach_later) keeps them.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        lock(&self.programs).descriptors()
+    }
+
+    /// Only in a forked process: from now on it follows the devices.
+    pub fn begin_to_follow(&self) {
+        lock(&self.programs).leave_links();
+    }
+
+    /// Attaches the programs to those of these devices that lack them, until this process ends. Returns those.
+    /// `gone`: the numbers of devices that have gone since the last call.
+    ///
+    /// # Errors
+    /// If the kernel refuses a step.
+    pub fn attach_later(&self, devices: &[Device], gone: &[u32]) -> Result<Vec<String>, LoadError> {
+        let mut programs = lock(&self.programs);
+        gone.iter().for_each(|device| programs.detach(*device));
+        programs.attach(devices)
     }
 
     /// Has the programs learn by which devices answers of this socket leave.
@@ -143,12 +166,14 @@ impl FlowTable {
         known.iter().for_each(|pair| _ = senders.remove(pair));
     }
 
-    /// These devices have become ports of others. Nothing leaves by them from now on, once each flow has been
+    /// These devices are ports of others by now. Nothing leaves by them from now on, once each flow has been
     /// [recalled](Offload::recall) or [sent on](Offload::send_on) again.
-    pub fn leave_out(&self, devices: impl IntoIterator<Item = u32>) {
+    pub fn leave_out(&self, devices: &[u32]) {
         let ports = &mut self.lock().ports;
+        let before: Vec<_> = ports.keys().flatten().collect();
+        before.iter().filter(|port| !devices.contains(port)).for_each(|port| _ = ports.remove(port));
         // Err: so many can't be there.
-        devices.into_iter().for_each(|device| _ = ports.insert(device, 1, 0));
+        devices.iter().for_each(|device| _ = ports.insert(device, 1, 0));
     }
 
     fn at(&self, place: u32) -> &Offloaded {
@@ -162,8 +187,12 @@ impl FlowTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Tables {

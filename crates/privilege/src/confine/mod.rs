@@ -20,7 +20,7 @@ mod privileges;
 mod state;
 mod user;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -177,24 +177,26 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Starts the process that removes what is pinned in the directory `pins`, if this one has the tables of
-    /// spliced sessions. `has_tcx`: it attaches programs to devices, and detaches them, without a capability.
-    /// `follow` attaches them to devices that come, until its line is readable; `remove` removes all.
+    /// Starts the process that removes what is pinned in the directory `pins`, if this one has tables of
+    /// sessions or flows. `has_tcx`: it attaches programs to devices, and detaches them, without a
+    /// capability. `follow` attaches them to devices that come, until its line is readable, and may use the
+    /// descriptors `kept`; `remove` removes all.
     ///
     /// `None`: this process removes it, as far as it can by then.
     pub fn start_pins_keeper(
         &mut self,
         pins: &Path,
         has_tcx: bool,
+        kept: &[RawFd],
         follow: impl FnOnce(BorrowedFd<'_>),
         remove: impl FnOnce(),
     ) -> Option<PinsKeeper> {
-        if !self.job.splices {
+        if !(self.job.splices || self.job.offloads) {
             return None;
         }
         let is_on = self.is_on;
         let confine = || if is_on { confine_pins_keeper(pins, has_tcx) } else { Ok(Vec::new()) };
-        match PinsKeeper::start(confine, follow, remove) {
+        match PinsKeeper::start(kept, confine, follow, remove) {
             Ok((keeper, missing)) => {
                 let missing = missing.into_iter().map(|missing| format!("the pins keeper: {missing}"));
                 self.confined.missing.extend(missing);

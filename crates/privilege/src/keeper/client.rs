@@ -64,7 +64,7 @@ impl Keeper {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .context("socketpair")?;
         let relay = getpid();
-        let process = fork_apart(there.as_fd(), |line| {
+        let process = fork_apart(there.as_fd(), &[], |line| {
             serve(&line, &Service { permitted, relay: Owner::new(relay), rules_stay }, confine)
         })?;
         drop(there);

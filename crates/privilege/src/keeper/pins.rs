@@ -5,7 +5,7 @@
 //! It reads nothing but the word that truepeer is about to end, and what the kernel says of devices. So it
 //! keeps its user, and no other power.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -31,12 +31,13 @@ pub struct PinsKeeper {
 
 impl PinsKeeper {
     /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
-    /// `follow` returns as soon as the line is readable. Call it with one thread, before this process gives
+    /// `follow` returns as soon as the line is readable; it may use the descriptors `kept`. Call it with one thread, before this process gives
     /// up its own user.
     ///
     /// # Errors
     /// It could not be forked or confined.
     pub(crate) fn start(
+        kept: &[RawFd],
         confine: impl FnOnce() -> anyhow::Result<Vec<String>>,
         follow: impl FnOnce(BorrowedFd<'_>),
         remove: impl FnOnce(),
@@ -45,7 +46,7 @@ impl PinsKeeper {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .context("socketpair")?;
         let owner = getpid();
-        let process = fork_apart(theirs.as_fd(), |line| serve(&line, owner, confine, follow, remove))?;
+        let process = fork_apart(theirs.as_fd(), kept, |line| serve(&line, owner, confine, follow, remove))?;
         drop(theirs);
         let keeper = Self { line, process };
         match greeting(keeper.line.as_fd())? {

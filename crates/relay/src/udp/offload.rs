@@ -85,7 +85,7 @@ impl FlowOffload {
 impl Shared {
     fn look(&self) {
         if self.ways.have_changed() {
-            self.table.leave_out(self.ways.new_ports());
+            self.table.leave_out(&self.ways.new_ports());
             self.table.forget_senders();
             self.changes.fetch_add(1, Ordering::Release);
         }

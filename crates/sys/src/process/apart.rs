@@ -16,19 +16,23 @@ const FIRST: RawFd = 3;
 /// The status after a panic, as Rust's own.
 const PANICKED: i32 = 101;
 
-/// Forks a process that does `work` and ends with the status that it returns. It has the standard streams and
-/// `kept`, and no other descriptor of this process; it blocks all signals that can be blocked, because those
-/// of a terminal or of a service manager are for this process. `work` must not use values of this process
-/// that own descriptors.
+/// Forks a process that does `work` and ends with the status that it returns. It has the standard streams,
+/// `kept` and `others`, and no other descriptor of this process; it blocks all signals that can be blocked,
+/// because those of a terminal or of a service manager are for this process. `work` must not use values of
+/// this process that own descriptors, but those of `others`, which it must not drop.
 ///
 /// # Errors
 /// EINVAL if this process has several threads, otherwise those of fork(2).
-pub fn fork_apart(kept: BorrowedFd<'_>, work: impl FnOnce(OwnedFd) -> i32) -> Result<Pid, CallError> {
+pub fn fork_apart(
+    kept: BorrowedFd<'_>,
+    others: &[RawFd],
+    work: impl FnOnce(OwnedFd) -> i32,
+) -> Result<Pid, CallError> {
     match fork()? {
         Forked::Parent(child) => Ok(child),
         Forked::Child => {
             block_all_signals();
-            let status = keep_only(kept.as_raw_fd())
+            let status = keep_only(kept.as_raw_fd(), others.to_vec())
                 .map_or(PANICKED, |kept| catch_unwind(AssertUnwindSafe(|| work(kept))).unwrap_or(PANICKED));
             // Values of the parent are not dropped: their descriptors are closed, or have a new owner.
             end_now(status)
@@ -36,15 +40,21 @@ pub fn fork_apart(kept: BorrowedFd<'_>, work: impl FnOnce(OwnedFd) -> i32) -> Re
     }
 }
 
-/// Closes all descriptors but the standard streams and `kept`.
-fn keep_only(kept: RawFd) -> io::Result<OwnedFd> {
+/// Closes all descriptors but the standard streams, `kept` and `others`.
+fn keep_only(kept: RawFd, mut others: Vec<RawFd>) -> io::Result<OwnedFd> {
     if kept < FIRST {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    if kept > FIRST {
-        close_range(FIRST, kept - 1)?;
+    others.push(kept);
+    others.sort_unstable();
+    let mut first = FIRST;
+    for open in others {
+        if open > first {
+            close_range(first, open - 1)?;
+        }
+        first = first.max(open + 1);
     }
-    close_range(kept + 1, RawFd::MAX)?;
+    close_range(first, RawFd::MAX)?;
     // SAFETY: OwnedFd requires an open descriptor without another owner. Its owner is a value of the parent's
     // part of the program, which the child neither uses nor drops: `fork_apart` ends the process instead
     // of returning.
@@ -88,7 +98,7 @@ mod tests {
     fn a_process_with_several_threads_is_not_forked() {
         // The test harness runs this on a thread of its own.
         let file = File::open("/dev/null").unwrap();
-        let error = fork_apart(std::os::fd::AsFd::as_fd(&file), |_| 0).unwrap_err();
+        let error = fork_apart(std::os::fd::AsFd::as_fd(&file), &[], |_| 0).unwrap_err();
         assert_eq!((error.call, error.errno), ("fork", Errno::INVAL));
     }
 }

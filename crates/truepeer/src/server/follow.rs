@@ -1,6 +1,7 @@
-//! Devices that come after the start get the programs for sessions that leave user space: new ones, those that
-//! are made anew or come back, and those that get their first address. In the pins keeper.
+//! Devices that come after the start get the programs for sessions and flows that leave user space: new ones,
+//! those that are made anew or come back, and those that get their first address. In the pins keeper.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::Duration;
 
@@ -8,11 +9,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use tracing::{debug, info};
 use truepeer_bpf::{Followed, Follower};
-use truepeer_sys::notices::{Family, Notices};
+use truepeer_sys::notices::{Family, Notices, word};
+use truepeer_udp_offload::FlowTable;
 
 use super::splice::usable_devices;
 
-/// Bits of RTMGRP_* (linux/rtnetlink.h): devices, and addresses of both families.
+/// linux/rtnetlink.h: RTM_DELLINK; bits of RTMGRP_*: devices, and addresses of both families.
+const DELETED: u16 = 17;
 const GROUPS: u32 = 1 | 1 << 4 | 1 << 8;
 /// A new device is up, has its address or is a port of a bridge some moments after it was made: one look is
 /// enough for all of that.
@@ -21,42 +24,60 @@ const SETTLE: Duration = Duration::from_millis(100);
 const MOST: u32 = 5;
 
 /// Follows the devices until `end` is readable.
-pub(super) fn follow(follower: &Follower, end: BorrowedFd<'_>) {
+pub(super) fn follow(sessions: Option<&Follower>, flows: Option<&FlowTable>, end: BorrowedFd<'_>) {
     let Ok(mut notices) = Notices::of(Family::Route, GROUPS) else { return };
+    if let Some(flows) = flows {
+        flows.begin_to_follow();
+    }
     let mut failures = 0;
     // What has changed since the start is no notice.
     let mut pause = Some(Duration::ZERO);
     loop {
-        if is_readable(&[end, notices.as_fd()], pause) && is_readable(&[end], Some(Duration::ZERO)) {
-            return;
-        }
+        is_readable(&[end, notices.as_fd()], pause);
         if is_readable(&[end], Some(SETTLE)) {
             return;
         }
-        // Lost ones don't matter: it looks at all devices.
-        notices.read(|_| ());
-        pause = match look(follower) {
-            Ok(Some(())) => None,
-            Ok(None) => Some(Duration::ZERO),
+        let mut gone = Vec::new();
+        // Where some were lost, a device that was made anew by its number has no programs for flows.
+        notices.read(|message| {
+            let is_of_bridge = message.body.first().is_some_and(|of| i32::from(*of) == libc::AF_BRIDGE);
+            let is_deleted = message.kind == DELETED && !is_of_bridge;
+            gone.extend(word(message.body, 4).filter(|_| is_deleted));
+        });
+        pause = match look(sessions, flows, &gone) {
+            Ok(true) => None,
+            Ok(false) => Some(Duration::ZERO),
             Err(failure) => {
-                failures += 1;
                 debug!("--splice: a device has no programs yet: {failure:#}");
-                Some(Duration::from_secs(MOST.min(failures).into()))
+                Some(Duration::from_secs(MOST.min(failures + 1).into()))
             }
         };
-        if pause.is_none() {
-            failures = 0;
-        }
+        failures = pause.map_or(0, |_| failures.saturating_add(1));
     }
 }
 
-/// `None`: another process is at it.
-fn look(follower: &Follower) -> anyhow::Result<Option<()>> {
-    let Followed::Attached(devices, failure) = follower.attach(&usable_devices()?)? else { return Ok(None) };
-    if !devices.is_empty() && truepeer_bpf::has_tcx() {
-        info!("sessions may leave user space, on {}, too", devices.join(", "));
+/// False: another process is at it, so look again.
+fn look(sessions: Option<&Follower>, flows: Option<&FlowTable>, gone: &[u32]) -> anyhow::Result<bool> {
+    let devices = usable_devices()?;
+    let of_flows = flows.map(|flows| flows.attach_later(&devices, gone)).transpose();
+    let of_sessions = sessions.map(|sessions| sessions.attach(&devices)).transpose()?;
+    let mut all: BTreeSet<String> = of_flows.iter().flatten().flatten().cloned().collect();
+    let (mut is_done, mut failed) = (true, None);
+    match of_sessions {
+        Some(Followed::Attached(attached, failure)) => {
+            all.extend(attached);
+            failed = failure;
+        }
+        Some(Followed::Busy) => is_done = false,
+        None => {}
     }
-    failure.map_or(Ok(Some(())), |failure| Err(failure.into()))
+    // Before Linux 6.6 they are attached again everywhere.
+    if !all.is_empty() && truepeer_bpf::has_tcx() {
+        let all: Vec<_> = all.into_iter().collect();
+        info!("sessions may leave user space, on {}, too", all.join(", "));
+    }
+    of_flows?;
+    failed.map_or(Ok(is_done), |failure| Err(failure.into()))
 }
 
 /// Whether one of these is readable before the time is over.

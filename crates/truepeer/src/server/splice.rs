@@ -61,16 +61,17 @@ impl Drop for Pins {
 impl Programs {
     /// `plan`: of a process that has not given up its user yet.
     pub(super) fn pins(&self, plan: &mut Plan<'_>) -> Option<Pins> {
-        let splices = self.splices.as_ref()?;
-        let remove = || _ = splices.remove_unused();
-        let follower = self.devices.as_ref().and_then(|_| splices.follower());
-        let follow = |line: BorrowedFd<'_>| {
-            if let Some(follower) = &follower {
-                follow(follower, line);
-            }
-        };
+        let splices = self.splices.as_ref();
+        let flows = self.flows.as_ref().and_then(|flows| Some(&flows.as_ref().ok()?.0));
+        if splices.is_none() && flows.is_none() {
+            return None;
+        }
+        let sessions = splices.filter(|_| self.devices.is_some()).and_then(|splices| splices.follower());
+        let kept = flows.map_or_else(Vec::new, |flows| flows.descriptors());
+        let follow = |line: BorrowedFd<'_>| follow(sessions.as_ref(), flows.map(Arc::as_ref), line);
+        let remove = || _ = splices.map(|splices| splices.remove_unused());
         let pins = find_splice_pins();
-        let keeper = plan.start_pins_keeper(&pins, truepeer_bpf::has_tcx(), follow, remove);
+        let keeper = plan.start_pins_keeper(&pins, truepeer_bpf::has_tcx(), &kept, follow, remove);
         Some(Pins { keeper })
     }
 }

@@ -58,7 +58,7 @@ impl RepairKeeper {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .context("socketpair")?;
         set_socket_timeout(&socket, Timeout::Recv, Some(WAIT)).context("setsockopt(SO_RCVTIMEO)")?;
-        let process = fork_apart(theirs.as_fd(), |line| serve(&line, confine))?;
+        let process = fork_apart(theirs.as_fd(), &[], |line| serve(&line, confine))?;
         let end = pidfd_open(process, PidfdFlags::empty()).context("pidfd_open").inspect_err(|_| {
             // It ends behind its greeting, which nobody reads.
             let _ = shutdown(&socket, Shutdown::Both);

@@ -80,7 +80,7 @@ impl ForkedKeeper {
         let (stream, there) = UnixStream::pair().context("socketpair")?;
         stream.set_write_timeout(Some(ROOM)).context("setsockopt(SO_SNDTIMEO)")?;
         let relay = getpid();
-        let process = fork_apart(there.as_fd(), |line| serve(line.into(), relay, source, loaded))?;
+        let process = fork_apart(there.as_fd(), &[], |line| serve(line.into(), relay, source, loaded))?;
         Ok(Self { stream, process })
     }
 
