@@ -103,14 +103,16 @@ impl FlowTable {
     }
 
     /// Attaches the programs to those of these devices that lack them, until this process ends. Returns those.
-    /// `gone`: the numbers of devices that have gone since the last call.
     ///
     /// # Errors
     /// If the kernel refuses a step.
-    pub fn attach_later(&self, devices: &[Device], gone: &[u32]) -> Result<Vec<String>, LoadError> {
-        let mut programs = lock(&self.programs);
-        gone.iter().for_each(|device| programs.detach(*device));
-        programs.attach(devices)
+    pub fn attach_later(&self, devices: &[Device]) -> Result<Vec<String>, LoadError> {
+        lock(&self.programs).attach(devices)
+    }
+
+    /// The device with this number has gone: another one may get it.
+    pub fn leave(&self, device: u32) {
+        lock(&self.programs).detach(device);
     }
 
     /// Has the programs learn by which devices answers of this socket leave.

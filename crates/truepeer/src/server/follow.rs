@@ -14,8 +14,9 @@ use truepeer_udp_offload::FlowTable;
 
 use super::splice::usable_devices;
 
-/// linux/rtnetlink.h: RTM_DELLINK; bits of RTMGRP_*: devices, and addresses of both families.
+/// linux/rtnetlink.h: RTM_DELLINK; AF_BRIDGE; bits of RTMGRP_*: devices, and addresses of both families.
 const DELETED: u16 = 17;
+const BRIDGE: u8 = 7;
 const GROUPS: u32 = 1 | 1 << 4 | 1 << 8;
 /// A new device is up, has its address or is a port of a bridge some moments after it was made: one look is
 /// enough for all of that.
@@ -37,14 +38,15 @@ pub(super) fn follow(sessions: Option<&Follower>, flows: Option<&FlowTable>, end
         if is_readable(&[end], Some(SETTLE)) {
             return;
         }
-        let mut gone = Vec::new();
         // Where some were lost, a device that was made anew by its number has no programs for flows.
         notices.read(|message| {
-            let is_of_bridge = message.body.first().is_some_and(|of| i32::from(*of) == libc::AF_BRIDGE);
-            let is_deleted = message.kind == DELETED && !is_of_bridge;
-            gone.extend(word(message.body, 4).filter(|_| is_deleted));
+            let is_deleted = message.kind == DELETED && message.body.first() != Some(&BRIDGE);
+            let gone = word(message.body, 4).filter(|_| is_deleted);
+            if let (Some(flows), Some(gone)) = (flows, gone) {
+                flows.leave(gone);
+            }
         });
-        pause = match look(sessions, flows, &gone) {
+        pause = match look(sessions, flows) {
             Ok(true) => None,
             Ok(false) => Some(Duration::ZERO),
             Err(failure) => {
@@ -57,9 +59,9 @@ pub(super) fn follow(sessions: Option<&Follower>, flows: Option<&FlowTable>, end
 }
 
 /// False: another process is at it, so look again.
-fn look(sessions: Option<&Follower>, flows: Option<&FlowTable>, gone: &[u32]) -> anyhow::Result<bool> {
+fn look(sessions: Option<&Follower>, flows: Option<&FlowTable>) -> anyhow::Result<bool> {
     let devices = usable_devices()?;
-    let of_flows = flows.map(|flows| flows.attach_later(&devices, gone)).transpose();
+    let of_flows = flows.map(|flows| flows.attach_later(&devices)).transpose();
     let of_sessions = sessions.map(|sessions| sessions.attach(&devices)).transpose()?;
     let mut all: BTreeSet<String> = of_flows.iter().flatten().flatten().cloned().collect();
     let (mut is_done, mut failed) = (true, None);
