@@ -85,13 +85,14 @@ pub(crate) fn attach_pinned(
     devices: &[Device],
 ) -> Result<(Vec<String>, Option<AttachError>), AttachError> {
     let (mut attached, mut failure) = (BTreeSet::new(), None);
+    let have_links = has_tcx();
     for stage in stages {
         let to = |what| AttachError::attach(stage.name, what);
         let mut program = SchedClassifier::from_pin(place.hook(stage.name)).map_err(to("the kernel"))?;
         let id = program.info().map_err(to("the kernel"))?.id();
         for device in devices {
             let outcome = match index_of(&device.name) {
-                Ok(index) if has_tcx() && is_at(&pin_of(place, stage.name, index), index, id) => continue,
+                Ok(index) if have_links && is_at(&pin_of(place, stage.name, index), index, id) => continue,
                 Ok(_) => attach_to_device(place, &mut program, *stage, device),
                 Err(gone) => Err(gone),
             };

@@ -49,7 +49,7 @@ reasons! {
     Rules "routing_rules": "a routing rule (ip rule) asks for more than addresses: a mark, a port, a user, a device"
     Ipsec "ipsec": "there are IPsec policies (ip xfrm policy), which translated packets would bypass"
     Firewall "firewall": "a rule of nftables or iptables could do more than accept its later packets"
-    Device "device_changed": "the device that its packets pass was deleted, made anew or made a port while it was about to leave"
+    Device "device_changed": "a device of its packets was deleted, made anew or made a port at that moment"
     BigTcp "big_tcp": "a device that its packets pass has BIG TCP (a gso or gro size above 65536)"
     WaysUnknown "ways_unknown": "truepeer can't ask the kernel for rules and IPsec policies by netlink"
     TableFull "table_full": "no room in the table of sessions"

@@ -144,7 +144,8 @@ impl Ways {
         })
     }
 
-    /// Devices that have become ports of others. Packets still pass them, but no route leads by them any more.
+    /// Devices that have become ports of others. Packets still pass them, but no route leads by them any
+    /// more.
     pub fn new_ports(&self) -> Vec<u32> {
         self.with(|known| known.devices.iter().flat_map(Devices::new_ports).collect())
     }

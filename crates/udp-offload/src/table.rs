@@ -102,7 +102,8 @@ impl FlowTable {
         lock(&self.programs).leave_links();
     }
 
-    /// Attaches the programs to those of these devices that lack them, until this process ends. Returns those.
+    /// Attaches the programs to those of these devices that lack them, until this process ends. Returns
+    /// those.
     ///
     /// # Errors
     /// If the kernel refuses a step.

@@ -31,8 +31,8 @@ pub struct PinsKeeper {
 
 impl PinsKeeper {
     /// Forks it. `confine` makes it give up what it does not need, and returns what it could not give up.
-    /// `follow` returns as soon as the line is readable; it may use the descriptors `kept`. Call it with one thread, before this process gives
-    /// up its own user.
+    /// `follow` returns as soon as the line is readable; it may use the descriptors `kept`. Call it with one
+    /// thread, before this process gives up its own user.
     ///
     /// # Errors
     /// It could not be forked or confined.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use tracing::{debug, info};
-use truepeer_bpf::{Followed, Follower};
+use truepeer_bpf::{Device, Followed, Follower};
 use truepeer_sys::notices::{Family, Notices, word};
 use truepeer_udp_offload::FlowTable;
 
-use super::splice::usable_devices;
+use truepeer_attach::devices_in_use;
 
 /// linux/rtnetlink.h: RTM_DELLINK; AF_BRIDGE; bits of RTMGRP_*: devices, and addresses of both families.
 const DELETED: u16 = 17;
@@ -23,6 +23,13 @@ const GROUPS: u32 = 1 | 1 << 4 | 1 << 8;
 const SETTLE: Duration = Duration::from_millis(100);
 /// The longest pause in seconds before it tries again what has failed; the first one is a second.
 const MOST: u32 = 5;
+
+/// Devices in use whose packets the programs can read: with an Ethernet header, which loopback has, too.
+pub(super) fn usable_devices() -> anyhow::Result<Vec<Device>> {
+    let mut devices = devices_in_use()?;
+    devices.retain(|device| device.has_ethernet);
+    Ok(devices)
+}
 
 /// Follows the devices until `end` is readable.
 pub(super) fn follow(sessions: Option<&Follower>, flows: Option<&FlowTable>, end: BorrowedFd<'_>) {

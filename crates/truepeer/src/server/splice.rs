@@ -13,8 +13,7 @@ use truepeer_bpf::{AttachError, Device, Splices, find_splice_pins, make_splice_p
 use truepeer_relay::{StaysReason as Reason, Ways};
 use truepeer_udp_offload::{FlowTable, LoadError};
 
-use super::follow::follow;
-use truepeer_attach::devices_in_use;
+use super::follow::{follow, usable_devices};
 use truepeer_config::plan::{EntryConfig, ListenerConfig, ProcessConfig};
 use truepeer_ops::admin::SpliceDoc;
 use truepeer_privilege::confine::Plan;
@@ -199,13 +198,6 @@ fn devices() -> Result<Vec<Device>, Obstacle> {
         let found = "no Ethernet or loopback device here was up and had an address";
         return Err(Obstacle::new(Reason::NoDevice, found));
     }
-    Ok(devices)
-}
-
-/// The programs read Ethernet headers, which loopback has, too.
-pub(super) fn usable_devices() -> anyhow::Result<Vec<Device>> {
-    let mut devices = devices_in_use()?;
-    devices.retain(|device| device.has_ethernet);
     Ok(devices)
 }
 

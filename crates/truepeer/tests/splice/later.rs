@@ -87,7 +87,7 @@ fn elsewhere_and_back() -> Result<()> {
 /// It listens at all addresses, also of devices that are not there yet.
 fn started(bed: &Bed, family: Family, options: &[&str]) -> Result<Stand> {
     let listener = family.pick("0.0.0.0:8443", "[::]:8443");
-    let options = [&["--allow", "10.0.0.0/8,fd00::/8"], options].concat();
+    let options = [&["--allow", "10.0.0.0/8,fd00::/8"][..], options].concat();
     let backend = Behaviour::Echo.start(bed, &[family.backend()])?;
     let truepeer = spliced_at(bed, listener, &options).start(bed)?;
     Ok(Stand { truepeer, backend, admin: bed.dir().join("admin") })
@@ -165,7 +165,7 @@ fn one_for_several(bed: &Bed) -> Result<()> {
     });
     let others = others.into_iter().collect::<Result<Vec<_>>>()?;
     let far = linked()?;
-    let open = |door: &str, number| far.run(|| open_at(door, number))?;
+    let open = |listener: &str, number| far.run(|| open_at(listener, number))?;
     leaves(bed, &stand, open("10.78.9.1:8443", 0)?)?;
     let shown = Program::new("ip").args(["-o", "link", "show", "dev", "near"]).run(bed)?;
     let number = shown.split(':').next().context("no number")?.to_owned();
