@@ -116,9 +116,15 @@ impl Programs {
         }
     }
 
-    /// The links so far are another process's.
+    /// The links so far are another process's: their descriptors are not open in this one.
     pub(crate) fn leave_links(&mut self) {
-        self.links.values_mut().for_each(|link| *link = None);
+        for ((device, name), link) in std::mem::take(&mut self.links) {
+            if let (Ok(program), Some(link)) = (self.program(name), link) {
+                // Dropped, it would close another descriptor.
+                let _ = program.take_link(link).map(std::mem::forget);
+            }
+            self.links.insert((device, name), None);
+        }
     }
 
     /// The programs' descriptors.

@@ -4,7 +4,7 @@
 //! start, one thread ─▶ user, capabilities ─▶ no_new_privs ─▶ Landlock: files ─▶ seccomp: system calls ─▶ listeners, workers
 //!             ├─fork─▶ the same, for the keeper ─▶ rules, routes and buffers, by CAP_NET_ADMIN
 //!             ├─fork─▶ the same, with --splice, for another one ─▶ sockets under repair, by CAP_NET_ADMIN
-//!             ├─fork─▶ with --splice, one that keeps its user ─▶ programs to new devices, and away at the end
+//!             ├─fork─▶ with --splice, one that keeps its user ─▶ programs to new devices; removes them
 //!             └─fork─▶ with [[attach]], another one, which gives up nothing ─▶ kernel programs
 //! ```
 //! All of it is per thread and inherited by the threads that a thread starts. So it comes before the first of
