@@ -23,8 +23,9 @@ attach=(a_right_guess_alters_no_packet flows_end_with_their_sockets a_name_belon
 # again:: is two tests before Linux 6.9. Datagrams, links that lose packets, and floods take too long under
 # emulation.
 packets=(damage:: handshake:: paths:: unjudged:: holds:: again::)
-# A session leaves there, over a VLAN, too.
-proxy_splice=(a_session_leaves_user_space_and_its_bytes_are_counted a_session_over_a_vlan_leaves)
+# A session leaves there, over a VLAN, too, and over a device that comes later.
+proxy_splice=(a_session_leaves_user_space_and_its_bytes_are_counted a_session_over_a_vlan_leaves
+              sessions_leave_over_a_device_that_comes_later)
 # Only a few short tests of each kind: every packet costs fifty times as much here.
 models=(splice_in_does_what_its_model_says errors_go a_segment_that_is_too_long a_window_probe a_damaged_segment_teaches what_follows_a_damaged)
 links=(questions_and_answers_over_good_links questions_and_answers_over_bad_links_by_ipv4 bulk_both_ways_over_good_links_by_ipv6
