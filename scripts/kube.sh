@@ -153,16 +153,27 @@ flooded_metrics() {
   check_is "$1: 64 connections to the metrics for 70 s restart no agent" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount} {.items[0].status.containerStatuses[0].ready}')" "0 true"
 }
 
-# The annotations that let a sender in go while no agent is there: the kernel has what the pod no longer says.
+# The verb of the agent's rule for pods/status, and whether it may then write conditions.
+conditions_by() { # verb, yes|no
+  k patch clusterrole truepeer-agent --type=json -p '[{"op": "test", "path": "/rules/1/resources/0", "value": "pods/status"},
+    {"op": "replace", "path": "/rules/1/verbs", "value": ["'"$1"'"]}]' >/dev/null
+  node_wait 10 sh -c "kubectl auth can-i patch pods --subresource=status --as=system:serviceaccount:truepeer:truepeer-agent | grep ^$2"
+}
+
+# The annotations that let a sender in come while no condition can be written, and go while no agent is there: the kernel has what
+# neither they nor the condition say.
 narrowed_without_agent() {
   local pod from_node
   pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
   from_node="${ask[*]} tcp $(k get "$pod" -o jsonpath='{.status.podIP}') 80 203.0.113.9 5109 v2"
+  conditions_by get no
   k annotate "$pod" truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
   node_wait 10 sh -c "$from_node | grep -q '^203.0.113.9 5109$'" || true
   check_is "$1: a sender is let in" "$(node_run $from_node)" "203.0.113.9 5109"
+  check_is "$1: its condition tells nothing of it" "$(k get "$pod" -o jsonpath='{.status.conditions[?(@.type=="truepeer.dev/attached")].message}' | grep -o 'allow [^;]*')" "allow 10.0.0.7/32"
   node_run pkill -STOP -x kubelet
   node_run pkill -KILL -x truepeer-agent
+  conditions_by patch yes
   k annotate "$pod" truepeer.dev/allow=10.0.0.7 truepeer.dev/header- --overwrite >/dev/null
   check_is "$1: without an agent it stays" "$(node_run $from_node)" "203.0.113.9 5109"
   node_run pkill -CONT -x kubelet
