@@ -153,6 +153,23 @@ flooded_metrics() {
   check_is "$1: 64 connections to the metrics for 70 s restart no agent" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount} {.items[0].status.containerStatuses[0].ready}')" "0 true"
 }
 
+# Twice within a minute, when the kubelet would wait 10 s and more.
+killed_twice() {
+  local pod supervisor last=none
+  pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
+  supervisor=$(node_run pgrep -o -x truepeer-agent)
+  for _ in 1 2; do
+    node_wait 10 sh -c "pgrep -P $supervisor -x truepeer-agent | grep -vx $last"
+    last=$(node_run pgrep -P "$supervisor" -x truepeer-agent | tail -1)
+    node_run pkill -KILL -P "$supervisor" -x truepeer-agent
+  done
+  k annotate "$pod" truepeer.dev/header=optional --overwrite >/dev/null
+  node_wait 5 sh -c "ip netns exec lb ${ask[*]} tcp $(k get "$pod" -o jsonpath='{.status.podIP}') 80 | grep '^10.0.0.7 '" || true
+  check_is "$1: 5 s after the second kill an annotation is followed" "$(from_lb tcp "$(k get "$pod" -o jsonpath='{.status.podIP}')" 80 | cut -d' ' -f1)" 10.0.0.7
+  check_is "$1: the kubelet has seen no end of the agent" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount}')" 0
+  k annotate "$pod" truepeer.dev/header- >/dev/null
+}
+
 # The verb of the agent's rule for pods/status, and whether it may then write conditions.
 conditions_by() { # verb, yes|no
   k patch clusterrole truepeer-agent --type=json -p '[{"op": "test", "path": "/rules/1/resources/0", "value": "pods/status"},
@@ -296,6 +313,7 @@ for layout in $layouts; do
   load_begins 10.0.0.1
   taken_over "$layout"
   flooded_metrics "$layout"
+  killed_twice "$layout"
   narrowed_without_agent "$layout"
   load_is_over "$layout: attacked"
   [ "$pods" = 0 ] || many_pods "$layout"
