@@ -96,6 +96,35 @@ senders() {
   check_is "$1: a listed sender without a header is refused" "$(from_lb tcp "$(pod_address web)" 80)" "ConnectionResetError: [Errno 104] Connection reset by peer"
 }
 
+# The likeliest mistakes, each in a Deployment of its own: what kubectl describe shows.
+mistake() { # name, what is changed in that of web.yaml
+  sed -e '/^---$/,$d' -e "s/name: web}/name: $1}/; s/app: web}/app: $1}/" -e "$2" deploy/kubernetes/web.yaml | node_run kubectl apply -f - >/dev/null
+}
+mistakes_begin() {
+  mistake wrong-port 's/"80"/"8080"/'
+  mistake wrong-sender 's/"10.0.0.7"/"10.0.0.9"/'
+  mistake wrong-domain 's#truepeer.dev/\(ports\|allow\)#truepeer.io/\1#'
+  mistake wrong-place '/annotations:/,/truepeer.dev.allow/d'
+}
+said_of() { # app
+  k get events.events.k8s.io -o jsonpath='{range .items[?(@.reportingController=="truepeer.dev/agent")]}{.regarding.name} {.reason}: {.note}{"\n"}{end}' | grep "^$1-" || true
+}
+is_told() { # name, app, what its event says, and a command that provokes it
+  local end=$((SECONDS + 20)) said
+  until said=$(said_of "$2" | grep -o "$3" | head -1); [ -n "$said" ] || [ $SECONDS -ge $end ]; do
+    "${@:4}" >/dev/null || true
+    sleep 1
+  done
+  check_is "$1" "$said" "$3"
+}
+mistakes_are_told() { # after no_warnings, which waits until a server should listen
+  is_told "$1: a port without a server is told" wrong-port 'NothingListens: nothing listens on port 8080 of the pod'
+  is_told "$1: a sender that is not listed is named" wrong-sender 'UnlistedSender: port 80/tcp, from 10.0.0.7' from_lb tcp "$(pod_address wrong-sender)" 80 203.0.113.9 999 v1
+  is_told "$1: another domain is named" wrong-domain 'Refused: truepeer.io/allow: there is no such annotation; did you mean truepeer.dev/allow'
+  is_told "$1: annotations of the Deployment are explained" wrong-place 'Refused: the pod waits for truepeer.dev/attached (readinessGates), and has no annotation truepeer.dev/ports'
+  k delete deployment wrong-port wrong-sender wrong-domain wrong-place >/dev/null
+}
+
 # Events of pods that are well: a server that starts later than the attach, UDP, processes of the runtime.
 no_warnings() {
   sleep 31 # so long the agent waits for a server
@@ -106,6 +135,7 @@ no_warnings() {
 node_port_of_the_cluster() {
   k create service nodeport web-cluster --tcp=80:80 --node-port=30081 >/dev/null
   k set selector service web-cluster app=web >/dev/null
+  is_told "$1: the node in the sender's place is named" web 'UnlistedSender: port 80/tcp, from 10.244.0.1' from_lb tcp 10.0.0.1 30081 203.0.113.9 5109 v1
   k annotate pod -l app=web truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
   node_wait 10 sh -c "ip netns exec lb ${ask[*]} tcp 10.0.0.1 30081 203.0.113.9 5109 v1 | grep -q 203.0.113.9" || true
   check_is "$1: a NodePort of the whole cluster, the node may omit the header" "$(from_lb tcp 10.0.0.1 30081 203.0.113.9 5109 v1)" "203.0.113.9 5109"
@@ -306,8 +336,10 @@ for layout in $layouts; do
   install --wait --timeout 60s >/dev/null
   echo "kube: the agent is ready"
   senders "$layout"
+  mistakes_begin
   node_port_of_the_cluster "$layout"
   no_warnings "$layout"
+  mistakes_are_told "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
   load_begins 10.0.0.1
