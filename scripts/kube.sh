@@ -314,7 +314,13 @@ uninstall() {
 
 check_is "the chart passes helm lint" "$("$kube/helm" lint --strict deploy/helm/truepeer | grep -o ' 0 chart(s) failed')" " 0 chart(s) failed"
 check_is "deploy/kubernetes/agent.yaml is the chart's" "$(scripts/kube-manifest.sh | diff - deploy/kubernetes/agent.yaml | head -5)" ""
-check_is "the chart refuses an API server without the admission policy" "$("$kube/helm" template t deploy/helm/truepeer --kube-version 1.29.9 --set image.repository=a --set 'allowSenders={private}' 2>&1 | grep -o 'chart requires kubeVersion: >=1.30.0-0')" "chart requires kubeVersion: >=1.30.0-0"
+rendered() { "$kube/helm" template t deploy/helm/truepeer --kube-version "${1:-$kube_version}" --set image.repository=a --set 'allowSenders={private}' "${@:2}" 2>&1; } # version, values...
+check_is "the chart refuses an API server without the admission policy" "$(rendered 1.29.9 | grep -o "admissionPolicy: Kubernetes v1.29.9 has no ValidatingAdmissionPolicy.*admissionPolicy.enabled=false accepts that" | cut -c-16)" "admissionPolicy:"
+check_is "the chart takes one by a value, with the profile of AppArmor as an annotation" "$(rendered 1.29.9 --set admissionPolicy.enabled=false | grep -e apparmor -e appArmor | tr -d ' ')" "container.apparmor.security.beta.kubernetes.io/agent:unconfined"
+check_is "the chart's values for metrics, limits, SELinux and more options arrive" "$(rendered "" --set metrics.address=127.0.0.1,metrics.tokenSecret.name=s,metrics.dashboard.enabled=true,uninstall.resources.limits.memory=99Mi \
+  --set "image.digest=sha256:$(printf '%064d' 7),extraArgs={--probes=@other},seLinuxOptions.type=spc_t,resources.limits.memory=1Gi" |
+  grep -c -e '--listen=127.0.0.1:9464$' -e '--metrics-token=/run/metrics-token/token$' -e 'secretName: s}' -e 'grafana_dashboard: "1"' -e 'memory: 99Mi' \
+    -e "image: \"a@sha256:0*7\"" -e '"--probes=@other"' -e 'type: spc_t' -e 'memory: 1Gi')" 10
 check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
 
 check_is "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "$("$engines/root/sbin/apparmor_parser" -QK --base "$engines/root/etc/apparmor.d" deploy/kubernetes/apparmor-agent 2>&1 | grep -v -e ^Warning -e ^Cache; echo "${PIPESTATUS[0]}")" 0
