@@ -81,6 +81,27 @@ upgraded() {
   load_is_over upgraded
 }
 
+# An agent that hangs once it is told to leave, when those of other nodes have begun to detach: all attach again, and the release comes
+# back by the way that docs/kubernetes.md tells.
+uninstall_fails() {
+  local uninstalling status=0 leaving='truepeer-agent kubernetes.*--leave' said=$target/logs/nodes-uninstall-fails
+  # Before the kubelet restarts the one that hangs.
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set uninstall.timeout=25s --wait --timeout 60s >/dev/null
+  load_begins "${addresses[@]}"
+  node_run helm uninstall truepeer -n truepeer --timeout 180s >"$said" 2>&1 &
+  uninstalling=$!
+  on c node_wait 60 pgrep -f "$leaving"
+  on c node_run pkill -STOP -f "$leaving"
+  wait $uninstalling || status=$?
+  sed 's/^/  /' "$said"
+  check_is "an uninstall fails: helm names the node" "$status $(grep -o 'still attached on .*node node-c' "$said" | grep -o node-c)" "1 node-c"
+  check_is "an uninstall fails: no agent is told to leave" "$(k -n truepeer get daemonset truepeer-agent -o jsonpath='{.spec.template.spec.containers[0].args}' | grep -c -e --leave)" 0
+  node_run helm rollback truepeer 2 -n truepeer --wait --timeout 120s >/dev/null
+  ready -n truepeer daemonset/truepeer-agent
+  ready deployment/web
+  load_is_over "an uninstall fails"
+}
+
 # One that loses its power stays "NotReady", with an agent that nobody can ask.
 uninstalled_with_a_dead_node() {
   local machine
@@ -119,6 +140,7 @@ check_is "each node has a server" "$(k get pod -l app=web -o jsonpath='{.items[*
 drained
 not_ready
 upgraded
+uninstall_fails
 uninstalled_with_a_dead_node
 node_end
 checks_end
