@@ -410,6 +410,7 @@ fn other_protocols_are_named() {
         for (bytes, hint) in [
             (&b"GET / HTTP/1.1\r\n\r\n"[..], "not TLS: the first bytes look like HTTP request"),
             (header, "not TLS: the connection starts with a PROXY header"),
+            (b"\x16\x03\x01\xff\xff\x01", "invalid message: message too large"),
         ] {
             let (mut near, far) = duplex(1 << 16);
             near.write_all(bytes).await.unwrap();
