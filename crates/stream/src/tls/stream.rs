@@ -340,8 +340,8 @@ enum Broken {
     Tls(rustls::Error),
 }
 
-/// Taking bytes from memory fails only if rustls' buffer is full: of a handshake message of about 64 KiB, which
-/// is as much as it takes, or of early data.
+/// Taking bytes from memory fails only if rustls' buffer is full: of a handshake message of more than about
+/// 64 KiB, or of early data.
 const TOO_LONG: Broken = Broken::Tls(rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge));
 
 impl From<io::Error> for Broken {
