@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use anyhow::ensure;
-use truepeer_testbed::{Bed, Program, Test, tests};
+use truepeer_testbed::{Bed, Program, Test, client, tests};
 
 use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, start, via};
 
@@ -39,7 +39,7 @@ fn ask(client: &str) -> anyhow::Result<String> {
 
 /// A connection that the server has accepted and answered.
 fn open(client: &str) -> anyhow::Result<TcpStream> {
-    let mut stream = TcpStream::connect(if client.starts_with('[') { V6 } else { V4 })?;
+    let mut stream = client::connect(if client.starts_with('[') { V6 } else { V4 })?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     stream.write_all(&header_of(client)?)?;
     let mut answer = String::new();
