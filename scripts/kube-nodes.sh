@@ -77,8 +77,19 @@ upgraded() {
   done
   load_begins "${addresses[@]}"
   node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reset-values "${values[@]}" --set image.tag=0.1.1 --wait --timeout 120s >/dev/null
+  node_wait 60 sh -c '[ "$(kubectl -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o name | wc -l)" = 3 ]'
   check_is "upgraded: each node has the new one" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[*].spec.containers[0].image}')" "truepeer-agent:0.1.1 truepeer-agent:0.1.1 truepeer-agent:0.1.1"
+  if [ -n "$before" ]; then new_tables; fi
   load_is_over upgraded
+}
+
+# With other tables than before, pods stay as they are until they are restarted.
+new_tables() {
+  check_is "upgraded: pods stay ready" "$(k get pod -l app=web -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].status}')" "True True True True True True"
+  k rollout restart deployment/web >/dev/null
+  ready deployment/web
+  node_wait 60 sh -c '[ "$(kubectl get pod -l app=web -o name | wc -l)" = 6 ]' # the old ones have ended
+  check_is "upgraded: restarted pods are the new version's" "$(k get pod -l app=web -o jsonpath='{.items[*].status.conditions[?(@.type=="truepeer.dev/attached")].message}' | grep -c 'another version')" 0
 }
 
 # An agent that hangs once it is told to leave, when those of other nodes have begun to detach: all attach again, and the release comes
