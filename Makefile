@@ -20,6 +20,7 @@ released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
 
 # Downloads while it builds.
 demo: setup
+	@[ -e $(for_demo)/truepeer ] || echo "demo: the first run builds for 2 minutes (two cores)"
 	@scripts/servers.sh & \
 	cargo build --profile demo --no-default-features --features truepeer/https -p truepeer -p truepeer-testbed --bins || exit; \
 	wait && $(for_demo)/demo $(for_demo)/truepeer

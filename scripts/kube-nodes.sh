@@ -77,8 +77,40 @@ upgraded() {
   done
   load_begins "${addresses[@]}"
   node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reset-values "${values[@]}" --set image.tag=0.1.1 --wait --timeout 120s >/dev/null
+  node_wait 60 sh -c '[ "$(kubectl -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o name | wc -l)" = 3 ]'
   check_is "upgraded: each node has the new one" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[*].spec.containers[0].image}')" "truepeer-agent:0.1.1 truepeer-agent:0.1.1 truepeer-agent:0.1.1"
+  if [ -n "$before" ]; then new_tables; fi
   load_is_over upgraded
+}
+
+# With other tables than before, pods stay as they are until they are restarted.
+new_tables() {
+  check_is "upgraded: pods stay ready" "$(k get pod -l app=web -o jsonpath='{.items[*].status.conditions[?(@.type=="Ready")].status}')" "True True True True True True"
+  k rollout restart deployment/web >/dev/null
+  ready deployment/web
+  node_wait 60 sh -c '[ "$(kubectl get pod -l app=web -o name | wc -l)" = 6 ]' # the old ones have ended
+  check_is "upgraded: restarted pods are the new version's" "$(k get pod -l app=web -o jsonpath='{.items[*].status.conditions[?(@.type=="truepeer.dev/attached")].message}' | grep -c 'another version')" 0
+}
+
+# An agent that hangs once it is told to leave, when those of other nodes have begun to detach: all attach again, and the release comes
+# back by the way that docs/kubernetes.md tells.
+uninstall_fails() {
+  local uninstalling status=0 leaving='truepeer-agent kubernetes.*--leave' said=$target/logs/nodes-uninstall-fails
+  # Before the kubelet restarts the one that hangs.
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set uninstall.timeout=25s --wait --timeout 60s >/dev/null
+  load_begins "${addresses[@]}"
+  node_run helm uninstall truepeer -n truepeer --timeout 180s >"$said" 2>&1 &
+  uninstalling=$!
+  on c node_wait 60 pgrep -f "$leaving"
+  on c node_run pkill -STOP -f "$leaving"
+  wait $uninstalling || status=$?
+  sed 's/^/  /' "$said"
+  check_is "an uninstall fails: helm names the node" "$status $(grep -o 'still attached on .*node node-c' "$said" | grep -o node-c)" "1 node-c"
+  check_is "an uninstall fails: no agent is told to leave" "$(k -n truepeer get daemonset truepeer-agent -o jsonpath='{.spec.template.spec.containers[0].args}' | grep -c -e --leave)" 0
+  node_run helm rollback truepeer 2 -n truepeer --wait --timeout 120s >/dev/null
+  ready -n truepeer daemonset/truepeer-agent
+  ready deployment/web
+  load_is_over "an uninstall fails"
 }
 
 # One that loses its power stays "NotReady", with an agent that nobody can ask.
@@ -89,6 +121,7 @@ uninstalled_with_a_dead_node() {
   k wait --for=condition=Ready=unknown --timeout=60s node/node-c >/dev/null
   check_is "a dead node: helm uninstall succeeds" "$(node_run helm uninstall truepeer -n truepeer --timeout 120s >"$target/logs/nodes-uninstall" 2>&1; echo $?)" 0
   sed 's/^/  /' "$target/logs/nodes-uninstall"
+  check_is "a dead node: helm names the node that is left out" "$(grep -o 'node node-c is not ready: what is attached there stays' "$target/logs/nodes-uninstall" | sort -u)" "node node-c is not ready: what is attached there stays"
   sleep 2 # the senders go on for a while
   load_is_over "a dead node"
   k delete node node-c >/dev/null
@@ -118,6 +151,7 @@ check_is "each node has a server" "$(k get pod -l app=web -o jsonpath='{.items[*
 drained
 not_ready
 upgraded
+uninstall_fails
 uninstalled_with_a_dead_node
 node_end
 checks_end

@@ -63,7 +63,6 @@ client_is() { # name, expected
 
 # From nothing to a pod that sees its client, and what the page says to look at.
 with_helm() {
-  check_is "README.md: helm install says what is missing" "$(page README.md 'helm install' | grep -o 'image.repository: where your nodes')" "image.repository: where your nodes"
   is_done $kubernetes "helm install"
   is_done $kubernetes "kubectl apply -f deploy/kubernetes/web.yaml"
   is_done $kubernetes "kubectl rollout status deployment/web"
@@ -86,6 +85,7 @@ uninstalled_at_the_second_try() {
   node_run pkill -STOP -x truepeer-agent
   k wait -n $agents --for=condition=Ready=false --timeout=60s pod -l app.kubernetes.io/name=truepeer-agent >/dev/null
   check_is "$kubernetes: helm uninstall fails where an agent is not ready" "$(page $kubernetes 'helm uninstall' >"$target/logs/kube-pages-uninstall"; echo $?)" 1
+  check_is "$kubernetes: helm itself says why" "$(grep -c 'nothing was changed.*node node' "$target/logs/kube-pages-uninstall")" 1
   check_is "$kubernetes: the job's log names the node" "$(page $kubernetes 'kubectl logs -n truepeer job' | grep -c 'nothing was changed.*node node')" 1
   client_is "$kubernetes: and the pod sees its client all the same" "${client[*]}"
   check_is "$kubernetes: helm history lists the release" "$(page $kubernetes 'helm history' | grep -c ^1)" 1

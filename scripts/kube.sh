@@ -96,6 +96,35 @@ senders() {
   check_is "$1: a listed sender without a header is refused" "$(from_lb tcp "$(pod_address web)" 80)" "ConnectionResetError: [Errno 104] Connection reset by peer"
 }
 
+# The likeliest mistakes, each in a Deployment of its own: what kubectl describe shows.
+mistake() { # name, what is changed in that of web.yaml
+  sed -e '/^---$/,$d' -e "s/name: web}/name: $1}/; s/app: web}/app: $1}/" -e "$2" deploy/kubernetes/web.yaml | node_run kubectl apply -f - >/dev/null
+}
+mistakes_begin() {
+  mistake wrong-port 's/"80"/"8080"/'
+  mistake wrong-sender 's/"10.0.0.7"/"10.0.0.9"/'
+  mistake wrong-domain 's#truepeer.dev/\(ports\|allow\)#truepeer.io/\1#'
+  mistake wrong-place '/annotations:/,/truepeer.dev.allow/d'
+}
+said_of() { # app
+  k get events.events.k8s.io -o jsonpath='{range .items[?(@.reportingController=="truepeer.dev/agent")]}{.regarding.name} {.reason}: {.note}{"\n"}{end}' | grep "^$1-" || true
+}
+is_told() { # name, app, what its event says, and a command that provokes it
+  local end=$((SECONDS + 20)) said
+  until said=$(said_of "$2" | grep -o "$3" | head -1); [ -n "$said" ] || [ $SECONDS -ge $end ]; do
+    "${@:4}" >/dev/null || true
+    sleep 1
+  done
+  check_is "$1" "$said" "$3"
+}
+mistakes_are_told() { # after no_warnings, which waits until a server should listen
+  is_told "$1: a port without a server is told" wrong-port 'NothingListens: nothing listens on port 8080 of the pod'
+  is_told "$1: a sender that is not listed is named" wrong-sender 'UnlistedSender: port 80/tcp, from 10.0.0.7' from_lb tcp "$(pod_address wrong-sender)" 80 203.0.113.9 999 v1
+  is_told "$1: another domain is named" wrong-domain 'Refused: truepeer.io/allow: there is no such annotation; did you mean truepeer.dev/allow'
+  is_told "$1: annotations of the Deployment are explained" wrong-place 'Refused: the pod waits for truepeer.dev/attached (readinessGates), and has no annotation truepeer.dev/ports'
+  k delete deployment wrong-port wrong-sender wrong-domain wrong-place >/dev/null
+}
+
 # Events of pods that are well: a server that starts later than the attach, UDP, processes of the runtime.
 no_warnings() {
   sleep 31 # so long the agent waits for a server
@@ -106,6 +135,7 @@ no_warnings() {
 node_port_of_the_cluster() {
   k create service nodeport web-cluster --tcp=80:80 --node-port=30081 >/dev/null
   k set selector service web-cluster app=web >/dev/null
+  is_told "$1: the node in the sender's place is named" web 'UnlistedSender: port 80/tcp, from 10.244.0.1' from_lb tcp 10.0.0.1 30081 203.0.113.9 5109 v1
   k annotate pod -l app=web truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
   node_wait 10 sh -c "ip netns exec lb ${ask[*]} tcp 10.0.0.1 30081 203.0.113.9 5109 v1 | grep -q 203.0.113.9" || true
   check_is "$1: a NodePort of the whole cluster, the node may omit the header" "$(from_lb tcp 10.0.0.1 30081 203.0.113.9 5109 v1)" "203.0.113.9 5109"
@@ -118,6 +148,14 @@ node_port_of_the_cluster() {
 install() {
   node_run helm install truepeer deploy/helm/truepeer -n truepeer --create-namespace \
     --set image.repository=truepeer-agent --set 'allowSenders={private}' "$@"
+}
+
+# As docs/situations/security-review.md says, so that runc and the kubelet hold what follows to the strict profile. The default one is
+# that of kube-nodes.sh and kube-pages.sh.
+install_strictly() {
+  node_run sh -c 'mkdir -p /run/node/kubelet/seccomp/truepeer && cp deploy/kubernetes/seccomp-agent.json /run/node/kubelet/seccomp/truepeer/agent.json'
+  install --wait --timeout 60s --set seccompProfile.type=Localhost,seccompProfile.localhostProfile=truepeer/agent.json >/dev/null
+  check_is "$1: the kernel filters the agent's system calls" "$(node_run sh -c 'grep Seccomp: /proc/$(pgrep -o -x truepeer-agent)/status' | tr -d '\t')" "Seccomp:2"
 }
 
 # What is wrong is said at once, and before anything is made.
@@ -153,16 +191,44 @@ flooded_metrics() {
   check_is "$1: 64 connections to the metrics for 70 s restart no agent" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount} {.items[0].status.containerStatuses[0].ready}')" "0 true"
 }
 
-# The annotations that let a sender in go while no agent is there: the kernel has what the pod no longer says.
+# Twice within a minute, when the kubelet would wait 10 s and more.
+killed_twice() {
+  local pod supervisor last=none
+  pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
+  supervisor=$(node_run pgrep -o -x truepeer-agent)
+  for _ in 1 2; do
+    node_wait 10 sh -c "pgrep -P $supervisor -x truepeer-agent | grep -vx $last"
+    last=$(node_run pgrep -P "$supervisor" -x truepeer-agent | tail -1)
+    node_run pkill -KILL -P "$supervisor" -x truepeer-agent
+  done
+  k annotate "$pod" truepeer.dev/header=optional --overwrite >/dev/null
+  node_wait 5 sh -c "ip netns exec lb ${ask[*]} tcp $(k get "$pod" -o jsonpath='{.status.podIP}') 80 | grep '^10.0.0.7 '" || true
+  check_is "$1: 5 s after the second kill an annotation is followed" "$(from_lb tcp "$(k get "$pod" -o jsonpath='{.status.podIP}')" 80 | cut -d' ' -f1)" 10.0.0.7
+  check_is "$1: the kubelet has seen no end of the agent" "$(k -n truepeer get pod -l app.kubernetes.io/name=truepeer-agent -o jsonpath='{.items[0].status.containerStatuses[0].restartCount}')" 0
+  k annotate "$pod" truepeer.dev/header- >/dev/null
+}
+
+# The verb of the agent's rule for pods/status, and whether it may then write conditions.
+conditions_by() { # verb, yes|no
+  k patch clusterrole truepeer-agent --type=json -p '[{"op": "test", "path": "/rules/1/resources/0", "value": "pods/status"},
+    {"op": "replace", "path": "/rules/1/verbs", "value": ["'"$1"'"]}]' >/dev/null
+  node_wait 10 sh -c "kubectl auth can-i patch pods --subresource=status --as=system:serviceaccount:truepeer:truepeer-agent | grep ^$2"
+}
+
+# The annotations that let a sender in come while no condition can be written, and go while no agent is there: the kernel has what
+# neither they nor the condition say.
 narrowed_without_agent() {
   local pod from_node
   pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
   from_node="${ask[*]} tcp $(k get "$pod" -o jsonpath='{.status.podIP}') 80 203.0.113.9 5109 v2"
+  conditions_by get no
   k annotate "$pod" truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
   node_wait 10 sh -c "$from_node | grep -q '^203.0.113.9 5109$'" || true
   check_is "$1: a sender is let in" "$(node_run $from_node)" "203.0.113.9 5109"
+  check_is "$1: its condition tells nothing of it" "$(k get "$pod" -o jsonpath='{.status.conditions[?(@.type=="truepeer.dev/attached")].message}' | grep -o 'allow [^;]*')" "allow 10.0.0.7/32"
   node_run pkill -STOP -x kubelet
   node_run pkill -KILL -x truepeer-agent
+  conditions_by patch yes
   k annotate "$pod" truepeer.dev/allow=10.0.0.7 truepeer.dev/header- --overwrite >/dev/null
   check_is "$1: without an agent it stays" "$(node_run $from_node)" "203.0.113.9 5109"
   node_run pkill -CONT -x kubelet
@@ -248,7 +314,13 @@ uninstall() {
 
 check_is "the chart passes helm lint" "$("$kube/helm" lint --strict deploy/helm/truepeer | grep -o ' 0 chart(s) failed')" " 0 chart(s) failed"
 check_is "deploy/kubernetes/agent.yaml is the chart's" "$(scripts/kube-manifest.sh | diff - deploy/kubernetes/agent.yaml | head -5)" ""
-check_is "the chart refuses an API server without the admission policy" "$("$kube/helm" template t deploy/helm/truepeer --kube-version 1.29.9 --set image.repository=a --set 'allowSenders={private}' 2>&1 | grep -o 'chart requires kubeVersion: >=1.30.0-0')" "chart requires kubeVersion: >=1.30.0-0"
+rendered() { "$kube/helm" template t deploy/helm/truepeer --kube-version "${1:-$kube_version}" --set image.repository=a --set 'allowSenders={private}' "${@:2}" 2>&1; } # version, values...
+check_is "the chart refuses an API server without the admission policy" "$(rendered 1.29.9 | grep -o "admissionPolicy: Kubernetes v1.29.9 has no ValidatingAdmissionPolicy.*admissionPolicy.enabled=false accepts that" | cut -c-16)" "admissionPolicy:"
+check_is "the chart takes one by a value, with the profile of AppArmor as an annotation" "$(rendered 1.29.9 --set admissionPolicy.enabled=false | grep -e apparmor -e appArmor | tr -d ' ')" "container.apparmor.security.beta.kubernetes.io/agent:unconfined"
+check_is "the chart's values for metrics, limits, SELinux and more options arrive" "$(rendered "" --set metrics.address=127.0.0.1,metrics.tokenSecret.name=s,metrics.dashboard.enabled=true,uninstall.resources.limits.memory=99Mi \
+  --set "image.digest=sha256:$(printf '%064d' 7),extraArgs={--probes=@other},seLinuxOptions.type=spc_t,resources.limits.memory=1Gi" |
+  grep -c -e '--listen=127.0.0.1:9464$' -e '--metrics-token=/run/metrics-token/token$' -e 'secretName: s}' -e 'grafana_dashboard: "1"' -e 'memory: 99Mi' \
+    -e "image: \"a@sha256:0*7\"" -e '"--probes=@other"' -e 'type: spc_t' -e 'memory: 1Gi')" 10
 check_is "the chart's schema refuses a misspelt value" "$("$kube/helm" lint deploy/helm/truepeer --set allowSender=private 2>&1 | grep -o 'allowSender.* not allowed' | head -1)" "allowSender' not allowed"
 
 check_is "AppArmor's parser takes deploy/kubernetes/apparmor-agent" "$("$engines/root/sbin/apparmor_parser" -QK --base "$engines/root/etc/apparmor.d" deploy/kubernetes/apparmor-agent 2>&1 | grep -v -e ^Warning -e ^Cache; echo "${PIPESTATUS[0]}")" 0
@@ -275,16 +347,19 @@ for layout in $layouts; do
   cluster_up
   without_agent "$layout"
   helm_refuses "$layout"
-  install --wait --timeout 60s >/dev/null
+  install_strictly "$layout"
   echo "kube: the agent is ready"
   senders "$layout"
+  mistakes_begin
   node_port_of_the_cluster "$layout"
   no_warnings "$layout"
+  mistakes_are_told "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
   load_begins 10.0.0.1
   taken_over "$layout"
   flooded_metrics "$layout"
+  killed_twice "$layout"
   narrowed_without_agent "$layout"
   load_is_over "$layout: attacked"
   [ "$pods" = 0 ] || many_pods "$layout"

@@ -19,7 +19,8 @@ want unshare util-linux
 want clang clang # the kernel programs of truepeer attach
 want llvm-strip llvm
 want ethtool ethtool
-want busybox busybox # its awk, beside the machine's own
+want busybox busybox # its awk, and gawk, beside the machine's own
+want gawk gawk
 [ -e /usr/include/bpf/bpf_helpers.h ] || packages+=(libbpf-dev)
 [ -e /etc/protocols ] || packages+=(netbase) # for "ip rule … ipproto tcp"
 [ "$(id -u)" = 0 ] || want newuidmap uidmap
@@ -30,7 +31,7 @@ if [ ${#packages[@]} -gt 0 ] && ! apt_install "${packages[@]}"; then
     case $package in
       build-essential) echo "setup: without a linker nothing can be built: install $package" >&2; exit 1 ;;
       clang | libbpf-dev) echo "setup: without $package truepeer is built without attach, and says so when attach is used" ;;
-      llvm | ethtool | busybox) echo "setup: without $package the binary is larger, or a test is skipped or runs with fewer programs" ;;
+      llvm | ethtool | busybox | gawk) echo "setup: without $package the binary is larger, or a test is skipped or runs with fewer programs" ;;
       uidmap) echo "setup: without uidmap, tests that need several users are skipped" ;;
       netbase) echo "setup: without netbase, tests that give ip a protocol by name fail" ;;
       *) echo "setup: $package is unpacked privately instead, like the servers" ;;

@@ -175,7 +175,7 @@ with_each_awk() {
   local dir awk path status=0
   dir=$(mktemp -d)
   for awk in mawk gawk busybox; do
-    path=$(command -v "$awk") || continue
+    path=$(command -v "$awk") || { echo "not with $awk: it is not installed"; continue; }
     ln -sf "$path" "$dir/awk"
     echo "with $awk:"
     PATH=$dir:$PATH "$@" || status=1

@@ -23,6 +23,9 @@ pub(crate) fn difference(status: &Status, wanted: &Rules) -> Option<String> {
     if !status.attached {
         return Some("nothing is attached".to_owned());
     }
+    if status.other_version {
+        return Some("another version of truepeer has attached it: restart the pod".to_owned());
+    }
     if !status.current {
         return Some("the programs are of another version".to_owned());
     }
@@ -167,13 +170,18 @@ fn rule(header: Header) -> HeaderRule {
     }
 }
 
-/// Whether new connections find rules: not if all ports are being detached.
+/// Whether new connections find rules: not if all ports are being detached. Those of another version of
+/// truepeer can't be read: it is believed that they are what it was told.
 pub(crate) fn serves(status: &Status) -> bool {
-    status.attached && status.ports.iter().any(|port| !port.draining)
+    status.other_version || (status.attached && status.ports.iter().any(|port| !port.draining))
 }
 
 /// For people: of what an agent before this one, or somebody by hand, has attached.
 pub(crate) fn shown(status: &Status) -> String {
+    if status.other_version {
+        let netns = status.netns.unwrap_or(0);
+        return format!("as another version of truepeer has attached it; netns {netns}; ");
+    }
     let ports = status.ports.iter().filter(|port| !port.draining);
     let ports: Vec<String> = ports.map(|port| format!("{}/{}", port.ports, port.protocol)).collect();
     let rules = status.attachments.iter().filter_map(|one| one.rules.as_ref());
@@ -194,6 +202,16 @@ mod tests {
     use crate::annotation;
     use crate::truepeer::Attachment;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_pod_that_another_version_has_attached_stays_ready() {
+        let status =
+            Status { attached: true, other_version: true, netns: Some(7), ..Status::default() };
+        let told = difference(&status, &rules("10.0.0.7", "require")).unwrap();
+        assert!(told.contains("restart the pod"), "{told}");
+        assert!(serves(&status) && shown(&status).contains("; netns 7; "));
+        assert!(!serves(&Status { other_version: false, ..status }));
+    }
 
     fn rules(allow: &str, header: &str) -> Rules {
         let annotations = [

@@ -18,8 +18,8 @@ const PROBES: &str = "@truepeer-agent";
 
 const KUBERNETES_HELP: &str = "\
 Examples:
-  In a DaemonSet (hostPID: true, NODE_NAME from spec.nodeName, the host's /sys/fs/bpf and /sys/fs/cgroup mounted):
-    truepeer-agent kubernetes
+  In a DaemonSet (hostPID: true, NODE_NAME from spec.nodeName, the host's /sys/fs/cgroup, and /sys/fs/bpf/truepeer as /run/truepeer):
+    truepeer-agent kubernetes --pins /run/truepeer
   Pods may name only these senders:
     truepeer-agent kubernetes --allow-senders 10.0.0.0/24
   A pod that sees its clients behind a load balancer at 10.0.0.7:

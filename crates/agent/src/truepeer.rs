@@ -48,6 +48,9 @@ pub(crate) struct Status {
     pub(crate) current: bool,
     #[serde(default)]
     pub(crate) cgroup_gone: bool,
+    /// Another version of truepeer has attached it.
+    #[serde(default)]
+    pub(crate) other_version: bool,
     /// Devices without programs; of one network namespace alone.
     #[serde(default)]
     pub(crate) uncovered: Vec<String>,

@@ -146,6 +146,66 @@ fn the_detach_job_is_of_the_agent_that_is_applied() {
     assert_eq!(namespaces, vec![namespace; 4]);
 }
 
+#[test]
+fn privileges_of_each_way_are_those_of_its_manifest() {
+    let page = read("docs/kubernetes.md");
+    let row = page.lines().find(|line| line.starts_with("| privileges |")).expect("a row");
+    let cells = row.trim_matches('|').split('|').skip(1);
+    for (cell, name) in cells.zip(["agent", "sidecar", "run"]) {
+        let manifest = read(&format!("deploy/kubernetes/{name}.yaml"));
+        let added = manifest.split_once("add: [").and_then(|(_, rest)| rest.split(']').next());
+        let added: BTreeSet<&str> = added.into_iter().flat_map(|names| names.split(", ")).collect();
+        let is_other = |letter: char| !letter.is_ascii_uppercase() && letter != '_';
+        let said: BTreeSet<&str> = cell.split(is_other).filter(|word| word.contains('_')).collect();
+        assert_eq!(said, added, "{name}");
+    }
+    // The security review: no webhook, no custom resource, and nothing listens but the metrics.
+    let agent = read("deploy/kubernetes/agent.yaml");
+    assert!(!agent.contains("WebhookConfiguration") && !agent.contains("CustomResourceDefinition"));
+    assert_eq!(agent.matches("containerPort:").count(), 1);
+}
+
+const PAGES: [&str; 2] = ["docs/kubernetes.md", "docs/situations/security-review.md"];
+
+#[test]
+fn files_that_the_pages_name_are_those_of_the_manifests() {
+    let agent = read("deploy/kubernetes/agent.yaml");
+    for page in PAGES {
+        let text = read(page);
+        let words = text.split(|letter: char| letter.is_whitespace() || "`,;:|()".contains(letter));
+        for word in words.map(|word| word.trim_end_matches('.')) {
+            let is_there = match word.split('/').nth(1) {
+                Some("sys" | "run" | "var") if word.starts_with('/') => {
+                    agent.contains(&format!("path: {word},"))
+                }
+                Some(_) if word.starts_with("deploy/") => repository().join(word).exists(),
+                _ => true,
+            };
+            assert!(is_there, "{page}: {word}");
+        }
+    }
+}
+
+#[test]
+fn values_that_the_pages_name_are_the_charts() {
+    let values: Value = serde_saphyr::from_str(&read("deploy/helm/truepeer/values.yaml")).expect("YAML");
+    let mut count = 0;
+    for page in PAGES {
+        let text = read(page);
+        for word in text.split('`').skip(1).step_by(2) {
+            let path = word.split(['=', ':', ' ']).next().unwrap_or_default().trim_end_matches(".…");
+            let first = path.split('.').next().unwrap_or_default();
+            if values.get(first).is_none() {
+                continue;
+            }
+            let found = path.split('.').try_fold(&values, |value, part| value.get(part));
+            assert!(found.is_some(), "{page}: {path}");
+            count += 1;
+        }
+    }
+    assert!(count > 9, "{count}");
+}
+
 fn detach_rows() -> Vec<Vec<String>> {
     let page = read("docs/situations/security-review.md");
     let (_, rest) = page.split_once("The detach job, while it runs:").expect("the job's rights");

@@ -106,14 +106,16 @@ fn fate(refuse_new: bool) -> NewConnections {
 fn status_of_all(place: &PlaceArgs, json: bool, out: &mut (dyn Write + Send)) -> Result<()> {
     let pins = pins(place.pins.as_deref(), false)?;
     let ((namespaces, _), left_behind) = (all::find(&pins)?, gone(&pins)?.len());
+    let others = Place::of_other_versions(&pins)?;
     if json {
-        return report::write_json_of_all(&namespaces, left_behind, out);
+        return report::write_json_of_all(&namespaces, &others, left_behind, out);
     }
     for namespace in &namespaces {
         writeln!(out, "{}:", namespace.name())?;
         report::write(Some(&namespace.status), 0, out)?;
     }
-    if namespaces.is_empty() {
+    others.iter().try_for_each(|place| report::write_version(place, out))?;
+    if namespaces.is_empty() && others.is_empty() {
         writeln!(out, "nothing is attached")?;
     }
     report::write_left_behind(left_behind, out)
@@ -167,7 +169,10 @@ fn act(
             if json {
                 return report::write_json(&place, status.as_ref(), left_behind, uncovered, out);
             }
-            report::write(status.as_ref(), left_behind, out)?;
+            match (&status, place.check_version()) {
+                (None, Err(AttachError::OtherLayout { .. })) => report::write_version(&place, out)?,
+                _ => report::write(status.as_ref(), left_behind, out)?,
+            }
             if !uncovered.is_empty() {
                 writeln!(
                     out,
@@ -179,6 +184,7 @@ fn act(
         }
         Some(AttachAction::Detach { now, refuse_new, .. }) => {
             let new = fate(refuse_new);
+            place.check_version()?;
             if now {
                 detach_now(&place, new)?
             } else {

@@ -5,7 +5,8 @@ use std::io::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use truepeer_bpf::{FlowCount, Memory, Place, PortStatus, Status, Traffic, port_list};
+use truepeer_bpf::{AttachError, FlowCount, Memory, Place, PortStatus, Status, Traffic, port_list};
+use truepeer_sys::netns::NetNs;
 
 use super::all::Namespace;
 use super::hints;
@@ -59,6 +60,17 @@ pub(crate) fn write_left_behind(count: usize, out: &mut dyn Write) -> Result<()>
             "leftovers of network namespaces that no longer exist: {count}; the next attach or detach removes them"
         )?;
     }
+    Ok(())
+}
+
+/// Instead of what another version has attached.
+pub(super) fn write_version(place: &Place, out: &mut dyn Write) -> Result<()> {
+    let path = place.path();
+    let root = path.parent().unwrap_or(&path).display();
+    writeln!(
+        out,
+        "attached by another version of truepeer, which alone can tell what, and detach it: {root}"
+    )?;
     Ok(())
 }
 
@@ -142,6 +154,8 @@ struct Json {
     /// The programs are those of this build.
     current: bool,
     cgroup_gone: bool,
+    /// Another version of truepeer has attached it: that one alone can tell what.
+    other_version: bool,
     max_flows: u32,
     max_udp_flows: u32,
     memory: JsonMemory,
@@ -220,6 +234,7 @@ pub(crate) fn write_json(
 /// The same of all network namespaces.
 pub(super) fn write_json_of_all(
     namespaces: &[Namespace],
+    others: &[Place],
     left_behind: usize,
     out: &mut dyn Write,
 ) -> Result<()> {
@@ -227,7 +242,9 @@ pub(super) fn write_json_of_all(
         pid: namespace.process,
         state: json(&namespace.place, Some(&namespace.status)),
     };
-    print(&JsonAll { namespaces: namespaces.iter().map(one).collect(), left_behind }, out)
+    let of_another = |place: &Place| JsonNamespace { pid: None, state: json(place, None) };
+    let namespaces = namespaces.iter().map(one).chain(others.iter().map(of_another));
+    print(&JsonAll { namespaces: namespaces.collect(), left_behind }, out)
 }
 
 fn print(json: &impl Serialize, out: &mut dyn Write) -> Result<()> {
@@ -240,16 +257,21 @@ fn json(place: &Place, status: Option<&Status>) -> Json {
     let ports = status.map(|status| status.ports.as_slice()).unwrap_or_default();
     let attachments = status.map(attachments).unwrap_or_default().into_iter();
     let rules = |id| status.and_then(|status| status.rules.get(&id)).map(JsonRules::of);
+    let other_version = matches!(place.check_version(), Err(AttachError::OtherLayout { .. }));
+    let here =
+        || place.is_here().ok().filter(|is_here| *is_here).and_then(|_| NetNs::current().ok()?.id().ok());
+    let netns = status.map(|status| status.netns).filter(|inode| *inode > 0);
     Json {
-        attached: status.is_some(),
+        attached: status.is_some() || other_version,
         netns_cookie: place.netns_cookie(),
-        netns: status.map(|status| status.netns).filter(|inode| *inode > 0),
+        netns: netns.or_else(|| here().filter(|_| other_version)),
         attachments: attachments.map(|(id, ports)| JsonAttachment { id, ports, rules: rules(id) }).collect(),
         ports: ports.iter().map(json_port).collect(),
         refused_unread: status.map_or(0, |status| status.refused_unread),
         begins_again: status.is_some_and(|status| status.begins_again),
         current: status.is_some_and(|status| status.has_current_programs),
         cgroup_gone: status.is_some_and(|status| status.is_cgroup_gone),
+        other_version,
         max_flows: status.map_or(0, |status| status.max_flows),
         max_udp_flows: status.map_or(0, |status| status.max_udp_flows),
         memory: JsonMemory {

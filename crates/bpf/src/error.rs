@@ -67,7 +67,7 @@ pub enum AttachError {
     },
     /// Pins of another version of truepeer.
     #[error(
-        "{} was attached by another version of truepeer, whose connections this one can't take over: detach with that one first",
+        "{} was attached by another version of truepeer, whose connections this one can't take over: detach with that one first, or restart the container or pod",
         path.display()
     )]
     OtherLayout {

@@ -24,14 +24,26 @@ impl Place {
     /// The places of all network namespaces that exist and have something attached by this version, by their
     /// cookies.
     pub fn all(pins: &Path) -> Result<Vec<Self>, AttachError> {
+        let mut all = Self::of_each_version(pins)?;
+        all.retain(|place| place.exists().unwrap_or(true));
+        Ok(all)
+    }
+
+    /// Those where another version has attached something.
+    pub fn of_other_versions(pins: &Path) -> Result<Vec<Self>, AttachError> {
+        let mut all = Self::of_each_version(pins)?;
+        all.retain(|place| matches!(place.check_version(), Err(AttachError::OtherLayout { .. })));
+        Ok(all)
+    }
+
+    fn of_each_version(pins: &Path) -> Result<Vec<Self>, AttachError> {
         let gone = gone(pins)?;
         let is_trusted = |root: &PathBuf| trust::check(root).is_ok();
         let roots = entries(pins)?.into_iter().filter(|root| !gone.contains(root) && is_trusted(root));
         let cookies = roots.filter_map(|root| root.file_name()?.to_str()?.parse().ok());
         let mut cookies: Vec<u64> = cookies.collect();
         cookies.sort_unstable();
-        let all = cookies.into_iter().map(|cookie| Self::of(pins, cookie));
-        Ok(all.filter(|place| place.exists().unwrap_or(true)).collect())
+        Ok(cookies.into_iter().map(|cookie| Self::of(pins, cookie)).collect())
     }
 }
 

@@ -106,6 +106,15 @@ impl Place {
         self.path().join("shares")
     }
 
+    /// Refuses what another version of truepeer, with other tables, has attached.
+    ///
+    /// # Errors
+    /// [`AttachError::OtherLayout`]; the directory can't be read.
+    pub fn check_version(&self) -> Result<(), AttachError> {
+        let is_others = entries(&self.root)?.iter().any(|layout| *layout != self.path());
+        if is_others { Err(AttachError::OtherLayout { path: self.root.clone() }) } else { Ok(()) }
+    }
+
     /// Refuses directories in which another user could change what is pinned.
     fn check(&self) -> Result<(), AttachError> {
         [self.maps(), self.links()].iter().try_for_each(|directory| trust::check(directory))
@@ -117,9 +126,7 @@ impl Place {
         if !Self::can_be_at(&self.root) {
             return Err(AttachError::NoBpfFilesystem { path: self.pins.clone() });
         }
-        if entries(&self.root)?.iter().any(|layout| *layout != self.path()) {
-            return Err(AttachError::OtherLayout { path: self.root.clone() });
-        }
+        self.check_version()?;
         [self.path(), self.maps(), self.links()].iter().try_for_each(|directory| trust::make(directory))?;
         // Another user may have been faster.
         self.check()

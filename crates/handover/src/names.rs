@@ -242,6 +242,15 @@ impl Names {
         None
     }
 
+    /// All names with their cookies, also of connections that have been closed.
+    pub fn all(&self) -> impl Iterator<Item = (u64, Name)> {
+        self.memory.slots()[..self.size()].iter().filter_map(|slot| {
+            let cookie = slot.cookie.load(Ordering::Acquire);
+            let is_one = !matches!(cookie, NEVER_USED | FREE | TAKEN);
+            Some((cookie, slot.read(cookie).filter(|_| is_one)?))
+        })
+    }
+
     fn claim(&self, cookie: u64, size: usize, name: &Name) -> bool {
         self.window(cookie, size).any(|slot| {
             let before = slot.cookie.load(Ordering::Relaxed);

@@ -7,6 +7,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bans;
 mod choice;
 mod library;
 mod notify;
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use truepeer_session::Advise;
 
+pub use bans::end_open;
 use choice::Mechanism;
 use notify::beside::{Alone, Beside};
 pub use program::{Kind, Program};
@@ -26,6 +28,9 @@ use truepeer_config::spec::{ConnectArgs, HowArgs, RunArgs, Verbosity};
 use truepeer_sys::tell;
 
 pub use program::NotStarted;
+
+/// Each process of a family with the library has this memory, and so has a supervisor, as its `/proc` says.
+const NAMES: &str = "/memfd:truepeer-names (deleted)";
 
 /// Starts a program that accepts connections, and returns its status. `advise` puts hints into words, `log`
 /// sets up logging.

@@ -26,6 +26,8 @@ const REQUEST_LEN: usize = HEADER_LEN + 8 + ID_LEN;
 /// The offset of `idiag_inode` in `struct inet_diag_msg`: family, state, timer, retransmissions, the sockid,
 /// and four other numbers.
 const INODE_AT: usize = 4 + ID_LEN + 16;
+/// `idiag_uid` is before it.
+const USER_AT: usize = INODE_AT - 4;
 /// States of include/net/tcp_states.h.
 const FIN_WAIT2: u8 = 5;
 const TIME_WAIT: u8 = 6;
@@ -140,11 +142,24 @@ impl SockDiag {
     /// # Errors
     /// The kernel does not say.
     pub fn is_open(&mut self, socket: &SocketId) -> Result<bool, CallError> {
+        self.user_of(socket).map(|user| user.is_some())
+    }
+
+    /// The number of the user who made this socket, as this process's user namespace has it. `Ok(None)`: no
+    /// program has it open.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn user_of(&mut self, socket: &SocketId) -> Result<Option<u32>, CallError> {
         let answer = self.ask(BY_FAMILY, 0, EVERY_STATE, socket, |kind, body| match kind {
-            BY_FAMILY => body.get(INODE_AT..INODE_AT + 4).map(|inode| inode != [0; 4]).ok_or(Errno::BADMSG),
+            BY_FAMILY => {
+                let word = |at: usize| body.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+                let (user, inode) = (word(USER_AT), word(INODE_AT).ok_or(Errno::BADMSG)?);
+                Ok(user.filter(|_| inode != 0))
+            }
             // ESTALE: another socket has these ends.
             _ => match outcome(body) {
-                Err(Errno::NOENT | Errno::STALE) => Ok(false),
+                Err(Errno::NOENT | Errno::STALE) => Ok(None),
                 Err(errno) => Err(errno),
                 Ok(()) => Err(Errno::BADMSG),
             },

@@ -133,6 +133,19 @@ fn the_first_process_outside_the_hosts_network_is_taken() {
     assert!(!view.is_still(&Place { pid: 71, ..expected }));
 }
 
+/// It may be the first of a pod for a moment, and has ended when truepeer looks.
+#[test]
+fn a_process_of_the_runtime_is_not_taken_for_the_pods() {
+    let directory = Directory::new("runtime");
+    let cgroup = format!("0::/kubepods/pod{UID}/1\n");
+    for (pid, name) in [(10, "runc:[2:INIT]"), (11, "pause")] {
+        directory.process(pid, u64::from(pid), "pod", &cgroup);
+        fs::write(directory.0.join(pid.to_string()).join("comm"), format!("{name}\n")).unwrap();
+    }
+    let pods = Proc::new(&directory.0).pods(1);
+    assert_eq!(pods.get(UID).map(|place| place.pid), Some(11));
+}
+
 #[test]
 fn the_kernels_threads_tell_the_hosts_network_if_the_first_process_does_not() {
     let proc = Directory::new("hardened");

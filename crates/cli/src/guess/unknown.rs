@@ -198,6 +198,7 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
             arg.get_action().takes_values()
                 && arg.get_short().is_some()
                 && arg.get_short() == value.trim_start_matches('-').chars().next()
+                && takes(command, arg.get_id().as_str(), typed)
         });
         let other = with_value.and_then(Arg::get_short).map(|short| format!("; type: -{short} {typed}"));
         let example = examples.iter().find(|line| line.contains(value));

@@ -147,7 +147,7 @@ fn notations(text: &str, option: &str) -> Vec<String> {
     all.extend((option == "origin" && ["/", "*"].contains(&serves)).then(|| url.to_owned()));
     // `proxy-v2`, `TLSv1.2`, `2`.
     let version = lower.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches(".0");
-    if (1..=3).contains(&version.len()) {
+    if ["send-proxy", "tls-min"].contains(&option) && (1..=3).contains(&version.len()) {
         all.extend([version.to_owned(), format!("v{version}")]);
     }
     all

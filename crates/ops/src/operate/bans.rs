@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use truepeer_attach::{AttachedBans, keep, keep_only, kept_bans, seconds_now as now};
 use truepeer_config::spec::{AskSpec, BanArgs, Banned, BansArgs, UnbanArgs};
-use truepeer_policy::{Ban, BannedPrefix, Lifted};
+use truepeer_policy::{Ban, BannedPrefix, Bans, Lifted};
 use truepeer_sys::tell;
 
 use crate::admin::{BanDoc, Client};
@@ -74,6 +74,9 @@ pub fn ban_clients(places: BanPlaces, clients: &[BannedPrefix], terms: &BanTerms
     }
     if is_kept {
         keep(&bans, since)?;
+        let new = Bans::default();
+        new.set(bans)?;
+        truepeer_run::end_open(&new);
     }
     Ok(())
 }

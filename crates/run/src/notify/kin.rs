@@ -9,9 +9,7 @@ use truepeer_handover::SocketId;
 
 use super::callers::{Caller, remind_all};
 use super::pollers::Pollers;
-
-/// Each process of a family with the library has this memory.
-const NAMES: &str = "/memfd:truepeer-names (deleted)";
+use crate::NAMES;
 
 #[derive(Debug)]
 pub(super) struct Kin {

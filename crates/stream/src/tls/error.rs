@@ -13,6 +13,8 @@ use super::words;
 
 /// rustls' words for a server that has no certificate.
 const NO_CERTIFICATE: &str = "no server certificate chain resolved";
+/// How a TLS handshake begins: a record of that type, and a version's first byte.
+const TLS_HANDSHAKE: &[u8] = b"\x16\x03";
 
 /// A configuration that can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -191,7 +193,9 @@ fn asked(name: Option<&str>) -> String {
 
 fn explain(error: &Error, first: &[u8]) -> String {
     match error {
-        Error::InvalidMessage(InvalidMessage::InvalidContentType | InvalidMessage::MessageTooLarge) => {
+        Error::InvalidMessage(InvalidMessage::InvalidContentType | InvalidMessage::MessageTooLarge)
+            if !first.starts_with(TLS_HANDSHAKE) =>
+        {
             match truepeer_proto::sniff(first) {
                 Some(hint) => format!("not TLS: the first bytes look like {hint}"),
                 None if is_proxy_header(first) => {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, Connection, ServerConfig};
+use rustls::{ClientConfig, Connection, InvalidMessage, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::error::HandshakeError;
@@ -211,7 +211,7 @@ impl<S: Transport> TlsStream<S> {
         if self.incoming.is_empty() && !self.ended {
             ready!(self.poll_fill(cx))?;
         }
-        let length = self.session.read_tls(&mut self.incoming)?;
+        let length = self.session.read_tls(&mut self.incoming).map_err(|_full| TOO_LONG)?;
         if self.incoming.is_empty() {
             self.incoming.release();
         }
@@ -339,6 +339,10 @@ enum Broken {
     Io(io::Error),
     Tls(rustls::Error),
 }
+
+/// Taking bytes from memory fails only if rustls' buffer is full: of a handshake message of more than about
+/// 64 KiB, or of early data.
+const TOO_LONG: Broken = Broken::Tls(rustls::Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge));
 
 impl From<io::Error> for Broken {
     fn from(error: io::Error) -> Self {

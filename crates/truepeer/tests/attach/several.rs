@@ -21,8 +21,36 @@ pub(crate) fn tests() -> Vec<Test> {
         a_removal_takes_nothing_that_is_attached_meanwhile,
         more_ports_than_there_is_room_for_change_nothing,
         a_range_costs_one_entry_and_one_warning,
+        what_another_version_has_attached_is_told_and_stays,
     ];
     all.into_iter().map(|test| test.of_group("several")).collect()
+}
+
+/// Of another version's tables this one knows the directory alone.
+fn what_another_version_has_attached_is_told_and_stays(bed: &Bed) -> Result<()> {
+    let _who = Behaviour::Who.start(bed, &SERVERS)?;
+    attach(bed, &["--port", "80"])?;
+    let pins = attachments(bed)?.pop().context("what is attached")?;
+    let others = pins.with_file_name("99999");
+    std::fs::rename(&pins, &others)?;
+    for command in [["status"].as_slice(), &["status", "--all"]] {
+        let said = attach(bed, command)?;
+        ensure!(
+            said.contains("attached by another version of truepeer") && !said.contains("nothing"),
+            "{said}"
+        );
+    }
+    let found = status(bed)?;
+    ensure!(found["attached"] == json!(true) && found["other_version"] == json!(true), "{found}");
+    ensure!(found["netns"].as_u64().is_some(), "{found}");
+    for command in [["detach"].as_slice(), &["detach", "--now"], &["--port", "81"]] {
+        let said = fails(bed, command)?;
+        ensure!(said.contains("detach with that one first, or restart"), "{said}");
+    }
+    ensure!(asks("127.0.0.1:0", 80, &header("203.0.113.1:1001")?)? == "203.0.113.1:1001", "it goes on");
+    std::fs::rename(&others, &pins)?;
+    ensure!(status(bed)?["other_version"] == json!(false));
+    attach(bed, &["detach"]).map(drop)
 }
 
 const SERVERS: [&str; 3] = ["[::ffff:127.0.0.1]:80", "[::ffff:127.0.0.1]:81", "[::ffff:127.0.0.1]:82"];

@@ -1,25 +1,30 @@
 //! Bans that are kept (`truepeer ban --keep`) reach a program that `truepeer run` has started, also one that
 //! has become another user.
 
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
 use anyhow::ensure;
-use truepeer_testbed::{Bed, Program, Test, tests};
+use truepeer_testbed::{Bed, Program, Test, client, tests};
 
 use crate::kit::{CLIENT4, CLIENT6, PYTHON, Talk, V4, V6, header_of, start, via};
 
 const TRUEPEER: &str = env!("CARGO_BIN_EXE_truepeer");
 /// In another process, so that two accept.
 const SERVER: &str = "\
-import os, socket
+import os, socket, threading
 listener = socket.create_server(('::', 8080), family=socket.AF_INET6, dualstack_ipv6=True)
 os.fork()
 os.setgid(65534)
 os.setuid(65534)
-while True:
-    connection, peer = listener.accept()
+def serve(connection, peer):
+    connection.sendall(('%s %d\\n' % peer[:2]).encode())
     while connection.recv(65536):
         pass
-    connection.sendall(('%s %d\\n' % peer[:2]).encode())
     connection.close()
+while True:
+    threading.Thread(target=serve, args=listener.accept()).start()
 ";
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -30,6 +35,17 @@ pub(crate) fn tests() -> Vec<Test> {
 fn ask(client: &str) -> anyhow::Result<String> {
     let to = if client.starts_with('[') { V6 } else { V4 };
     Ok(Talk::Plain.ask(to, &[&header_of(client)?, Talk::Plain.question()])?.to_string())
+}
+
+/// A connection that the server has accepted and answered.
+fn open(client: &str) -> anyhow::Result<TcpStream> {
+    let mut stream = client::connect(if client.starts_with('[') { V6 } else { V4 })?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    stream.write_all(&header_of(client)?)?;
+    let mut answer = String::new();
+    BufReader::with_capacity(1, &stream).read_line(&mut answer)?;
+    ensure!(!answer.is_empty(), "{client}: closed");
+    Ok(stream)
 }
 
 fn a_ban_that_is_kept_reaches_a_program_that_runs(bed: &Bed) -> anyhow::Result<()> {
@@ -44,7 +60,14 @@ fn a_ban_that_is_kept_reaches_a_program_that_runs(bed: &Bed) -> anyhow::Result<(
     for client in [CLIENT4, CLIENT6] {
         ensure!(ask(client)? == client, "{client}");
     }
+    let (mut banned, mut other) = ([open(CLIENT4)?, open(CLIENT6)?], open("203.0.113.8:5000")?);
     truepeer(&["ban", "203.0.113.7", "2001:db8::/32", "--keep", "--for", "1h"]).run(bed)?;
+    for stream in &mut banned {
+        let ended = stream.read(&mut [0]);
+        ensure!(ended.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "{ended:?}");
+    }
+    other.shutdown(Shutdown::Write)?;
+    ensure!(other.read(&mut [0])? == 0, "another client's connection ends when it wants");
     // Each of two processes takes some.
     for client in [CLIENT4, CLIENT6] {
         bed.wait_for("the ban", || (0..8).all(|_| ask(client).is_err()))?;

@@ -148,19 +148,16 @@ impl Load {
                     self.is_wrong(&anyhow::anyhow!("sender {sender} has the answer to datagram {number}"));
                 }
                 Ok(number) if number == sent => return true,
-                Ok(_) => {}
+                // On a busy machine most are late.
+                Ok(_) => _ = self.right.fetch_add(1, Relaxed),
                 Err(error) => self.is_wrong(&error.context("an answer")),
             }
         }
     }
 
     fn wait_for_more(&self) -> anyhow::Result<()> {
-        self.wait_for(100)
-    }
-
-    fn wait_for(&self, more: usize) -> anyhow::Result<()> {
         let before = self.right.load(Relaxed);
-        wait_for("datagrams to be answered", || self.right.load(Relaxed) >= before + more)
+        wait_for("100 datagrams to be answered", || self.right.load(Relaxed) >= before + 100)
     }
 }
 
@@ -189,8 +186,8 @@ fn start_with(bed: &Bed, listener: &str, truepeer: impl Fn() -> Truepeer) -> any
 
 /// Of 1000 packets, so many are damaged, as many delayed, as many doubled, and as many lost.
 const SHARE: usize = 50;
-/// Datagrams that are answered.
-const OVER_THE_LINK: usize = 1500;
+/// Hundreds of datagrams that are answered.
+const PARTS: usize = 15;
 
 fn over_a_bad_link(bed: &Bed) -> anyhow::Result<()> {
     let link = BadLink::make(bed, Mischief::of_each(SHARE), 3)?;
@@ -198,7 +195,9 @@ fn over_a_bad_link(bed: &Bed) -> anyhow::Result<()> {
     let (backend, truepeer) = link
         .right
         .run(|| -> anyhow::Result<_> { Ok((Backend::who(&[BACKEND_V4])?, start(bed, &listener)?)) })??;
-    link.left.run(|| Load::during(bed, &listener, &backend, |load| load.wait_for(OVER_THE_LINK)))??;
+    link.left.run(|| {
+        Load::during(bed, &listener, &backend, |load| (0..PARTS).try_for_each(|_| load.wait_for_more()))
+    })??;
     ensure!(truepeer.is_alive());
     let deeds = &link.deeds;
     let hit = [&deeds.damaged, &deeds.late, &deeds.doubled, &deeds.lost].map(|deed| deed.load(Relaxed));

@@ -232,7 +232,8 @@ fn ping(stream: &mut std::net::TcpStream) -> anyhow::Result<()> {
 fn bytes_sent_during_the_connect_arrive(bed: &Bed) -> anyhow::Result<()> {
     const LEN: usize = 300_000;
     const SYN_SENT: u8 = 2;
-    let stand = Stand::with_options(bed, Behaviour::Digest, &[])?;
+    // On a busy machine the rules stand for longer than a backend gets by default.
+    let stand = Stand::with_options(bed, Behaviour::Digest, &["--connect-timeout", "60s"])?;
     let loss =
         "table inet t {\n chain in {\n  type filter hook input priority 0\n  tcp dport 8000 drop\n }\n}\n";
     Program::new("nft").args(["-f", "-"]).input(loss).run(bed)?;

@@ -25,7 +25,7 @@ fn report(bed: &Bed, start: impl FnOnce(&Bed) -> anyhow::Result<Running>) -> any
     let log = logs.iter().map(|file| file.path()).find(|path| path.extension().is_some_and(|of| of == "out"));
     let _receiver = start(bed)?;
     let probe = Program::new(TRUEPEER)
-        .args(["probe", DOOR_V4, "--as", "echo", "--from", "127.0.0.9", "--patience", "300ms", "--json"])
+        .args(["probe", DOOR_V4, "--as", "echo", "--from", "127.0.0.9", "--patience", "2s", "--json"])
         .arg("--client-log")
         .arg(log.context("the backend's log")?)
         .start(bed)?;

@@ -18,3 +18,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/name: truepeer-agent
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
+
+{{- /* Before Kubernetes 1.30, the profile of AppArmor is an annotation. */}}
+{{- define "truepeer.annotations" -}}
+{{- with .Values.podAnnotations }}{{ toYaml . }}{{ end }}
+{{- if semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version }}
+{{- $profile := .Values.appArmorProfile }}
+{{- $names := dict "Unconfined" "unconfined" "RuntimeDefault" "runtime/default" "Localhost" (printf "localhost/%s" $profile.localhostProfile) }}
+container.apparmor.security.beta.kubernetes.io/agent: {{ get $names $profile.type }}
+{{- end }}
+{{- end }}

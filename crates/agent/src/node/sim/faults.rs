@@ -5,35 +5,44 @@ use super::*;
 use crate::plan::description;
 
 impl World {
-    /// One of them; `life`: an agent that runs meanwhile.
+    /// Of the API; `life`: an agent that runs meanwhile.
     pub(super) fn fault(&mut self, life: Option<&mut Life>) {
-        let key = self.any();
-        match self.dice.roll(16) {
-            0..4 => self.annotate(&key),
-            4 => self.api.is_stale = true,
-            5 => {
+        match self.dice.roll(6) {
+            0 => self.api.is_stale = true,
+            1 => {
                 self.api.writes =
                     [Writes::Taken, Writes::Refused, Writes::Conflict, Writes::Half][self.dice.roll(4)]
             }
-            6 => self.forge_condition(&key),
-            7 => {
+            2 => {
+                let key = self.any();
+                self.forge_condition(&key);
+            }
+            3 => {
                 self.api.list_takes = self.dice.up_to(2000);
                 self.api.latency = self.dice.up_to(400);
             }
-            8 => life.into_iter().for_each(|life| life.lose_watch(self.now)),
-            9 => {
+            4 => life.into_iter().for_each(|life| life.lose_watch(self.now)),
+            _ => {
                 self.api.refuses_until = self.now + self.dice.up_to(3000);
                 life.into_iter().for_each(|life| life.lose_watch(self.now));
             }
-            10 | 11 => self.start_sandbox(&key),
-            12 => self.end_sandbox(&key),
-            13 => {
+        }
+    }
+
+    /// What happens to a pod meanwhile.
+    pub(super) fn event(&mut self, life: Option<&mut Life>) {
+        let key = self.any();
+        match self.dice.roll(10) {
+            0..4 => self.annotate(&key),
+            4 | 5 => self.start_sandbox(&key),
+            6 => self.end_sandbox(&key),
+            7 => {
                 // A rollout: the next pod asks for the same.
                 let want = self.pods[&key].want.clone();
                 self.delete(&key);
                 self.create(want);
             }
-            14 => {
+            8 => {
                 self.delete(&key);
                 let want = world::want(&mut self.dice);
                 self.create(want);

@@ -28,6 +28,7 @@ use life::Life;
 use world::World;
 
 const PODS: usize = 200;
+/// Of the API, in all lives together; beside each, something happens to a pod.
 const FAULTS: usize = 20;
 const TURN: Duration = Duration::from_millis(25);
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -58,21 +59,24 @@ impl Dice {
 fn round(seed: u64) {
     let mut world = World::new(seed);
     let lives = 1 + world.dice.roll(3);
-    for _ in 0..lives {
+    for number in 0..lives {
+        let faults = FAULTS * (number + 1) / lives - FAULTS * number / lives;
         let mut life = Life::start(&mut world);
-        for _ in 0..FAULTS / lives / 2 {
+        for _ in 0..faults / 2 {
             for _ in 0..world.dice.roll(12) {
                 life.turn(&mut world);
             }
             world.fault(Some(&mut life));
+            world.event(Some(&mut life));
         }
         for _ in 0..world.dice.roll(8) {
             life.turn(&mut world);
         }
         life.end(&mut world);
-        for _ in 0..FAULTS / lives / 2 {
+        for _ in faults / 2..faults {
             world.now += world.dice.up_to(50);
             world.fault(None);
+            world.event(None);
         }
     }
     last_life(&mut world);

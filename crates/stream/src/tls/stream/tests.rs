@@ -410,11 +410,29 @@ fn other_protocols_are_named() {
         for (bytes, hint) in [
             (&b"GET / HTTP/1.1\r\n\r\n"[..], "not TLS: the first bytes look like HTTP request"),
             (header, "not TLS: the connection starts with a PROXY header"),
+            (b"\x16\x03\x01\xff\xff\x01", "invalid message: message too large"),
         ] {
             let (mut near, far) = duplex(1 << 16);
             near.write_all(bytes).await.unwrap();
             let error = TlsStream::accept(far, Arc::clone(&server), &[]).await.map(|_| ()).unwrap_err();
             assert_eq!(error.to_string(), hint);
         }
+    });
+}
+
+#[test]
+fn a_handshake_message_that_is_too_long_is_no_broken_connection() {
+    let authority = Authority::new("long");
+    let server = authority.server(ServerOptions::default());
+    run(async move {
+        // A ClientHello of 65,535 bytes: with the headers of its records more than rustls' buffer takes.
+        let message = [&[1, 0, 0xff, 0xff][..], &[0; 0xffff]].concat();
+        let (mut near, far) = duplex(1 << 17);
+        for record in message.chunks(1 << 14) {
+            let length = u16::try_from(record.len()).unwrap().to_be_bytes();
+            near.write_all(&[&[22, 3, 1][..], &length, record].concat()).await.unwrap();
+        }
+        let error = TlsStream::accept(far, server, &[]).await.map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "invalid message: handshake payload too large");
     });
 }
