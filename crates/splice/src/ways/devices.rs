@@ -108,11 +108,7 @@ impl Devices {
             // A bridge says so of its port, and the device goes on.
             NEW | DELETED if i32::from(*family) == libc::AF_BRIDGE => {}
             DELETED => self.lose(index, changes),
-            NEW => {
-                if self.take(index, body) {
-                    self.note_loss(index, changes);
-                }
-            }
+            NEW if self.take(index, body) => self.note_loss(index, changes),
             DELETED_ADDRESS => {
                 changes.devices.insert(index);
                 let attributes = attributes(body.get(ADDRESS_LEN..).unwrap_or_default());

@@ -166,6 +166,8 @@ fn a_device_that_becomes_a_port_loses_nothing(bed: &Bed) -> Result<()> {
         "addr add 10.79.0.1/24 dev bridge",
         "link set bridge up",
     ])?;
+    // Until then the kernel sends by the port.
+    sleep(Duration::from_secs(2));
     (0..10).try_for_each(|_| talk.ask(b"by the bridge"))?;
     truepeer.wait_for_log("sessions may leave user space, on bridge, too")?;
     leaves_again(&truepeer, &mut talk)?;
