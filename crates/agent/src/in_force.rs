@@ -205,8 +205,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_another_version_has_attached_stays_ready() {
-        let status =
-            Status { attached: true, other_version: true, netns: Some(7), ..Status::default() };
+        let status = Status { attached: true, other_version: true, netns: Some(7), ..Status::default() };
         let told = difference(&status, &rules("10.0.0.7", "require")).unwrap();
         assert!(told.contains("restart the pod"), "{told}");
         assert!(serves(&status) && shown(&status).contains("; netns 7; "));
