@@ -1,5 +1,5 @@
 //! Ends the open connections of banned clients, in all programs that `truepeer run` has started on this host.
-//! Whoever bans does that: a program may be another user's, who may not end connections.
+//! `truepeer ban` does that, as root: the programs may not end connections themselves.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -18,15 +18,15 @@ use crate::NAMES;
 /// Ends the connections of clients that headers named. Returns how many there were. Programs that can't be
 /// looked into are passed over: other than root's, they need CAP_SYS_ADMIN and CAP_NET_ADMIN.
 pub fn end_open(bans: &Bans) -> usize {
-    let Ok(all) = fs::read_dir("/proc") else { return 0 };
+    let (Ok(all), Some(device)) = (fs::read_dir("/proc"), device_of_memory()) else { return 0 };
     let mut seen = BTreeSet::new();
     let processes = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    processes.map(|process| end_those_of(process, bans, &mut seen).unwrap_or_default()).sum()
+    processes.map(|process| end_those_of(process, &device, bans, &mut seen).unwrap_or_default()).sum()
 }
 
 /// The connections in the table of a process, if that has not been `seen`.
-fn end_those_of(process: u32, bans: &Bans, seen: &mut BTreeSet<u64>) -> Option<usize> {
-    let memory = table_of(process)?;
+fn end_those_of(process: u32, device: &str, bans: &Bans, seen: &mut BTreeSet<u64>) -> Option<usize> {
+    let memory = table_of(process, device)?;
     if !seen.insert(memory.metadata().ok()?.ino()) {
         return None;
     }
@@ -44,27 +44,35 @@ fn end_those_of(process: u32, bans: &Bans, seen: &mut BTreeSet<u64>) -> Option<u
     namespace.run(|| end(&banned, user)).ok()?.ok()
 }
 
-/// In the network namespace of these. The table is the program's own memory, and it may write into it what it
-/// likes: only connections of its own user end.
+/// In the network namespace of these. The program may write anything into its table, so only connections of
+/// its own user end; root's program may end any. One that can't be ended keeps none of the others open.
 fn end(banned: &[(u64, Name)], user: u32) -> Result<usize, CallError> {
     let mut kernel = SockDiag::open()?;
     let mut ended = 0;
     for (cookie, Name { tuple, .. }) in banned {
         let socket = SocketId::new(tuple.local, tuple.sender, tuple.device, *cookie);
-        let its = kernel.user_of(&socket)?;
-        if its.is_some_and(|its| user == 0 || its == user) {
-            kernel.destroy(&socket)?;
-            ended += 1;
-        }
+        let its = kernel.user_of(&socket).ok().flatten();
+        let is_its_own = its.is_some_and(|its| user == 0 || its == user);
+        ended += usize::from(is_its_own && kernel.destroy(&socket).is_ok());
     }
     Ok(ended)
 }
 
-/// The memory of the names, which the program or its supervisor has mapped.
-fn table_of(process: u32) -> Option<File> {
+/// The memory of the names, which the program or its supervisor has mapped. `device`: of all such memory. A
+/// user may give a file the same name, on a file system of his own (FUSE) that never lets an open end.
+fn table_of(process: u32, device: &str) -> Option<File> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
-    let range = maps.lines().find(|line| line.ends_with(NAMES))?.split(' ').next()?;
+    // proc_pid_maps(5): range, permissions, offset, device, inode, name.
+    let is_table = |line: &&str| line.ends_with(NAMES) && line.split(' ').nth(3) == Some(device);
+    let range = maps.lines().find(is_table)?.split(' ').next()?;
     OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/map_files/{range}")).ok()
+}
+
+/// The device of memfd_create(2), as in `/proc/PID/maps`.
+fn device_of_memory() -> Option<String> {
+    let memory = rustix::fs::memfd_create(c"truepeer-device", rustix::fs::MemfdFlags::CLOEXEC).ok()?;
+    let device = File::from(memory).metadata().ok()?.dev();
+    Some(format!("{:02x}:{:02x}", rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
 /// The effective user.

@@ -17,7 +17,7 @@ pub struct Follower {
     identity: (u64, u64),
 }
 
-/// What came of a look at the devices.
+/// The result of [`Follower::attach`].
 #[derive(Debug)]
 pub enum Followed {
     /// These have got the programs, and the first failure.

@@ -29,7 +29,7 @@ impl World {
         }
     }
 
-    /// What happens to a pod meanwhile.
+    /// Something happens to a pod.
     pub(super) fn event(&mut self, life: Option<&mut Life>) {
         let key = self.any();
         match self.dice.roll(10) {
