@@ -30,7 +30,7 @@ pub struct Sockets {
     dead_since: Option<Instant>,
 }
 
-/// What decides whether translated packets go the way of the session's own.
+/// Tells whether the session's translated packets take the same way as its own packets would.
 #[derive(Debug)]
 pub(crate) struct Way {
     pub(crate) ways: Arc<Ways>,

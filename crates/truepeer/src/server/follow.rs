@@ -38,7 +38,7 @@ pub(super) fn follow(sessions: Option<&Follower>, flows: Option<&FlowTable>, end
         flows.begin_to_follow();
     }
     let mut failures = 0;
-    // What has changed since the start is no notice.
+    // Looks at once: no notice comes of devices that have changed since the start.
     let mut pause = Some(Duration::ZERO);
     loop {
         is_readable(&[end, notices.as_fd()], pause);
