@@ -3,6 +3,7 @@
 use std::any::TypeId;
 use std::path::{Path, PathBuf};
 
+use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Command};
 use toml::Spanned;
 use toml::de::{DeInteger, DeValue};
@@ -115,7 +116,7 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
                     let joined = texts.join(":");
                     let is_taken = is_taken(arg, &joined);
                     let word = one_of(arg, &joined).filter(|_| !is_taken).unwrap_or(joined);
-                    finding.help(format!("type {} = {}", key(arg), keys::quoted(&word)))
+                    finding.help(format!("type {} = {}", key(arg), written(arg, &word)))
                 }
             });
         }
@@ -128,7 +129,7 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
 
 /// A command of this option alone, without those that it excludes or needs: clap asserts that these exist.
 fn alone(arg: &Arg) -> Command {
-    Command::new("entry").arg(arg.clone().conflicts_with(None::<&str>).requires(None::<&str>))
+    Command::new("entry").arg(arg.clone().conflicts_with(Resettable::Reset).requires(Resettable::Reset))
 }
 
 /// A value in another notation, as the option takes it.
