@@ -17,8 +17,10 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_policy::SenderAddr;
+use truepeer_sys::segments::detach_filter;
 
-use crate::look::{Look, look, on_end, on_timeout};
+use crate::after_wait::guard;
+use crate::look::{Look, is_silent, look, on_end, on_timeout};
 use crate::rules::RunRules;
 use crate::wake::WakeUp;
 
@@ -270,7 +272,15 @@ impl<L> Late<L> {
             self.forget(number);
             return None;
         }
-        let (look, until) = on_timeout(waiting.socket.as_fd(), waiting.sender, rules, wake, waited);
+        let (socket, sender) = (waiting.socket.as_fd(), waiting.sender);
+        let (mut look, mut until) = on_timeout(socket, sender, rules, wake, waited);
+        if is_silent(socket, sender, &look, rules) && guard(socket, rules.limits.versions) {
+            // What came before the guard has not passed it.
+            (look, until) = on_timeout(socket, sender, rules, wake, waited);
+            if !is_silent(socket, sender, &look, rules) {
+                detach_filter(socket);
+            }
+        }
         if look == Look::NeedMore && waited < until {
             // A header has started to arrive, so this connection gets the full time for it.
             self.deadlines.remove(&(waiting.deadline, number));

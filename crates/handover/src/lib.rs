@@ -12,6 +12,7 @@
 //! Nothing here waits for a sender, takes a lock, or calls a C library function that the application may have
 //! replaced: rustix makes its own system calls. The only `unsafe` code maps the table of names.
 
+mod after_wait;
 mod bans;
 mod complaints;
 mod late;
@@ -25,10 +26,11 @@ mod settings;
 mod show;
 mod wake;
 
+pub use after_wait::{AfterWait, Watched, is_exposed, is_guarded};
 pub use complaints::LockFreeComplaints;
 pub use late::{Decided, Late};
 pub use listener::{ListenerAddr, NotAListener};
-pub use look::{Look, Refused, SILENT, is_silent, look, take};
+pub use look::{EXPOSED, Look, Refused, look, take};
 pub use names::{
     Census, ConnectionTuple, NO_CENSUS, Name, Names, NamesFull, OLDEST_FORGOTTEN, Remembered, SocketDiag,
     Standing,

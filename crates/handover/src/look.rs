@@ -245,16 +245,17 @@ impl Checker<'_> {
 
 /// Whether this decision hands over a connection that may have a header (`optional`) and has sent nothing in
 /// its time.
-pub fn is_silent(socket: BorrowedFd<'_>, sender: SenderAddr, look: &Look, rules: &RunRules) -> bool {
+pub(crate) fn is_silent(socket: BorrowedFd<'_>, sender: SenderAddr, look: &Look, rules: &RunRules) -> bool {
     *look == Look::Plain { consumed: 0 }
         && rules.policy.admit(sender) == Ok(HeaderRule::Optional)
         && matches!(peek(socket, &mut [0]), Peeked::Nothing)
 }
 
-/// The warning for such a connection, after its sender.
-pub const SILENT: &str = "has sent nothing in time, so it is served as a client without a header (optional); \
-    a header that comes now is data for the program; if it is a balancer, let it send its header at once and \
-    use --header require";
+/// The warning for such a connection that can't be guarded, after its sender.
+pub const EXPOSED: &str = "has sent nothing in time, so it is served as a client without a header \
+    (optional); a header that comes now is data for the program, whose own filter on the socket \
+    (SO_ATTACH_FILTER) leaves no place for one that drops it; if the sender is a balancer, let it send its \
+    header at once and use --header require";
 
 /// Decides about a connection on which [`look`] could not decide, and which will send no more bytes.
 pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{fstat, major, minor};
 use rustix::io::Errno;
+use truepeer_sys::process::descriptor_of;
 
 /// A socket, whatever descriptor refers to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,6 +40,16 @@ impl SocketId {
             .is_ok_and(|target| target.as_os_str() == self.link().as_str())
     }
 
+    /// A duplicate of its descriptor in any process that this one may inspect.
+    pub(crate) fn anywhere(&self) -> Option<OwnedFd> {
+        let (link, all) = (self.link(), fs::read_dir("/proc").ok()?);
+        let processes = all.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        processes.filter(|name| name.starts_with(|first: char| first.is_ascii_digit())).find_map(|process| {
+            let copy = |number| descriptor_of(process.parse().ok()?, number).ok();
+            numbers_of(&process, &link).into_iter().find_map(copy)
+        })
+    }
+
     /// The target of its descriptors in `/proc/PID/fd`.
     pub fn link(&self) -> String {
         format!("socket:[{}]", self.inode)
@@ -47,11 +58,15 @@ impl SocketId {
 
 /// The epolls among a process's descriptors; `self` is the calling one. None if its `/proc` can't be read.
 pub fn epolls_of(process: &str) -> Vec<RawFd> {
+    numbers_of(process, "anon_inode:[eventpoll]")
+}
+
+/// A process's descriptors whose link in `/proc` is this one.
+fn numbers_of(process: &str, link: &str) -> Vec<RawFd> {
     let Ok(all) = fs::read_dir(format!("/proc/{process}/fd")) else { return Vec::new() };
-    let is_epoll = |entry: &fs::DirEntry| {
-        fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventpoll]")
-    };
-    all.flatten().filter(is_epoll).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let is_one =
+        |entry: &fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == link);
+    all.flatten().filter(is_one).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// What [`remind`] has done.

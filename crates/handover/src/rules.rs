@@ -16,6 +16,8 @@ pub struct RunRules {
     pub(crate) policy: Policy,
     pub(crate) limits: Limits,
     times: HeaderTimes,
+    /// Some senders may send a header or none.
+    pub has_optional: bool,
     /// The program's listeners to which the rules apply.
     pub listeners: Listeners,
     /// The answer of `getsockname`.
@@ -25,7 +27,7 @@ pub struct RunRules {
 impl RunRules {
     /// Carries the settings out.
     pub fn new(settings: RunSettings) -> Self {
-        let senders = settings.senders();
+        let (senders, has_optional) = (settings.senders(), settings.has_optional());
         // Destinations are not checked: the application already has the connection.
         let nowhere = BackendAddr::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
         let mut policy = Policy::to(Backends::both(nowhere, nowhere));
@@ -36,6 +38,7 @@ impl RunRules {
             policy,
             limits: settings.limits,
             times: settings.header_times,
+            has_optional,
             listeners: settings.listeners,
             destination: settings.destination,
         }

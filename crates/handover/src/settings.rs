@@ -54,6 +54,12 @@ impl Default for RunSettings {
 }
 
 impl RunSettings {
+    /// Whether some senders may send a header or none.
+    pub fn has_optional(&self) -> bool {
+        let mut rules = self.exceptions.iter().map(|(_, rule)| *rule).chain([self.header]);
+        rules.any(|rule| rule == HeaderRule::Optional)
+    }
+
     /// Whether no sender's header is taken.
     pub fn takes_no_header(&self) -> bool {
         let mut rules = self.exceptions.iter().map(|(_, rule)| *rule).chain([self.header]);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use truepeer_policy::{HeaderError, HeaderRule, PrefixSet, SenderAddr};
+use truepeer_sys::segments::{Instruction, attach_filter, detach_filter, filter_len, first_byte, save_syn};
 
 use crate::*;
 
@@ -227,4 +228,150 @@ fn a_whole_header_is_never_too_late() {
             assert!(matches!(decided.look, Look::Named { .. }), "{:?}", decided.look);
         }
     }
+}
+
+/// A silent connection with its guard, and the rules.
+fn guarded(adjust: impl FnOnce(&mut RunSettings)) -> (Pair, RunRules) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    save_syn(listener.as_fd()).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    client.set_nodelay(true).unwrap();
+    let (accepted, sender) = listener.accept().unwrap();
+    let pair = Pair { listener, client, accepted, sender: SenderAddr::new(sender) };
+    let rules = rules(|settings| {
+        settings.header = HeaderRule::Optional;
+        settings.header_times.wait = Duration::from_millis(1);
+        adjust(settings);
+    });
+    let decided = decided(&mut late(&pair, &rules), &rules);
+    assert_eq!(decided.look, Look::Plain { consumed: 0 });
+    assert!(!is_exposed(decided.socket.as_fd(), pair.sender, &decided.look, &rules));
+    (pair, rules)
+}
+
+/// What arrives before the kernel's guard drops a segment, and whether one was dropped.
+fn arrived(pair: &mut Pair, rules: &RunRules) -> (Vec<u8>, bool) {
+    let mut watch = AfterWait::default();
+    watch.watch(pair.accepted.as_fd(), pair.sender.get(), ());
+    let mut refused = None;
+    while let Some(limit) = watch.limit() {
+        std::thread::sleep(limit);
+        for watched in watch.turn() {
+            refused = watched.end(Some(pair.accepted.as_fd()), rules);
+        }
+    }
+    let mut bytes = [0; 1000];
+    pair.accepted.set_nonblocking(true).unwrap();
+    let count = pair.accepted.read(&mut bytes).unwrap_or_default();
+    if let Some(Refused::Header { error, .. }) = refused {
+        assert_eq!(error, HeaderError::AfterWait { waited: Duration::from_millis(1) });
+    }
+    (bytes[..count].to_vec(), refused.is_some())
+}
+
+#[test]
+fn a_header_after_the_wait_does_not_arrive_however_it_is_cut_in_two() {
+    let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xc0\0\x02\x01\xc6\x33\x64\x01\x03\xe8\x01\xbb";
+    let local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0";
+    let cases = [LINE, b"PROXY UNKNOWN\r\n", v2, local].into_iter();
+    let cases = cases.flat_map(|header| (0..16).map(move |cut| (header, cut)));
+    let threads: Vec<_> = cases
+        .map(|(header, cut)| {
+            std::thread::spawn(move || {
+                let (mut pair, rules) = guarded(|_| ());
+                pair.client.write_all(&header[..cut]).unwrap();
+                pair.client.write_all(&[&header[cut..], b"and the client's data"].concat()).unwrap();
+                let (bytes, is_refused) = arrived(&mut pair, &rules);
+                assert!(is_refused, "{} cut at {cut}", header.escape_ascii());
+                assert!(bytes.len() < 12 && header.starts_with(&bytes), "{}", bytes.escape_ascii());
+                let mut rest = Vec::new();
+                let _ = pair.client.read_to_end(&mut rest);
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn bytes_after_the_wait_that_are_no_header_arrive() {
+    let data: [&[u8]; 14] = [
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"PASS word and more",
+        b"PROXIMITY is a word",
+        b"PROXY without a space"[..5].as_ref(),
+        b"HELLO TCP and more of it",
+        b"\r\n\r\n\0\r\nQUIX and more",
+        b"\r\n\r\nsome more",
+        b"abcdefghijk\n  more of it",
+        b"P",
+        b"\r",
+        b"\r\n",
+        b"\r\n\r\n\0\r\nQUIT",
+        b"xPROXY TCP4 192.0.2.1",
+        b"\0\0\0\x29\0\x03\0\0user\0",
+    ];
+    let cases = data.into_iter().flat_map(|data| [data.len(), 1, 5, 11].map(|piece| (data, piece)));
+    let threads: Vec<_> = cases
+        .map(|(data, piece)| {
+            std::thread::spawn(move || {
+                let (mut pair, _rules) = guarded(|_| ());
+                // Once the first bytes have come, nothing is a header.
+                let after = b"PROXY TCP4 192.0.2.1 198.51.100.1 1000 443\r\n";
+                let is_long = data.len() > 12;
+                for piece in data.chunks(piece).chain(is_long.then_some(&after[..])) {
+                    pair.client.write_all(piece).unwrap();
+                    let mut bytes = vec![0; piece.len()];
+                    pair.accepted.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                    pair.accepted.read_exact(&mut bytes).unwrap();
+                    assert_eq!(bytes, piece, "of {}", data.escape_ascii());
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn without_a_saved_syn_a_whole_header_after_the_wait_does_not_arrive() {
+    let (mut pair, rules) = guarded(|settings| settings.header = HeaderRule::Optional);
+    let _ = first_byte(pair.accepted.as_fd());
+    detach_filter(pair.accepted.as_fd());
+    let mut again = late(&pair, &rules);
+    assert_eq!(decided(&mut again, &rules).look, Look::Plain { consumed: 0 });
+    assert!(is_guarded(pair.accepted.as_fd(), &rules));
+    pair.client.write_all(&[LINE, b"data"].concat()).unwrap();
+    assert_eq!(arrived(&mut pair, &rules), (Vec::new(), true));
+}
+
+#[test]
+fn a_guard_is_taken_off_when_bytes_have_come() {
+    let (mut pair, rules) = guarded(|_| ());
+    assert!(is_guarded(pair.accepted.as_fd(), &rules));
+    pair.client.write_all(b"EHLO client.example\r\n").unwrap();
+    assert_eq!(arrived(&mut pair, &rules), (b"EHLO client.example\r\n".to_vec(), false));
+    assert!(!is_guarded(pair.accepted.as_fd(), &rules));
+}
+
+#[test]
+fn a_version_that_is_not_accepted_is_no_header_after_the_wait_either() {
+    let (mut pair, rules) = guarded(|settings| settings.limits.versions = truepeer_proto::Versions::V2);
+    pair.client.write_all(LINE).unwrap();
+    assert_eq!(arrived(&mut pair, &rules), (LINE.to_vec(), false));
+}
+
+#[test]
+fn a_filter_of_the_programs_own_stays() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = [Instruction { code: 6, jt: 0, jf: 0, k: u32::MAX }];
+    attach_filter(listener.as_fd(), &own).unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (accepted, sender) = listener.accept().unwrap();
+    let pair = Pair { listener, client, accepted, sender: SenderAddr::new(sender) };
+    let rules = rules(|settings| {
+        settings.header = HeaderRule::Optional;
+        settings.header_times.wait = Duration::from_millis(1);
+    });
+    let decided = decided(&mut late(&pair, &rules), &rules);
+    assert!(is_exposed(decided.socket.as_fd(), pair.sender, &decided.look, &rules));
+    assert_eq!(filter_len(pair.accepted.as_fd()), 1);
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{SocketAddrAny, SocketFlags};
-use truepeer_handover::{ListenerAddr, Look, look};
+use truepeer_handover::{ListenerAddr, Look, is_guarded, look};
 use truepeer_policy::SenderAddr;
 use truepeer_sys::marked;
 
@@ -45,7 +45,7 @@ pub(crate) fn accept(
                 role.family.names.announce();
                 waiter::repeat(late.listener);
             }
-            return finish(late, flags);
+            return finish(late, flags, role);
         }
         let blocks = bell::blocks(listener);
         is_rung = match &hold {
@@ -78,7 +78,7 @@ pub(crate) fn accept(
                     let _ = role.family.wake.ring(other);
                 };
                 if let Some(late) = take_late(listener, role, ring) {
-                    return finish(late, flags);
+                    return finish(late, flags, role);
                 }
             }
             decided => match settle(socket.as_fd(), sender, &decided, role) {
@@ -124,9 +124,12 @@ fn take_late(listener: BorrowedFd<'_>, role: &Accepting, announce: impl Fn(Liste
 }
 
 /// Continues as if accept4 had just returned it.
-fn finish(late: Entry, flags: SocketFlags) -> Result<(OwnedFd, Peer), Errno> {
+fn finish(late: Entry, flags: SocketFlags, role: &Accepting) -> Result<(OwnedFd, Peer), Errno> {
     let cloexec = flags.contains(SocketFlags::CLOEXEC);
     fcntl_setfd(&late.socket, if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() })?;
     rustix::io::ioctl_fionbio(&late.socket, flags.contains(SocketFlags::NONBLOCK))?;
+    if role.rules.has_optional && is_guarded(late.socket.as_fd(), &role.rules) {
+        waiter::watch(late.socket.as_fd());
+    }
     Ok((late.socket, Peer::Known(late.peer)))
 }

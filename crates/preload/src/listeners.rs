@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use truepeer_handover::{ELSEWHERE, ListenerAddr, RunRules, SocketId, is_elsewhere};
 use truepeer_sys::marked::{getsockname, listen};
+use truepeer_sys::segments::save_syn;
 use truepeer_sys::socket::set_defer_accept;
 
 use crate::ours::{self, FdSet};
@@ -42,6 +43,10 @@ pub(crate) fn make_ready(socket: BorrowedFd<'_>, rules: &RunRules) {
     if rules.listeners.all() || local(socket).is_some_and(|local| rules.listeners.has(local)) {
         // If it fails (another protocol), connections arrive without their header and wait in this library.
         let _ = set_defer_accept(socket, DEFER);
+        if rules.has_optional {
+            // If it fails (MPTCP), less is known about headers that come after the wait.
+            let _ = save_syn(socket);
+        }
     }
 }
 

@@ -77,6 +77,11 @@ fn try_wait(socket: OwnedFd, listener: BorrowedFd<'_>, sender: SocketAddr) -> Re
     }
 }
 
+/// The program gets a connection that has been silent, under this number. If telling fails, its guard is all.
+pub(crate) fn watch(connection: BorrowedFd<'_>) {
+    let _ = tell(format_args!("watch {}", connection.as_raw_fd()));
+}
+
 /// More connections are ready than the one that the program was woken for.
 pub(crate) fn repeat(listener: ListenerAddr) {
     if INBOX.number() >= 0 {

@@ -18,6 +18,7 @@ pub mod packet;
 pub mod process;
 pub mod repair;
 pub mod seccomp;
+pub mod segments;
 pub mod sock_diag;
 pub mod socket;
 pub mod udp;

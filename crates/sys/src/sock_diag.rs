@@ -36,13 +36,21 @@ const LISTEN: u8 = 10;
 /// (linux/inet_diag.h).
 const IPV6_ONLY: u16 = 11;
 const CGROUP_ID: u16 = 21;
+/// INET_DIAG_INFO and INET_DIAG_SKMEMINFO, which have to be asked for by a bit each, and the offsets of
+/// `tcpi_bytes_received` and `tcpi_segs_in` in `struct tcp_info`, and of SK_MEMINFO_DROPS.
+const INFO: u16 = 2;
+const MEMORY: u16 = 7;
+const ARRIVALS: u8 = 1 << (INFO - 1) | 1 << (MEMORY - 1);
+const BYTES_AT: usize = 128;
+const SEGMENTS_AT: usize = 140;
+const DROPS_AT: usize = 32;
 /// `struct inet_diag_msg`: its inode is the last field.
 const MESSAGE_LEN: usize = INODE_AT + 4;
 /// All states, as the bits of `idiag_states`.
 const EVERY_STATE: u32 = u32::MAX;
-/// Room for one answer: the message about a socket has 72 bytes and few attributes, an error repeats the
-/// request.
-const ANSWER_BYTES: usize = 512;
+/// Room for one answer: the message about a socket has 72 bytes and few attributes, of which the longest is
+/// `struct tcp_info` (below 300 bytes); an error repeats the request.
+const ANSWER_BYTES: usize = 1024;
 /// Room for one datagram of a dump: netlink_dump() makes none longer than 32 KiB.
 const DUMP_BYTES: usize = 32 << 10;
 /// How often a list is read that changes meanwhile.
@@ -53,6 +61,8 @@ const ATTEMPTS: u32 = 10;
 pub struct SockDiag {
     socket: OwnedFd,
     sequence: u32,
+    /// The attributes to ask for (`idiag_ext`).
+    extensions: u8,
 }
 
 /// A TCP socket, as the kernel identifies it.
@@ -123,7 +133,7 @@ impl SockDiag {
     pub fn open() -> Result<Self, CallError> {
         let protocol = Some(netlink::SOCK_DIAG);
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol);
-        Ok(Self { socket: socket.named("socket(NETLINK_SOCK_DIAG)")?, sequence: 0 })
+        Ok(Self { socket: socket.named("socket(NETLINK_SOCK_DIAG)")?, sequence: 0, extensions: 0 })
     }
 
     /// Whether questions are answered. A kernel without tcp_diag says of every socket that it does not exist;
@@ -151,12 +161,28 @@ impl SockDiag {
     /// # Errors
     /// The kernel does not say.
     pub fn user_of(&mut self, socket: &SocketId) -> Result<Option<u32>, CallError> {
+        self.ask_about(socket, 0, |body| word(body, USER_AT))
+    }
+
+    /// What has arrived on this connection. `Ok(None)`: no program has it open.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn arrivals_on(&mut self, socket: &SocketId) -> Result<Option<Arrivals>, CallError> {
+        self.ask_about(socket, ARRIVALS, arrivals)
+    }
+
+    /// `read` gets the message about the socket, if a program has it open.
+    fn ask_about<T>(
+        &mut self,
+        socket: &SocketId,
+        extensions: u8,
+        read: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, CallError> {
+        self.extensions = extensions;
         let answer = self.ask(BY_FAMILY, 0, EVERY_STATE, socket, |kind, body| match kind {
-            BY_FAMILY => {
-                let word = |at: usize| body.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
-                let (user, inode) = (word(USER_AT), word(INODE_AT).ok_or(Errno::BADMSG)?);
-                Ok(user.filter(|_| inode != 0))
-            }
+            BY_FAMILY if word(body, INODE_AT).ok_or(Errno::BADMSG)? == 0 => Ok(None),
+            BY_FAMILY => read(body).ok_or(Errno::BADMSG).map(Some),
             // ESTALE: another socket has these ends.
             _ => match outcome(body) {
                 Err(Errno::NOENT | Errno::STALE) => Ok(None),
@@ -164,6 +190,7 @@ impl SockDiag {
                 Ok(()) => Err(Errno::BADMSG),
             },
         });
+        self.extensions = 0;
         answer?.named("sock_diag")
     }
 
@@ -261,6 +288,7 @@ impl SockDiag {
         bytes[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
         bytes[HEADER_LEN] = socket.family;
         bytes[HEADER_LEN + 1] = IPPROTO_TCP;
+        bytes[HEADER_LEN + 2] = self.extensions;
         bytes[HEADER_LEN + 4..HEADER_LEN + 8].copy_from_slice(&states.to_ne_bytes());
         bytes[HEADER_LEN + 8..].copy_from_slice(&socket.id);
         send(&self.socket, &bytes, SendFlags::empty()).named("send(sock_diag)").map(drop)
@@ -299,20 +327,59 @@ pub struct Listener {
 fn listener(body: &[u8]) -> Option<Listener> {
     let id = SocketId { family: *body.first()?, id: body.get(4..4 + ID_LEN)?.try_into().ok()? };
     let mut found = Listener { local: id.local(), is_ipv6_only: false, cgroup: None };
-    let mut rest = body.get(MESSAGE_LEN..)?;
-    // struct nlattr: length with its header, kind; then the value, padded to four bytes.
-    while let Some((header, _)) = rest.split_at_checked(4) {
-        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let kind = u16::from_ne_bytes([header[2], header[3]]);
-        let Some(value) = rest.get(4..len) else { break };
+    body.get(MESSAGE_LEN..)?;
+    for (kind, value) in attributes(body) {
         match kind {
             IPV6_ONLY => found.is_ipv6_only = value.first().is_some_and(|is| *is != 0),
             CGROUP_ID => found.cgroup = value.try_into().ok().map(u64::from_ne_bytes),
             _ => {}
         }
-        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     Some(found)
+}
+
+/// What has arrived on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Arrivals {
+    /// The bytes that its owner has read or can read.
+    pub bytes: u64,
+    /// The segments that TCP has seen.
+    pub segments: u32,
+    /// The segments that were dropped, by TCP or before.
+    pub drops: u32,
+}
+
+fn arrivals(body: &[u8]) -> Option<Arrivals> {
+    let mut found = Arrivals::default();
+    for (kind, value) in attributes(body) {
+        match kind {
+            INFO => {
+                found.bytes = u64::from_ne_bytes(value.get(BYTES_AT..BYTES_AT + 8)?.try_into().ok()?);
+                found.segments = word(value, SEGMENTS_AT)?;
+            }
+            MEMORY => found.drops = word(value, DROPS_AT)?,
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+/// The attributes after `struct inet_diag_msg`: `struct nlattr` (length with its header, kind), then the
+/// value, padded to four bytes.
+fn attributes(body: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = body.get(MESSAGE_LEN..).unwrap_or_default();
+    core::iter::from_fn(move || {
+        let (header, _) = rest.split_at_checked(4)?;
+        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]);
+        let value = rest.get(4..len)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
 }
 
 /// Reads any message as a connection, and as a listener. For fuzz/.

@@ -6,14 +6,15 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::collections::HashSet;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::thread;
 use std::time::Instant;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
-use truepeer_handover::{Decided, Late, ListenerAddr, Look, SILENT, is_silent};
+use truepeer_handover::{AfterWait, Decided, EXPOSED, Late, ListenerAddr, Look, is_exposed, is_guarded};
 use truepeer_policy::SenderAddr;
+use truepeer_sys::marked;
 
 use super::{DONE, MESSAGE_BYTES, UNKNOWN, WANTED, WITHDRAW};
 use crate::movable::is_inode;
@@ -38,6 +39,8 @@ pub(super) struct WatchedListener {
 
 pub(super) struct Waiter {
     late: Late<WatchedListener>,
+    /// The program's connections that have been silent, by their descriptors.
+    after_wait: AfterWait<RawFd>,
     /// The reading end of the pipe; `None` when nothing comes from there any more.
     reader: Option<OwnedFd>,
     /// The pipe's inode.
@@ -68,6 +71,8 @@ enum WaiterMessage {
     Move(RawFd),
     /// More connections of this listener are ready.
     Again(ListenerAddr),
+    /// The program has a connection that has been silent.
+    Watch(RawFd),
 }
 
 struct Announced {
@@ -81,6 +86,7 @@ impl Waiter {
     pub(super) fn new(late: Late<WatchedListener>, reader: OwnedFd, inode: u64, most: usize) -> Self {
         Self {
             late,
+            after_wait: AfterWait::default(),
             reader: Some(reader),
             inode,
             most,
@@ -131,6 +137,7 @@ impl Waiter {
             match message {
                 WaiterMessage::Wait(socket, listener, sender) => self.add(socket, listener, sender, role),
                 WaiterMessage::Again(listener) => self.ring(listener, role),
+                WaiterMessage::Watch(number) => self.watch(number, role),
                 WaiterMessage::Move(taken) => {
                     if taken == WITHDRAW {
                         self.retire(|_| true);
@@ -144,6 +151,7 @@ impl Waiter {
             self.put(socket, listener, peer, role);
         }
         self.announce_again(role);
+        self.refuse_late_headers(role);
         if self.has_nothing_to_do() {
             self.retire(|_| true);
             bell::on_done(core::mem::take(&mut self.received));
@@ -177,6 +185,7 @@ impl Waiter {
         let first = words.next()?;
         match first {
             "move" => return Some(WaiterMessage::Move(words.next()?.parse().ok()?)),
+            "watch" => return Some(WaiterMessage::Watch(words.next()?.parse().ok()?)),
             "again" => return Some(WaiterMessage::Again(words.next()?.parse().ok()?)),
             _ => self.received += 1,
         }
@@ -238,8 +247,8 @@ impl Waiter {
             return self.ring(listener.address, role);
         }
         let sender = SenderAddr::new(listener.sender);
-        if is_silent(socket.as_fd(), sender, &look, &role.rules) {
-            say::complaint("silent", Some(sender.ip()), format_args!("{sender} {SILENT}"));
+        if is_exposed(socket.as_fd(), sender, &look, &role.rules) {
+            say::complaint("silent", Some(sender.ip()), format_args!("{sender} {EXPOSED}"));
         }
         match settle(socket.as_fd(), listener.sender, &look, role) {
             Ok(peer) => self.put(socket, listener.address, peer, role),
@@ -265,6 +274,26 @@ impl Waiter {
         let now = Instant::now();
         let again = self.announced.iter().map(|announced| announced.again_at.saturating_duration_since(now));
         let full = (!self.again.is_empty()).then_some(AGAIN);
-        again.chain(full).min()
+        again.chain(full).chain(self.after_wait.limit()).min()
+    }
+
+    fn watch(&mut self, number: RawFd, role: &Accepting) {
+        let watch = |connection: BorrowedFd<'_>| {
+            let sender = marked::getpeername(connection).ok()??.try_into().ok()?;
+            is_guarded(connection, &role.rules).then(|| self.after_wait.watch(connection, sender, number))
+        };
+        ours::with_a_passing_descriptor(|| ours::inspect(number, watch));
+    }
+
+    fn refuse_late_headers(&mut self, role: &Accepting) {
+        for decided in ours::with_a_passing_descriptor(|| self.after_wait.turn()) {
+            let end = |connection: Option<BorrowedFd<'_>>| Some(decided.end(connection, &role.rules));
+            let refused = ours::with_a_passing_descriptor(|| {
+                ours::inspect(decided.place, |found| end(Some(found))).or_else(|| end(None)).flatten()
+            });
+            if let Some(refused) = refused {
+                say::refusal(&refused);
+            }
+        }
     }
 }

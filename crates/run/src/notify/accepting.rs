@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_cookie, socket_timeout};
 use rustix::net::{SocketFlags, acceptfrom_with};
-use truepeer_handover::{Decided, Look, is_silent, look, take};
+use truepeer_handover::{Decided, Look, is_exposed, look, take};
 use truepeer_policy::SenderAddr;
 use truepeer_sys::seccomp::{Answer, Notification, calls};
 
@@ -201,8 +201,8 @@ impl Supervisor {
     /// A header came late, or too late.
     pub(super) fn on_decided(&mut self, decided: Decided<Arc<SupervisedListener>>) {
         let Decided { socket, sender, listener, look } = decided;
-        if is_silent(socket.as_fd(), sender, &look, &self.rules) {
-            self.journal.on_silent(sender);
+        if is_exposed(socket.as_fd(), sender, &look, &self.rules) {
+            self.journal.on_exposed(sender);
         }
         if let Some(connection) = self.judged(socket, sender, &look) {
             self.offer(&listener, connection);

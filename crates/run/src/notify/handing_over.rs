@@ -8,7 +8,9 @@ use std::sync::Arc;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
-use truepeer_handover::{ConnectionTuple, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, as_seen_by};
+use truepeer_handover::{
+    ConnectionTuple, Name, OLDEST_FORGOTTEN, Refused, Remembered, Shown, as_seen_by, is_guarded,
+};
 use truepeer_policy::ClientAddr;
 use truepeer_sys::seccomp::{Answer, Notification};
 
@@ -50,6 +52,10 @@ impl Supervisor {
         match self.notifier.add_descriptor(call.id, connection.socket.as_fd(), close_on_exec) {
             Ok(number) => {
                 self.journal.on_handed_over(&connection);
+                let socket = connection.socket.as_fd();
+                if self.rules.has_optional && is_guarded(socket, &self.rules) {
+                    self.after_wait.watch(socket, connection.sender.get(), (call.thread, number));
+                }
                 // Close ours before the answer: when the program closes its descriptor, the connection must
                 // be closed.
                 drop(connection);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use tracing::{debug, error, info, warn};
-use truepeer_handover::{LockFreeComplaints, Refused, SILENT};
+use truepeer_handover::{EXPOSED, LockFreeComplaints, Refused};
 use truepeer_policy::{ClientAddr, SenderAddr};
 use truepeer_session::{Advise, Hint};
 
@@ -80,8 +80,8 @@ impl SupervisorLog {
     }
 
     /// A header that comes now is data.
-    pub(super) fn on_silent(&self, sender: SenderAddr) {
-        self.complain("silent", Some(sender.ip()), |held_back| warn!(held_back, "{sender} {SILENT}"));
+    pub(super) fn on_exposed(&self, sender: SenderAddr) {
+        self.complain("silent", Some(sender.ip()), |held_back| warn!(held_back, "{sender} {EXPOSED}"));
     }
 
     /// A name that an open connection may have needed still.

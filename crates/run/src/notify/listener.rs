@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tracing::{debug, warn};
 use truepeer_handover::{ELSEWHERE, ListenerAddr, SocketId, is_elsewhere};
+use truepeer_sys::segments::save_syn;
 use truepeer_sys::socket::{local_address, set_defer_accept};
 
 /// The kernel's IPPROTO_TCP and IPPROTO_MPTCP: Go's listeners are MPTCP sockets.
@@ -41,12 +42,18 @@ pub(super) struct SupervisedListeners {
     meant: truepeer_handover::Listeners,
     /// How long the kernel may hold a connection until its first data.
     defer: Option<Duration>,
+    /// Some senders may send a header or none.
+    has_optional: bool,
     known: HashMap<u64, Option<Arc<SupervisedListener>>>,
 }
 
 impl SupervisedListeners {
-    pub(super) fn new(meant: truepeer_handover::Listeners, defer: Option<Duration>) -> Self {
-        Self { meant, defer, known: HashMap::new() }
+    pub(super) fn new(
+        meant: truepeer_handover::Listeners,
+        defer: Option<Duration>,
+        has_optional: bool,
+    ) -> Self {
+        Self { meant, defer, has_optional, known: HashMap::new() }
     }
 
     /// The listener that this socket is; `None` if its connections are not ours to look at, or if it does not
@@ -103,6 +110,10 @@ impl SupervisedListeners {
             && let Err(error) = set_defer_accept(socket, wait)
         {
             debug!("{error}: the supervisor waits for each connection's first data");
+        }
+        if self.has_optional {
+            // If it fails (MPTCP), less is known about headers that come after the wait.
+            let _ = save_syn(socket);
         }
     }
 }

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_cookie;
 use truepeer_handover::{
-    Late, ListenerAddr, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, SocketId, WakeUp,
+    AfterWait, Late, ListenerAddr, NO_CENSUS, Name, Names, RunRules, RunSettings, SocketDiag, SocketId,
+    WakeUp,
 };
 use truepeer_policy::HeaderRule;
 use truepeer_session::Advise;
@@ -45,6 +46,8 @@ pub(super) struct Supervisor {
     pub(super) listeners: SupervisedListeners,
     pub(super) late: Late<Arc<SupervisedListener>>,
     pub(super) ready: Ready,
+    /// Connections that have been silent, by thread and descriptor.
+    pub(super) after_wait: AfterWait<(i32, i32)>,
     pub(super) parked: Parked,
     pub(super) siblings: Siblings,
     pub(super) callers: Callers,
@@ -72,8 +75,11 @@ impl Supervisor {
         // A client without a header may wait for the program to speak first, so its connection must not be
         // held.
         let everybody_speaks = settings.header == HeaderRule::Require && settings.exceptions.is_empty();
-        let listeners =
-            SupervisedListeners::new(settings.listeners.clone(), everybody_speaks.then_some(DEFER));
+        let listeners = SupervisedListeners::new(
+            settings.listeners.clone(),
+            everybody_speaks.then_some(DEFER),
+            settings.has_optional(),
+        );
         let (wake, names) = (names.wake_up(), Arc::new(names));
         let ready = Ready::default();
         let mut census = SocketDiag::new();
@@ -92,6 +98,7 @@ impl Supervisor {
             wake,
             listeners,
             ready,
+            after_wait: AfterWait::default(),
             parked: Parked::default(),
             siblings: Siblings::default(),
             callers: Callers::default(),
@@ -128,7 +135,7 @@ impl Supervisor {
     fn limit(&self) -> Option<Duration> {
         let parked = (!self.parked.is_empty()).then_some(PARKED_PERIOD);
         let ready = (self.ready.len() > 0).then_some(READY_PERIOD);
-        parked.or(ready)
+        [parked.or(ready), self.after_wait.limit()].into_iter().flatten().min()
     }
 
     fn turn(&mut self) -> anyhow::Result<Option<Ending>> {
@@ -245,6 +252,13 @@ impl Supervisor {
         if now.duration_since(self.looked_after) >= PARKED_PERIOD {
             self.looked_after = now;
             self.parked.look_after(&self.watch, &self.notifier, &self.siblings, now);
+        }
+        for decided in self.after_wait.turn() {
+            let (thread, number) = decided.place;
+            let found = descriptor_of(thread, number).ok();
+            if let Some(refused) = decided.end(found.as_ref().map(AsFd::as_fd), &self.rules) {
+                self.journal.on_refused(&refused);
+            }
         }
         if now.duration_since(self.woken) >= READY_PERIOD {
             self.woken = now;

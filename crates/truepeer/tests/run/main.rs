@@ -1,6 +1,8 @@
 //! `truepeer run` and `connect` with the library: real programs, the names of libproxyproto, and tests of the
 //! library alone. Tests of both mechanisms are shared with `run_notify`, or are in `matrix`.
 
+#[path = "../run_notify/after_wait.rs"]
+mod after_wait;
 #[path = "../run_notify/bans.rs"]
 mod bans;
 mod beside;
@@ -67,6 +69,7 @@ const NOTIFYS: [&str; 8] = [
 fn main() -> ExitCode {
     kit::choose("preload");
     let shared = [
+        after_wait::tests(),
         bans::tests(),
         programs::tests(),
         sockets::tests(),

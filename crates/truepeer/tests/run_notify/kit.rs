@@ -73,6 +73,14 @@ fn child_of(pid: i32) -> Option<i32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
+/// With `--verbose`. The words are the library's, and the supervisor's.
+pub(crate) fn wait_until_served_without_header(running: &Running) -> anyhow::Result<()> {
+    running.wait_state("a client to be served without a header", || {
+        let log = running.log();
+        log.contains("for itself") || log.contains("the sender is the client")
+    })
+}
+
 /// How to ask a program for the client that it sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Talk {

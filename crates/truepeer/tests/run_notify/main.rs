@@ -1,6 +1,7 @@
 //! `truepeer run` by notification: real programs, and tests of this mechanism alone. Behaviours of every way
 //! are in `matrix`.
 
+mod after_wait;
 mod bans;
 mod bodies;
 mod connects;
@@ -23,7 +24,8 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     kit::choose("notify");
-    let mut all = bans::tests();
+    let mut all = after_wait::tests();
+    all.extend(bans::tests());
     all.extend(programs::tests());
     all.extend(sockets::tests());
     all.extend(names::tests());

@@ -11,7 +11,7 @@ use truepeer_testbed::{Bed, Host, Program, Test, Topology, User, client, tests};
 
 use crate::kit::{PYTHON, header_of, under, via};
 use crate::obstructed::{
-    CLIENT, QUESTION, SERVER, are_served, is_served_in_parts, names_the_client, wait_until_accepted,
+    CLIENT, QUESTION, SERVER, Server, are_served, is_served_in_parts, names_the_client, wait_until_accepted,
 };
 
 pub(crate) fn tests() -> Vec<Test> {
@@ -24,6 +24,8 @@ pub(crate) fn tests() -> Vec<Test> {
         late_headers_at_haproxy_on_one_device,
         a_late_header_stays_at_the_listener_of_its_device,
         a_late_header_wakes_another_thread_than_the_one_that_accepted,
+        a_late_header_ends_a_wait_by_libaio,
+        a_program_that_waits_by_libaio_and_cannot_be_woken_is_named,
     ];
     let nft = tests![
         late_headers_where_the_program_may_not_send_to_itself,
@@ -77,6 +79,39 @@ fn without_ipv6(_: &Bed, host: &Host) -> Result<()> {
 fn filtered(bed: &Bed, host: &Host, chain: &str) -> Result<()> {
     let rules = format!("table inet t {{\n chain c {{\n  {}\n }}\n}}\n", chain.replace("; ", ";\n  "));
     Program::new("nft").args(["-f", "-"]).input(rules).in_netns(&host.netns).run(bed).map(drop)
+}
+
+/// By a connection of this host, where that is possible.
+fn a_late_header_ends_a_wait_by_libaio(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let server = Server::start_by(via(), bed, host, ("libaio", 8089), "", &[])?;
+    for _ in 0..3 {
+        lb.run(|| is_served_in_parts(host, server.address))?.with_context(|| server.log())?;
+    }
+    Ok(())
+}
+
+/// Nothing tells what a context polls. The next connection wakes it.
+fn a_program_that_waits_by_libaio_and_cannot_be_woken_is_named(bed: &Bed) -> Result<()> {
+    let line = Topology::line(&["lb", "host"])?;
+    let (lb, host) = (line.host("lb"), line.host("host"));
+    let server = Server::start_by(via(), bed, host, ("libaio", 8089), "lb", &[])?;
+    let header = header_of(CLIENT)?;
+    lb.run(|| -> Result<()> {
+        let mut late = client::connect(server.address)?;
+        late.write_all(&header[..20])?;
+        wait_until_sent(&late)?;
+        host.run(|| wait_until_accepted(server.address.port()))??;
+        server.running.wait_for_log("waits")?;
+        late.write_all(&[&header[20..], QUESTION].concat())?;
+        server.running.wait_for_log("is ready, whose header came late")?;
+        let mut next = client::connect(server.address)?;
+        next.write_all(&[&header[..], QUESTION].concat())?;
+        names_the_client(next)?;
+        names_the_client(late)
+    })?
+    .with_context(|| server.log())
 }
 
 /// Executes its words under a filter that treats ptrace() in a special way (seccomp(2)).

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use truepeer_testbed::sockets::{self, wait_until_sent};
 use truepeer_testbed::{Bed, Host, Program, Running, Topology, User, client, wait_for};
 
-use crate::kit::{PYTHON, header_of, under_by, via};
+use crate::kit::{PYTHON, header_of, under_by, via, wait_until_served_without_header};
 
 pub(crate) const CLIENT: &str = "203.0.113.7:5000";
 pub(crate) const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
@@ -72,6 +72,20 @@ if way == 'raw':
     while True:
         libc.syscall(ppoll, asked, one, None, None, one)
         serve_all()
+if way == 'libaio':
+    import ctypes, platform, struct
+    libc = ctypes.CDLL(None)
+    io_setup, io_submit, io_getevents = (0, 2, 4) if platform.machine() == 'aarch64' else (206, 209, 208)
+    context, one, event = ctypes.c_ulong(), ctypes.c_long(1), ctypes.create_string_buffer(32)
+    assert libc.syscall(io_setup, 1, ctypes.byref(context)) == 0
+    # struct iocb with IOCB_CMD_POLL
+    poll = struct.pack('QIIHhIQQqQII', 0, 0, 0, 5, 0, listener.fileno(), select.POLLIN, 0, 0, 0, 0, 0)
+    poll = ctypes.create_string_buffer(poll, len(poll))
+    polls = (ctypes.c_void_p * 1)(ctypes.addressof(poll))
+    while True:
+        assert libc.syscall(io_submit, context, one, polls) == 1
+        assert libc.syscall(io_getevents, context, one, one, event, None) == 1
+        serve_all()
 if way == 'select':
     while True:
         select.select([listener], [], [])
@@ -133,7 +147,7 @@ pub(crate) fn are_served_by(
         }
     }
     are_served_after_silence(lb, host, &servers)?;
-    let options = ["--header", "optional", "--header-timeout", "1s"];
+    let options = ["--header", "optional", "--header-timeout", "1s", "--verbose"];
     let optional = all(OPTIONAL, &options)?;
     are_served_in_silence(lb, &optional)?;
     servers.iter().chain(&optional).try_for_each(|server| {
@@ -210,7 +224,7 @@ fn are_served_in_silence(lb: &Host, servers: &[Server]) -> Result<()> {
     let silent: Vec<TcpStream> = lb.run(|| servers.iter().map(connect).collect::<Result<_>>())??;
     for (mut stream, server) in silent.into_iter().zip(servers) {
         let sender = stream.local_addr()?;
-        server.running.wait_for_log("has sent nothing").with_context(|| server.log())?;
+        wait_until_served_without_header(&server.running)?;
         // Its connection is in no queue of the kernel's, so the program accepts it only if it was woken.
         stream.write_all(QUESTION)?;
         let mut said = String::new();

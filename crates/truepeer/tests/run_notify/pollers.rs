@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use truepeer_testbed::sockets::wait_until_sent;
 use truepeer_testbed::{Bed, Host, Program, Running, Test, Topology, User, client, tests, wait_for};
 
-use crate::kit::{PYTHON, header_of, supervisor_and_program, under};
+use crate::kit::{PYTHON, header_of, supervisor_and_program, under, wait_until_served_without_header};
 
 const CLIENT: &str = "203.0.113.7:5000";
 /// How the server waits, and its port.
@@ -283,11 +283,12 @@ fn a_late_header_ends_the_wait_of_a_static_program(bed: &Bed) -> Result<()> {
 fn a_silent_client_ends_the_wait_of_a_static_program(bed: &Bed) -> Result<()> {
     let servers = Servers::new(bed)?;
     for way in WAYS {
-        let server = servers.start(way, &["--header", "optional", "--header-timeout", "1s"], [0, 1])?;
+        let options = ["--header", "optional", "--header-timeout", "1s", "--verbose"];
+        let server = servers.start(way, &options, [0, 1])?;
         servers.lb().run(|| -> Result<()> {
             let mut silent = client::connect(server.address)?;
             // It is handed over at the end of its time. The server ends it when it has been told something.
-            server.running.wait_for_log("has sent nothing").with_context(|| server.log())?;
+            wait_until_served_without_header(&server.running)?;
             silent.write_all(b"hello")?;
             silent.shutdown(Shutdown::Write)?;
             let mut said = String::new();

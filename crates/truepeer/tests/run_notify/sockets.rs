@@ -19,7 +19,6 @@ pub(crate) fn tests() -> Vec<Test> {
         data_before_a_reset_comes_with_the_clients_name,
         a_program_without_descriptors_gets_the_connection_later,
         passed_listeners_are_served,
-        a_silent_client_without_a_header_is_named_in_the_log,
     ];
     all.into_iter().map(|test| test.needs_program(PYTHON).needs_several_users()).collect()
 }
@@ -110,25 +109,6 @@ say('a blocking accept with a time limit', libc.accept(number, None, None))
 }
 
 /// A balancer that lets the server speak first would send its header as data.
-fn a_silent_client_without_a_header_is_named_in_the_log(bed: &Bed) -> anyhow::Result<()> {
-    let script = "\
-import socket
-listener = socket.create_server(('127.0.0.1', 8080))
-while True:
-    connection, peer = listener.accept()
-    connection.sendall(b'hello ' + peer[0].encode())
-    connection.close()
-";
-    let running = start(bed, &python(bed, script, &["--header", "optional"])?, &[V4])?;
-    let mut stream = client::connect(V4)?;
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    ensure!(said == "hello 127.0.0.1", "{said:?}");
-    running.wait_for_log("127.0.0.1:")?;
-    running.wait_for_log("has sent nothing in time")?;
-    Ok(())
-}
-
 /// Programs fall back to epoll where io_uring is missing.
 fn io_uring_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
