@@ -232,7 +232,7 @@ class Host:
         # `journalctl -b` shows one boot, and so do the pages: all boots here have the same kernel's number.
         shutil.rmtree(self.root / "var/log/journal", ignore_errors=True)
         for log in self.root.glob("var/log/*/access.log"):
-            log.write_text("")
+            log.rename(f"{log}.1")
         self.up()
 
     def down(self):

@@ -7,6 +7,7 @@
                                  between; … is any text
     <!-- HOST: stand-in NAME ARGUMENTS -->   no block: situations/NAME.py is a service, in a program's place
     <!-- HOST: check NAME ARGUMENTS -->      no block: situations/NAME.py is run, and again after the reboot
+    <!-- HOST: meanwhile NAME ARGUMENTS --> no block: situations/NAME.py runs while the server reboots
     <!-- HOST: given COMMANDS -->            no block: what readers have already, such as accounts; "given, again"
 
 HOST is client, other client, sender or server. A block without a comment is not executed.
@@ -42,7 +43,7 @@ def steps(path: Path) -> list[Step]:
             continue
         host, words = mark[1] or "", mark[2]
         where = f"{path}:{number}"
-        if plain := re.fullmatch(r"(check|given|stand-in)(, again)? (.+)", words):
+        if plain := re.fullmatch(r"(check|given|stand-in|meanwhile)(, again)? (.+)", words):
             flags = {"again"} if plain[2] or plain[1] == "check" else set()
             found.append(Step(number, host, plain[1], path=plain[3], flags=flags))
             continue

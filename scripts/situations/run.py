@@ -70,11 +70,7 @@ class Situation:
                 host.wait_booted()
             for step in self.steps:
                 self.step(step)
-            booted = [self.hosts[name] for name in hosts.BOOTED if name in self.hosts]
-            for host in booted:
-                host.reboot()
-            for host in booted:
-                host.wait_booted()
+            self.reboot()
             again = [step for step in self.steps if "again" in step.flags]
             if not again:
                 raise Failed(f"{self.path}: nothing is checked after the reboot")
@@ -83,6 +79,35 @@ class Situation:
         finally:
             for host in self.hosts.values():
                 host.end()
+
+    def reboot(self):
+        """All hosts at once; where clients connect meanwhile, the server when the sender is back."""
+        booted = [self.hosts[name] for name in hosts.BOOTED if name in self.hosts]
+        meanwhile = [step for step in self.steps if step.does == "meanwhile"]
+        for several in [[host] for host in booted] if meanwhile else [booted]:
+            running = []
+            if meanwhile and several == [self.hosts["server"]]:
+                running = [(step, self.start(step)) for step in meanwhile]
+            for host in several:
+                host.reboot()
+            for host in several:
+                host.wait_booted()
+            for step, process in running:
+                output, _ = process.communicate(timeout=120)
+                print(f"  while the server rebooted: {output.strip()}", flush=True)
+                if process.returncode != 0:
+                    raise Failed(f"{self.path}:{step.line} ({step.host}): {output}\n{self.journals()}")
+
+    def start(self, step: pages.Step):
+        """Runs a script beside everything else, and waits for its first line."""
+        host, (name, *words) = self.hosts[step.host], step.path.split()
+        host.copy(HERE / f"{name}.py", f"/usr/local/bin/{name}.py")
+        pipe = hosts.subprocess.PIPE
+        process = hosts.subprocess.Popen(
+            [*host.enter(), "python3", f"/usr/local/bin/{name}.py", *words], text=True, stdin=pipe, stdout=pipe
+        )
+        process.stdout.readline()
+        return process
 
     def step(self, step: pages.Step, when: str = ""):
         host = self.hosts[step.host]
@@ -106,10 +131,12 @@ class Situation:
             self.execute(host, f"systemctl -q enable --now {name}\n", step, where)
         elif step.does == "given":
             self.execute(host, step.path, step, where)
+        elif step.does == "meanwhile":
+            pass
         elif step.does == "check":
             name, *words = step.path.split()
-            host.copy(HERE / f"{name}.py", f"/tmp/{name}.py")
-            self.execute(host, f"python3 /tmp/{name}.py {' '.join(words)}", step, where)
+            host.copy(HERE / f"{name}.py", f"/usr/local/bin/{name}.py")
+            self.execute(host, f"python3 /usr/local/bin/{name}.py {' '.join(words)}", step, where)
         else:
             self.execute(host, step.text, step, where)
 

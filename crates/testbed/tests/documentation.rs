@@ -130,6 +130,22 @@ fn every_page_is_in_the_book() {
     assert!(missing.is_empty(), "docs/SUMMARY.md and docs/INSIDE.md lack {missing:?}");
 }
 
+/// The pages of `docs/`, as `wc -w` counts, without the two pages of other programs' results.
+#[test]
+fn the_pages_have_at_most_45000_words() {
+    let mut pages = Vec::new();
+    markdown_below(&repository().join("docs"), &mut pages);
+    pages.retain(|page| !page.ends_with("conformance.md") && !page.ends_with("conformance-tls.md"));
+    let mut words: Vec<_> = pages
+        .iter()
+        .map(|page| (fs::read_to_string(page).expect("a page").split_whitespace().count(), page))
+        .collect();
+    words.sort();
+    let all: usize = words.iter().map(|(count, _)| count).sum();
+    assert!(all > 30_000, "only {all} words were found");
+    assert!(all <= 45_000, "{all} words; the longest pages: {:?}", &words[words.len() - 8..]);
+}
+
 #[test]
 fn a_broken_link_is_found() {
     let page = repository().join("README.md");
