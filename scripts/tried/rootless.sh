@@ -26,26 +26,31 @@ make_images
 node_up v2
 
 # The user sees neither root's directories nor what other users' daemons left in /run.
-home=/run/node/user
+home=/home/gamer
 node_run sh -ec '
   home=$1 engines=$2 tools=$3 truepeer=$4
-  mkdir -p "$home/bin" "$home/.config/truepeer" /run/user/1000 /run/node/engines /run/node/tools
+  # Not below /run, of which RootlessKit makes links.
+  mount -t tmpfs -o mode=755 tmpfs /home
+  mkdir -p "$home/bin" "$home/.config/truepeer" /run/user/2142 /run/node/engines /run/node/tools
   cp "$truepeer" "$home/bin/truepeer"
   mount --bind "$engines" /run/node/engines
   mount --bind "$tools" /run/node/tools
   ln -s truepeer "$home/bin/docker-proxy"
   printf "8080 --allow 127.0.0.1\n5300/udp --allow 127.0.0.1\n8083 --allo 127.0.0.1\n" >"$home/.config/truepeer/docker-proxy.conf"
-  { cat /etc/passwd; echo "gamer:x:1000:1000::$home:/bin/sh"; } >/run/node/passwd
-  { cat /etc/group; echo "gamer:x:1000:"; } >/run/node/group
-  echo "gamer:100000:65536" >/run/node/subids
+  { cat /etc/passwd; echo "gamer:x:2142:2142::$home:/bin/sh"; } >/run/node/passwd
+  { cat /etc/group; echo "gamer:x:2142:"; } >/run/node/group
+  echo "gamer:214200:65536" >/run/node/subids
   for name in passwd group; do mount --bind "/run/node/$name" "/etc/$name"; done
   for name in subuid subgid; do touch "/etc/$name"; mount --bind /run/node/subids "/etc/$name"; done
-  chown -R 1000:1000 "$home" /run/user/1000
+  # Elsewhere udev lets all users open it.
+  mknod -m 666 /run/node/tun c 10 200
+  mount --bind /run/node/tun /dev/net/tun
+  chown -R 2142:2142 "$home" /run/user/2142
   chmod 755 /run/node' sh "$home" "$engines" "$tools/root" "$truepeer"
 root=/run/node/engines/root
 as_user() {
-  nsenter -t "$node_pid" -m -n -p -i -u -- setpriv --reuid 1000 --regid 1000 --clear-groups env -i -C "$home" TERM=dumb LC_ALL=C.UTF-8 HOME=$home \
-    XDG_RUNTIME_DIR=/run/user/1000 DOCKER_HOST=unix:///run/user/1000/docker.sock \
+  nsenter -t "$node_pid" -m -n -p -i -u -- setpriv --reuid 2142 --regid 2142 --clear-groups env -i -C "$home" TERM=dumb LC_ALL=C.UTF-8 HOME=$home \
+    XDG_RUNTIME_DIR=/run/user/2142 DOCKER_HOST=unix:///run/user/2142/docker.sock \
     PATH="$home/bin:/run/node/tools/usr/bin:/run/node/tools/bin:$root/usr/sbin:$root/usr/bin:$root/sbin:$root/bin:/run/node/engines/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu:/run/node/tools/usr/lib/x86_64-linux-gnu:/run/node/tools/lib/x86_64-linux-gnu" \
     XTABLES_LIBDIR="$root/usr/lib/x86_64-linux-gnu/xtables" "$@"
