@@ -72,39 +72,45 @@ print_failures() {
   done
 }
 
-# The tests of the workspace. Those of packets, and of probe, mostly wait for repeated segments and time-outs, so they
-# run beside all others.
-packet_tests=(attach packets links model udp_model splice judged simulated)
+# The tests of the workspace. Most wait, for repeated segments, time-outs or programs, so three groups run side by side.
+declare -A group_of=()
+for name in attach packets model udp_model splice simulated; do group_of[$name]=packets; done
+for name in judged links rounds routes run run_notify udp; do group_of[$name]=programs; done
 check_workspace_tests() {
-  local start=$SECONDS others=() packets=() name status of_packets besides
+  local start=$SECONDS name besides status
+  local -A tests=() process=()
   check tests-build cargo test --workspace --no-run
   wait "$servers" || note_failure servers "$logs/servers.log"
   cat "$logs/servers.log"
   [ "$failed" = 0 ] || [ -x "$target/debug/truepeer" ] || return 0 # counted; nothing to run
   for name in $(sed -n 's/^ *Executable tests\/\([^/.]*\)[/.].*/\1/p' "$logs/tests-build.log" | sort -u); do
-    case " ${packet_tests[*]} " in *" $name "*) packets+=(--test "$name") ;; *) others+=(--test "$name") ;; esac
+    tests[${group_of[$name]-others}]+=" --test $name"
   done
-  echo "==> tests-packets, beside tests: cargo test --workspace --no-fail-fast ${packets[*]}"
-  cargo test --workspace --no-fail-fast "${packets[@]}" >"$logs/tests-packets.log" 2>&1 &
-  of_packets=$!
-  run_beside "$of_packets" &
+  for name in packets programs; do
+    echo "==> tests-$name, beside tests: cargo test --workspace --no-fail-fast${tests[$name]}"
+    cargo test --workspace --no-fail-fast ${tests[$name]} >"$logs/tests-$name.log" 2>&1 &
+    process[$name]=$!
+  done
+  run_beside "${process[@]}" &
   besides=$!
-  check_tests tests cargo test --workspace --no-fail-fast --lib --bins "${others[@]}"
+  check_tests tests cargo test --workspace --no-fail-fast --lib --bins ${tests[others]}
   check_tests tests-docs cargo test --workspace --doc
-  wait "$of_packets"
-  status=$?
-  cat "$logs/tests-packets.log"
-  count_tests tests-packets "$status" "$start"
+  for name in packets programs; do
+    wait "${process[$name]}"
+    status=$?
+    cat "$logs/tests-$name.log"
+    count_tests "tests-$name" "$status" "$start"
+  done
   wait "$besides"
 }
 
 # What needs the processor starts once the tests run, which mostly wait. `beside NAME` prints its output and has its status.
-run_beside() { # the process of the tests of packets
+run_beside() { # the processes of the tests beside
   local name
-  until grep -qs '^ *Running ' "$logs/tests.log" && grep -qs '^ *Running ' "$logs/tests-packets.log" || ! kill -0 "$1" 2>/dev/null; do
-    sleep 1
+  for name in tests tests-packets tests-programs; do
+    until grep -qs '^ *Running ' "$logs/$name.log" || ! kill -0 "$@" 2>/dev/null; do sleep 1; done
   done
-  for name in doc doc_private agent_clippy agent_build; do
+  for name in clippy doc doc_private agent_clippy agent_build; do
     "$name" >"$logs/$name.beside" 2>&1
     echo "$?" >"$logs/$name.status"
   done
@@ -115,6 +121,7 @@ beside() {
   return "$(cat "$logs/$1.status")"
 }
 agent=(--manifest-path crates/agent/Cargo.toml)
+clippy() { cargo clippy --workspace --all-targets -q -- -D warnings; }
 doc() { RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps -q; }
 # Of a program, rustdoc reads without this only what it exports: `main`. Of all crates, as above: of a few, their
 # dependencies would have other features and be built again.
@@ -198,8 +205,8 @@ check reliability scripts/reliability.sh
 check graph scripts/graph.py
 check reason with_each_awk scripts/reason.sh --check
 check dependencies with_each_awk scripts/dependencies.sh
-check clippy cargo clippy --workspace --all-targets -q -- -D warnings
 check_workspace_tests
+check clippy beside clippy
 check doc beside doc
 check doc-private beside doc_private
 check agent-format cargo fmt "${agent[@]}" --check

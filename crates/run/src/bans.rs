@@ -1,16 +1,14 @@
-//! Ends the open connections of banned clients, in all programs that `truepeer run` has started on this host.
-//! `truepeer ban` does that, as root: the programs may not end connections themselves.
+//! Ends the open connections of banned clients, in all programs that `truepeer run` has started in this
+//! network namespace. `truepeer ban` does that, as root: the programs may not end connections themselves.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use truepeer_handover::{Name, Names};
 use truepeer_policy::{Bans, ClientAddr};
 use truepeer_sys::CallError;
-use truepeer_sys::netns::NetNs;
 use truepeer_sys::sock_diag::{SockDiag, SocketId};
 
 use crate::NAMES;
@@ -19,13 +17,15 @@ use crate::NAMES;
 /// looked into are passed over: other than root's, they need CAP_SYS_ADMIN and CAP_NET_ADMIN.
 pub fn end_open(bans: &Bans) -> usize {
     let (Ok(all), Some(device)) = (fs::read_dir("/proc"), device_of_memory()) else { return 0 };
+    let Some(here) = network_of("self") else { return 0 };
     let mut seen = BTreeSet::new();
-    let processes = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    processes.map(|process| end_those_of(process, &device, bans, &mut seen).unwrap_or_default()).sum()
+    let names = all.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let processes = names.filter(|name| name.parse::<u32>().is_ok() && network_of(name) == Some(here));
+    processes.map(|process| end_those_of(&process, &device, bans, &mut seen).unwrap_or_default()).sum()
 }
 
 /// The connections in the table of a process, if that has not been `seen`.
-fn end_those_of(process: u32, device: &str, bans: &Bans, seen: &mut BTreeSet<u64>) -> Option<usize> {
+fn end_those_of(process: &str, device: &str, bans: &Bans, seen: &mut BTreeSet<u64>) -> Option<usize> {
     let memory = table_of(process, device)?;
     if !seen.insert(memory.metadata().ok()?.ino()) {
         return None;
@@ -39,13 +39,11 @@ fn end_those_of(process: u32, device: &str, bans: &Bans, seen: &mut BTreeSet<u64
     if banned.is_empty() {
         return None;
     }
-    let user = user_of(process)?;
-    let namespace = NetNs::open(Path::new(&format!("/proc/{process}/ns/net"))).ok()?;
-    namespace.run(|| end(&banned, user)).ok()?.ok()
+    end(&banned, user_of(process)?).ok()
 }
 
-/// In the network namespace of these. The program may write anything into its table, so only connections of
-/// its own user end; root's program may end any. One that can't be ended keeps none of the others open.
+/// The program may write anything into its table, so only connections of its own user end; root's program may
+/// end any. One that can't be ended keeps none of the others open.
 fn end(banned: &[(u64, Name)], user: u32) -> Result<usize, CallError> {
     let mut kernel = SockDiag::open()?;
     let mut ended = 0;
@@ -60,7 +58,7 @@ fn end(banned: &[(u64, Name)], user: u32) -> Result<usize, CallError> {
 
 /// The memory of the names, which the program or its supervisor has mapped. `device`: of all such memory. A
 /// user may give a file the same name, on a file system of his own (FUSE) that never lets an open end.
-fn table_of(process: u32, device: &str) -> Option<File> {
+fn table_of(process: &str, device: &str) -> Option<File> {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).ok()?;
     // proc_pid_maps(5): range, permissions, offset, device, inode, name.
     let is_table = |line: &&str| line.ends_with(NAMES) && line.split(' ').nth(3) == Some(device);
@@ -75,8 +73,13 @@ fn device_of_memory() -> Option<String> {
     Some(format!("{:02x}:{:02x}", rustix::fs::major(device), rustix::fs::minor(device)))
 }
 
+/// The network namespace's inode.
+fn network_of(process: &str) -> Option<u64> {
+    Some(fs::metadata(format!("/proc/{process}/ns/net")).ok()?.ino())
+}
+
 /// The effective user.
-fn user_of(process: u32) -> Option<u32> {
+fn user_of(process: &str) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
 }

@@ -209,6 +209,16 @@ proptest! {
     }
 }
 
+#[test]
+fn an_option_that_excludes_another_is_explained_by_itself() {
+    for (key, value) in [("pid", "4242"), ("container", "\"web\""), ("engine", "\"docker\"")] {
+        let file = format!("[[attach]]\nport = [443]\n{key} = {{ is = {value} }}\n");
+        let (_, findings, _) = tables(&Path::new(DIR).join("truepeer.toml"), file);
+        let findings = findings.to_string();
+        assert!(findings.contains(&format!("type {key} = {value}")), "{findings}");
+    }
+}
+
 /// What is off in the example: lines that begin with `#` and no blank.
 fn switched_on(example: &str) -> String {
     let lines = example.lines().map(|line| match line.strip_prefix('#') {

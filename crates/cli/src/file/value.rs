@@ -3,6 +3,7 @@
 use std::any::TypeId;
 use std::path::{Path, PathBuf};
 
+use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Command};
 use toml::Spanned;
 use toml::de::{DeInteger, DeValue};
@@ -84,7 +85,7 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
         DeValue::Boolean(is_on) => {
             let finding = wrong(&format!("{}; got true or false", expected(arg)));
             let typed = if *is_on { "true" } else { "false" };
-            let command = Command::new("entry").arg(arg.clone());
+            let command = alone(arg);
             let meant = one_of(arg, typed).filter(|_| !takes_names(arg));
             return Err(match meant.or_else(|| any_value(&command, key(arg)).filter(|_| *is_on)) {
                 Some(usual) => finding.help(format!("type {} = {}", key(arg), written(arg, &usual))),
@@ -115,7 +116,7 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
                     let joined = texts.join(":");
                     let is_taken = is_taken(arg, &joined);
                     let word = one_of(arg, &joined).filter(|_| !is_taken).unwrap_or(joined);
-                    finding.help(format!("type {} = {}", key(arg), keys::quoted(&word)))
+                    finding.help(format!("type {} = {}", key(arg), written(arg, &word)))
                 }
             });
         }
@@ -126,13 +127,18 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
     Ok((span, Some(absolute(arg, text, dir))))
 }
 
+/// A command of this option alone, without those that it excludes or needs: clap asserts that these exist.
+fn alone(arg: &Arg) -> Command {
+    Command::new("entry").arg(arg.clone().conflicts_with(Resettable::Reset).requires(Resettable::Reset))
+}
+
 /// A value in another notation, as the option takes it.
 fn one_of(arg: &Arg, typed: &str) -> Option<String> {
-    meant(&Command::new("entry").arg(arg.clone()), key(arg), typed)?.into_iter().next()
+    meant(&alone(arg), key(arg), typed)?.into_iter().next()
 }
 
 fn is_taken(arg: &Arg, typed: &str) -> bool {
-    takes(&Command::new("entry").arg(arg.clone()), key(arg), typed)
+    takes(&alone(arg), key(arg), typed)
 }
 
 /// With `type listen = "127.0.0.1:9144"`, if the value has another notation.

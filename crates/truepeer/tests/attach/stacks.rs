@@ -135,8 +135,9 @@ fn haproxys_checks_between_clients_teach_no_length(bed: &Bed) -> Result<()> {
     let (lb, host) = (line.host("lb"), line.host("host"));
     let _who = backend_on(bed, host, Behaviour::Who, &["0.0.0.0:80"])?;
     attach_on(bed, host, &["--port", "80"])?;
+    // A check that takes more than 50 ms has failed; the server must stay up on a busy machine.
     let config = format!(
-        "listen web\n  bind {DOOR} accept-proxy\n  server host {} send-proxy-v2 check inter 50ms",
+        "listen web\n  bind {DOOR} accept-proxy\n  server host {} send-proxy-v2 check inter 50ms fall 9999",
         host.at(false, 80)
     );
     let _haproxy = lb.run(|| Haproxy::with_config(&config, &[DOOR]).start(bed))??;
