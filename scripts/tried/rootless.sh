@@ -76,6 +76,9 @@ check_is "rootless: a published port, UDP" "$(from_lb udp 10.0.0.1 5300 "${four[
 check_is "rootless: a second datagram, UDP" "$(from_lb udp 10.0.0.1 5300 203.0.113.10 5110)" "203.0.113.10 5110"
 check_is "rootless: a port without a line is Docker's own" "$(from_lb tcp 10.0.0.1 8090 | cut -d' ' -f1)" 172.17.0.1
 check_is "rootless: a wrong line fails the start, and says why" "$(as_user docker run -d -p 8083:80 go 2>&1 | grep -c 'docker-proxy.conf: .*--allo')" 1
-as_user docker rm -f go >/dev/null
+node_run sed -i 's/--allo /--allow /' "$home/.config/truepeer/docker-proxy.conf"
+as_user docker run -d --name mended -p 8083:80 go >/dev/null
+check_is "rootless: the mended line serves the same port" "$(named 8083)" "${four[*]}"
+as_user docker rm -f go mended >/dev/null
 check_is "rootless: nothing is left" "$(node_run ps -e -o args | grep -c '^truepeer proxy')" 0
 checks_end
