@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all vpp bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all vpp bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check release repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -102,6 +102,11 @@ conformance: setup
 # MACHINES="x86_64 aarch64". Many minutes.
 package: setup
 	@scripts/package.sh $(MACHINES)
+
+# A release, of both processors: all packages and images, also of the agent and for small systems, provenance and notes. RELEASE_KEY
+# (gpg), COSIGN_KEY (a file) and REPOSITORY_KEY sign. Long.
+release: setup
+	@RELEASE_KEY=$(RELEASE_KEY) COSIGN_KEY=$(COSIGN_KEY) REPOSITORY_KEY=$(REPOSITORY_KEY) REPOSITORY_URL=$(REPOSITORY_URL) scripts/release.sh "$(VERSION)" $(MACHINES)
 
 # An apt and an rpm repository of them, under target/repository: REPOSITORY_KEY=you@example.org REPOSITORY_URL=https://example.org/truepeer
 repository:

@@ -39,6 +39,14 @@ cross_to() { # TRIPLE
   [ "$gcc" = cc ] || cross_strip=${gcc%gcc}strip
 }
 
+# Sets `portable`, assignments for env: the flags of compilers, so that no path of this machine is in what is built.
+without_paths() {
+  local cargo=${CARGO_HOME:-$HOME/.cargo} prefixes rust
+  prefixes=("$PWD=." "$target=target" "$cargo=cargo")
+  rust=$(printf ' --remap-path-prefix=%s' "${prefixes[@]}")
+  portable=("RUSTFLAGS=${RUSTFLAGS:-}$rust ${cross_flags[*]}" "CFLAGS=$(printf ' -ffile-prefix-map=%s' "${prefixes[@]}")")
+}
+
 # Debian's name of a processor.
 debian_name() {
   case $1 in x86_64) echo amd64 ;; aarch64) echo arm64 ;; *) echo "$1" ;; esac

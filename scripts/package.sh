@@ -1,7 +1,8 @@
 #!/bin/bash
 # Makes the packages under target/packages: a .deb, a tarball with a static binary, an .rpm, an SBOM, and SHA256SUMS. The same
 # commit makes the same bytes, in any directory (scripts/package-check.sh compares them). For this processor, or for those that
-# are named: package.sh x86_64 aarch64. PACKAGE_PARTS chooses some of: deb tarball rpm_package sbom.
+# are named: package.sh x86_64 aarch64. PACKAGE_PARTS chooses some of: deb tarball rpm_package sbom agent small images. Without it all
+# but agent and small are made.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 export LC_ALL=C TZ=UTC
@@ -19,13 +20,10 @@ tool() { # name, version
   env -u CARGO_TARGET_DIR cargo install -q --locked --root "$tools" "$1@$2"
 }
 
-# Without paths of this machine, which differ from the next one's.
 build() { # triple, or '' for this machine's; more arguments of env
-  local cargo=${CARGO_HOME:-$HOME/.cargo} prefixes rust=
-  prefixes=("$PWD=." "$target=target" "$cargo=cargo")
-  rust=$(printf ' --remap-path-prefix=%s' "${prefixes[@]}")
-  env RUSTFLAGS="${RUSTFLAGS:-}$rust ${cross_flags[*]}" CFLAGS="$(printf ' -ffile-prefix-map=%s' "${prefixes[@]}")" TRUEPEER_REQUIRE_LIBRARY=1 \
-    TRUEPEER_REQUIRE_CLANG=1 "${cross[@]}" "${@:2}" cargo build -q --locked --release -p truepeer ${1:+--target "$1"} "${cross_cargo[@]}"
+  without_paths
+  env TRUEPEER_REQUIRE_LIBRARY=1 TRUEPEER_REQUIRE_CLANG=1 "${portable[@]}" "${cross[@]}" "${@:2}" \
+    cargo build -q --locked --release -p truepeer ${1:+--target "$1"} "${cross_cargo[@]}"
 }
 
 # The newest version of glibc that a binary names.
@@ -64,8 +62,7 @@ tarball() {
   mv "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/zsh/site-functions"
   rm -r "$tree/usr/share/lintian" "$tree"/usr/share/doc/truepeer/{copyright,changelog*}
   install -m644 -t "$tree" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT
-  tar -C "$stage" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$tar_name" |
-    gzip -9n >"$out/$tar_name.tar.gz"
+  pack "$tree"
 }
 
 # From the tarball.
@@ -77,12 +74,47 @@ rpm_package() {
 }
 
 # Every crate in the binary, as CycloneDX has it. cargo-cyclonedx writes a file beside each crate of the workspace.
-sbom() {
+sbom() { bill_of truepeer truepeer; }
+bill_of() { # crate, package, more arguments
   tool cargo-cyclonedx 0.5.9
   "$tools/bin/cargo-cyclonedx" cyclonedx -q --format json --spec-version 1.5 --override-filename truepeer.cdx --no-build-deps \
-    --manifest-path crates/truepeer/Cargo.toml --target "$machine-unknown-linux-gnu"
-  sed "s|$PWD/||g" crates/truepeer/truepeer.cdx.json >"$out/truepeer-$version-$machine.cdx.json"
+    --manifest-path "crates/$1/Cargo.toml" --target "$machine-unknown-linux-gnu" "${@:3}"
+  sed "s|$PWD/||g" "crates/$1/truepeer.cdx.json" >"$out/$2-$version-$machine.cdx.json"
   rm -f crates/*/truepeer.cdx.json bench/truepeer.cdx.json
+}
+
+# The static truepeer-agent, for its image.
+agent() {
+  local musl=$machine-unknown-linux-musl tree=$stage/truepeer-agent-$version-$machine-linux-musl
+  say "building the agent, $machine"
+  cross_to "$musl"
+  without_paths
+  env "${portable[@]}" "${cross[@]}" cargo build -q --locked --release --manifest-path crates/agent/Cargo.toml --target-dir "$target" \
+    --target "$musl" "${cross_cargo[@]}"
+  rm -rf "$tree"
+  mkdir -p "$tree/usr/bin"
+  "$cross_strip" --strip-all -o "$tree/usr/bin/truepeer-agent" "$target/$musl/release/truepeer-agent"
+  install -m644 -t "$tree" LICENSE-APACHE LICENSE-MIT
+  pack "$tree"
+  bill_of agent truepeer-agent
+}
+
+# The program for routers, with what procd needs.
+small() {
+  local tree=$stage/truepeer-small-$version-$machine-linux-musl
+  scripts/small.sh "$machine"
+  rm -rf "$tree"
+  install -D "$target/$machine-unknown-linux-musl/small/truepeer" "$tree/usr/bin/truepeer"
+  install -D deploy/openwrt/truepeer "$tree/etc/init.d/truepeer"
+  install -Dm644 deploy/truepeer.toml "$tree/etc/truepeer/truepeer.toml"
+  install -m644 -t "$tree" LICENSE-APACHE LICENSE-MIT
+  pack "$tree"
+  bill_of truepeer truepeer-small --no-default-features
+}
+
+pack() { # directory
+  tar -C "$(dirname "$1")" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c "$(basename "$1")" |
+    gzip -9n >"$out/$(basename "$1").tar.gz"
 }
 
 missing=()
@@ -93,7 +125,7 @@ done
 
 [ -n "${PACKAGE_PARTS-}" ] || rm -rf "$out"
 mkdir -p "$out"
-machines=("$@")
+machines=("$@") parts=${PACKAGE_PARTS:-deb tarball rpm_package sbom images}
 [ $# -gt 0 ] || machines=("$host_machine")
 for machine in "${machines[@]}"; do
   other=
@@ -101,10 +133,10 @@ for machine in "${machines[@]}"; do
   built=$target${other:+/$other}/release
   stage=$built/package # [package.metadata.deb] in crates/truepeer/Cargo.toml names its files
   tar_name=truepeer-$version-$machine-linux-musl
-  for part in ${PACKAGE_PARTS:-deb tarball rpm_package sbom}; do $part; done
+  for part in ${parts//images/}; do $part; done
 done
 # One image for all of them.
-[ -n "${PACKAGE_PARTS-}" ] || scripts/image.py "$out"
+case " $parts " in *" images "*) scripts/image.py "$out" ;; esac
 # Without some parts some kinds are missing.
 (cd "$out" && shopt -s nullglob && sha256sum -- *.deb *.rpm *.spec *.json *.tar *.tar.gz >SHA256SUMS)
 say "made:"

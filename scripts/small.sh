@@ -10,7 +10,8 @@ machines=("$@")
 for machine in "${machines[@]}"; do
   triple=$machine-unknown-linux-musl
   cross_to "$triple"
-  env "${cross[@]}" RUSTFLAGS="${RUSTFLAGS:-} ${cross_flags[*]}" TRUEPEER_REQUIRE_CLANG=1 \
+  without_paths
+  env "${portable[@]}" "${cross[@]}" TRUEPEER_REQUIRE_CLANG=1 \
     cargo build -q --locked --profile small --no-default-features -p truepeer --target "$triple" "${cross_cargo[@]}"
   program=$target/$triple/small/truepeer
   ! readelf -l "$program" | grep -q INTERP || { say "$program is not static"; exit 1; }

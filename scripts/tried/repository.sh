@@ -7,6 +7,7 @@ set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 . scripts/debian.sh
 . scripts/debian-packages.sh
+. scripts/tried/shell-package.sh
 say() { echo "tried: $*"; }
 repository=$PWD/target/repository
 [ -e "$repository/truepeer.asc" ] || { say "make repository first"; exit 1; }
@@ -36,6 +37,8 @@ apt_root() { # directory, release
   rm -f "$1"/etc/systemd/system/multi-user.target.wants/haproxy.service "$1/usr/sbin/policy-rc.d" "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1/etc/resolv.conf"
 }
 
+distribution() { (. "$1/etc/os-release"; echo "Debian $VERSION_ID, $(basename "$(ls "$1"/usr/lib/systemd/libsystemd-shared-*.so | head -1)" | sed 's/libsystemd-shared-\([0-9]*\).*/systemd \1/')"); } # root
+
 try_apt() { # release
   local root=$target/tried-$1 log=$target/logs/tried-$1.log web status=0
   apt_root "$root" "$1" || { tail -3 "$target/logs/tried-apt.log"; return 1; }
@@ -49,7 +52,7 @@ try_apt() { # release
   {
     debian_run sh -ec "$(lines_of 'Debian and Ubuntu' | sed 's/apt install/apt install -y/')" &&
       # attach needs the root of the cgroups.
-      debian_run unshare --mount sh -c 'mount --bind /run/cgroup-of-host /sys/fs/cgroup && exec python3 /use.py' &&
+      debian_run unshare --mount sh -c 'mount --bind /run/cgroup-of-host /sys/fs/cgroup && exec python3 /use.py --where "$1"' sh "$(distribution "$root"),apt repository over HTTP" &&
       debian_run systemctl start truepeer && debian_run systemctl is-active truepeer &&
       debian_run apt-get purge -y truepeer
   } >"$log" 2>&1 || status=1
@@ -63,38 +66,11 @@ try_apt() { # release
   return "$status"
 }
 
-# A package that has nothing but a shell, which the scriptlets of others need.
-shell_package() { # directory
-  local busybox=$target/tried-busybox/usr/bin/busybox
-  mkdir -p "$1"
-  cat >"$1/shell.spec" <<END
-%global debug_package %{nil}
-%global __os_install_post %{nil}
-Name: shell
-Version: 1
-Release: 1
-Summary: a shell
-License: GPL-2.0
-AutoReqProv: no
-Provides: /bin/sh
-%description
-busybox
-%install
-install -D $busybox %{buildroot}/bin/busybox
-for name in sh ls rm; do ln -s busybox %{buildroot}/bin/\$name; done
-%files
-/bin/*
-END
-  rpmbuild -bb --quiet --define "_topdir $1/build" --define "_rpmdir $1" "$1/shell.spec"
-}
-
 try_rpm() {
   local root=$target/tried-rpm log=$target/logs/tried-rpm.log status=0
   for need in dnf:dnf createrepo_c:createrepo-c rpmbuild:rpm; do command -v "${need%:*}" >/dev/null || apt_install "${need#*:}"; done
-  [ -x "$target/tried-busybox/usr/bin/busybox" ] || { debian_packages "$target/tried-busybox" trixie busybox-static && dpkg-deb -x "$target"/tried-busybox/debs/busybox-static_*.deb "$target/tried-busybox"; }
   rm -rf "$root" "$root".shell
   shell_package "$root.shell"
-  createrepo_c --quiet "$root.shell"
   mkdir -p "$root"/{etc/yum.repos.d,proc,sys,dev,tmp,run}
   printf '[shell]\nname=shell\nbaseurl=file://%s\ngpgcheck=0\n' "$root.shell" >"$root/etc/yum.repos.d/shell.repo"
   unshare --net --mount bash -ec '
@@ -110,9 +86,9 @@ try_rpm() {
     for _ in $(seq 50); do curl -fs http://127.0.0.1/truepeer.asc >/dev/null && break; sleep .1; done
     find "$root" -xdev | grep -v -e /var -e /tmp | sort >"$log.before"
     eval "$lines"
-    for place in proc sys dev run; do mount --rbind "/$place" "$root/$place"; done
-    python3 scripts/tried/use.py --only attach,attach-udp,proxy,splice,udp,https chroot "$root" /usr/bin/truepeer
-    umount -Rl "$root"/{proc,sys,dev,run}
+    for place in proc sys dev run tmp; do mount --rbind "/$place" "$root/$place"; done
+    python3 scripts/tried/use.py --where 'a root filled by dnf 4.14,rpm repository over HTTP' --only attach,attach-udp,proxy,splice,udp,https chroot "$root" /usr/bin/truepeer
+    umount -Rl "$root"/{proc,sys,dev,run,tmp}
     dnf remove truepeer
     rm -f "$root/etc/yum.repos.d/truepeer.repo"
     find "$root" -xdev | grep -v -e /var -e /tmp | sort >"$log.after"

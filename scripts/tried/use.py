@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Uses an installed truepeer in each way, and says whether servers see the client: use.py [--only WAY,...] [TRUEPEER...].
+"""Uses an installed truepeer in each way, and says whether servers see the client: use.py [--only WAY,...] [--where NAME,HOW] [TRUEPEER...].
 
 In this network namespace are truepeer and the servers; HAProxy is in one of its own, and its client in a third. TRUEPEER is the
 command that runs truepeer, by default `truepeer`. HAPROXY names another HAProxy. Prints "ok WAY" or "FAILED WAY: ...", and fails
-if a way failed.
+if a way failed. NAME of a distribution and HOW truepeer was installed become a row of docs/tried.md (page.py), by the last line.
 """
 
 import json
@@ -196,16 +196,17 @@ def metric(admin, name):
 
 
 def main(words):
-    only = WAYS
-    if words[:1] == ["--only"]:
-        only, words = words[1].split(","), words[2:]
+    options = {"--only": ",".join(WAYS), "--where": ","}
+    while words[:1] and words[0] in options:
+        options[words[0]], words = words[1], words[2:]
+    only, where = options["--only"].split(","), options["--where"].rsplit(",", 1)
     truepeer = words or ["truepeer"]
     network()
     for port in (81, 9080):
         threading.Thread(target=serve, args=(port,), daemon=True).start()
     for port in (53, 9081):
         threading.Thread(target=serve_datagrams, args=(port,), daemon=True).start()
-    failed = 0
+    failed = []
     with tempfile.TemporaryDirectory() as directory:
         balancer = haproxy(directory)
         for way in only:
@@ -214,10 +215,12 @@ def main(words):
                 seen = try_way(way, truepeer, directory)
             except (AssertionError, OSError, subprocess.SubprocessError) as error:
                 seen = f"{type(error).__name__}: {error}"
-            failed += seen != CLIENT
+            failed += [way] * (seen != CLIENT)
             print(f"ok {way} ({time.monotonic() - begin:.1f} s)" if seen == CLIENT else f"FAILED {way}: {seen}", flush=True)
         finish(balancer)
-    print(json.dumps({"tried": len(only), "failed": failed}))
+    row = {"distribution": where[0], "how": where[1], "processor": os.uname().machine, "kernel": os.uname().release}
+    row |= {"date": time.strftime("%Y-%m-%d"), "ways": {way: way not in failed for way in only}}
+    print("tried: " + json.dumps(row))
     sys.exit(1 if failed else 0)
 
 

@@ -16,6 +16,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, anyhow, ensure};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::process::{Signal, getppid, kill_process};
 use socket2::{Domain, Socket, Type};
 use truepeer_cli as cli;
 use truepeer_sys::inherit::take_passed;
@@ -71,8 +72,21 @@ pub(crate) fn answer(words: impl Iterator<Item = OsString>) -> Option<ExitCode> 
     if let Some(answer) = take_passed(ANSWER) {
         // dockerd may be gone.
         let _ = fs::File::from(answer).write_all(format!("1\n{error:#}").as_bytes());
+        end_rootlesskit();
     }
     Some(ExitCode::FAILURE)
+}
+
+/// In rootless Docker a program of RootlessKit starts this one. It keeps dockerd's pipe open until SIGINT,
+/// even if this one fails: dockerd would wait for the pipe's end, then say only that it timed out.
+fn end_rootlesskit() {
+    let Some(parent) = getppid() else { return };
+    let name = fs::read_to_string(format!("/proc/{}/comm", parent.as_raw_nonzero()));
+    // The kernel keeps 15 bytes of rootlesskit-docker-proxy.
+    if name.is_ok_and(|name| name.trim_end() == "rootlesskit-doc") {
+        // It may be gone.
+        let _ = kill_process(parent, Signal::INT);
+    }
 }
 
 /// Becomes the program that serves the port.
