@@ -167,12 +167,14 @@ impl Asked {
             let is_lost = match splices.way(question) {
                 Way::Over => return false,
                 Way::By(device) if !devices.are_lost(device) => return false,
-                Way::By(_) => true,
+                Way::By(device) if devices.are_big(device) || !repair::is_possible() => true,
                 Way::InTheTail => {
                     *since = now;
                     return true;
                 }
-                Way::Unseen { before } => {
+                // A device that is lost now may have been the way when the question left: a bridge gets the
+                // addresses of its port a moment later.
+                Way::By(before) | Way::Unseen { before } => {
                     if devices.is_down(before) || !repair::is_possible() {
                         // It may come up again. Without the repair keeper nobody can ask.
                         *since = now;

@@ -55,10 +55,11 @@ impl Splices {
         }
     }
 
-    /// The question once more, with the numbers of now.
+    /// The question once more, with the numbers of now. [`Splices::way`] tells the result of this one.
     pub fn once_more(&self, asked: &Question) -> Question {
-        let place = asked.place >> 1;
-        self.at(place).question(place, asked.place as usize & 1)
+        let (place, side) = (asked.place >> 1, asked.place as usize & 1);
+        self.at(place).faces[side].known.fetch_and(!WAY, Ordering::AcqRel);
+        self.at(place).question(place, side)
     }
 
     /// The flow has to end: its peer is not reached any more. Whoever watches it resets both peers.
