@@ -45,7 +45,9 @@ for release in "${releases[@]}"; do guest_kernel "$release" || skip "apt can't p
 truepeer=${TRUEPEER:-$target/debug/truepeer}
 [ -x "$truepeer" ] || { say "no $truepeer: cargo build, or name one by TRUEPEER"; exit 1; }
 guest_tree setpriv unshare nsenter ip openssl
-for name in sh mount cat kill sleep mkdir dmesg grep sed; do ln -s busybox "$tree/bin/$name"; done
+for name in mount cat kill sleep mkdir; do ln -s busybox "$tree/bin/$name"; done
+# For the tests. busybox's own takes an applet for a program's name, as below.
+put_program "$(command -v sh)" sbin/sh
 put_program "$truepeer" usr/bin/truepeer
 if [ -x "$kube/kube-apiserver" ]; then put_agents_tests
 else
@@ -79,7 +81,7 @@ PROFILE
 sed -e 's/^profile [^ ]*/profile closed/' -e '/abstractions.base/d' "$tree/etc/apparmor.d/container" >"$tree/etc/apparmor.d/closed"
 guest_pack "$tree" "$guests/tree.gz"
 
-# What the machine executes. Its shell takes an applet of busybox for a program's name.
+# What the machine executes, by busybox's shell.
 work() {
   echo "tests='${tests[*]}'"
   cat <<'WORK'
@@ -120,7 +122,7 @@ check_is "nothing was denied meanwhile" "$(denied)" ""
 
 # As who has taken the agent over: a program of theirs in the place of truepeer, under the profile or without.
 as() { # profile or nothing, applet of busybox, arguments...
-  /sbin/unshare --mount sh -c 'mount --bind /bin/busybox /usr/bin/truepeer
+  /sbin/unshare --mount busybox sh -c 'mount --bind /bin/busybox /usr/bin/truepeer
     [ -z "$0" ] || echo "exec $0" >/proc/self/attr/exec
     exec -a busybox /usr/bin/truepeer "$@"' "$@" 2>&1
 }
