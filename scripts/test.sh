@@ -243,8 +243,10 @@ if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check systemd scripts/systemd-check.sh
 else note_skip "systemd: long: make test-all runs it"; fi
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check units scripts/units-check.sh
 else note_skip "units: long: make test-all runs it"; fi
-if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then check kernels scripts/kernels.sh --sample
-else note_skip "kernels: long: make test-all runs it"; fi
+if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then
+  check kernels scripts/kernels.sh --sample
+  check_tests apparmor scripts/apparmor.sh
+else note_skip "kernels, apparmor: long: make test-all runs them"; fi
 # Of the pages by situation, a fast one. The others install more.
 if [ -n "${TRUEPEER_TEST_ALL:-}" ]; then
   check_tests situations scripts/situations.sh

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::bed::{Bed, Killed, NODE};
+use crate::confined;
 use crate::wait::until;
 
 /// A running agent.
@@ -17,6 +18,8 @@ pub(crate) struct Agent {
     process: Killed,
     address: SocketAddr,
     log: PathBuf,
+    /// Ends after it.
+    _copying: Option<Killed>,
 }
 
 /// The program truepeer.
@@ -33,7 +36,8 @@ pub(crate) fn truepeer() -> Result<PathBuf> {
 pub(crate) fn command_line(address: SocketAddr, more: &[&str]) -> Result<Vec<String>> {
     let mut line: Vec<String> = ["kubernetes", "--node", NODE].map(str::to_owned).into();
     line.extend(["--truepeer".to_owned(), truepeer()?.display().to_string()]);
-    line.extend(["--pins".to_owned(), format!("{}/truepeer", crate::mounts::BPF)]);
+    let pins = if confined::is_on() { confined::PINS } else { crate::mounts::PINS };
+    line.extend(["--pins".to_owned(), pins.to_owned()]);
     if !more.contains(&"--listen") {
         line.extend(["--listen".to_owned(), address.to_string()]);
     }
@@ -49,33 +53,29 @@ fn probes(address: SocketAddr) -> String {
 
 impl Agent {
     pub(crate) fn start(bed: &Bed, more: &[&str]) -> Result<Self> {
-        Self::start_by(bed, &[], more)
+        Self::start_by(bed, &confined::launcher(), more)
     }
 
     /// `launcher`: a program that executes the agent, and its options.
-    pub(crate) fn start_by(bed: &Bed, launcher: &[&str], more: &[&str]) -> Result<Self> {
+    pub(crate) fn start_by(bed: &Bed, launcher: &[String], more: &[&str]) -> Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let log = bed.cluster.directory().join(format!("agent-{}.log", address.port()));
         let line = command_line(address, more)?;
         let program = env!("CARGO_BIN_EXE_truepeer-agent");
-        let mut command = match launcher {
-            [first, rest @ ..] => {
-                let mut command = Command::new(first);
-                command.args(rest).arg(program);
-                command
-            }
-            [] => Command::new(program),
-        };
+        let mut command = launched(launcher, program);
         command.args(line).env("KUBECONFIG", bed.cluster.kubeconfig());
-        let file = File::create(&log)?;
-        let mut process =
-            Killed(command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()?);
+        let (output, errors, copying) = confined::output(File::create(&log)?)?;
+        let mut process = Killed(command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()?);
+        drop(command);
         let is_ready = until("the agent", || {
             let has_ended = process.0.try_wait()?.is_some();
             Ok(if has_ended { Some(false) } else { probe(address, "ready")?.0.then_some(true) })
         });
-        let agent = Self { process, address, log };
+        let agent = Self { process, address, log, _copying: copying.map(Killed) };
         ensure!(is_ready.with_context(|| agent.log())?, "the agent has ended: {}", agent.log());
+        if confined::is_on() {
+            confined::check(agent.process.0.id())?;
+        }
         Ok(agent)
     }
 
@@ -124,8 +124,19 @@ impl Agent {
     }
 }
 
+fn launched(launcher: &[String], program: &str) -> Command {
+    match launcher {
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+        [] => Command::new(program),
+    }
+}
+
 fn probe(address: SocketAddr, question: &str) -> Result<(bool, String)> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_truepeer-agent"));
+    let mut command = launched(&confined::launcher(), env!("CARGO_BIN_EXE_truepeer-agent"));
     let output = command.args(["probe", question, "--probes", &probes(address)]).output()?;
     Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned()))
 }

@@ -149,14 +149,18 @@ impl Cluster {
             "containers": [{"name": "agent", "image": "none"}]}});
         let pod = self.wait(pods.create(&PostParams::default(), &serde_json::from_value(pod)?))?;
         let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": pod.metadata.uid});
+        self.write_token(&self.kubeconfig(), &bound)
+    }
+
+    /// Makes a token of the agent's account for an object, or `null`.
+    fn write_token(&self, path: &Path, bound: &Value) -> Result<()> {
         let request = json!({"spec": {"audiences": [], "boundObjectRef": bound}});
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), AGENT_NAMESPACE);
         let request = serde_json::from_value(request)?;
         let made = self.wait(accounts.create_token_request(ACCOUNT, &PostParams::default(), &request))?;
         let token = made.status.context("no token")?.token;
         let text = kubeconfig(self.api, &self.directory.join("certificates/apiserver.crt"), &token);
-        fs::write(self.kubeconfig(), text.to_string())?;
-        Ok(())
+        Ok(fs::write(path, text.to_string())?)
     }
 
     pub(crate) fn create(&self, object: Value) -> Result<()> {
@@ -181,6 +185,16 @@ impl Cluster {
         work: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
     ) -> Result<Result<T, kube::Error>> {
         self.runtime.block_on(async { Ok(work(client(&self.kubeconfig()).await?).await) })
+    }
+
+    /// With a token of the agent's account that was made for no pod, so that it names no node.
+    pub(crate) fn as_nobodys_agent<T>(
+        &self,
+        work: impl AsyncFnOnce(Client) -> Result<T, kube::Error>,
+    ) -> Result<Result<T, kube::Error>> {
+        let path = self.directory.join("nobodys-agent.conf");
+        self.write_token(&path, &Value::Null)?;
+        self.runtime.block_on(async { Ok(work(client(&path).await?).await) })
     }
 
     /// Takes the right to write conditions from the agent, or gives it back, and waits until it is so.

@@ -7,6 +7,7 @@
 mod agent;
 mod bed;
 mod cluster;
+mod confined;
 mod mounts;
 mod needs;
 mod peers;

@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::Test;
 use crate::agent::Agent;
 use crate::bed::Bed;
+use crate::confined;
 
 pub(crate) const TESTS: &[Test] = &[
     ("three_capabilities_are_enough", three_capabilities_are_enough),
@@ -15,29 +16,30 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// As in the DaemonSet. CAP_SYS_ADMIN, which entering a network namespace takes, includes CAP_BPF and
 /// CAP_PERFMON.
-const NEEDED: [&str; 3] = ["net_admin", "sys_admin", "sys_ptrace"];
+pub(crate) const NEEDED: [&str; 3] = ["net_admin", "sys_admin", "sys_ptrace"];
 
 const WEB: [(&str, &str); 2] = [("ports", "80"), ("allow", "LB")];
 
 /// As root with these capabilities alone.
-fn launcher(capabilities: &[&str]) -> Vec<String> {
+pub(crate) fn launcher(capabilities: &[&str]) -> Vec<String> {
     let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
-    vec![
+    let mut line = vec![
         "setpriv".to_owned(),
         format!("--bounding-set=-all{set}"),
         "--inh-caps=-all".to_owned(),
         "--no-new-privs".to_owned(),
-    ]
+    ];
+    line.extend(confined::profile());
+    line
 }
 
 fn start<'a>(bed: &Bed, capabilities: impl Iterator<Item = &'a str>) -> Result<Agent> {
-    let launcher = launcher(&capabilities.collect::<Vec<_>>());
-    Agent::start_by(bed, &launcher.iter().map(String::as_str).collect::<Vec<_>>(), &[])
+    Agent::start_by(bed, &launcher(&capabilities.collect::<Vec<_>>()), &[])
 }
 
 fn three_capabilities_are_enough(bed: &Bed) -> Result<()> {
     let _agent = start(bed, NEEDED.into_iter())?;
-    let mut pod = bed.pod(&WEB)?;
+    let mut pod = bed.pod(&[("ports", "80,53/udp"), ("allow", "LB")])?;
     pod.start_sandbox()?;
     pod.wait_for("Attached")?;
     pod.start_server(80)?;
@@ -49,7 +51,7 @@ fn the_strict_seccomp_profile_is_enough(bed: &Bed) -> Result<()> {
     let repository = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let under = format!("{repository}/scripts/containers/under-seccomp.py");
     let profile = format!("{repository}/deploy/kubernetes/seccomp-agent.json");
-    let agent = Agent::start_by(bed, &[&under, &profile], &[])?;
+    let agent = Agent::start_by(bed, &[under, profile], &[])?;
     let mut pod = bed.pod(&[("ports", "80,53/udp"), ("allow", "LB")])?;
     pod.start_sandbox()?;
     pod.wait_for("Attached")?;

@@ -67,16 +67,16 @@ fn ask(argument: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-fn here(program: &str) -> Command {
+fn here(program: &str, launcher: &[&str]) -> Command {
     let mut command = Command::new("nsenter");
-    command.arg(format!("--net=/proc/{program}/ns/net"));
+    command.arg(format!("--net=/proc/{program}/ns/net")).args(launcher);
     command.arg(std::env::current_exe().unwrap_or_default());
     command
 }
 
 /// A server in the network namespace of a process.
 pub(crate) fn server(pid: u32, port: u16) -> Command {
-    let mut command = here(&pid.to_string());
+    let mut command = here(&pid.to_string(), crate::confined::container());
     command.env(ROLE, format!("{SERVE} {port}"));
     command
 }
@@ -84,6 +84,6 @@ pub(crate) fn server(pid: u32, port: u16) -> Command {
 /// Connects from the network namespace of a process. The server's answer, or the kind of the error.
 pub(crate) fn answer(pid: u32, address: &str, has_header: bool) -> anyhow::Result<String> {
     let how = if has_header { "header" } else { "plain" };
-    let output = here(&pid.to_string()).env(ROLE, format!("{ASK} {address} {how}")).output()?;
+    let output = here(&pid.to_string(), &[]).env(ROLE, format!("{ASK} {address} {how}")).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -145,7 +145,7 @@ fn rules_that_no_annotation_asks_for_are_not_adopted(bed: &Bed) -> Result<()> {
     std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n")?;
     let by_hand = Command::new(truepeer()?)
         .args(["attach", "--replace", "--port=80", "--allow=10.88.0.0/16", &format!("--pid={pid}")])
-        .arg(format!("--pins={}/truepeer", crate::mounts::BPF))
+        .arg(format!("--pins={}", crate::mounts::PINS))
         .arg(format!("--require-tlv=0xE5=@{}", secret.display()))
         .output()?;
     ensure!(by_hand.status.success(), "{}", String::from_utf8_lossy(&by_hand.stderr));

@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
         a_taken_over_agent_writes_one_condition_and_nothing_else,
     ),
     ("a_taken_over_agent_speaks_of_pods_in_its_own_name", a_taken_over_agent_speaks_of_pods_in_its_own_name),
+    ("a_token_without_a_node_writes_nothing", a_token_without_a_node_writes_nothing),
 ];
 
 /// Whether the API server took it; refused, it must be for the policy.
@@ -66,13 +67,17 @@ fn a_taken_over_agent_writes_one_condition_and_nothing_else(bed: &Bed) -> Result
     Ok(())
 }
 
+fn event(name: &str, kind: &str, by: &str, node: &str) -> Result<Event> {
+    let event = json!({"metadata": {"name": name, "namespace": NAMESPACE},
+        "regarding": {"kind": kind, "namespace": NAMESPACE, "name": "any"}, "type": "Normal", "reason": "Attached",
+        "action": "Attach", "note": "note", "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": by,
+        "reportingInstance": node});
+    Ok(serde_json::from_value(event)?)
+}
+
 fn a_taken_over_agent_speaks_of_pods_in_its_own_name(bed: &Bed) -> Result<()> {
     let event = |name: &str, kind: &str, by: &str, node: &str| {
-        let event = json!({"metadata": {"name": name, "namespace": NAMESPACE},
-            "regarding": {"kind": kind, "namespace": NAMESPACE, "name": "any"}, "type": "Normal", "reason": "Attached",
-            "action": "Attach", "note": "note", "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": by,
-            "reportingInstance": node});
-        let event: Event = serde_json::from_value(event)?;
+        let event = event(name, kind, by, node)?;
         let created = bed.cluster.as_agent(async |client| {
             let events: Api<Event> = Api::namespaced(client, NAMESPACE);
             events.create(&PostParams::default(), &event).await
@@ -84,5 +89,23 @@ fn a_taken_over_agent_speaks_of_pods_in_its_own_name(bed: &Bed) -> Result<()> {
     ensure!(!event("rights.2", "Node", "truepeer.dev/agent", node)?, "of a node");
     ensure!(!event("rights.3", "Pod", "kubelet", node)?, "in another's name");
     ensure!(!event("rights.4", "Pod", "truepeer.dev/agent", "node-b")?, "for another node");
+    Ok(())
+}
+
+/// As `kubectl create token` makes it.
+fn a_token_without_a_node_writes_nothing(bed: &Bed) -> Result<()> {
+    let pod = bed.pod(&[])?;
+    let condition = json!({"status": {"conditions": [{"type": "truepeer.dev/attached", "status": "True"}]}});
+    let patched = bed.cluster.as_nobodys_agent(async |client| {
+        let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+        pods.patch_status(&pod.name, &PatchParams::default(), &Patch::Strategic(&condition)).await
+    })?;
+    ensure!(!judged(patched.map(drop))?, "a condition");
+    let event = event("rights.5", "Pod", "truepeer.dev/agent", crate::bed::NODE)?;
+    let created = bed.cluster.as_nobodys_agent(async |client| {
+        let events: Api<Event> = Api::namespaced(client, NAMESPACE);
+        events.create(&PostParams::default(), &event).await
+    })?;
+    ensure!(!judged(created.map(drop))?, "an event");
     Ok(())
 }

@@ -9,13 +9,19 @@ pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Result<Option<T>>) -> Re
     within(Duration::from_secs(20), what, ask)
 }
 
+/// How many times longer everything may take here, as on an emulated machine.
+fn patience() -> u32 {
+    let given = std::env::var("TRUEPEER_TEST_PATIENCE").ok();
+    given.and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
 /// For what itself takes long.
 pub(crate) fn within<T>(
     limit: Duration,
     what: &str,
     mut ask: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let end = Instant::now() + limit;
+    let end = Instant::now() + limit * patience();
     let mut complaint = String::new();
     while Instant::now() < end {
         match ask() {
