@@ -55,16 +55,14 @@ epoll.register(listener, select.EPOLLIN)
 connections = {}
 def read(connection):
     try:
-        part = connection.recv(4096)
+        while part := connection.recv(4096):
+            connection.sendall(part)
     except BlockingIOError:
         return
     except OSError:
-        part = b''
-    if part:
-        connection.sendall(part)
-    else:
-        del connections[connection.fileno()]
-        connection.close()
+        pass
+    del connections[connection.fileno()]
+    connection.close()
 while True:
     for number, _ in epoll.poll():
         if number != listener.fileno():
@@ -90,10 +88,10 @@ fn servers(bed: &Bed, ways: &[&str], user: Option<User>) -> Result<Vec<Server>> 
     let mut port = 8080;
     let mut servers = Vec::new();
     for way in ways {
-        for (listens, reached) in [("127.0.0.1", &["127.0.0.1"][..]), ("::", &["127.0.0.1", "[::1]"])] {
+        for (listens, reached) in [("127.0.0.1", &["127.0.0.1"][..]), ("::", &["127.0.0.1", "[::1]"][..])] {
             port += 1;
             let script = bed.write(&bed.fresh_name("server.py"), SERVER)?;
-            let python = Program::new(PYTHON).arg("-u").arg(script).args([way, listens, &port.to_string()]);
+            let python = Program::new(PYTHON).arg("-u").arg(script).args([*way, listens, &port.to_string()]);
             let python = if let Some(user) = user { python.as_user(user) } else { python };
             let addresses: Vec<String> = reached.iter().map(|ip| format!("{ip}:{port}")).collect();
             let all: Vec<&str> = addresses.iter().map(String::as_str).collect();

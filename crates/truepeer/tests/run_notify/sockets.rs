@@ -108,7 +108,6 @@ say('a blocking accept with a time limit', libc.accept(number, None, None))
     Ok(())
 }
 
-/// A balancer that lets the server speak first would send its header as data.
 /// Programs fall back to epoll where io_uring is missing.
 fn io_uring_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
