@@ -1,6 +1,6 @@
 //! The results of calls, including error numbers.
 
-use std::io::{Read, Write};
+use std::io::Write;
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Test, User, client, tests};
