@@ -37,7 +37,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 const MOST: usize = 1024;
 
 /// Drops headers that come from now on. Returns whether that is possible: a filter of the program's own is
-/// kept.
+/// kept, and newer kernels demand CAP_NET_ADMIN for a filter on a TCP socket (Linux 5d39580f68e6, 2026).
 pub(crate) fn guard(connection: BorrowedFd<'_>, accepted: Versions) -> bool {
     filter_len(connection) == 0
         && attach_filter(connection, &program(first_byte(connection), accepted)).is_ok()
@@ -64,8 +64,8 @@ pub struct AfterWait<P> {
 /// One of them.
 #[derive(Debug)]
 pub struct Watched<P> {
-    /// Where its descriptor is.
-    pub place: P,
+    /// Where its descriptor is, if that is known.
+    pub place: Option<P>,
     id: TcpId,
     socket: SocketId,
     cookie: u64,
@@ -81,9 +81,14 @@ impl<P> Default for AfterWait<P> {
 }
 
 impl<P> AfterWait<P> {
-    /// Watches a connection that has a guard. Where the kernel can't be asked, the guard is all.
-    pub fn watch(&mut self, connection: BorrowedFd<'_>, sender: SocketAddr, place: P) {
+    /// Watches a connection that has a guard; again, when it has a place. Where the kernel can't be asked, the
+    /// guard is all.
+    pub fn watch(&mut self, connection: BorrowedFd<'_>, sender: SocketAddr, place: Option<P>) {
         let Ok(cookie) = socket_cookie(connection) else { return };
+        if let Some(watched) = self.watched.iter_mut().rev().find(|watched| watched.cookie == cookie) {
+            watched.place = place;
+            return;
+        }
         let Ok(tuple) = ConnectionTuple::of(connection, sender) else { return };
         let Ok(socket) = SocketId::of(connection) else { return };
         let id = TcpId::new(tuple.local, tuple.sender, tuple.device, cookie);

@@ -253,9 +253,9 @@ pub(crate) fn is_silent(socket: BorrowedFd<'_>, sender: SenderAddr, look: &Look,
 
 /// The warning for such a connection that can't be guarded, after its sender.
 pub const EXPOSED: &str = "has sent nothing in time, so it is served as a client without a header \
-    (optional); a header that comes now is data for the program, whose own filter on the socket \
-    (SO_ATTACH_FILTER) leaves no place for one that drops it; if the sender is a balancer, let it send its \
-    header at once and use --header require";
+    (optional); a header that comes now is data for the program, because the filter that would drop it \
+    (SO_ATTACH_FILTER) needs CAP_NET_ADMIN on this kernel, or the program has a filter of its own; if the \
+    sender is a balancer, let it send its header at once and use --header require";
 
 /// Decides about a connection on which [`look`] could not decide, and which will send no more bytes.
 pub(crate) fn on_end(socket: BorrowedFd<'_>, sender: SenderAddr, rules: &RunRules, wake: &WakeUp) -> Look {

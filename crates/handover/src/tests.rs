@@ -252,7 +252,7 @@ fn guarded(adjust: impl FnOnce(&mut RunSettings)) -> (Pair, RunRules) {
 /// What arrives before the kernel's guard drops a segment, and whether one was dropped.
 fn arrived(pair: &mut Pair, rules: &RunRules) -> (Vec<u8>, bool) {
     let mut watch = AfterWait::default();
-    watch.watch(pair.accepted.as_fd(), pair.sender.get(), ());
+    watch.watch(pair.accepted.as_fd(), pair.sender.get(), None::<()>);
     let mut refused = None;
     while let Some(limit) = watch.limit() {
         std::thread::sleep(limit);

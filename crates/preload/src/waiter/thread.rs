@@ -249,6 +249,10 @@ impl Waiter {
         let sender = SenderAddr::new(listener.sender);
         if is_exposed(socket.as_fd(), sender, &look, &role.rules) {
             say::complaint("silent", Some(sender.ip()), format_args!("{sender} {EXPOSED}"));
+        } else if role.rules.has_optional && is_guarded(socket.as_fd(), &role.rules) {
+            ours::with_a_passing_descriptor(|| {
+                self.after_wait.watch(socket.as_fd(), listener.sender, None);
+            });
         }
         match settle(socket.as_fd(), listener.sender, &look, role) {
             Ok(peer) => self.put(socket, listener.address, peer, role),
@@ -280,7 +284,8 @@ impl Waiter {
     fn watch(&mut self, number: RawFd, role: &Accepting) {
         let watch = |connection: BorrowedFd<'_>| {
             let sender = marked::getpeername(connection).ok()??.try_into().ok()?;
-            is_guarded(connection, &role.rules).then(|| self.after_wait.watch(connection, sender, number))
+            is_guarded(connection, &role.rules)
+                .then(|| self.after_wait.watch(connection, sender, Some(number)))
         };
         ours::with_a_passing_descriptor(|| ours::inspect(number, watch));
     }
@@ -289,7 +294,8 @@ impl Waiter {
         for decided in ours::with_a_passing_descriptor(|| self.after_wait.turn()) {
             let end = |connection: Option<BorrowedFd<'_>>| Some(decided.end(connection, &role.rules));
             let refused = ours::with_a_passing_descriptor(|| {
-                ours::inspect(decided.place, |found| end(Some(found))).or_else(|| end(None)).flatten()
+                let found = decided.place.map(|number| ours::inspect(number, |found| end(Some(found))));
+                found.flatten().or_else(|| end(None)).flatten()
             });
             if let Some(refused) = refused {
                 say::refusal(&refused);

@@ -54,7 +54,7 @@ impl Supervisor {
                 self.journal.on_handed_over(&connection);
                 let socket = connection.socket.as_fd();
                 if self.rules.has_optional && is_guarded(socket, &self.rules) {
-                    self.after_wait.watch(socket, connection.sender.get(), (call.thread, number));
+                    self.after_wait.watch(socket, connection.sender.get(), Some((call.thread, number)));
                 }
                 // Close ours before the answer: when the program closes its descriptor, the connection must
                 // be closed.

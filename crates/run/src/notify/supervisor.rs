@@ -254,8 +254,7 @@ impl Supervisor {
             self.parked.look_after(&self.watch, &self.notifier, &self.siblings, now);
         }
         for decided in self.after_wait.turn() {
-            let (thread, number) = decided.place;
-            let found = descriptor_of(thread, number).ok();
+            let found = decided.place.and_then(|(thread, number)| descriptor_of(thread, number).ok());
             if let Some(refused) = decided.end(found.as_ref().map(AsFd::as_fd), &self.rules) {
                 self.journal.on_refused(&refused);
             }

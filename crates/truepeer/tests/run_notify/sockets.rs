@@ -1,6 +1,6 @@
 //! The results of calls, including error numbers.
 
-use std::io::{Read, Write};
+use std::io::Write;
 
 use anyhow::ensure;
 use truepeer_testbed::{Bed, Program, Test, User, client, tests};
@@ -108,7 +108,6 @@ say('a blocking accept with a time limit', libc.accept(number, None, None))
     Ok(())
 }
 
-/// A balancer that lets the server speak first would send its header as data.
 /// Programs fall back to epoll where io_uring is missing.
 fn io_uring_is_refused(bed: &Bed) -> anyhow::Result<()> {
     let script = "\
