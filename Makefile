@@ -18,10 +18,13 @@ built := $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
 for_demo := $(abspath $(or $(CARGO_TARGET_DIR),target))/demo
 released := $(abspath $(or $(CARGO_TARGET_DIR),target))/release
 
-# Downloads while it builds.
+# Downloads while it builds: its own few servers, unless those of all tests are there.
 demo: setup
 	@[ -e $(for_demo)/truepeer ] || echo "demo: the first run builds for 2 minutes (two cores)"
-	@scripts/servers.sh & \
+	@if [ ! -e target/servers/stamp ]; then \
+	  export TRUEPEER_SERVERS="$${TRUEPEER_SERVERS:-$$PWD/target/demo-servers}"; \
+	  scripts/servers.sh scripts/demo.txt "$$TRUEPEER_SERVERS" & \
+	fi; \
 	cargo build --profile demo --no-default-features --features truepeer/https -p truepeer -p truepeer-testbed --bins || exit; \
 	wait && $(for_demo)/demo $(for_demo)/truepeer
 
