@@ -64,7 +64,8 @@ impl Subject {
 }
 
 /// Fails in a build without TLS. What follows a call is then not linked.
-#[inline]
+// Not inlined, as the compiler prefers it where it saves size, a call could also succeed, for all it knows.
+#[inline(always)]
 pub(super) fn require_tls(subject: Subject) -> Result<(), ConfigError> {
     if cfg!(feature = "tls") {
         Ok(())
