@@ -63,15 +63,13 @@ impl Subject {
     }
 }
 
-/// Fails in a build without TLS. What follows a call is then not linked.
-// Not inlined, as the compiler prefers it where it saves size, a call could also succeed, for all it knows.
-#[inline(always)]
-pub(super) fn require_tls(subject: Subject) -> Result<(), ConfigError> {
-    if cfg!(feature = "tls") {
-        Ok(())
-    } else {
-        Err(subject.error("this truepeer was built without TLS (the feature `https`)"))
-    }
+/// What follows `if !HAS_TLS { return … }` is not linked without TLS. What follows a call that always fails is
+/// linked: the compiler can't see that it fails.
+pub(super) const HAS_TLS: bool = cfg!(feature = "tls");
+
+/// The error of a build without TLS.
+pub(super) fn without_tls(subject: Subject) -> ConfigError {
+    subject.error("this truepeer was built without TLS (the feature `https`)")
 }
 
 /// A handshake that failed.
