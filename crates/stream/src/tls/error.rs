@@ -63,8 +63,8 @@ impl Subject {
     }
 }
 
-/// What follows `if !HAS_TLS { return … }` is not linked without TLS. What follows a call that always fails is
-/// linked: the compiler can't see that it fails.
+/// Without TLS, what follows `if !HAS_TLS { return … }` is not linked. After a call that always fails it
+/// would be: the compiler can't see that it fails.
 pub(super) const HAS_TLS: bool = cfg!(feature = "tls");
 
 /// The error of a build without TLS.
