@@ -115,7 +115,7 @@ release: setup
 repository:
 	@REPOSITORY_KEY=$(REPOSITORY_KEY) REPOSITORY_URL=$(REPOSITORY_URL) scripts/repository.sh
 
-# The program for small systems: static, without TLS, https, top and VPP; at most 4 MB.
+# The program for small systems: static, without TLS, https, top and VPP; at most 4 MB of flash.
 small: setup
 	@scripts/small.sh $(MACHINES)
 

@@ -26,7 +26,7 @@ procd_set_param() {
   shift
   case $kind in
     command) command="$*" ;;
-    limits) ulimit -n "$(echo "${1#nofile=}" | cut -d' ' -f1)" ;;
+    limits) ulimit -n "$(echo "${1#nofile=}" | cut -d' ' -f1)" 2>/dev/null ;; # not where root may not raise it
     file | respawn | term_timeout | stdout | stderr) ;;
     *) echo "procd has no parameter $kind"; exit 1 ;;
   esac

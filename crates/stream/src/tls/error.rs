@@ -63,14 +63,13 @@ impl Subject {
     }
 }
 
-/// Fails in a build without TLS. What follows a call is then not linked.
-#[inline]
-pub(super) fn require_tls(subject: Subject) -> Result<(), ConfigError> {
-    if cfg!(feature = "tls") {
-        Ok(())
-    } else {
-        Err(subject.error("this truepeer was built without TLS (the feature `https`)"))
-    }
+/// Without TLS, what follows `if !HAS_TLS { return … }` is not linked. After a call that always fails it
+/// would be: the compiler can't see that it fails.
+pub(super) const HAS_TLS: bool = cfg!(feature = "tls");
+
+/// The error of a build without TLS.
+pub(super) fn without_tls(subject: Subject) -> ConfigError {
+    subject.error("this truepeer was built without TLS (the feature `https`)")
 }
 
 /// A handshake that failed.

@@ -11,7 +11,7 @@ use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use rustls::crypto::hash::Output;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
-use super::error::{ConfigError, Subject, require_tls};
+use super::error::{ConfigError, HAS_TLS, Subject, without_tls};
 
 /// How long clients may take one for valid: nobody should keep it.
 const DAYS: u64 = 30;
@@ -30,7 +30,9 @@ pub(super) struct OwnCertificate {
 impl OwnCertificate {
     /// The certificate for these names, host names or addresses.
     pub(super) fn of(names: &[String]) -> Result<Self, ConfigError> {
-        require_tls(Subject::Certificate)?;
+        if !HAS_TLS {
+            return Err(without_tls(Subject::Certificate));
+        }
         let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(own) = made.get(names) {
             return Ok(own.clone());
@@ -79,7 +81,9 @@ pub fn own_host_name() -> Option<String> {
 /// # Errors
 /// No certificate can be made for them.
 pub fn own_fingerprint(names: &[String]) -> Result<String, ConfigError> {
-    require_tls(Subject::Certificate)?;
+    if !HAS_TLS {
+        return Err(without_tls(Subject::Certificate));
+    }
     let own = OwnCertificate::of(names)?;
     let mut text = String::new();
     for byte in sha256(&own.certificate).as_ref() {

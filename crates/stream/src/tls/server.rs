@@ -7,7 +7,7 @@ use rustls::crypto::aws_lc_rs::Ticketer;
 use rustls::server::{ServerSessionMemoryCache, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
-use super::error::{ConfigError, Subject, require_tls};
+use super::error::{ConfigError, HAS_TLS, Subject, without_tls};
 use super::identity::{Identities, ServerIdentity, certificates};
 use super::suites::{MinVersion, Suite, provider};
 use super::words;
@@ -56,7 +56,9 @@ impl ServerOptions {
     /// # Errors
     /// The part at fault and the reason.
     pub fn build(&self) -> Result<ServerTls, ConfigError> {
-        require_tls(Subject::Certificate)?;
+        if !HAS_TLS {
+            return Err(without_tls(Subject::Certificate));
+        }
         let provider = provider(&self.suites);
         let identities = Identities::load(&self.identities, &provider)?;
         let names = identities.names().to_vec();
