@@ -55,6 +55,7 @@ setup:
 # Real servers for tests and demo, unpacked under target/servers, not installed.
 servers:
 	@scripts/servers.sh
+	@scripts/newer.sh
 
 # Docker, Podman and containerd for the tests with containers, in the same way, once for each machine: under
 # ~/.cache/truepeer (XDG_CACHE_HOME), or where TRUEPEER_ENGINES says. 600 MiB.
