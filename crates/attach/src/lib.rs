@@ -373,7 +373,8 @@ fn dry_run(
     let (all, shown) = (cgroups.all.display(), cgroups.shown.display());
     writeln!(out, "cgroup {all}: cgroup_skb ingress")?;
     if !rules.tcp_ports.is_empty() {
-        writeln!(out, "cgroup {shown}: getpeername4, getpeername6 (by hooks on {all})")?;
+        let own = if rules.shows_destination { ", getsockname4, getsockname6" } else { "" };
+        writeln!(out, "cgroup {shown}: getpeername4, getpeername6{own} (by hooks on {all})")?;
         writeln!(out, "cgroup {all}: sock_ops")?;
     }
     if !rules.udp_ports.is_empty() {

@@ -260,7 +260,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(CONNECT, SENDERS, "send-proxy", "v1|v2", "Version of the PROXY header for TCP connections").is(|| "v2".to_owned()).common(),
     row(CONNECT, SENDERS, "send-tlv", "TYPE=@FILE", "A TLV of the header, whose value is the first secret of FILE, which the program must be able to read. TYPE=hmac:@FILE: a digest of header and time by it, for truepeer proxy and https; repeatable").means("none"),
     row(CONNECT, SENDERS, "to", "PREFIX[:PORTS]", "Only connections there; repeatable").means("all TCP connections").common(),
-    row(RUN, PROGRAM, "destination", "socket|header", "What getsockname() returns: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()).rare(),
+    row(RUN.or(ATTACH), PROGRAM, "destination", "socket|header", "What getsockname() returns: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()).rare(),
     row(STARTERS, PROGRAM, "via", "HOW", "Mechanism between the program and the kernel").is(|| "auto".to_owned()),
     row(STARTERS, PROGRAM, "verbose", "", "Log each connection on standard error"),
     row(STARTERS, PROGRAM, "unpack", "DIR", "Only write the library to this directory, as libtruepeer.so and under the names of libproxyproto, for LD_PRELOAD by hand").rare(),
