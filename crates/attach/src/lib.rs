@@ -325,7 +325,7 @@ fn ban_kept(place: &Place) -> Result<()> {
     let now = seconds_now();
     let bans = kept_bans(now)?;
     match BanTable::open(place)? {
-        Some(mut table) if !bans.is_empty() => Ok(table.set(&bans, now)?),
+        Some(mut table) if !bans.is_empty() => Ok(table.set(&bans, now).map(drop)?),
         _ => Ok(()),
     }
 }
