@@ -393,7 +393,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ROUTES, ACTION, "print", "", "Only print the equivalent ip commands").common(),
     row(ROUTES, ACTION, "force", "", "remove: even while a running truepeer uses them").rare(),
     row(DOCTOR, ACTION, "port", "PORT[/udp]", "Tell all about this port: 443, https or 53/udp").means("what is there on this host").common(),
-    row(DOCTOR, ACTION, "try", "", "Add missing routes for the duration of the test, as truepeer proxy would").common(),
+    row(DOCTOR, ACTION, "try", "", "Add missing routes for the duration of the test, as truepeer proxy would. With PORT: ban the test's client (192.0.2.1) for a moment, too").common(),
     row(DOCTOR, ACTION, "timeout", "TIME", "How long to wait for a backend").is(|| time(d::PROBE_TIMEOUT)),
     row(DOCTOR, ACTION, "admin", "PATH|ADDR:PORT", "A running truepeer: its listeners and refusals; with backends, which of its sessions stay in user space, and why").means("the file's"),
 
