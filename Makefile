@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all vpp bench coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check release repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all vpp bench proof-timing coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check release repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -47,6 +47,12 @@ bench: setup servers
 	cargo build --release -p truepeer -p truepeer-bench
 	$(released)/bench --write docs $(BENCH)
 
+# Whether the time of refusing a header tells how much of its secret (--require-tlv) is right: a million tries of
+# each way. The second run has the kernel programs.
+proof-timing:
+	cargo run --quiet --release -p truepeer-bench --bin proof-timing $(TRIES)
+	cargo run --quiet -p truepeer-bench --bin proof-timing $(TRIES)
+
 # Builds the pages of docs/ as a site under target/book.
 book:
 	@scripts/book.sh
@@ -58,6 +64,7 @@ setup:
 # Real servers for tests and demo, unpacked under target/servers, not installed.
 servers:
 	@scripts/servers.sh
+	@scripts/newer.sh
 
 # Docker, Podman and containerd for the tests with containers, in the same way, once for each machine: under
 # ~/.cache/truepeer (XDG_CACHE_HOME), or where TRUEPEER_ENGINES says. 600 MiB.

@@ -198,7 +198,7 @@ room=14
 free=$(($(df --output=avail "$target" | tail -1) >> 20))
 echo "==> $(. /etc/os-release; echo "$PRETTY_NAME"), Linux $(uname -r), $(nproc) cores, $(cargo --version), user $(id -un), $free GiB free"
 [ -e "$target/debug/truepeer" ] || [ "$free" -ge "$room" ] || echo "warning: the first run on a clone needs $room GiB for target/; make room if it fails"
-scripts/servers.sh >"$logs/servers.log" 2>&1 & # it downloads, and what follows compiles
+{ scripts/servers.sh && scripts/newer.sh; } >"$logs/servers.log" 2>&1 & # it downloads, and what follows compiles
 servers=$!
 check format cargo fmt --all --check
 check reliability scripts/reliability.sh

@@ -9,7 +9,8 @@
 //! The HTTPS loads send no header, and their backend is NGINX. Where two network stacks are compared
 //! (`stacks`), all parties are separate programs, in three namespaces of either stack.
 //!
-//! Two programs use this: `bench`, and `demo-https`, which shows one such proxy at work ([`demo_https`]).
+//! Two more programs are built of this: `demo-https`, which shows one such proxy at work ([`demo_https`]), and
+//! `proof-timing` ([`proof_timing`]).
 //!
 //! Each cell starts from scratch, so that no contestant is affected by another (connections in TIME_WAIT,
 //! routes, grown buffers). Values are compared only within a round; the report shows the ratios to "no
@@ -33,6 +34,7 @@ mod pattern;
 mod pin;
 mod place;
 mod progress;
+pub mod proof_timing;
 mod report;
 mod rounds;
 mod stacks;

@@ -250,8 +250,7 @@ receiver_caddy() {
   servers {
     listener_wrappers {
       proxy_protocol {
-        allow 127.0.0.0/8
-        fallback_policy reject
+        fallback_policy require
       }
     }
   }

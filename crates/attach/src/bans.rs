@@ -36,16 +36,19 @@ impl AttachedBans {
     }
 
     /// Bans in all of them, and ends what is open. A failure in one, whose container may just have ended,
-    /// keeps no other from it.
+    /// keeps no other from it. Returns the fewest that any of them set: a ban that ends later stays.
     ///
     /// # Errors
     /// The kernel's first one.
-    pub fn set(&mut self, bans: &[Ban], now: u64) -> Result<()> {
-        let mut set = Ok(());
+    pub fn set(&mut self, bans: &[Ban], now: u64) -> Result<usize> {
+        let mut set = Ok(bans.len());
         for (place, table) in &mut self.0 {
-            if let Err(failure) = table.set(bans, now) {
-                set = set.and(Err(failure.into()));
-                continue;
+            match table.set(bans, now) {
+                Ok(here) => set = set.map(|fewest| fewest.min(here)),
+                Err(failure) => {
+                    set = set.and(Err(failure.into()));
+                    continue;
+                }
             }
             // The bans are in force here: go on with the other network namespaces.
             if let Err(error) = cut(place, table) {

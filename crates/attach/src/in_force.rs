@@ -42,6 +42,7 @@ pub(super) struct JsonRules {
     header_wait_ms: u64,
     header_max: u32,
     unshowable: &'static str,
+    destination: Option<&'static str>,
     close_after_s: u64,
 }
 
@@ -76,6 +77,7 @@ impl JsonRules {
             header_wait_ms: milliseconds(rules.header_wait),
             header_max: rules.header_max,
             unshowable: if rules.refuse_unshowable { "refuse" } else { "show-sender" },
+            destination: rules.shows_destination.then_some("header"),
             close_after_s: rules.udp_silence.as_secs(),
         }
     }

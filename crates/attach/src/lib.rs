@@ -325,7 +325,7 @@ fn ban_kept(place: &Place) -> Result<()> {
     let now = seconds_now();
     let bans = kept_bans(now)?;
     match BanTable::open(place)? {
-        Some(mut table) if !bans.is_empty() => Ok(table.set(&bans, now)?),
+        Some(mut table) if !bans.is_empty() => Ok(table.set(&bans, now).map(drop)?),
         _ => Ok(()),
     }
 }
@@ -373,7 +373,8 @@ fn dry_run(
     let (all, shown) = (cgroups.all.display(), cgroups.shown.display());
     writeln!(out, "cgroup {all}: cgroup_skb ingress")?;
     if !rules.tcp_ports.is_empty() {
-        writeln!(out, "cgroup {shown}: getpeername4, getpeername6 (by hooks on {all})")?;
+        let own = if rules.shows_destination { ", getsockname4, getsockname6" } else { "" };
+        writeln!(out, "cgroup {shown}: getpeername4, getpeername6{own} (by hooks on {all})")?;
         writeln!(out, "cgroup {all}: sock_ops")?;
     }
     if !rules.udp_ports.is_empty() {

@@ -168,6 +168,7 @@ fn others(port: &PortStatus, rules: &RulesInForce) -> String {
         rules.header_max.to_string(),
     );
     add(rules.refuse_unshowable, "unshowable", "refuse".to_owned());
+    add(rules.shows_destination, "destination", "header".to_owned());
     if let Traffic::Udp(udp, _) = port.traffic {
         add(udp.dialect != Dialect::default(), "udp-dialect", udp.dialect.as_str().to_owned());
         add(

@@ -248,7 +248,7 @@ fn attach_programs(
     let Wanted { place, whole: Whole { rules: all, tcp_ports }, devices, cgroups } = wanted;
     witness::stand(place, devices, loader)?;
     if !tcp_ports.is_empty() {
-        attach_hooks(place, cgroups, loader)?;
+        attach_hooks(place, cgroups, all.shows_destination, loader)?;
     }
     attach_backstop(place, cgroups, &prepared.named, !all.udp_ports.is_empty(), loader)?;
     if !all.udp_ports.is_empty() {
@@ -351,10 +351,17 @@ fn attach_send_hooks(place: &Place, cgroups: &Cgroups, sends: &mut Loaded) -> Re
     Ok(())
 }
 
-/// The hooks that show the client, and the one that sees sockets end.
-fn attach_hooks(place: &Place, cgroups: &Cgroups, loader: &mut Loader<'_>) -> Result<(), AttachError> {
+/// The hooks that show the client, and the one that sees sockets end. Those that show the destination are
+/// attached where it is asked for, and stay for open connections.
+fn attach_hooks(
+    place: &Place,
+    cgroups: &Cgroups,
+    shows_destination: bool,
+    loader: &mut Loader<'_>,
+) -> Result<(), AttachError> {
     let mut names = loader.load(PEER_NAME)?;
-    for name in ["peer_name4", "peer_name6"] {
+    let own = ["own_name4", "own_name6"].into_iter().filter(|_| shows_destination);
+    for name in ["peer_name4", "peer_name6"].into_iter().chain(own) {
         let program = ready(names.program(name), name, |program: &mut CgroupSockAddr| program.load())?;
         links::attach_hook(place, program, name, &cgroups.all)?;
     }

@@ -56,7 +56,7 @@ impl BanTable {
     ///
     /// # Errors
     /// The tables are full: some are set.
-    pub fn set(&mut self, bans: &[Ban], now: u64) -> Result<(), AttachError> {
+    pub fn set(&mut self, bans: &[Ban], now: u64) -> Result<usize, AttachError> {
         let _lock = self.place.lock()?;
         let (mut tables, boot) = (Tables::open(&self.place)?, since_boot());
         self.bans.kinds = tables.bans()?;
@@ -65,7 +65,7 @@ impl BanTable {
         set
     }
 
-    fn put_all(&mut self, bans: &[Ban], now: u64, boot: Duration) -> Result<(), AttachError> {
+    fn put_all(&mut self, bans: &[Ban], now: u64, boot: Duration) -> Result<usize, AttachError> {
         // A clock may be behind at boot. Even then, no ban is longer than it was set.
         let ends = |ban: &Ban| {
             let left = |until: u64| Duration::from_secs(until.saturating_sub(now.max(ban.since)));
@@ -73,7 +73,7 @@ impl BanTable {
         };
         let prefixes = bans.iter().map(|ban| prefix_of(ban.clients, ban.port));
         let mut known = self.bans.those(prefixes)?;
-        let (mut has_prefixes, mut put) = (false, Ok(()));
+        let (mut has_prefixes, mut put, mut set) = (false, Ok(()), 0);
         for ban in bans {
             let prefix = prefix_of(ban.clients, ban.port);
             let raw = RawBan {
@@ -95,10 +95,11 @@ impl BanTable {
                 break;
             }
             known.insert(prefix, raw);
+            set += 1;
         }
         // Also of those that are set before a failure: without it, a shorter ban inside one of them ends it.
         let levelled = if has_prefixes { self.bans.level() } else { Ok(()) };
-        put.and(levelled)
+        put.and(levelled).map(|()| set)
     }
 
     /// Lifts the bans of exactly these prefixes. Returns how many there were.

@@ -103,7 +103,7 @@ pub(crate) struct Terms {
     pub(crate) header_max: u32,
     pub(crate) udp_silence_s: u32,
     pub(crate) refuse_unshowable: u32,
-    pub(crate) unused: u32,
+    pub(crate) shows_destination: u32,
 }
 
 /// `struct flow_key`. Ports in network byte order; words, for an alignment of 4.

@@ -66,6 +66,8 @@ pub struct Rules {
     /// Whether clients are refused that the server's socket can't show, because they have another family than
     /// it. Otherwise it is shown the sender.
     pub refuse_unshowable: bool,
+    /// TCP: whether `getsockname` answers with the destination that the header names.
+    pub shows_destination: bool,
     /// How long after the sender's last datagram a client's answers go to the sender, in whole seconds. Until
     /// then, a client that itself sends from the same address and port is answered through the sender, too.
     /// Where only a flow's first datagram has a header, the flow is forgotten then.
@@ -112,6 +114,8 @@ pub struct RulesInForce {
     pub header_max: u32,
     /// See [`Rules::refuse_unshowable`].
     pub refuse_unshowable: bool,
+    /// See [`Rules::shows_destination`].
+    pub shows_destination: bool,
     /// See [`Rules::udp_silence`].
     pub udp_silence: Duration,
 }

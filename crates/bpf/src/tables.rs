@@ -143,7 +143,7 @@ impl Tables {
             header_max: u32::try_from(rules.header_max).unwrap_or(u32::MAX),
             udp_silence_s: u32::try_from(rules.udp_silence.as_secs().max(1)).unwrap_or(u32::MAX),
             refuse_unshowable: rules.refuse_unshowable.into(),
-            unused: 0,
+            shows_destination: rules.shows_destination.into(),
         };
         self.terms.set(group.into(), terms, 0).map_err(AttachError::map("writing", "tp_terms"))?;
         let claims = trie::claims(&rules.claims, &rules.own_addresses);
@@ -254,6 +254,7 @@ impl Tables {
                 header_wait: Duration::from_nanos(terms.header_wait_ns),
                 header_max: terms.header_max,
                 refuse_unshowable: terms.refuse_unshowable != 0,
+                shows_destination: terms.shows_destination != 0,
                 udp_silence: Duration::from_secs(terms.udp_silence_s.into()),
             };
             Ok((group, rules))

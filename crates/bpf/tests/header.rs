@@ -43,8 +43,8 @@ fn told(bytes: &[u8]) -> Verdict {
         Err(_) => Verdict::Refused,
         Ok(Decoded::NeedMore { .. }) => Verdict::NeedMore,
         Ok(Decoded::Done { header, consumed }) => match (header.command, header.addresses) {
-            (Command::Proxy, Addresses::Inet { transport: Transport::Stream, source, .. }) => {
-                Verdict::Client(canonical(source), consumed)
+            (Command::Proxy, Addresses::Inet { transport: Transport::Stream, source, destination }) => {
+                Verdict::Client(canonical(source), canonical(destination), consumed)
             }
             _ => Verdict::Itself(consumed),
         },
@@ -55,13 +55,14 @@ fn told(bytes: &[u8]) -> Verdict {
 fn told_of_datagram(dialect: Dialect, bytes: &[u8]) -> Verdict {
     let limits = Limits { max_len: MAX_LEN, versions: Versions::V2 };
     match dialect {
-        Dialect::Spp => spp::decode(bytes)
-            .map_or(Verdict::Refused, |header| Verdict::Client(canonical(header.client), spp::LEN)),
+        Dialect::Spp => spp::decode(bytes).map_or(Verdict::Refused, |header| {
+            Verdict::Client(canonical(header.client), canonical(header.proxy), spp::LEN)
+        }),
         _ => match decode_datagram(bytes, limits) {
             Err(_) => Verdict::Refused,
             Ok((header, len)) => match (header.command, header.addresses) {
-                (Command::Proxy, Addresses::Inet { transport: Transport::Dgram, source, .. }) => {
-                    Verdict::Client(canonical(source), len)
+                (Command::Proxy, Addresses::Inet { transport: Transport::Dgram, source, destination }) => {
+                    Verdict::Client(canonical(source), canonical(destination), len)
                 }
                 _ => Verdict::Itself(len),
             },
@@ -70,10 +71,7 @@ fn told_of_datagram(dialect: Dialect, bytes: &[u8]) -> Verdict {
 }
 
 fn asked_of_datagram(kernel: &mut HeaderCheck, dialect: Dialect, bytes: &[u8]) -> Verdict {
-    match kernel.ask_datagram(dialect, bytes).expect("a test run") {
-        Verdict::Client(address, len) => Verdict::Client(canonical(address), len),
-        verdict => verdict,
-    }
+    kernel.ask_datagram(dialect, bytes).expect("a test run")
 }
 
 /// The vectors, and similar ones for UDP.
@@ -118,10 +116,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// The kernel's verdict, with mapped addresses as IPv4, as the programs show them.
 fn asked(kernel: &mut HeaderCheck, bytes: &[u8]) -> Verdict {
-    match kernel.ask(bytes).expect("a test run") {
-        Verdict::Client(address, len) => Verdict::Client(canonical(address), len),
-        verdict => verdict,
-    }
+    kernel.ask(bytes).expect("a test run")
 }
 
 /// All vectors except those about TLVs.

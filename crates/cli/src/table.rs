@@ -260,7 +260,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(CONNECT, SENDERS, "send-proxy", "v1|v2", "Version of the PROXY header for TCP connections").is(|| "v2".to_owned()).common(),
     row(CONNECT, SENDERS, "send-tlv", "TYPE=@FILE", "A TLV of the header, whose value is the first secret of FILE, which the program must be able to read. TYPE=hmac:@FILE: a digest of header and time by it, for truepeer proxy and https; repeatable").means("none"),
     row(CONNECT, SENDERS, "to", "PREFIX[:PORTS]", "Only connections there; repeatable").means("all TCP connections").common(),
-    row(RUN, PROGRAM, "destination", "socket|header", "What getsockname() returns: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()).rare(),
+    row(RUN.or(ATTACH), PROGRAM, "destination", "socket|header", "What getsockname() returns: the socket's own address, or the destination that the header names").is(|| "socket".to_owned()).rare(),
     row(STARTERS, PROGRAM, "via", "HOW", "Mechanism between the program and the kernel").is(|| "auto".to_owned()),
     row(STARTERS, PROGRAM, "verbose", "", "Log each connection on standard error"),
     row(STARTERS, PROGRAM, "unpack", "DIR", "Only write the library to this directory, as libtruepeer.so and under the names of libproxyproto, for LD_PRELOAD by hand").rare(),
@@ -393,7 +393,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(ROUTES, ACTION, "print", "", "Only print the equivalent ip commands").common(),
     row(ROUTES, ACTION, "force", "", "remove: even while a running truepeer uses them").rare(),
     row(DOCTOR, ACTION, "port", "PORT[/udp]", "Tell all about this port: 443, https or 53/udp").means("what is there on this host").common(),
-    row(DOCTOR, ACTION, "try", "", "Add missing routes for the duration of the test, as truepeer proxy would").common(),
+    row(DOCTOR, ACTION, "try", "", "Add missing routes for the duration of the test, as truepeer proxy would. With PORT: ban the test's client (192.0.2.1) for a moment, too").common(),
     row(DOCTOR, ACTION, "timeout", "TIME", "How long to wait for a backend").is(|| time(d::PROBE_TIMEOUT)),
     row(DOCTOR, ACTION, "admin", "PATH|ADDR:PORT", "A running truepeer: its listeners and refusals; with backends, which of its sessions stay in user space, and why").means("the file's"),
 

@@ -174,12 +174,12 @@ impl Bans {
     pub const MOST: usize = 1 << 20;
 
     /// Sets all of these, or none. One that is there already gets the new terms, unless it
-    /// [outlasts](Ban::outlasts) the new one.
+    /// [outlasts](Ban::outlasts) the new one. Returns how many have the new terms.
     ///
     /// # Errors
     /// There would be too many.
-    pub fn set(&self, bans: Vec<Ban>) -> Result<(), TooManyBans> {
-        let mut table = self.write();
+    pub fn set(&self, bans: Vec<Ban>) -> Result<usize, TooManyBans> {
+        let (mut table, mut set) = (self.write(), 0);
         if table.bans.len() + bans.len() > Self::MOST {
             let keys: BTreeSet<Key> = bans.iter().map(|ban| (ban.clients, ban.port)).collect();
             let new = keys.iter().filter(|key| !table.bans.contains_key(key)).count();
@@ -192,10 +192,11 @@ impl Bans {
             if !table.bans.get(&key).is_some_and(|terms| outlasts((&terms.why, terms.until), &ban)) {
                 let Ban { since, until, by, why, .. } = ban;
                 table.insert(key, Terms { since, until, by, why });
+                set += 1;
             }
         }
         self.count.store(table.bans.len(), Ordering::Release);
-        Ok(())
+        Ok(set)
     }
 
     /// Lifts the bans of exactly this prefix. Returns how many there were.

@@ -69,7 +69,27 @@ pub(crate) fn environment(program: &Path) -> Vec<(&'static str, OsString)> {
     environment
 }
 
+/// A program of a newer Debian, which `scripts/newer.sh` unpacks, with the loader and the libraries that it
+/// needs.
+pub(crate) struct Newer {
+    pub(crate) file: PathBuf,
+    pub(crate) loader: PathBuf,
+    pub(crate) libraries: PathBuf,
+}
+
+/// `None`: it is not unpacked.
+pub(crate) fn newer(program: &str) -> Option<Newer> {
+    let root = servers_dir().join("newer/root/usr");
+    let libraries = root.join(format!("lib/{}-linux-gnu", env::consts::ARCH));
+    let mut files = std::fs::read_dir(&libraries).ok()?.flatten();
+    let loader = files.find(|file| file.file_name().to_string_lossy().starts_with("ld-linux"))?.path();
+    Some(Newer { file: root.join("sbin").join(program), loader, libraries })
+        .filter(|found| found.file.exists())
+}
+
 pub(crate) fn library_dirs(servers: &Path) -> Vec<PathBuf> {
     let triplet = format!("{}-linux-gnu", env::consts::ARCH);
-    LIBRARY_DIRS.iter().flat_map(|dir| [servers.join(dir).join(&triplet), servers.join(dir)]).collect()
+    let common = LIBRARY_DIRS.iter().flat_map(|dir| [servers.join(dir).join(&triplet), servers.join(dir)]);
+    // Kamailio has libraries of its own there.
+    common.chain([servers.join("root/usr/lib").join(&triplet).join("kamailio")]).collect()
 }

@@ -7,12 +7,13 @@
 #include "attach/restart.h"
 #include "attach/proof.h"
 
-/* The header is off. The pending connection becomes a flow when the kernel makes its socket, which it need
- * not do at once, or ever. */
-static __always_inline void establish(const struct port *port, struct pending *pending, __u32 header_len,
-				      const struct flow *flow)
+/* The header is off, if there is one. The pending connection becomes a flow when the kernel makes its socket,
+ * which it need not do at once, or ever. */
+static __always_inline void establish(const struct port *port, struct pending *pending,
+				      const struct header *header, const struct flow *flow)
 {
-	pending->have = header_len;
+	pending->have = header ? header->len : 0;
+	pending->destination = header ? header->destination : (struct endpoint){};
 	pending->flow = *flow;
 	__builtin_memset(pending->replay, 0, sizeof(pending->replay));
 	pending->replay_len = 0;
@@ -97,7 +98,7 @@ static __always_inline int go_on_without(struct __sk_buff *skb, struct incoming 
 		flow.header = MAY_COME_LATE;
 		flow.client.word[0] = in->pending->isn + 1;
 	}
-	establish(in->port, in->pending, 0, &flow);
+	establish(in->port, in->pending, 0 /* header */, &flow);
 	count(in->port, HEADER_ABSENT);
 	if (replay > 0)
 		keep_for_replay(in->pending, scratch, replay);
@@ -118,17 +119,18 @@ static __always_inline int lacks_proof(struct __sk_buff *skb, struct incoming *i
 }
 
 /* The client that a complete header names, as its flow will show it; or the reason why it may not be
- * shown. */
+ * shown. The header keeps its destination where that is to be shown, too. */
 static __always_inline enum counter name_client(struct __sk_buff *skb, struct incoming *in,
-						const struct header *header, enum verdict verdict,
+						struct header *header, enum verdict verdict,
 						struct flow *flow)
 {
+	struct terms *terms = terms_of(in->port);
 	__u32 family = 0;
 
 	flow->delta = in->pending->guess - header->len;
 	if (verdict == ADDRESSES) {
-		flow->client = header->client;
-		flow->client_port = header->client_port;
+		flow->client = header->client.address;
+		flow->client_port = header->client.port;
 		flow->client_version = header->client_version;
 		flow->header = NAMES_A_CLIENT;
 		/* ::ffff:a.b.c.d means a.b.c.d, however it was written. */
@@ -153,12 +155,12 @@ static __always_inline enum counter name_client(struct __sk_buff *skb, struct in
 		flow->client_version = 0;
 	} else if (flow->client_version == 6 && family == AF_INET) {
 		/* Programs fail on an address of another family than their socket's. */
-		struct terms *terms = terms_of(in->port);
-
 		if (terms && terms->refuse_unshowable)
 			return REFUSED_FAMILY;
 		flow->client_version = 0;
 	}
+	if (!flow->client_version || !terms || !terms->shows_destination)
+		header->destination = (struct endpoint){};
 	return 0;
 }
 
@@ -195,7 +197,7 @@ static __always_inline int may_end_handshake(const struct segment *segment, cons
 }
 
 /* `behind`: bytes after the header. */
-static __always_inline int on_whole(struct __sk_buff *skb, struct incoming *in, const struct header *header,
+static __always_inline int on_whole(struct __sk_buff *skb, struct incoming *in, struct header *header,
 				    enum verdict verdict, __u32 behind)
 {
 	struct flow flow = {};
@@ -208,7 +210,7 @@ static __always_inline int on_whole(struct __sk_buff *skb, struct incoming *in, 
 	if (verdict == ADDRESSES && !flow.client_version)
 		tell_unshown(&in->key, in->pending, &flow);
 	int is_enough = in->state == HALF_OPEN && may_end_handshake(&in->segment, in->pending, behind);
-	establish(in->port, in->pending, header->len, &flow);
+	establish(in->port, in->pending, header, &flow);
 	if (is_enough) {
 		shift_seq(skb, &in->segment, flow.delta);
 		return go_on(skb);

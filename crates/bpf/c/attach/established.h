@@ -37,6 +37,7 @@ static __noinline int validate_again(struct __sk_buff *skb, struct incoming *in)
 	scratch->pending = *in->pending;
 	scratch->pending.flow = flow;
 	scratch->pending.have = scratch->header.len;
+	scratch->pending.destination = scratch->header.destination;
 	scratch->pending.is_busy = 0;
 	return bpf_map_update_elem(&tp_pending, &in->key, &scratch->pending, BPF_EXIST);
 }

@@ -57,7 +57,7 @@ struct terms {
 	__u32 header_max;     /* bytes */
 	__u32 udp_silence_s;  /* after this silence a client is not answered through its sender any more; 0: never */
 	__u32 refuse_unshowable; /* instead of showing the sender where the socket can't show the client */
-	__u32 unused;
+	__u32 shows_destination; /* getsockname() answers the header's destination */
 };
 
 /* NAMES_A_CLIENT: the client may still not be showable. MAY_COME_LATE: a header was optional, and the
@@ -173,6 +173,7 @@ struct pending {
 			struct flow flow; /* what it will be */
 			__u8 replay[REPLAY_MAX];  /* data that was acknowledged while it could be a header's start */
 			__u32 replay_len;
+			struct endpoint destination; /* to be shown; no address: the socket's own is */
 		};
 	};
 	__u32 is_busy;      /* a processor is judging one of its segments */

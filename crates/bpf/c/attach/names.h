@@ -14,3 +14,6 @@ struct name {
 
 /* The entry is removed with the socket. */
 TABLE(tp_names, SK_STORAGE, 0, int, struct name, BPF_F_NO_PREALLOC);
+
+/* What getsockname() answers, where that is not the socket's own address. */
+TABLE(tp_destinations, SK_STORAGE, 0, int, struct endpoint, BPF_F_NO_PREALLOC);

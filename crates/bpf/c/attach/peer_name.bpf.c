@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
-/* The answer of accept() and getpeername(): the client, if a header named one. */
+/* The answer of accept() and getpeername(): the client, if a header named one. And of getsockname(): the
+ * destination, where that is to be shown. */
 #include "attach/names.h"
 
 /* NULL: not an attached socket, or the sender is the client. */
@@ -33,6 +34,37 @@ int peer_name6(struct bpf_sock_addr *ctx)
 		return 1;
 	COPY_IPV6(ctx->user_ip6, name->client.word);
 	ctx->user_port = name->client_port;
+	return 1;
+}
+
+static __always_inline struct endpoint *destination_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk ? bpf_sk_storage_get(&tp_destinations, sk, 0, 0) : 0;
+}
+
+SEC("cgroup/getsockname4")
+int own_name4(struct bpf_sock_addr *ctx)
+{
+	struct endpoint *destination = destination_of(ctx);
+
+	if (!destination || !is_ipv4(&destination->address))
+		return 1;
+	ctx->user_ip4 = destination->address.word[3];
+	ctx->user_port = destination->port;
+	return 1;
+}
+
+SEC("cgroup/getsockname6")
+int own_name6(struct bpf_sock_addr *ctx)
+{
+	struct endpoint *destination = destination_of(ctx);
+
+	if (!destination)
+		return 1;
+	COPY_IPV6(ctx->user_ip6, destination->address.word);
+	ctx->user_port = destination->port;
 	return 1;
 }
 

@@ -49,7 +49,7 @@ static __always_inline void retire(const struct flow_key *key, int may_wait)
 
 /* Runs before accept() can return the socket: accept() needs its lock, which is held here. */
 static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flow_key *key,
-				      const struct flow *flow)
+				      const struct flow *flow, struct endpoint *destination)
 {
 	struct bpf_sock *sk = ctx->sk;
 	struct name name = {
@@ -59,7 +59,9 @@ static __always_inline void give_name(struct bpf_sock_ops *ctx, const struct flo
 		.delta = flow->delta,
 	};
 
-	if (sk && bpf_sk_storage_get(&tp_names, sk, &name, BPF_SK_STORAGE_GET_F_CREATE))
+	if (sk && bpf_sk_storage_get(&tp_names, sk, &name, BPF_SK_STORAGE_GET_F_CREATE) &&
+	    (is_no_address(&destination->address) ||
+	     bpf_sk_storage_get(&tp_destinations, sk, destination, BPF_SK_STORAGE_GET_F_CREATE)))
 		return;
 	struct port *port = bpf_map_lookup_elem(&tp_ports, &key->local_port);
 	if (port)
@@ -81,13 +83,15 @@ static __always_inline void learn_guess(const struct flow_key *key, const struct
 }
 
 /* Nonzero: there is no pending connection with a complete header. */
-static __always_inline int begin_flow(const struct flow_key *key, struct flow *flow)
+static __always_inline int begin_flow(const struct flow_key *key, struct flow *flow,
+				      struct endpoint *destination)
 {
 	struct pending *pending = bpf_map_lookup_elem(&tp_pending, key);
 
 	if (!pending || pending->stage != ESTABLISHED)
 		return -1;
 	*flow = pending->flow;
+	*destination = pending->destination;
 	learn_guess(key, pending);
 	/* Add the flow before removing the pending connection: the other programs look for the flow last. */
 	if (bpf_map_update_elem(&tp_flows, key, flow, BPF_ANY)) {
@@ -105,10 +109,11 @@ static __always_inline void on_established(struct bpf_sock_ops *ctx)
 {
 	struct flow_key key = {};
 	struct flow flow = {};
+	struct endpoint destination = {};
 
-	if (key_of(ctx, &key) || begin_flow(&key, &flow))
+	if (key_of(ctx, &key) || begin_flow(&key, &flow, &destination))
 		return;
-	give_name(ctx, &key, &flow);
+	give_name(ctx, &key, &flow, &destination);
 	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 

@@ -106,17 +106,16 @@ GLOBAL int open_datagram(struct __sk_buff *skb, const struct datagram *datagram,
 	opened->header_len = header->len;
 	if (verdict != ADDRESSES)
 		return 0;
-	opened->client = header->client;
+	opened->client = header->client.address;
 	/* Port 0 can't be answered. */
-	if (header->client_port)
-		opened->client_port = header->client_port;
+	if (header->client.port)
+		opened->client_port = header->client.port;
 	opened->is_named = 1;
 	if (dialect == DIALECT_SPP) {
-		const struct spp *spp = (const struct spp *)scratch->start;
 		opened->is_spp = 1;
-		opened->said_client_port = header->client_port;
-		__builtin_memcpy(&opened->proxy, spp->proxy, sizeof(opened->proxy));
-		__builtin_memcpy(&opened->proxy_port, spp->proxy_port, sizeof(opened->proxy_port));
+		opened->said_client_port = header->client.port;
+		opened->proxy = header->destination.address;
+		opened->proxy_port = header->destination.port;
 	}
 	return 0;
 }

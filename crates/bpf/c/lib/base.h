@@ -51,6 +51,12 @@ struct address {
 	__be32 word[4];
 };
 
+struct endpoint {
+	struct address address;
+	__be16 port;
+	__u16 zero;
+};
+
 /* Word by word: the verifier wants each field of a context read and written by itself. */
 #define COPY_IPV6(TO, FROM)                                                                            \
 	((TO)[0] = (FROM)[0], (TO)[1] = (FROM)[1], (TO)[2] = (FROM)[2], (TO)[3] = (FROM)[3])

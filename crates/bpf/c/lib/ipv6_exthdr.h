@@ -11,23 +11,6 @@
 
 #define EXTENSIONS 16 /* each kind but one comes once (RFC 8200, 4.1) */
 
-/* Checking the first fragment is enough: the datagram is incomplete without it, and the kernel accepts none
- * without ports. */
-static __always_inline int is_first_fragment_ipv4(struct __sk_buff *skb, __u8 protocol, struct ip *out)
-{
-	struct iphdr ip;
-
-	if (bpf_skb_load_bytes(skb, out->at, &ip, sizeof(ip)))
-		return 0;
-	if (ip.protocol != protocol || (ip.frag_off & bpf_htons(0x3fff)) != bpf_htons(0x2000))
-		return 0;
-	out->version = 4;
-	out->payload_at = out->at + ip.ihl * 4;
-	map_ipv4(&out->source, ip.saddr);
-	map_ipv4(&out->destination, ip.daddr);
-	return 1;
-}
-
 enum finding { NOTHING_HIDDEN, IS_HIDDEN, TOO_LONG_TO_SAY };
 
 struct hidden {
@@ -69,7 +52,9 @@ static __always_inline enum finding find_behind_extensions(struct __sk_buff *skb
 	return TOO_LONG_TO_SAY;
 }
 
-/* Whether the packet hides something of this protocol. Its addresses and ports are then in `hidden`. */
+/* Whether the packet hides something of this protocol. Its addresses and ports are then in `hidden`. Of a
+ * datagram in fragments the first one is enough: without it the others are incomplete, and the kernel accepts
+ * none without ports. */
 GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hidden *hidden)
 {
 	__be16 ports[2];
@@ -80,7 +65,7 @@ GLOBAL enum finding find_hidden(struct __sk_buff *skb, __u32 protocol, struct hi
 	ip->at = link_header_len;
 	enum finding found = NOTHING_HIDDEN;
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		found = is_first_fragment_ipv4(skb, protocol, ip) ? IS_HIDDEN : NOTHING_HIDDEN;
+		found = !read_ipv4(skb, protocol, ip) && ip->is_fragment ? IS_HIDDEN : NOTHING_HIDDEN;
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
 		found = find_behind_extensions(skb, protocol, ip);
 	if (found != IS_HIDDEN)

@@ -16,111 +16,58 @@ struct quoted_tcp {
 };
 
 struct quote {
-	struct segment error; /* only `ip` is filled in; its payload is the ICMP header */
-	struct flow_key key;  /* the quoted segment went to `remote` of this key */
-	__u32 at, tcp_at;     /* offsets of the quoted headers */
+	struct ip error;     /* whose payload is the ICMP header */
+	struct ip quoted;    /* the header of the quoted segment */
+	struct flow_key key; /* the quoted segment went to `remote` of this key */
 	struct quoted_tcp tcp;
 };
 
 /* The verifier allows little stack. */
 SCRATCH(quotes, struct quote);
 
-static __always_inline int read_quoted_ip(struct __sk_buff *skb, struct quote *quote)
-{
-	if (quote->error.ip.version == 4) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, quote->at, &ip, sizeof(ip)))
-			return -1;
-		if (ip.version != 4 || ip.ihl < 5 || ip.protocol != IPPROTO_TCP || ip.frag_off & bpf_htons(0x1fff))
-			return -1;
-		quote->tcp_at = quote->at + ip.ihl * 4;
-		map_ipv4(&quote->key.local, ip.saddr);
-		map_ipv4(&quote->key.remote, ip.daddr);
-		return 0;
-	}
-	__u8 next;
-
-	if (bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, nexthdr), &next, sizeof(next)) ||
-	    next != IPPROTO_TCP)
-		return -1;
-	quote->tcp_at = quote->at + sizeof(struct ipv6hdr);
-	if (bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, saddr), &quote->key.local,
-			       sizeof(struct address)))
-		return -1;
-	return bpf_skb_load_bytes(skb, quote->at + offsetof(struct ipv6hdr, daddr), &quote->key.remote,
-				  sizeof(struct address));
-}
-
 /* Nonzero: it is no error about a TCP segment. */
 static __always_inline int read_quote(struct __sk_buff *skb, struct quote *quote)
 {
+	struct ip *error = &quote->error, *quoted = &quote->quoted;
 	struct icmp_start icmp;
 
-	if (read_ip(skb, skb->protocol == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6,
-		    &quote->error.ip) || quote->error.ip.is_fragment)
+	if (read_ip(skb, skb->protocol == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6, error) ||
+	    error->is_fragment)
 		return -1;
-	if (LOAD_HEADER(skb, quote->error.ip.payload_at, &icmp) || !is_error(quote->error.ip.version, icmp.type))
+	if (LOAD_HEADER(skb, error->payload_at, &icmp) || !is_error(error->version, icmp.type))
 		return -1;
-	quote->at = quote->error.ip.payload_at + sizeof(icmp);
-	if (read_quoted_ip(skb, quote) || bpf_skb_load_bytes(skb, quote->tcp_at, &quote->tcp, sizeof(quote->tcp)))
+	quoted->at = error->payload_at + sizeof(icmp);
+	if (error->version == 4 ? read_ipv4(skb, IPPROTO_TCP, quoted) : read_ipv6(skb, IPPROTO_TCP, quoted))
 		return -1;
-	quote->key.local_port = quote->tcp.source;
-	quote->key.remote_port = quote->tcp.destination;
+	if (bpf_skb_load_bytes(skb, quoted->payload_at, &quote->tcp, sizeof(quote->tcp)))
+		return -1;
+	quote->key = (struct flow_key){
+		.remote = quoted->destination,
+		.local = quoted->source,
+		.remote_port = quote->tcp.destination,
+		.local_port = quote->tcp.source,
+	};
 	return 0;
 }
 
-static __always_inline __be16 changed_sum(__be16 check, __u64 difference)
+/* Writes other addresses into the error's header, or into the quoted one. `sum` becomes the difference in
+ * ICMP's sum. It covers IPv6 addresses; an IPv4 header balances them by a sum of its own. */
+static __always_inline int change_ip(struct __sk_buff *skb, const struct ip *ip, const struct address *source,
+				     const struct address *destination, __u64 *sum)
 {
-	return fold((__u64)(__u16)~check + difference);
-}
+	__u32 moved = difference(&ip->source, source, sizeof(*source), 0);
 
-/* Writes the addresses of the other connection into the quoted header. Over an IPv4 header ICMP's sum stays
- * the same, because that header's own sum changes with it. */
-static __always_inline int change_quoted_ip(struct __sk_buff *skb, const struct quote *quote,
-					    const struct face *from, __u64 *sum)
-{
-	const struct address *source = &from->key.remote, *destination = &from->key.local;
-	__u32 at = quote->at, check_at = at + offsetof(struct iphdr, check);
-	__u32 moved = difference(&quote->key.local, source, sizeof(*source), 0);
-	__be16 check;
-
-	moved = difference(&quote->key.remote, destination, sizeof(*destination), moved);
-	if (quote->error.ip.version == 6) {
+	moved = difference(&ip->destination, destination, sizeof(*destination), moved);
+	if (ip->version == 6)
 		*sum += moved;
-		if (bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, saddr), source, sizeof(*source), 0))
-			return -1;
-		return bpf_skb_store_bytes(skb, at + offsetof(struct ipv6hdr, daddr), destination, sizeof(*destination), 0);
-	}
-	if (bpf_skb_load_bytes(skb, check_at, &check, sizeof(check)))
+	else if (bpf_l3_csum_replace(skb, ip->at + offsetof(struct iphdr, check), 0, moved, 0))
 		return -1;
-	check = changed_sum(check, moved);
-	if (bpf_skb_store_bytes(skb, check_at, &check, sizeof(check), 0))
-		return -1;
-	if (bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, saddr), &source->word[3], sizeof(__be32), 0))
-		return -1;
-	return bpf_skb_store_bytes(skb, at + offsetof(struct iphdr, daddr), &destination->word[3],
-				   sizeof(__be32), 0);
-}
-
-/* The error gets the address that the peer's segments go to as its source: the peer's firewall expects that,
- * and a router's address might be link-local. The sum of ICMPv6 covers the addresses; IPv4's header has its
- * own. */
-static __always_inline int change_error_ip(struct __sk_buff *skb, const struct quote *quote,
-					   const struct face *from, __u64 *sum)
-{
-	__u32 own = difference(&quote->error.ip.source, &from->key.local, sizeof(struct address), 0);
-
-	own = difference(&quote->error.ip.destination, &from->key.remote, sizeof(struct address), own);
-	if (quote->error.ip.version == 6)
-		*sum += own;
-	else if (bpf_l3_csum_replace(skb, quote->error.ip.at + offsetof(struct iphdr, check), 0, own, 0))
-		return -1;
-	return write_addresses(skb, &quote->error.ip, &from->key.local, &from->key.remote);
+	return write_addresses(skb, ip, source, destination);
 }
 
 /* The sum is changed by the difference, so a damaged error stays damaged. Errors of this host have a whole
- * sum, too: the kernel computes ICMP's itself. */
+ * sum, too: the kernel computes ICMP's itself. The error's source becomes the address that the peer's
+ * segments go to: the peer's firewall expects that, and a router's address might be link-local. */
 static __always_inline int translate_error(struct __sk_buff *skb, const struct quote *quote,
 					   const struct face *from)
 {
@@ -129,18 +76,19 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct q
 		.destination = from->key.local_port,
 		.seq = bpf_htonl(bpf_ntohl(quote->tcp.seq) - from->shift),
 	};
-	__u32 check_at = quote->error.ip.payload_at + offsetof(struct icmp_start, check);
+	const struct address *own = &from->key.local, *peer = &from->key.remote;
+	__u32 check_at = quote->error.payload_at + offsetof(struct icmp_start, check);
 	__u64 sum = (__u32)difference(&quote->tcp, &is, sizeof(is), 0);
 	__be16 check;
 
-	if (change_quoted_ip(skb, quote, from, &sum) || change_error_ip(skb, quote, from, &sum))
+	if (change_ip(skb, &quote->quoted, peer, own, &sum) || change_ip(skb, &quote->error, own, peer, &sum))
 		return -1;
 	if (bpf_skb_load_bytes(skb, check_at, &check, sizeof(check)))
 		return -1;
-	check = changed_sum(check, sum);
+	check = fold((__u64)(__u16)~check + sum);
 	if (bpf_skb_store_bytes(skb, check_at, &check, sizeof(check), 0))
 		return -1;
-	return bpf_skb_store_bytes(skb, quote->tcp_at, &is, sizeof(is), BPF_F_INVALIDATE_HASH);
+	return bpf_skb_store_bytes(skb, quote->quoted.payload_at, &is, sizeof(is), BPF_F_INVALIDATE_HASH);
 }
 
 /* RFC 5927, 4.1; tcp_v4_err(): only of a segment that is under way. A third host that knows the addresses
@@ -158,7 +106,7 @@ GLOBAL int on_error(struct __sk_buff *skb)
 	if (!quote || read_quote(skb, quote))
 		return PASS;
 	struct splice_place place;
-	if (find_place(&quote->key, &place) || !is_same_address(&quote->error.ip.destination, &quote->key.local))
+	if (find_place(&quote->key, &place) || !is_same_address(&quote->error.destination, &quote->key.local))
 		return PASS;
 	struct spliced *flow = flow_at(&place);
 	if (!flow || flow->stage < SPLICE_TAIL || flow->stage == SPLICE_GONE)

@@ -15,11 +15,10 @@ enum verdict {
 enum transport { STREAM = 1, DGRAM = 2 };
 
 struct header {
-	struct address client;
+	struct endpoint client, destination;
 	__u32 len;           /* of the whole header, which may go on beyond what was parsed */
-	__be16 client_port;
-	__u8 client_version; /* 4 or 6 */
-	__u8 is_v1;
+	__u16 client_version; /* 4 or 6 */
+	__u16 is_v1;
 	__u32 tlvs;          /* where they begin */
 };
 

@@ -24,8 +24,10 @@ GLOBAL enum verdict read_spp(struct header_scratch *scratch, __u32 have)
 	if (have < SPP_LEN)
 		return NEED_MORE;
 	header->len = SPP_LEN;
-	__builtin_memcpy(&header->client, spp->client, sizeof(header->client));
-	__builtin_memcpy(&header->client_port, spp->client_port, sizeof(header->client_port));
+	__builtin_memcpy(&header->client.address, spp->client, sizeof(spp->client));
+	__builtin_memcpy(&header->client.port, spp->client_port, sizeof(spp->client_port));
+	__builtin_memcpy(&header->destination.address, spp->proxy, sizeof(spp->proxy));
+	__builtin_memcpy(&header->destination.port, spp->proxy_port, sizeof(spp->proxy_port));
 	header->client_version = 6;
 	return ADDRESSES;
 }

@@ -172,9 +172,9 @@ static __always_inline int v1_address_byte(struct v1 *v1, __u8 byte)
 }
 
 /* The groups after the gap move to the end. */
-static __always_inline void v1_widen_gap(const struct v1 *v1, struct address *client)
+static __always_inline void v1_widen_gap(const struct v1 *v1, struct address *address)
 {
-	__u8 *to = (__u8 *)client;
+	__u8 *to = (__u8 *)address;
 	__u32 behind = v1->bytes - v1->gap;
 
 	/* Unrolled: Linux 6.1 refuses a loop whose body the compiler places before its head. */
@@ -189,10 +189,18 @@ static __always_inline void v1_widen_gap(const struct v1 *v1, struct address *cl
 	}
 }
 
+/* Fields 0 and 2 are the client's address and port, 1 and 3 the destination's. */
+static __always_inline struct endpoint *v1_endpoint(const struct v1 *v1, struct header *header)
+{
+	return v1->field & 1 ? &header->destination : &header->client;
+}
+
 /* Each address is read as what it is, and one of them must be of the announced family: NGINX announces the
  * client's, and writes its own address as it is. */
 static __always_inline int v1_end_address(struct v1 *v1, struct header *header)
 {
+	struct address *address = &v1_endpoint(v1, header)->address;
+
 	if (v1->version == v1->announced)
 		v1->is_named = 1;
 	if (v1->field == 0)
@@ -202,10 +210,8 @@ static __always_inline int v1_end_address(struct v1 *v1, struct header *header)
 	if (v1->version == 4) {
 		if (v1->bytes != 4)
 			return -1;
-		if (v1->field == 0) {
-			header->client.word[2] = MAPPED;
-			__builtin_memcpy(&header->client.word[3], v1->address, 4);
-		}
+		address->word[2] = MAPPED;
+		__builtin_memcpy(&address->word[3], v1->address, 4);
 		return 0;
 	}
 	if (v1->colons == 1)
@@ -215,8 +221,7 @@ static __always_inline int v1_end_address(struct v1 *v1, struct header *header)
 		return -1;
 	if (v1->gap == NO_GAP)
 		v1->gap = 16;
-	if (v1->field == 0)
-		v1_widen_gap(v1, &header->client);
+	v1_widen_gap(v1, address);
 	return 0;
 }
 
@@ -234,8 +239,7 @@ static __always_inline int v1_end_port(struct v1 *v1, struct header *header)
 {
 	if (!v1->digits || v1->decimal > 65535)
 		return -1;
-	if (v1->field == 2)
-		header->client_port = bpf_htons(v1->decimal);
+	v1_endpoint(v1, header)->port = bpf_htons(v1->decimal);
 	return 0;
 }
 

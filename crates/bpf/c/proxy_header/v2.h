@@ -56,13 +56,17 @@ GLOBAL enum verdict read_v2(struct header_scratch *scratch, __u32 have, __u32 tr
 		return NEED_MORE;
 
 	if (family == V2_FAMILY_INET) {
-		header->client.word[2] = MAPPED;
-		__builtin_memcpy(&header->client.word[3], start + 16, 4);
-		__builtin_memcpy(&header->client_port, start + 24, 2);
+		header->client.address.word[2] = header->destination.address.word[2] = MAPPED;
+		__builtin_memcpy(&header->client.address.word[3], start + 16, 4);
+		__builtin_memcpy(&header->destination.address.word[3], start + 20, 4);
+		__builtin_memcpy(&header->client.port, start + 24, 2);
+		__builtin_memcpy(&header->destination.port, start + 26, 2);
 		header->client_version = 4;
 	} else {
-		__builtin_memcpy(&header->client, start + 16, 16);
-		__builtin_memcpy(&header->client_port, start + 48, 2);
+		__builtin_memcpy(&header->client.address, start + 16, 16);
+		__builtin_memcpy(&header->destination.address, start + 32, 16);
+		__builtin_memcpy(&header->client.port, start + 48, 2);
+		__builtin_memcpy(&header->destination.port, start + 50, 2);
 		header->client_version = 6;
 	}
 	return ADDRESSES;

@@ -10,12 +10,13 @@ int socket_made(struct __sk_buff *skb)
 	struct fake_kernel *at = fake_kernel();
 	struct flow_key key;
 	struct flow flow = {};
+	struct endpoint destination = {};
 
 	(void)skb;
 	if (!at)
 		return 1;
 	key = at->key;
-	return begin_flow(&key, &flow) ? 1 : 0;
+	return begin_flow(&key, &flow, &destination) ? 1 : 0;
 }
 
 SEC("classifier")

@@ -15,6 +15,7 @@ use crate::programs::of_tests::BANS_TEST;
 const ASKED: &str = "bans_test";
 const COST: &str = "bans_cost";
 const COST_WITHOUT: &str = "bans_cost_without";
+const LEFT: &str = "bans_left";
 /// Ethernet's header and IPv6's.
 const LEAST: usize = 54;
 
@@ -29,7 +30,7 @@ impl BanCheck {
         let mut loader = Loader::new(place, &globals);
         loader.load(UDP_SEND)?;
         let mut loaded = loader.load(BANS_TEST)?;
-        for name in [ASKED, COST, COST_WITHOUT] {
+        for name in [ASKED, COST, COST_WITHOUT, LEFT] {
             classifier(&mut loaded, name)?.load().map_err(AttachError::attach(name, "the kernel"))?;
         }
         Ok(Self(loaded))
@@ -42,6 +43,11 @@ impl BanCheck {
             IpAddr::V6(ip) => ip,
         };
         Ok(self.run(ASKED, address, port, 1)?.return_value == 1)
+    }
+
+    /// Of 1000 random clients of 192.0.0.0/8: how many the filter leaves to the table of single addresses.
+    pub fn left(&mut self) -> Result<u32, AttachError> {
+        Ok(self.run(LEFT, Ipv6Addr::UNSPECIFIED, 0, 1)?.return_value)
     }
 
     /// What one look-up costs of random clients of 192.0.0.0/8 at port 443.

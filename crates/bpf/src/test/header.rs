@@ -4,6 +4,7 @@
 use core::net::{Ipv6Addr, SocketAddr};
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use aya::maps::{Array, MapData};
 use aya::programs::{CgroupSockAddr, ProgramError, SchedClassifier, TestRun, TestRunOptions};
@@ -27,8 +28,8 @@ use crate::tables::proofs;
 pub enum Verdict {
     /// Valid so far.
     NeedMore,
-    /// A complete header of this length that names a client.
-    Client(SocketAddr, usize),
+    /// A complete header of this length that names a client and a destination.
+    Client(SocketAddr, SocketAddr, usize),
     /// A complete header that names no client.
     Itself(usize),
     /// No header, or an invalid one.
@@ -39,15 +40,24 @@ pub enum Verdict {
 #[repr(C)]
 struct Answer {
     verdict: u32,
-    client: Address,
+    client: Endpoint,
+    destination: Endpoint,
     len: u32,
-    client_port: [u8; 2],
-    client_version: u8,
-    is_v1: u8,
+    client_version: u16,
+    is_v1: u16,
     tlvs: u32,
 }
 
-const _: () = assert!(size_of::<Answer>() == 32);
+/// `struct endpoint`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Endpoint {
+    address: Address,
+    port: [u8; 2],
+    zero: [u8; 2],
+}
+
+const _: () = assert!(size_of::<Answer>() == 56);
 
 // SAFETY: invariant of `Pod`: any bytes are a valid value, and none is padding (the size is the sum of the
 // fields').
@@ -111,16 +121,10 @@ impl HeaderCheck {
         bytes: &[u8],
         ends: &[usize],
     ) -> Result<bool, AttachError> {
-        let map = self.programs.map_mut("tp_proofs").ok_or(AttachError::NotBuilt)?;
-        proofs::write_for_all(map, required)?;
+        self.require(required)?;
         let (mut walk, mut before) = (0, 0);
         for end in ends {
-            let map = self.programs.map_mut(STATES).ok_or(AttachError::NotBuilt)?;
-            let mut states: Array<&mut MapData, PieceState> =
-                map.try_into().map_err(AttachError::map("opening", STATES))?;
-            let state = PieceState { walk, before, lacks: 0, unused: 0 };
-            states.set(0, state, 0).map_err(AttachError::map("writing", STATES))?;
-            self.run(PROOF_CHECK, 0, &bytes[..*end])?;
+            self.take_piece(walk, before, &bytes[..*end])?;
             let map = self.programs.map(STATES).ok_or(AttachError::NotBuilt)?;
             let states: Array<&MapData, PieceState> =
                 map.try_into().map_err(AttachError::map("opening", STATES))?;
@@ -133,13 +137,39 @@ impl HeaderCheck {
         Ok(false)
     }
 
-    fn run(&mut self, name: &'static str, first: u8, bytes: &[u8]) -> Result<(), AttachError> {
+    /// What all headers must have.
+    ///
+    /// # Errors
+    /// The table can't be written.
+    pub fn require(&mut self, required: &RequiredSecret) -> Result<(), AttachError> {
+        let map = self.programs.map_mut("tp_proofs").ok_or(AttachError::NotBuilt)?;
+        proofs::write_for_all(map, required)
+    }
+
+    /// How long the program takes to find what [`Self::require`] demands in a whole header.
+    ///
+    /// # Errors
+    /// The program can't be run.
+    pub fn time_of_proof(&mut self, bytes: &[u8]) -> Result<Duration, AttachError> {
+        self.take_piece(0, 0, bytes)
+    }
+
+    fn take_piece(&mut self, walk: u32, before: u32, bytes: &[u8]) -> Result<Duration, AttachError> {
+        let map = self.programs.map_mut(STATES).ok_or(AttachError::NotBuilt)?;
+        let mut states: Array<&mut MapData, PieceState> =
+            map.try_into().map_err(AttachError::map("opening", STATES))?;
+        let state = PieceState { walk, before, lacks: 0, unused: 0 };
+        states.set(0, state, 0).map_err(AttachError::map("writing", STATES))?;
+        self.run(PROOF_CHECK, 0, bytes)
+    }
+
+    fn run(&mut self, name: &'static str, first: u8, bytes: &[u8]) -> Result<Duration, AttachError> {
         let mut packet = vec![first];
         packet.resize(14, 0);
         packet.extend(bytes);
         let options = TestRunOptions { data_in: Some(&packet), ..TestRunOptions::default() };
         let result = program(&mut self.programs, name).and_then(|program| program.test_run(options));
-        result.map(drop).map_err(AttachError::attach(name, "BPF_PROG_TEST_RUN"))
+        result.map(|run| run.duration).map_err(AttachError::attach(name, "BPF_PROG_TEST_RUN"))
     }
 
     fn answer(&self) -> Result<Answer, AttachError> {
@@ -157,9 +187,11 @@ impl HeaderCheck {
             0 => Verdict::NeedMore,
             _ if have < len => Verdict::NeedMore,
             1 => {
-                let ip = Ipv6Addr::from(answer.client.0);
-                let ip = if answer.client_version == 4 { ip.to_canonical() } else { ip.into() };
-                Verdict::Client(SocketAddr::new(ip, u16::from_be_bytes(answer.client_port)), len)
+                let address = |end: Endpoint| {
+                    let ip = Ipv6Addr::from(end.address.0).to_canonical();
+                    SocketAddr::new(ip, u16::from_be_bytes(end.port))
+                };
+                Verdict::Client(address(answer.client), address(answer.destination), len)
             }
             _ => Verdict::Itself(len),
         }

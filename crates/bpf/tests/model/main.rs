@@ -141,6 +141,7 @@ impl Stand {
             header_wait: WAIT,
             header_max: HEADER_MAX,
             refuse_unshowable: false,
+            shows_destination: false,
             udp_silence: Duration::from_secs(60),
             own_addresses: Default::default(),
             max_flows: MANY,

@@ -135,6 +135,7 @@ fn harness(bed: &Bed) -> Result<UdpHarness> {
         header_wait: Duration::from_secs(1),
         header_max: 16 << 10,
         refuse_unshowable: false,
+        shows_destination: false,
         udp_silence: Duration::from_secs(60),
         max_flows: MAX_FLOWS,
         max_udp_flows: MAX_UDP_FLOWS,

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use truepeer_bpf::{Rules, UdpPort, without_overlaps};
+use truepeer_handover::Destination;
 use truepeer_policy::{Claims, Dialect, HeaderRule, HostAddresses, PrefixSet};
 
 use super::datagrams;
@@ -35,6 +36,11 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
     if dialect == Dialect::Spp && !secrets.is_empty() && spec.port.iter().any(|ports| ports.has_udp()) {
         problems.add(Problem::at("require-tlv", "--udp-dialect spp has no TLVs; expected another dialect"));
     }
+    if spec.destination == Some(Destination::Header) && spec.port.iter().any(|ports| ports.has_udp()) {
+        let why = "a server gets a datagram's destination from the packet, as the kernel has routed it";
+        let expected = "expected TCP ports alone; attach add gives UDP ports rules of their own";
+        problems.add(Problem::at("destination header", format!("{why}: {expected}")));
+    }
     let ranges = |is_udp: bool| {
         let given = spec.port.iter().flat_map(|ports| &ports.1).filter(|range| range.is_udp == is_udp);
         without_overlaps(given.map(|range| range.ports.clone()).collect())
@@ -55,6 +61,7 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
         header_wait: header.wait,
         header_max: header.max_bytes,
         refuse_unshowable: spec.unshowable == Some(Unshowable::Refuse),
+        shows_destination: spec.destination == Some(Destination::Header),
         udp_silence: spec.close_after.unwrap_or(dialect.default_silence()),
         max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
         max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),

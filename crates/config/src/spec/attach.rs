@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
+use truepeer_handover::Destination;
 use truepeer_policy::Dialect;
 
 use super::groups::{PrintSpec, SendersSpec, WaitSpec};
 use super::port::AttachPorts;
-use super::{sender, values};
+use super::{run, sender, values};
 
 /// Remove PROXY headers from connections to a running server, in the kernel: no proxy, no restart, no cost
 /// per byte
@@ -37,6 +38,8 @@ pub struct AttachSpec {
     pub(crate) wait: WaitSpec,
     #[arg(long, value_parser = unshowable)]
     pub(crate) unshowable: Option<Unshowable>,
+    #[arg(long, value_parser = run::destination)]
+    pub(crate) destination: Option<Destination>,
     #[arg(long, value_parser = values::positive_duration)]
     pub(crate) close_after: Option<Duration>,
     #[arg(long, value_parser = values::count::<NonZeroU32>)]
@@ -210,6 +213,7 @@ fn unshowable(text: &str) -> Result<Unshowable, &'static str> {
         _ => Err("expected show-sender or refuse"),
     }
 }
+
 /// A device's name, or all.
 fn device(text: &str) -> Result<String, &'static str> {
     let is_name = !text.is_empty() && !text.contains([',', ' ', '/']);

@@ -65,7 +65,7 @@ fn versions(text: &str) -> Result<Versions, &'static str> {
     }
 }
 
-fn destination(text: &str) -> Result<Destination, &'static str> {
+pub(crate) fn destination(text: &str) -> Result<Destination, &'static str> {
     match text {
         "socket" => Ok(Destination::Socket),
         "header" => Ok(Destination::Header),

@@ -64,16 +64,14 @@ pub enum BanChange {
 }
 
 impl BanChange {
-    /// Makes the change. Returns how many bans were set or lifted.
+    /// Makes the change. Returns how many bans were set or lifted. One that is there and ends later is not
+    /// set.
     ///
     /// # Errors
     /// Why nothing has changed.
     pub fn make(self, bans: &Bans) -> Result<usize, String> {
         match self {
-            Self::Set(set) => {
-                let count = set.len();
-                bans.set(set).map(|()| count).map_err(|error| error.to_string())
-            }
+            Self::Set(set) => bans.set(set).map_err(|error| error.to_string()),
             Self::Lift(clients, port, why) => {
                 let which = Lifted { port, why: why.as_deref() };
                 Ok(clients.iter().map(|clients| bans.lift(*clients, which)).sum())

@@ -15,7 +15,7 @@ use truepeer_proto::{Addresses, Command, Transport, V1_MAX_LEN, V2Encoder, encod
 use truepeer_routes::item::IpFamily;
 
 use super::probe;
-use super::report::{Check, Report};
+use super::report::{Check, Report, Verdict};
 use super::scene::{AtPort, Scene};
 use crate::admin::client::Client;
 use crate::admin::listing::SessionDoc;
@@ -35,7 +35,33 @@ pub(super) fn examine(scene: &Scene<'_>, listeners: &[&ListenerDoc], at: AtPort,
         return report.add(Check::skip("trip", tried, why).mend("truepeer doctor --admin SOCKET"));
     };
     for from_here in &listener.from_here {
-        report.add(through(admin, listener, from_here, scene.timeout));
+        let check = through(admin, listener, from_here, scene.timeout);
+        let bans =
+            scene.bans && check.verdict == Verdict::Ok && matches!(from_here.may, Trial::V1 | Trial::V2);
+        report.add(check);
+        if bans {
+            report.add(banned(admin, listener, from_here, scene.timeout));
+        }
+    }
+}
+
+/// Bans the client of the documentation at this port for a moment: then its session is refused.
+fn banned(admin: &Client, listener: &ListenerDoc, FromHere { to, may }: &FromHere, limit: Duration) -> Check {
+    let client = IpFamily::of(to.ip()).example_client();
+    let tried = format!("a ban of {client}, whom the header names");
+    let bans = format!("/bans?client={client}&port={}&why={UNIQUE_ID}", to.port());
+    if let Err(error) = admin.ask("POST", &format!("{bans}&for=60")) {
+        return Check::skip("ban", tried, format!("{error:#}"));
+    }
+    let outcome = travel(admin, listener, *to, may, limit);
+    let lifted = admin.ask("DELETE", &bans);
+    match (outcome, lifted) {
+        (Ok(Outcome::Not(why)), Ok(_)) if why == reasons::refusal("client_banned").to_string() => {
+            Check::ok("ban", tried).found(format!("its next connection was refused: {why}"))
+        }
+        (Ok(Outcome::Reached(_)), _) => Check::fail("ban", tried, "its next connection was served"),
+        (Ok(Outcome::Not(why)), Ok(_)) => Check::fail("ban", tried, why),
+        (Err(error), _) | (_, Err(error)) => Check::fail("ban", tried, format!("{error:#}")),
     }
 }
 

@@ -5,7 +5,8 @@
 //! work for them.
 //!
 //! The checks use the machine as it is and change nothing, except that `--try` creates the routes for the
-//! duration of the test. The decisive check is a real round trip to the backend from a foreign address.
+//! duration of the test, or bans its client for a moment. The decisive check is a real round trip to the
+//! backend from a foreign address.
 //!
 //! ```text
 //!  privileges ─▶ machine ─▶ routing ─▶ backends (plainly, then as 192.0.2.1 / 2001:db8::1) ─▶ firewall, if that failed

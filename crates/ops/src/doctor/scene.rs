@@ -27,7 +27,7 @@ pub struct SceneOptions {
     pub read: Option<Result<ReadFile, String>>,
     /// The running truepeer; `None`: the file's.
     pub running: Option<AdminAddr>,
-    /// Adds missing rules and routes for the duration of the test.
+    /// Adds missing rules and routes for the duration of the test, and bans its client for a moment.
     pub with_routes: bool,
     /// How long a server may take to answer.
     pub timeout: Duration,
@@ -53,6 +53,8 @@ pub(super) struct Scene<'a> {
     pub(super) admin: Option<Client>,
     pub(super) attached: Option<Attached>,
     pub(super) timeout: Duration,
+    /// `--try`.
+    pub(super) bans: bool,
 }
 
 /// A port with its transport.
@@ -137,7 +139,7 @@ impl<'a> Scene<'a> {
                 None
             }
         };
-        Self { loaded, running, admin, attached, timeout: options.timeout }
+        Self { loaded, running, admin, attached, timeout: options.timeout, bans: options.with_routes }
     }
 
     /// The ports of the backends behind a listener of the file at this port.

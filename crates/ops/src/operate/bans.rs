@@ -26,12 +26,18 @@ pub fn ban(args: &BanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let clients = read(&args.clients)?;
     let why = args.why.as_deref().unwrap_or_default();
     let terms = BanTerms { time: args.time, port: args.port, why, keep: args.keep };
-    ban_clients(BanPlaces::find(&args.ask, args.pins.as_deref(), args.keep)?, &clients, &terms)?;
+    let places = BanPlaces::find(&args.ask, args.pins.as_deref(), args.keep)?;
+    let set = ban_clients(places, &clients, &terms)?;
     let how_long = args.time.map_or_else(
         || "until truepeer unban".to_owned(),
         |time| format!("for {}", Age(time.as_secs_f64().max(1.0))),
     );
-    Ok(writeln!(out, "{} banned {how_long}", named(&clients))?)
+    let longer = match clients.len().saturating_sub(set) {
+        0 => String::new(),
+        _ if clients.len() == 1 => " at least: another ban ends later".to_owned(),
+        some => format!(" at least: other bans of {} of them end later", Count(some as u64)),
+    };
+    Ok(writeln!(out, "{} banned {how_long}{longer}", named(&clients))?)
 }
 
 /// How clients are banned.
@@ -46,11 +52,16 @@ pub struct BanTerms<'a> {
     pub keep: bool,
 }
 
-/// Bans clients in all of these places.
+/// Bans clients in all of these places. Returns how many got these terms everywhere: a ban that ends later
+/// stays.
 ///
 /// # Errors
 /// A place does not take it.
-pub fn ban_clients(places: BanPlaces, clients: &[BannedPrefix], terms: &BanTerms<'_>) -> anyhow::Result<()> {
+pub fn ban_clients(
+    places: BanPlaces,
+    clients: &[BannedPrefix],
+    terms: &BanTerms<'_>,
+) -> anyhow::Result<usize> {
     let BanTerms { time, port, why, keep: is_kept } = *terms;
     let seconds = time.map(|time| time.as_secs().max(1));
     let mut query = seconds.map_or_else(String::new, |seconds| format!("&for={seconds}"));
@@ -60,8 +71,9 @@ pub fn ban_clients(places: BanPlaces, clients: &[BannedPrefix], terms: &BanTerms
     if !why.is_empty() {
         query += &format!("&why={}", escaped(why));
     }
+    let mut set = clients.len();
     if let Some(running) = &places.running {
-        change(running, "POST", clients, &query)?;
+        set = set.min(usize::try_from(change(running, "POST", clients, &query)?)?);
     }
     let (since, why) = (now(), Arc::<str>::from(why));
     let until = seconds.and_then(|seconds| since.checked_add(seconds));
@@ -70,7 +82,7 @@ pub fn ban_clients(places: BanPlaces, clients: &[BannedPrefix], terms: &BanTerms
         |clients: &BannedPrefix| Ban { clients: *clients, port, since, until, by, why: Arc::clone(&why) };
     let bans: Vec<Ban> = clients.iter().map(ban).collect();
     if let Some(mut attached) = places.attached {
-        attached.set(&bans, since)?;
+        set = set.min(attached.set(&bans, since)?);
     }
     if is_kept {
         keep(&bans, since)?;
@@ -78,7 +90,7 @@ pub fn ban_clients(places: BanPlaces, clients: &[BannedPrefix], terms: &BanTerms
         new.set(bans)?;
         truepeer_run::end_open(&new);
     }
-    Ok(())
+    Ok(set)
 }
 
 /// Lifts bans.

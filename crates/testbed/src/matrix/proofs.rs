@@ -8,9 +8,11 @@ use super::{CLIENT4, CLIENT6, Case, DESTINATION4, DESTINATION6, Deliver, cases};
 use crate::backend::Behaviour;
 use crate::bed::Bed;
 use crate::client;
+use crate::servers::Haproxy;
 use crate::sockets::wait_until_read;
 
-pub(super) const CASES: &[Case] = cases![a_header_counts_only_with_its_senders_secret];
+pub(super) const CASES: &[Case] =
+    cases![a_header_counts_only_with_its_senders_secret, haproxy_proves_itself_by_a_tlv,];
 
 const KIND: u8 = 0xE5;
 const OLD: &[u8] = b"the-old-secret-0123456789";
@@ -58,5 +60,36 @@ fn a_header_counts_only_with_its_senders_secret(bed: &Bed, by: &dyn Deliver) -> 
     ensure!(client::ask(&mut stream, b"data")?.trim() == "203.0.113.7:5001");
     let logs = bed.outputs().concat();
     ensure!(!logs.contains("-secret-"), "{logs}");
+    Ok(())
+}
+
+/// HAProxy since 2.9 writes the secret as it is.
+fn haproxy_proves_itself_by_a_tlv(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
+    let file = bed.write("secrets", [OLD, b"\n", NEW, b"\n"].concat())?;
+    let required = format!("0xE0=@{}", file.display());
+    let who =
+        by.put_behind(bed, Behaviour::Who, &["--require-tlv", &required, "--allow-claims", "loopback"])?;
+    let sending = |kind: &str, secret: &[u8]| {
+        format!("send-proxy-v2 set-proxy-v2-tlv-fmt({kind}) %[str({})]", secret.escape_ascii())
+    };
+    let haproxy = Haproxy::default()
+        .relay("127.0.0.1:7001", who.v4, &sending("0xE0", NEW))
+        .relay("127.0.0.1:7002", who.v4, &sending("0xE0", OLD))
+        .relay("127.0.0.1:7003", who.v4, &sending("0xE0", &NEW[..NEW.len() - 1]))
+        .relay("127.0.0.1:7004", who.v4, &sending("0xE1", NEW))
+        .relay("127.0.0.1:7005", who.v4, "send-proxy-v2");
+    let _haproxy = haproxy.newer().start(bed)?;
+    for refused in ["127.0.0.1:7003", "127.0.0.1:7004", "127.0.0.1:7005"] {
+        let mut stream = client::connect(refused)?;
+        stream.write_all(b"data")?;
+        client::read_end(&mut stream)?;
+    }
+    ensure!(!who.backend.log().contains("accepted"), "the backend was reached:\n{}", who.backend.log());
+    for believed in ["127.0.0.1:7001", "127.0.0.1:7002"] {
+        let mut stream = client::connect(believed)?;
+        let client = stream.local_addr()?;
+        let saw = client::ask(&mut stream, b"data")?;
+        ensure!(saw.trim() == client.to_string(), "{client} was seen as {saw:?}");
+    }
     Ok(())
 }

@@ -72,6 +72,8 @@ fn a_ban_ends_connections_and_refuses_new_ones_without_a_process(bed: &Bed) -> R
     let mut kept = served(&header("203.0.113.8:1001")?)?;
     let said = operate(bed, &["ban", "203.0.113.7", "--for", "1h", "--why", "five wrong passwords"])?;
     ensure!(said == "203.0.113.7 is banned for 1h00m\n", "{said}");
+    let said = operate(bed, &["ban", "203.0.113.7", "--for", "1m", "--why", "another"])?;
+    ensure!(said == "203.0.113.7 is banned for 1m00s at least: another ban ends later\n", "{said}");
     open.iter_mut().try_for_each(is_reset)?;
     is_refused("203.0.113.7:1004")?;
     let mut mapped = session(&client::v2("[::ffff:203.0.113.7]:1005", "[2001:db8::80]:80")?)?;

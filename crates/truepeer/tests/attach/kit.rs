@@ -22,6 +22,19 @@ pub(crate) fn start(bed: &Bed, args: &[&str]) -> Result<String> {
     attach(bed, &[&["--port", "80"], args].concat())
 }
 
+/// Starts it, and attaches to these ports with `--destination header`.
+pub(crate) fn with_destinations(
+    bed: &Bed,
+    program: Program,
+    ports: &str,
+    addresses: &[&str],
+) -> Result<Running> {
+    let running = program.start(bed)?;
+    addresses.iter().try_for_each(|address| running.wait_listening(address))?;
+    attach(bed, &["--port", ports, "--destination", "header"])?;
+    Ok(running)
+}
+
 pub(crate) fn status(bed: &Bed) -> Result<Value> {
     Ok(serde_json::from_str(&attach(bed, &["status", "--json"])?)?)
 }

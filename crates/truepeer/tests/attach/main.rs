@@ -7,6 +7,8 @@ mod changes;
 mod containers;
 mod counted;
 mod cut;
+#[path = "../run_notify/destinations.rs"]
+mod destinations;
 mod entries;
 mod everywhere;
 mod flows;
@@ -20,6 +22,7 @@ mod links;
 mod needs;
 mod offloads;
 mod other_users;
+mod own_address;
 mod pools;
 mod programs;
 mod refusals;
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         containers::tests(),
         counted::tests(),
         cut::tests(),
+        destinations::tests(),
         cgroups::tests(),
         entries::tests(),
         everywhere::tests(),
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         links::tests(),
         needs::tests(),
         other_users::tests(),
+        own_address::tests(),
         hidden::tests(),
         programs::tests(),
         servers::tests(),

@@ -25,6 +25,7 @@ pub(crate) fn tests() -> Vec<Test> {
         a_round_trip_through_a_listener_reaches_the_backend_and_alarms_nobody,
         a_round_trip_that_would_be_refused_is_not_made,
         a_round_trip_to_a_dead_backend_says_why,
+        a_ban_is_tried_with_a_client_of_the_doctors_own,
         status_names_devices_that_no_attachment_covers,
         a_host_without_truepeer_shows_its_servers,
     ]
@@ -325,6 +326,19 @@ fn a_round_trip_that_would_be_refused_is_not_made(bed: &Bed) -> Result<()> {
         ensure!(!serve.log().contains("WARN"), "{}", serve.log());
         serve.stop()?;
     }
+    Ok(())
+}
+
+fn a_ban_is_tried_with_a_client_of_the_doctors_own(bed: &Bed) -> Result<()> {
+    let _echo = echo(bed)?;
+    let _serve = serve(bed, FILE)?;
+    let report = examine(bed, "8443 --try -c truepeer.toml")?;
+    let ban = report.line("a ban of 192.0.2.1, whom the header names")?;
+    let refused = ban.contains("its next connection was refused") && ban.contains("(client_banned)");
+    ensure!(report.healthy && ban.starts_with("ok") && refused, "{}", report.text);
+    let bans = Program::new(TRUEPEER).args(["bans", "--json", "-c", "truepeer.toml"]).run(bed)?;
+    ensure!(bans.trim() == "[]", "{bans}");
+    let _open = session("127.0.0.1:8443")?;
     Ok(())
 }
 

@@ -15,6 +15,8 @@ mod copies;
 #[path = "../run_notify/crowds.rs"]
 mod crowds;
 mod descriptors;
+#[path = "../run_notify/destinations.rs"]
+mod destinations;
 mod dropin;
 #[path = "../run_notify/edges.rs"]
 mod edges;
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         inherited::tests(),
         lives::tests(),
         connects::tests(),
+        destinations::tests(),
         sends::tests(),
         crowds::tests(),
         obstacles::tests(),

@@ -52,6 +52,16 @@ pub(crate) fn start(bed: &Bed, program: &Program, addresses: &[&str]) -> anyhow:
     Ok(running)
 }
 
+/// Starts it with `--destination header` on these ports.
+pub(crate) fn with_destinations(
+    bed: &Bed,
+    program: Program,
+    ports: &str,
+    addresses: &[&str],
+) -> anyhow::Result<Running> {
+    start(bed, &under(program, &["--destination", "header", "--port", ports]), addresses)
+}
+
 pub(crate) fn header_of(client: &str) -> anyhow::Result<Vec<u8>> {
     client::v2(client, destination_for(client))
 }

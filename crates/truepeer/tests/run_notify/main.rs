@@ -6,6 +6,7 @@ mod bans;
 mod bodies;
 mod connects;
 mod crowds;
+mod destinations;
 mod edges;
 mod inherited;
 mod kit;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     all.extend(sends::tests());
     all.extend(service_manager::tests());
     all.extend(crowds::tests());
+    all.extend(destinations::tests());
     all.extend(obstacles::tests());
     all.extend(pollers::tests());
     all.extend(rings::tests());

@@ -59,6 +59,11 @@ fn a_ban_ends_what_is_open_and_refuses_what_is_new(bed: &Bed) -> anyhow::Result<
     let mut other = session("203.0.113.8:5000")?;
     let said = operate(bed, &["ban", "203.0.113.7", "--for", "1h", "--why", "five wrong passwords"])?;
     ensure!(said == "203.0.113.7 is banned for 1h00m\n", "{said}");
+    let shorter = ["ban", "203.0.113.7", "198.51.100.7", "--for", "1m", "--why", "another"];
+    let said = operate(bed, &shorter)?;
+    let expected = "2 clients are banned for 1m00s at least: other bans of 1 of them end later\n";
+    ensure!(said == expected, "{said}");
+    operate(bed, &["unban", "198.51.100.7"])?;
     is_reset_within_a_second(&mut v4)?;
     backend.wait_for_log("203.0.113.7:5000 reset")?;
     truepeer.wait_for_log("close=\"banned\"")?;

@@ -303,6 +303,7 @@ impl Attachment {
                 header_wait,
                 header_max,
                 refuse_unshowable,
+                shows_destination,
                 udp_silence,
                 max_flows,
                 max_udp_flows,
@@ -310,7 +311,12 @@ impl Attachment {
             let ports = (tcp_ports, udp_ports, tcp_ranges, udp_ranges);
             let senders = (senders, header, exceptions, required_tlvs, allow, deny);
             let times = (header_timeout, header_wait, udp_silence);
-            (ports, senders, times, (header_max, refuse_unshowable, max_flows, max_udp_flows))
+            (
+                ports,
+                senders,
+                times,
+                (header_max, refuse_unshowable, shows_destination, max_flows, max_udp_flows),
+            )
         };
         rules(&self.rules) == rules(&other.rules) && place(&self.args) == place(&other.args)
     }
