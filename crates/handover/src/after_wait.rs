@@ -81,7 +81,7 @@ impl<P> Default for AfterWait<P> {
 }
 
 impl<P> AfterWait<P> {
-    /// Watches a connection that has a guard; again, when it has a place. Where the kernel can't be asked, the
+    /// Watches a connection that has a guard; again, when it has a place. If the kernel can't be asked, the
     /// guard is all.
     pub fn watch(&mut self, connection: BorrowedFd<'_>, sender: SocketAddr, place: Option<P>) {
         let Ok(cookie) = socket_cookie(connection) else { return };
