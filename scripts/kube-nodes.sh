@@ -116,12 +116,18 @@ uninstall_fails() {
 # One that loses its power stays "NotReady", with an agent that nobody can ask.
 uninstalled_with_a_dead_node() {
   local machine
+  # Agents on all nodes, and each node that lives has taints: but for those of a dead one, the job would prefer that.
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set 'tolerations[0].operator=Exists' --wait --timeout 60s >/dev/null
+  k taint node node node-b example.org/others=:NoSchedule example.org/rather=:PreferNoSchedule >/dev/null
   load_begins "${addresses[@]}"
   machine_dies c
   k wait --for=condition=Ready=unknown --timeout=60s node/node-c >/dev/null
+  node_wait 60 sh -c 'kubectl get node node-c -o jsonpath="{.spec.taints[*].effect}" | grep NoExecute'
   check_is "a dead node: helm uninstall succeeds" "$(node_run helm uninstall truepeer -n truepeer --timeout 120s >"$target/logs/nodes-uninstall" 2>&1; echo $?)" 0
   sed 's/^/  /' "$target/logs/nodes-uninstall"
   check_is "a dead node: helm names the node that is left out" "$(grep -o 'node node-c is not ready: what is attached there stays' "$target/logs/nodes-uninstall" | sort -u)" "node node-c is not ready: what is attached there stays"
+  check_is "a dead node: the job ran where others must not" "$(k -n truepeer get events -o jsonpath='{range .items[?(@.reason=="Scheduled")]}{.message}{"\n"}{end}' |
+    sed -n 's/^Successfully assigned truepeer.truepeer-detach-.* to //p' | grep -cx -e node -e node-b)" 1
   sleep 2 # the senders go on for a while
   load_is_over "a dead node"
   k delete node node-c >/dev/null

@@ -96,22 +96,22 @@ senders() {
   check_is "$1: a listed sender without a header is refused" "$(from_lb tcp "$(pod_address web)" 80)" "ConnectionResetError: [Errno 104] Connection reset by peer"
 }
 
-# The likeliest mistakes, each in a Deployment of its own: what kubectl describe shows.
-mistake() { # name, what is changed in that of web.yaml
+like_web() { # name, what is changed in the Deployment of web.yaml
   sed -e '/^---$/,$d' -e "s/name: web}/name: $1}/; s/app: web}/app: $1}/" -e "$2" deploy/kubernetes/web.yaml | node_run kubectl apply -f - >/dev/null
 }
+# The likeliest mistakes, each in a Deployment of its own: what kubectl describe shows.
 mistakes_begin() {
-  mistake wrong-port 's/"80"/"8080"/'
-  mistake wrong-sender 's/"10.0.0.7"/"10.0.0.9"/'
-  mistake wrong-domain 's#truepeer.dev/\(ports\|allow\)#truepeer.io/\1#'
-  mistake wrong-place '/annotations:/,/truepeer.dev.allow/d'
+  like_web wrong-port 's/"80"/"8080"/'
+  like_web wrong-sender 's/"10.0.0.7"/"10.0.0.9"/'
+  like_web wrong-domain 's#truepeer.dev/\(ports\|allow\)#truepeer.io/\1#'
+  like_web wrong-place '/annotations:/,/truepeer.dev.allow/d'
 }
-said_of() { # app
-  k get events.events.k8s.io -o jsonpath='{range .items[?(@.reportingController=="truepeer.dev/agent")]}{.regarding.name} {.reason}: {.note}{"\n"}{end}' | grep "^$1-" || true
+said_of() { # app, what its lines contain
+  k get events.events.k8s.io -o jsonpath='{range .items[?(@.reportingController=="truepeer.dev/agent")]}{.regarding.name} {.type} {.reason}: {.note}{"\n"}{end}' | grep "^$1-.*$2" || true
 }
 is_told() { # name, app, what its event says, and a command that provokes it
   local end=$((SECONDS + 20)) said
-  until said=$(said_of "$2" | grep -o "$3" | head -1); [ -n "$said" ] || [ $SECONDS -ge $end ]; do
+  until said=$(said_of "$2" "" | grep -o "$3" | head -1); [ -n "$said" ] || [ $SECONDS -ge $end ]; do
     "${@:4}" >/dev/null || true
     sleep 1
   done
@@ -125,10 +125,26 @@ mistakes_are_told() { # after no_warnings, which waits until a server should lis
   k delete deployment wrong-port wrong-sender wrong-domain wrong-place >/dev/null
 }
 
-# Events of pods that are well: a server that starts later than the attach, UDP, processes of the runtime.
+# TCP pods that are well: one whose server starts some seconds after the attach, and a dozen that start at once.
+well_begin() {
+  like_web slow 's#image: nginx:1.28#&\n          command: [sh, -c, "sleep 5; exec /usr/sbin/nginx -g \\"daemon off;\\""]#; /livenessProbe/d'
+  like_web crowd 's/replicas: 1/replicas: 12/'
+}
+
+# Events of pods that are well: a server that starts later than the attach, many at once, UDP, processes of the runtime.
 no_warnings() {
+  local names=dns
+  if [ "${2-}" = tcp ]; then
+    ready slow
+    ready crowd
+    names='dns\|slow\|crowd'
+  fi
   sleep 31 # so long the agent waits for a server
-  check_is "$1: pods that are well have no warning of the agent" "$(k get events.events.k8s.io -o jsonpath='{range .items[?(@.reportingController=="truepeer.dev/agent")]}{.regarding.name} {.type} {.reason}: {.note}{"\n"}{end}' | grep '^dns-.* Warning')" ""
+  check_is "$1: pods that are well have no warning of the agent" "$(said_of "\($names\)" ' Warning ')" ""
+  if [ "${2-}" = tcp ]; then
+    check_is "$1: thirteen of them were attached" "$(said_of '\(slow\|crowd\)' ' Normal Attached: ports 80; allow 10.0.0.7/32;' | cut -d' ' -f1 | sort -u | wc -l)" 13
+    k delete deployment slow crowd >/dev/null
+  fi
 }
 
 # A node forwards, and so do its kubelet's probes come from its address: without a header.
@@ -142,6 +158,19 @@ node_port_of_the_cluster() {
   check_is "$1: without a header the node is served as itself" "$(node_run "${ask[@]}" tcp "$(pod_address web)" 80 | cut -d' ' -f1)" 10.244.0.1
   sleep 3 # three rounds of probes
   check_is "$1: its probes pass" "$(k get pods -l app=web -o jsonpath='{.items[*].status.containerStatuses[*].restartCount} {.items[*].status.containerStatuses[*].ready}')" "0 true"
+}
+
+# A pod with addresses of both families, senders and clients of either.
+dual_stack() {
+  local four six
+  like_web both 's/"10.0.0.7"/"10.0.0.7,fd00:200::7"/'
+  ready both
+  six=$(k get pod -l app=both -o jsonpath='{.items[0].status.podIPs[*].ip}')
+  read -r four six <<<"$six"
+  check_is "$1: IPv6 from sender to pod" "$(from_lb tcp "$six" 80 2001:db8::9 5109)" "2001:db8::9 5109"
+  check_is "$1: IPv6, an IPv4 client" "$(from_lb tcp "$six" 80 203.0.113.9 5109)" "203.0.113.9 5109"
+  check_is "$1: IPv4, an IPv6 client" "$(from_lb tcp "$four" 80 2001:db8::9 5109)" "2001:db8::9 5109"
+  k delete deployment both >/dev/null
 }
 
 # In a namespace of the user's choice, as helm's users do it.
@@ -194,7 +223,7 @@ flooded_metrics() {
 # Twice within a minute, when the kubelet would wait 10 s and more.
 killed_twice() {
   local pod supervisor last=none
-  pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
+  pod=$(web)
   supervisor=$(node_run pgrep -o -x truepeer-agent)
   for _ in 1 2; do
     node_wait 10 sh -c "pgrep -P $supervisor -x truepeer-agent | grep -vx $last"
@@ -208,6 +237,36 @@ killed_twice() {
   k annotate "$pod" truepeer.dev/header- >/dev/null
 }
 
+# The newest pod of the web server.
+web() { k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1; }
+condition_of() { k get "$1" -o jsonpath='{range .status.conditions[?(@.type=="truepeer.dev/attached")]}{.status} {.reason}: {.message}{end}'; } # pod
+
+# What is attached stays. Events end after an hour, as if somebody deleted them.
+typo_on_an_attached_pod() {
+  local pod
+  pod=$(web)
+  k annotate "$pod" truepeer.dev/allow=10.0.0.256 --overwrite >/dev/null
+  is_told "$1: a typo on an attached pod is told" web 'Warning Refused: truepeer.dev/allow: "10.0.0.256"'
+  k delete events.events.k8s.io --all >/dev/null
+  check_is "$1: without events its condition tells it" "$(condition_of "$pod" | grep -c '^True Attached: ports 80; allow 10.0.0.7/32;.*; not followed: truepeer.dev/allow: "10.0.0.256"')" 1
+  check_is "$1: and what was attached stays" "$(from_lb tcp "$(k get "$pod" -o jsonpath='{.status.podIP}')" 80 203.0.113.9 5109)" "203.0.113.9 5109"
+  k annotate "$pod" truepeer.dev/allow=10.0.0.7 --overwrite >/dev/null
+}
+
+# Running pods that allow more than the operator now does.
+senders_are_narrowed() {
+  local pod
+  pod=$(web)
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set 'allowSenders={192.0.2.0/24}' --wait --timeout 60s >/dev/null
+  is_told "$1: narrower allowSenders: an event names the pod's sender" web 'Warning Detaching: truepeer.dev/allow: 10.0.0.7/32: expected senders inside 192.0.2.0/24'
+  node_wait 60 sh -c "kubectl get $pod -o jsonpath='{.status.conditions[?(@.type==\"truepeer.dev/attached\")].reason}' | grep -x Refused" || true
+  check_is "$1: narrower allowSenders: so does the condition" "$(condition_of "$pod")" "False Refused: truepeer.dev/allow: 10.0.0.7/32: expected senders inside 192.0.2.0/24, which --allow-senders of the agent lists"
+  check_is "$1: narrower allowSenders: the sender is believed no more" "$(from_lb tcp "$(k get "$pod" -o jsonpath='{.status.podIP}')" 80 203.0.113.9 5109 | grep -o 400)" 400
+  node_run helm upgrade truepeer deploy/helm/truepeer -n truepeer --reuse-values --set 'allowSenders={private}' --wait --timeout 60s >/dev/null
+  ready web
+  check_is "$1: wider again, and its client is seen" "$(from_lb tcp "$(k get "$pod" -o jsonpath='{.status.podIP}')" 80 203.0.113.9 5109)" "203.0.113.9 5109"
+}
+
 # The verb of the agent's rule for pods/status, and whether it may then write conditions.
 conditions_by() { # verb, yes|no
   k patch clusterrole truepeer-agent --type=json -p '[{"op": "test", "path": "/rules/1/resources/0", "value": "pods/status"},
@@ -219,7 +278,7 @@ conditions_by() { # verb, yes|no
 # neither they nor the condition say.
 narrowed_without_agent() {
   local pod from_node
-  pod=$(k get pod -l app=web --sort-by=.metadata.creationTimestamp -o name | tail -1)
+  pod=$(web)
   from_node="${ask[*]} tcp $(k get "$pod" -o jsonpath='{.status.podIP}') 80 203.0.113.9 5109 v2"
   conditions_by get no
   k annotate "$pod" truepeer.dev/allow=10.0.0.7,10.244.0.1 truepeer.dev/header=10.244.0.1=optional --overwrite >/dev/null
@@ -339,11 +398,16 @@ senders_of() { # takes|refuses, senders...
 senders_of takes any 10.0.0.7 10.0.0.0/8 ::/0 2001:db8::7 ::ffff:10.0.0.7 1:2:3:4:5:6:7:8/64
 senders_of refuses lan 10.0.0 010.0.0.7 10.0.0.0/33 1:2 :::: 1::2::3 fd00::/129
 check_is "the detach job may take twice its timeout" "$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a,allowSenders={any},uninstall.timeout=900s --show-only templates/detach.yaml | grep activeDeadline)" "  activeDeadlineSeconds: 1920"
+check_is "the detach job tolerates what the agents do, but no node that is not ready" "$("$kube/helm" template t deploy/helm/truepeer --kube-version "$kube_version" --set image.repository=a,allowSenders={any} \
+  --set-json 'tolerations=[{"operator":"Exists"},{"operator":"Exists","effect":"NoExecute"},{"key":"a","operator":"Exists"}]' --show-only templates/detach.yaml |
+  sed -n '/^      tolerations:/,/^      containers:/{s/^ *- //p; s/^          *\(key: a\|operator: .*\)$/\1/p}' | grep -v '^$' | tr '\n' ' ')" \
+  "{key: node-role.kubernetes.io/control-plane, operator: Exists} key: a operator: Exists {operator: Exists, effect: NoSchedule} {key: node.kubernetes.io/not-ready, value: never, effect: NoExecute} {key: node.kubernetes.io/unreachable, value: never, effect: NoExecute} "
 
 for layout in $layouts; do
   if [ "$layout" = hybrid ] && ! findmnt -nt cgroup >/dev/null; then check_skip "$layout" "this machine has no cgroups of version 1"; continue; fi
   echo "kube: Kubernetes $kube_version, cgroups $layout"
   node_up "$layout"
+  kube_pods6=fd00:244::/64
   cluster_up
   without_agent "$layout"
   helm_refuses "$layout"
@@ -351,9 +415,11 @@ for layout in $layouts; do
   echo "kube: the agent is ready"
   senders "$layout"
   mistakes_begin
+  well_begin
   node_port_of_the_cluster "$layout"
-  no_warnings "$layout"
+  no_warnings "$layout" tcp
   mistakes_are_told "$layout"
+  dual_stack "$layout"
   start_race "$layout"
   restarts_under_load "$layout"
   load_begins 10.0.0.1
@@ -362,6 +428,8 @@ for layout in $layouts; do
   killed_twice "$layout"
   narrowed_without_agent "$layout"
   load_is_over "$layout: attacked"
+  typo_on_an_attached_pod "$layout"
+  senders_are_narrowed "$layout"
   [ "$pods" = 0 ] || many_pods "$layout"
   uninstall "$layout"
   node_end

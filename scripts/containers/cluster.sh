@@ -1,7 +1,8 @@
 # A real Kubernetes of one node on a node of node.sh; to be sourced after it and images.sh. More nodes: machines.sh.
 
-# The node that is set up: what it is called, its address, its pods' addresses and cgroups, and an ending for its logs' names.
-kube_node=node kube_address=10.0.0.1 kube_pods=10.244.0.0/23 kube_cgroup=/ kube_suffix=
+# The node that is set up: what it is called, its address, its pods' addresses (those of IPv6 if any) and cgroups, and an ending for its
+# logs' names.
+kube_node=node kube_address=10.0.0.1 kube_pods=10.244.0.0/23 kube_pods6= kube_cgroup=/ kube_suffix=
 # More options of the controllers.
 kube_controllers=()
 
@@ -49,11 +50,14 @@ CONFIG
 }
 
 cluster_containerd() {
+  local ranges='' routes=''
+  if [ -n "$kube_pods6" ]; then ranges=", [{\"subnet\": \"$kube_pods6\"}]" routes=', {"dst": "::/0"}'; fi
   node_run mkdir -p /run/node/cni
   node_run sh -c 'cat >/run/node/cni/10-bridge.conflist' <<CNI
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
   {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-   "ipam": {"type": "host-local", "dataDir": "/run/node/addresses", "ranges": [[{"subnet": "$kube_pods"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+   "ipam": {"type": "host-local", "dataDir": "/run/node/addresses",
+            "ranges": [[{"subnet": "$kube_pods"}]$ranges], "routes": [{"dst": "0.0.0.0/0"}$routes]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 CNI
   # CAP_SYS_RESOURCE, for scores below the own, is missing in some containers that this runs in.
