@@ -29,8 +29,8 @@ impl BodyDecoder {
         Self::with(length, false)
     }
 
-    /// For a response's body of that length. RFC 9112 7.1.1: blanks may follow a chunk's size, as some
-    /// servers write it into a field of fixed width.
+    /// For a response's body of that length. RFC 9112 7.1.1: blanks may follow a chunk's size, and zeros may
+    /// lead it, as some servers write it into a field of fixed width.
     #[must_use]
     pub fn of_response(length: BodyLength) -> Self {
         Self::with(length, true)
@@ -61,6 +61,16 @@ impl BodyDecoder {
             }
             Kind::Chunked(chunked) => chunked.next(input, &mut self.trailers, limits),
             Kind::UntilClose => Ok(Piece::Data { skip: 0, len: input.len() }),
+        }
+    }
+
+    /// Whether the end of the body was found.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        match &self.kind {
+            Kind::Known { left } => *left == 0,
+            Kind::Chunked(chunked) => chunked.has_ended(),
+            Kind::UntilClose => false,
         }
     }
 

@@ -13,7 +13,8 @@ pub(super) struct Chunked {
     /// Bytes of extensions so far: of the body, or of the chunk in a response, whose origin is the
     /// operator's own.
     extensions: usize,
-    /// Blanks may follow a size: some origins pad it. In a request they could hide one from another parser.
+    /// Zeros may lead a size and blanks follow it: some origins pad it. In a request they could hide one from
+    /// another parser.
     is_response: bool,
 }
 
@@ -49,12 +50,16 @@ enum State {
 }
 
 const SIZE: State = State::Size { size: 0, digits: 0 };
-/// Sizes below 2^63 have no more; leading zeros count.
+/// Sizes below 2^63 have no more; a request's leading zeros count.
 const MOST_DIGITS: u8 = 16;
 
 impl Chunked {
     pub(super) fn new(is_response: bool) -> Self {
         Self { state: SIZE, extensions: 0, is_response }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.state, State::Ended)
     }
 
     /// The next piece of `input`, which goes on where the last piece ended. Trailers are added to `trailers`.
@@ -93,6 +98,11 @@ impl Chunked {
     /// One byte of what stands between the data.
     fn on_byte(&mut self, byte: u8, limits: &HttpLimits) -> Result<State, BodyError> {
         Ok(match (self.state, byte) {
+            // RFC 9112 7.1 sets no limit to leading zeros, by which some origins fill a field of fixed width.
+            (State::Size { size: 0, digits: 1 }, b'0') if self.is_response => {
+                self.count_extension(limits)?;
+                self.state
+            }
             (State::Size { size, digits }, _) if byte.is_ascii_hexdigit() && digits < MOST_DIGITS => {
                 let digit = (byte as char).to_digit(16).unwrap_or_default();
                 let size = size.checked_mul(16).and_then(|size| size.checked_add(digit.into()));

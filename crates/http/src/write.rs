@@ -56,6 +56,10 @@ pub fn response(out: &mut Vec<u8>, head: &ResponseHead, answer: ResponseFraming)
         (true, HttpVersion::Http10) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
         (true, _) => {}
     }
+    // RFC 9110 15.5.22: 426 says which protocol is required.
+    if head.status == 426 && head.fields.has(FieldName::Upgrade) {
+        upgrade(out, &head.fields);
+    }
     out.extend_from_slice(b"\r\n");
 }
 

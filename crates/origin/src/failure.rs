@@ -107,9 +107,8 @@ pub enum Failure {
     /// The origin answers a WebSocket's request as one for a page.
     #[error("the origin opened no WebSocket: it answered with status {0}")]
     NoSwitch(u16),
-    /// The origin switches to another protocol without a request for it, or before the whole request was
-    /// sent.
-    #[error("the origin switched to another protocol without a request for it, or before the whole request")]
+    /// The origin switches to another protocol without a request for it.
+    #[error("the origin switched to another protocol without a request for it")]
     UnaskedSwitch,
 }
 

@@ -186,9 +186,10 @@ impl<S: Connection> Down<'_, S> {
             self.head(request, response, outgoing).await?;
             interim += 1;
             match response.status {
-                // RFC 9110 7.8: not before the whole request has come. The rest of a body would be read as
-                // the new protocol.
-                101 if request.wants_upgrade && self.state.is_sent.get() => return Ok(Answered::Switched),
+                101 if request.wants_upgrade => {
+                    self.rest_of_request(outgoing).await?;
+                    return Ok(Answered::Switched);
+                }
                 101 => return Err(Failure::UnaskedSwitch),
                 100..200 if interim > MOST_INTERIM => return Err(Failure::TooManyInterim(MOST_INTERIM)),
                 100 if self.state.may_send_body.replace(true) => {} // the client did not ask for it
@@ -196,6 +197,18 @@ impl<S: Connection> Down<'_, S> {
                 _ => return self.body(request, response, outgoing).await,
             }
         }
+    }
+
+    /// Waits until the request has been sent whole. RFC 9110 7.8: an origin may switch early, but its client
+    /// can't in the middle of a message.
+    async fn rest_of_request(&self, outgoing: &mut impl Outgoing) -> Result<(), Failure> {
+        if !self.state.may_send_body.get() {
+            outgoing.proceed().await?;
+            self.state.may_send_body.set(true);
+        }
+        // No waker is stored: `both` polls this again after `up`.
+        poll_fn(|_| if self.state.is_sending.get() { Poll::Pending } else { Poll::Ready(()) }).await;
+        if self.state.is_sent.get() { Ok(()) } else { Err(Failure::OriginTruncated) }
     }
 
     /// Reads a head.

@@ -33,8 +33,11 @@ pub struct HttpTimeouts {
     pub ping: Duration,
     /// Waiting for `100 Continue` from the origin. After it, the body is sent anyway.
     pub proceed: Duration,
-    /// How long a client that has its response may be silent before its connection is closed.
+    /// How long closing a connection may take.
     pub linger: Duration,
+    /// How long a client that has its response may be silent before its connection is closed. It may pause
+    /// while it sends the rest of its request.
+    pub linger_pause: Duration,
     /// How long such a client may continue to send, at `LINGER_RATE` or faster.
     pub linger_total: Duration,
     /// For the start of the response after the client has ended its direction. It may still read (`nc` does)
@@ -59,6 +62,7 @@ impl Default for HttpTimeouts {
             ping: Duration::from_secs(10),
             proceed: Duration::from_secs(1),
             linger: Duration::from_secs(2),
+            linger_pause: Duration::from_secs(5),
             linger_total: Duration::from_secs(30),
             half_closed: Duration::from_secs(5),
             tunnel: Duration::from_secs(3600),

@@ -111,6 +111,9 @@ fn open(address: SocketAddr, options: ListenOptions) -> Result<OwnedFd, CallErro
     }
     if options.v6_only && address.is_ipv6() {
         listener.set_only_v6(true).named("setsockopt(IPV6_V6ONLY)")?;
+    } else if address.is_ipv6() && address.ip().is_unspecified() {
+        // `[::]` takes IPv4, too, whatever net.ipv6.bindv6only says. Another stack may lack the option.
+        let _ = listener.set_only_v6(false);
     }
     if options.transparent {
         socket::set_transparent(listener.as_fd(), address)?;

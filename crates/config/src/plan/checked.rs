@@ -111,11 +111,22 @@ impl Config {
     }
 }
 
+/// `::ffff:127.0.0.1` is 127.0.0.1 to the kernel.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // Of a link-local address the interface counts.
+        IpAddr::V6(_) => address,
+    }
+}
+
 impl ListenerConfig {
     /// `None`: something is wrong, which is noted.
     fn check(&self, beside: &mut Beside, problems: &mut Problems) -> Option<Arc<CheckedListener>> {
         let (protocol, address) = (self.protocol, self.bind);
-        let is_there = |other: &&Seen| (other.key.protocol, other.key.address) == (protocol, address);
+        let is_there = |other: &&Seen| {
+            (other.key.protocol, canonical(other.key.address)) == (protocol, canonical(address))
+        };
         let same = || beside.checked.iter().filter(is_there);
         let key = ListenerKey { protocol, address, copy: same().count() };
         let (shares_port, has_sites) = (self.shares_port(), self.http.is_some());

@@ -101,6 +101,10 @@ fn what_cannot_be_carried_out_names_its_option() {
             "--listen 0.0.0.0:1 is given twice",
         ),
         (
+            listening(&["[::ffff:127.0.0.1]:1", "127.0.0.1:1"]).check().map_err(said).unwrap_err(),
+            "--listen 127.0.0.1:1 is given twice",
+        ),
+        (
             listening(&["127.0.0.1:1", "0.0.0.0:1"]).check().map_err(said).unwrap_err(),
             "--listen 127.0.0.1:1: --listen 0.0.0.0:1 has this port of all addresses",
         ),

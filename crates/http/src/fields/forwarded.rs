@@ -2,9 +2,9 @@
 //! `-Host`.
 //!
 //! A trusted sender may already name its client: the sender's own address is appended. What anybody else says
-//! is replaced. There are two families, `Forwarded` and `X-Forwarded-…`. If a trusted sender speaks one, the
-//! other is not begun: it would name the sender as the client, and origins that compare them refuse the
-//! request (RFC 7239 section 7.4).
+//! is replaced. There are two families, `Forwarded` and `X-Forwarded-…`. If a trusted sender names the client
+//! by one, the other is not begun: it would name the sender as the client, and origins that compare them
+//! refuse the request (RFC 7239 section 7.4).
 
 use std::net::IpAddr;
 
@@ -47,17 +47,24 @@ impl Forwarding<'_> {
 
     /// Writes the fields.
     pub fn write(&self, fields: &FieldList, out: &mut impl FieldSink) {
-        let speaks = Spoken::by(self, fields);
-        if self.tells_the_client && speaks.forwarded {
+        let spoken = Spoken::by(self, fields);
+        if self.tells_the_client && (spoken.forwarded || self.is_said(FieldName::Forwarded, fields)) {
             let value = self.begin("Forwarded", FieldName::Forwarded, fields, out);
-            self.write_element(value);
+            if spoken.forwarded {
+                self.write_element(value);
+            } else {
+                value.truncate(value.len() - BETWEEN.len());
+            }
             out.end();
         }
-        if self.tells_the_client && speaks.x_forwarded {
+        if self.tells_the_client && spoken.x_forwarded {
             let value = self.begin("X-Forwarded-For", FieldName::XForwardedFor, fields, out);
+            if let Some(client) = spoken.client {
+                append(value, &[client, BETWEEN]);
+            }
             decimal::push_address(value, self.client);
             out.end();
-            if !(self.host.is_empty() || self.is_said(FieldName::XForwardedHost, fields)) {
+            if !(self.host.is_empty() || spoken.host) {
                 write(out, "X-Forwarded-Host", self.host);
             }
         }
@@ -66,14 +73,14 @@ impl Forwarding<'_> {
             write(out, "X-SSL-Client-S-DN", subject.as_bytes());
         }
         // Not a list, as the others: whoever talked with the client knows.
-        if speaks.x_forwarded && !self.is_said(FieldName::XForwardedProto, fields) {
-            write(out, "X-Forwarded-Proto", self.proto.as_bytes());
+        if !spoken.proto && (spoken.x_forwarded || !self.tells_the_client) {
+            write(out, "X-Forwarded-Proto", spoken.other_proto.unwrap_or(self.proto).as_bytes());
         }
     }
 
     /// Whether a trusted sender wrote a value in this field.
     fn is_said(&self, name: FieldName, fields: &FieldList) -> bool {
-        self.is_trusted && fields.values(name).any(|value| !value.is_empty())
+        self.is_trusted && said(name, fields).next().is_some()
     }
 
     /// Begins a field, in one list with whatever a trusted sender wrote, in one field or several.
@@ -86,10 +93,7 @@ impl Forwarding<'_> {
     ) -> &'s mut Vec<u8> {
         let out = out.begin(start);
         if self.is_trusted {
-            for value in fields.values(name).filter(|value| !value.is_empty()) {
-                out.extend_from_slice(value);
-                out.extend_from_slice(b", ");
-            }
+            said(name, fields).for_each(|value| append(out, &[value, BETWEEN]));
         }
         out
     }
@@ -111,30 +115,83 @@ impl Forwarding<'_> {
     }
 }
 
-/// The families of fields that the origin gets.
-struct Spoken {
-    forwarded: bool,
-    x_forwarded: bool,
+/// What stands between the elements of a list.
+const BETWEEN: &[u8] = b", ";
+
+/// The values in the fields that are `name`. In `Forwarded`, quotes that do not end would swallow what is
+/// appended.
+fn said(name: FieldName, fields: &FieldList) -> impl Iterator<Item = &[u8]> {
+    let is_usable = move |value: &[u8]| name != FieldName::Forwarded || ends_its_quotes(value);
+    fields.values(name).filter(move |value| !value.is_empty() && is_usable(value))
 }
 
-impl Spoken {
-    fn by(forwarding: &Forwarding<'_>, fields: &FieldList) -> Self {
+fn ends_its_quotes(value: &[u8]) -> bool {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    for byte in value {
+        is_quoted ^= *byte == b'"' && !is_escaped;
+        is_escaped = *byte == b'\\' && is_quoted && !is_escaped;
+    }
+    !is_quoted
+}
+
+/// What a trusted sender says of its client, and hence the families to which the sender is appended. A family
+/// that does not name the client, beside one that does, stays as it came.
+struct Spoken<'a> {
+    forwarded: bool,
+    x_forwarded: bool,
+    /// The client's address by neither family, but by a field such as `X-Real-IP`.
+    client: Option<&'a [u8]>,
+    /// The host is named.
+    host: bool,
+    /// The protocol is named in one of the families, or as `other_proto` in a field such as
+    /// `X-Forwarded-Ssl`.
+    proto: bool,
+    other_proto: Option<&'static str>,
+}
+
+impl<'a> Spoken<'a> {
+    fn by(forwarding: &Forwarding<'_>, fields: &'a FieldList) -> Self {
         use FieldName::{Forwarded, XForwardedFor, XForwardedHost, XForwardedProto};
         let says = |name| forwarding.is_said(name, fields);
-        let forwarded = says(Forwarded);
-        let x_forwarded = [XForwardedFor, XForwardedHost, XForwardedProto].into_iter().any(says);
-        // The sender's own elements may not name the protocol, and none is added where the connection tells
-        // the client.
-        let names_proto = || {
+        let has_forwarded = says(Forwarded);
+        let names = |start: &[u8]| {
             let mut parts =
-                fields.values(Forwarded).flat_map(|value| value.split(|byte| b",;".contains(byte)));
-            parts.any(|part| {
-                part.trim_ascii().get(..6).is_some_and(|name| name.eq_ignore_ascii_case(b"proto="))
-            })
+                said(Forwarded, fields).flat_map(|value| value.split(|byte| b",;".contains(byte)));
+            let begins = |part: &[u8]| part.get(..start.len()).is_some_and(|b| b.eq_ignore_ascii_case(start));
+            has_forwarded && parts.any(|part| begins(part.trim_ascii()))
         };
-        let stands_alone = forwarded && !x_forwarded && (forwarding.tells_the_client || names_proto());
-        Self { forwarded: forwarded || !x_forwarded, x_forwarded: !stands_alone }
+        let is_trusted = forwarding.is_trusted;
+        let hints = || fields.iter().filter(move |field| is_trusted && field.name == FieldName::ClientHint);
+        let (by_forwarded, by_x) = (names(b"for="), says(XForwardedFor));
+        let client = if by_forwarded || by_x { None } else { hints().find_map(|field| address_in(&field)) };
+        let has_x = [XForwardedHost, XForwardedProto].into_iter().any(says);
+        let (forwarded, x_forwarded) = match (by_forwarded, by_x || client.is_some()) {
+            (false, false) => (has_forwarded || !has_x, has_x || !has_forwarded),
+            families => families,
+        };
+        Self {
+            forwarded,
+            x_forwarded,
+            client,
+            host: says(XForwardedHost) || names(b"host="),
+            proto: says(XForwardedProto) || names(b"proto="),
+            other_proto: hints().find_map(|field| proto_in(&field)),
+        }
     }
+}
+
+/// The client's address in a field such as `X-Real-IP`.
+fn address_in<'a>(hint: &Field<'a>) -> Option<&'a [u8]> {
+    let is_address = std::str::from_utf8(hint.value).is_ok_and(|text| text.parse::<IpAddr>().is_ok());
+    (is_address && hint.names_the_clients_address()).then_some(hint.value)
+}
+
+/// The protocol in a field such as `X-Forwarded-Scheme` or `X-Forwarded-Ssl`.
+fn proto_in(hint: &Field<'_>) -> Option<&'static str> {
+    const WORDS: [(&str, [&str; 3]); 2] = [("https", ["https", "on", "1"]), ("http", ["http", "off", "0"])];
+    let is_said = |word: &&str| hint.value.eq_ignore_ascii_case(word.as_bytes());
+    let found = WORDS.iter().find(|(_, words)| words.iter().any(is_said))?;
+    hint.names_a_protocol().then_some(found.0)
 }
 
 /// Takes fields one after the other.
@@ -245,7 +302,14 @@ mod tests {
                      X-Amzn-Lattice-Identity WL-Proxy-Client-Cert WL-Proxy-SSL X-SSL-Subject X-SSL-Issuer \
                      X-Vercel-Proxied-For CF-Pseudo-IPv4 X-Auth-User X-Auth-Username X-Token-User-Email \
                      X-Envoy-Internal X-SSL-Client-S-DN X-SSL-Client-CN SSL-Client-Cert X-SSL-Cert X-Client-DN X-Client-Cert \
-                     X-Amzn-Mtls-Clientcert X-Forwarded-Client-Cert X-Forwarded-Tls-Client-Cert X-Tls-Client-Subject";
+                     X-Amzn-Mtls-Clientcert X-Forwarded-Client-Cert X-Forwarded-Tls-Client-Cert \
+                     X-Tls-Client-Subject X-Auth-Email X-Auth-Subject X-Auth-Roles X-Auth-Groups \
+                     X-Token-Subject X-Proxy-User X-Proxy-Roles X-Proxy-Remote-User Proxy-User \
+                     X-Endpoint-API-Userinfo X-Apigateway-Api-Userinfo X-JWT-Assertion X-Remote-Email \
+                     X-Remote-Name X-Remote-Roles Remote-Uid X-RStudio-Username X-ProxiedEntitiesChain \
+                     X-Spinnaker-User X-SSO-User X-OIDC-Claim-Sub X-Authelia-User CAS-User CT-Remote-User \
+                     Mellon-NameID Osso-User-Dn Shib-Session-ID SM-AuthType X-Appengine-User-Email \
+                     Webauth-User";
         let ours =
             ["Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https", "X-Forwarded-For: 192.0.2.1"];
         for name in names.split_whitespace() {
@@ -260,9 +324,14 @@ mod tests {
             assert_eq!(told[0], format!("{name}: {value}"), "a trusted sender's");
         }
         // Fields that change a request's meaning but name no client are left to the origin.
-        for name in
-            ["X-Original-URL", "X-Rewrite-URL", "X-HTTP-Method-Override", "X-Auth-Token", "User-Agent"]
-        {
+        for name in [
+            "X-Original-URL",
+            "X-Rewrite-URL",
+            "X-HTTP-Method-Override",
+            "X-Auth-Token",
+            "X-User-Id",
+            "User-Agent",
+        ] {
             let told = told(forwarding("192.0.2.1", false), &list(&[(name, "x")]));
             assert_eq!(told[0], format!("{name}: x"));
         }
@@ -338,6 +407,113 @@ mod tests {
         // A stranger's words change nothing.
         let stranger = told(forwarding("192.0.2.1", false), &list(&[("X-Forwarded-For", "203.0.113.7")]));
         assert_eq!(stranger.len(), 4, "{stranger:?}");
+    }
+
+    /// The family that names the client decides; what the other one says stays as it is.
+    #[test]
+    fn what_is_written_beside_a_trusted_senders_words_does_not_contradict_them() {
+        let ours = "for=192.0.2.1;host=\"a.example:8443\";proto=https";
+        let appended = format!("Forwarded: for=203.0.113.7, {ours}");
+        for (claims, expected) in [
+            // Forwarded names the client.
+            (
+                &[("Forwarded", "for=203.0.113.7"), ("X-Forwarded-Proto", "http")][..],
+                &["X-Forwarded-Proto: http", appended.as_str()][..],
+            ),
+            (
+                &[("Forwarded", "for=203.0.113.7"), ("X-Forwarded-Host", "front")],
+                &["X-Forwarded-Host: front", appended.as_str()],
+            ),
+            // X-Forwarded-For does.
+            (
+                &[
+                    ("X-Forwarded-For", "203.0.113.7"),
+                    ("Forwarded", "proto=http;host=front"),
+                    ("Forwarded", "by=_x"),
+                ],
+                &["Forwarded: proto=http;host=front, by=_x", "X-Forwarded-For: 203.0.113.7, 192.0.2.1"],
+            ),
+            // Another field does.
+            (
+                &[("X-Real-IP", "203.0.113.7")],
+                &[
+                    "X-Real-IP: 203.0.113.7",
+                    "X-Forwarded-For: 203.0.113.7, 192.0.2.1",
+                    "X-Forwarded-Host: a.example:8443",
+                    "X-Forwarded-Proto: https",
+                ],
+            ),
+            (
+                &[
+                    ("CF-Connecting-IP", "2001:db8::7"),
+                    ("X-Forwarded-Proto", "http"),
+                    ("X-Forwarded-Host", "front"),
+                ],
+                &[
+                    "CF-Connecting-IP: 2001:db8::7",
+                    "X-Forwarded-Proto: http",
+                    "X-Forwarded-Host: front",
+                    "X-Forwarded-For: 2001:db8::7, 192.0.2.1",
+                ],
+            ),
+            (
+                &[
+                    ("X-Real-IP", "203.0.113.9"),
+                    ("X-Forwarded-For", "203.0.113.7"),
+                    ("X-Forwarded-Host", "front"),
+                    ("X-Forwarded-Proto", "http"),
+                ],
+                &[
+                    "X-Real-IP: 203.0.113.9",
+                    "X-Forwarded-Host: front",
+                    "X-Forwarded-Proto: http",
+                    "X-Forwarded-For: 203.0.113.7, 192.0.2.1",
+                ],
+            ),
+            // The protocol by another field.
+            (
+                &[("X-Forwarded-For", "a"), ("X-Forwarded-Ssl", "off"), ("X-Forwarded-Host", "front")],
+                &[
+                    "X-Forwarded-Ssl: off",
+                    "X-Forwarded-Host: front",
+                    "X-Forwarded-For: a, 192.0.2.1",
+                    "X-Forwarded-Proto: http",
+                ],
+            ),
+            // Not an address, and not the client's.
+            (
+                &[
+                    ("X-Real-IP", "unknown"),
+                    ("X-Azure-SocketIP", "203.0.113.7"),
+                    ("X-Forwarded-Proto", "http"),
+                    ("X-Forwarded-Host", "front"),
+                ],
+                &[
+                    "X-Real-IP: unknown",
+                    "X-Azure-SocketIP: 203.0.113.7",
+                    "X-Forwarded-Proto: http",
+                    "X-Forwarded-Host: front",
+                    "X-Forwarded-For: 192.0.2.1",
+                ],
+            ),
+        ] {
+            assert_eq!(told(forwarding("192.0.2.1", true), &list(claims)), expected, "{claims:?}");
+        }
+        let both =
+            [("X-Forwarded-For", "203.0.113.7"), ("Forwarded", "for=203.0.113.7;proto=http;host=front")];
+        let told = told(forwarding("192.0.2.1", true), &list(&both));
+        assert_eq!(told.len(), 2, "{told:?}");
+    }
+
+    /// They would swallow the sender's own address.
+    #[test]
+    fn quotes_that_do_not_end_are_not_added_to() {
+        for value in ["for=\"[2001:db8::7]", "for=\"a\\\"", "for=a;host=\"b\"c\""] {
+            let told = told(forwarding("192.0.2.1", true), &list(&[("Forwarded", value)]));
+            assert_eq!(told[0], "Forwarded: for=192.0.2.1;host=\"a.example:8443\";proto=https", "{value}");
+        }
+        let escaped = told(forwarding("192.0.2.1", true), &list(&[("Forwarded", "for=\"_a\\\\\"")]));
+        assert!(escaped[0].starts_with("Forwarded: for=\"_a\\\\\", for=192.0.2.1;"), "{escaped:?}");
     }
 
     #[test]

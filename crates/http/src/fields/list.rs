@@ -1,6 +1,6 @@
 //! The fields of one message, all in one buffer that is used again for the next one.
 
-use super::name::FieldName;
+use super::name::{self, FieldName};
 
 /// A part of a list's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,6 +23,27 @@ pub struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
+    /// Whether its name is one of the client's address, such as `X-Real-IP`. `X-Azure-SocketIP` and others
+    /// are of a proxy's.
+    pub(super) fn names_the_clients_address(&self) -> bool {
+        const ENDS: [&str; 8] = [
+            "client-ip",
+            "clientip",
+            "-real-ip",
+            "-connecting-ip",
+            "-connecting-ipv6",
+            "-src-ip",
+            "-user-ip",
+            "-external-address",
+        ];
+        ENDS.iter().any(|end| name::ends(self.spelt, end))
+    }
+
+    /// Whether its name is one of the client's protocol, such as `X-Forwarded-Ssl`.
+    pub(super) fn names_a_protocol(&self) -> bool {
+        ["-proto", "-protocol", "-scheme", "-ssl", "-https"].iter().any(|end| name::ends(self.spelt, end))
+    }
+
     /// The field's whole line with CRLF, if it came as [`crate::write`] would write it.
     pub(crate) fn line(&self) -> Option<&'a [u8]> {
         let rest = self.around.strip_prefix(self.spelt)?.strip_prefix(b": ")?;

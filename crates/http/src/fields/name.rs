@@ -33,7 +33,7 @@ pub enum FieldName {
     /// `X-Forwarded-Host`.
     XForwardedHost,
     /// Another field that names the client or its way, as load balancers, clouds and frameworks write it: any
-    /// name with `forwarded` in it, `…-Client-IP`, `…-Connecting-IP`, `X-Real-IP` and others.
+    /// name with `forwarded` in it, `…-IP`, `…-Addr`, `X-Real-…` and others.
     ClientHint,
     /// The user, as an authenticating proxy tells it to origins: `Remote-User`, `X-Auth-Request-…`,
     /// `X-WebAuth-…` and others. An origin that reads one believes it.
@@ -127,70 +127,94 @@ fn known(name: &[u8]) -> FieldName {
 }
 
 fn is_client_cert(name: &[u8]) -> bool {
-    const BEGINNINGS: [&str; 6] = [
+    const BEGINNINGS: [&str; 12] = [
         "x-ssl-client-",
         "ssl-client-",
+        "sslclientcert",
         "x-client-cert",
+        "x-client-subject",
+        "x-client-issuer",
+        "x-client-s-dn",
         "x-tls-client-",
+        "x-mtls-client-",
         "x-amzn-mtls-",
+        "cf-cert-",
         "wl-proxy-client-cert",
     ];
-    const NAMES: [&str; 6] =
-        ["x-client-verify", "x-arr-clientcert", "x-ssl-cert", "x-ssl-subject", "x-ssl-issuer", "x-client-dn"];
-    matches!(name.first(), Some(b'x' | b'X' | b's' | b'S' | b'w' | b'W'))
+    const NAMES: [&str; 8] = [
+        "x-client-verify",
+        "x-arr-clientcert",
+        "x-ssl-cert",
+        "x-ssl-subject",
+        "x-ssl-issuer",
+        "x-client-dn",
+        "x-client-cn",
+        "cf-client-cert-der-base64",
+    ];
+    matches!(name.first(), Some(b'x' | b'X' | b's' | b'S' | b'w' | b'W' | b'c' | b'C'))
         && is_one_of(name, &NAMES, &BEGINNINGS)
 }
 
 /// Fields by which origins take a request for an authenticated user's: by custom (`Remote-User`, which WSGI,
 /// Django and Grafana are told to read), and by proxies, clouds and gateways: oauth2-proxy, Authelia,
-/// authentik, Vouch, Pomerium, Google's IAP, Cloudflare Access, AWS' load balancers, Azure's App Service,
-/// Tailscale, Kong, Kubernetes' API, OpenID Connect in Apache, WebSEAL, SiteMinder. (`X-Forwarded-User` and
-/// its like are [`FieldName::ClientHint`] by their name.)
+/// authentik, Vouch, Pomerium, Google's IAP and API gateways, Cloudflare Access, AWS' load balancers, Azure's
+/// App Service, Tailscale, Kong, WSO2, Kubernetes' API, OpenSearch, NiFi, Posit, Spinnaker, App Engine;
+/// OpenID Connect, SAML (Mellon), CAS and Shibboleth in Apache; WebSEAL, SiteMinder, Oracle's and RSA's
+/// access managers. (`X-Forwarded-User` and its like are [`FieldName::ClientHint`] by their name.)
 fn is_user(name: &[u8]) -> bool {
     // Most names are told by their first letter.
     let (names, beginnings): (&[&str], &[&str]) = match name.first().map(u8::to_ascii_lowercase) {
         Some(b'x') => (&X_NAMES, &X_BEGINNINGS),
-        Some(b'r') => (&["remote-user", "remote-group", "remote-groups", "remote-email", "remote-name"], &[]),
-        Some(b'a') => (&["auth-user"], &[]),
-        Some(b'c') => (&[], &["cf-access-"]),
+        Some(b'r') => (&[], &["remote-"]),
+        Some(b'a') => (&[], &["auth-user", "authenticated-user"]),
+        Some(b'c') => (&["ct-remote-user"], &["cf-access-", "cas-"]),
         Some(b'i') => (&[], &["iv-"]),
-        Some(b'o') => (&["oam-remote-user"], &["oidc-"]),
-        Some(b's') => (&[], &["sm-user", "sm-universalid", "sm-serversession"]),
+        Some(b'm') => (&[], &["mellon-"]),
+        Some(b'o') => (&[], &["oam-", "oidc-", "osso-"]),
+        Some(b'p') => (&["proxy-user"], &[]),
+        Some(b's') => (&["sso-user"], &["sm-", "shib-"]),
         Some(b't') => (&[], &["tailscale-user-", "tailscale-app-"]),
+        Some(b'w') => (&[], &["webauth-"]),
         _ => (&[], &[]),
     };
     is_one_of(name, names, beginnings)
+        || ["userinfo", "-jwt-assertion", "-jwt-payload", "-remote-user"].iter().any(|end| ends(name, end))
 }
 
-const X_NAMES: [&str; 7] = [
-    "x-userinfo",
-    "x-id-token",
-    "x-remote-group",
-    "x-remote-groups",
-    "x-remote-uid",
-    "x-anonymous-consumer",
-    "x-amzn-lattice-identity",
-];
+const X_NAMES: [&str; 4] =
+    ["x-id-token", "x-anonymous-consumer", "x-amzn-lattice-identity", "x-token-subject"];
 
-const X_BEGINNINGS: [&str; 18] = [
+const X_BEGINNINGS: [&str; 30] = [
     "x-auth-user",
+    "x-auth-email",
+    "x-auth-subject",
+    "x-auth-groups",
+    "x-auth-roles",
+    "x-auth-name",
     "x-token-user-",
     "x-ms-token-",
-    "x-remote-user",
-    "x-remote-extra-",
-    "x-webobjects-remote-user",
+    "x-remote-",
     "x-auth-request-",
     "x-authenticated-",
     "x-webauth-",
     "x-authentik-",
+    "x-authelia-",
     "x-vouch-",
     "x-pomerium-",
     "x-goog-iap-",
     "x-goog-authenticated-",
     "x-amzn-oidc-",
+    "x-oidc-",
+    "x-sso-",
     "x-ms-client-principal",
     "x-consumer-",
     "x-credential-",
+    "x-proxy-user",
+    "x-proxy-roles",
+    "x-proxiedentit",
+    "x-rstudio-user",
+    "x-spinnaker-user",
+    "x-appengine-user-",
 ];
 
 fn is_one_of(name: &[u8], names: &[&str], beginnings: &[&str]) -> bool {
@@ -199,32 +223,33 @@ fn is_one_of(name: &[u8], names: &[&str], beginnings: &[&str]) -> bool {
 }
 
 fn is_client_hint(name: &[u8]) -> bool {
-    const ENDS: [&str; 9] = [
-        "-client-ip",
+    const ENDS: [&str; 12] = [
+        "-ip",
         "-clientip",
-        "-real-ip",
-        "-src-ip",
-        "-connecting-ip",
-        "-connecting-ipv6",
+        "-realip",
+        "-ipv4",
+        "-ipv6",
+        "-addr",
+        "-client-address",
+        "-remote-address",
         "-viewer-address",
         "-proxied-for",
-        "-pseudo-ipv4",
+        "-client-port",
+        "-remote-host",
     ];
-    const BEGINNINGS: [&str; 2] = ["x-forward-", "cloudfront-viewer-"];
+    const BEGINNINGS: [&str; 6] =
+        ["x-forward-", "x-real-", "x-envoy-", "x-azure-", "x-appengine-", "cloudfront-viewer-"];
     let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
     let is_listed = match name.len() {
+        5 => is("x-ssl"),
         6 => is("x-host"),
-        8 => is("x-scheme"),
-        9 => is("client-ip"),
-        11 => is("x-remote-ip") || is("remote-addr"),
-        12 => is("x-url-scheme") || is("wl-proxy-ssl"),
-        13 => is("x-remote-addr"),
-        14 => is("x-proxyuser-ip"),
+        7 => is("x-https") || is("x-proto"),
+        8 => is("x-scheme") || is("clientip"),
+        10 => is("cf-visitor") || is("fastly-ssl"),
+        12 => is("x-url-scheme") || is("wl-proxy-ssl") || is("cf-ipcountry"),
         15 => is("front-end-https") || is("x-original-host"),
-        16 => is("x-originating-ip") || is("x-azure-socketip") || is("x-envoy-internal"),
-        19 => is("x-appengine-user-ip"),
-        24 => is("x-envoy-external-address"),
-        25 => is("x-nf-client-connection-ip"),
+        16 => is("x-original-proto"),
+        17 => is("x-original-scheme"),
         _ => false,
     };
     is_listed
@@ -240,7 +265,7 @@ fn contains(name: &[u8], part: &str) -> bool {
     memchr::memchr2_iter(first, first.to_ascii_uppercase(), name).any(|at| begins(&name[at..], part))
 }
 
-fn ends(name: &[u8], suffix: &str) -> bool {
+pub(super) fn ends(name: &[u8], suffix: &str) -> bool {
     let start = name.len().checked_sub(suffix.len());
     start.and_then(|at| name.get(at..)).is_some_and(|end| end.eq_ignore_ascii_case(suffix.as_bytes()))
 }
@@ -273,6 +298,11 @@ mod tests {
             ("Proxy", FieldName::OneHop),
             ("Accept", FieldName::Other),
             ("X-Client-Data", FieldName::Other),
+            ("X-Client-Version", FieldName::Other),
+            ("X-User-Id", FieldName::Other),
+            ("X-Request-Id", FieldName::Other),
+            ("X-Grafana-Org-Id", FieldName::Other),
+            ("Authorization", FieldName::Guarded),
             ("Origin", FieldName::Other),
             ("", FieldName::Other),
             ("x_custom", FieldName::Other),
@@ -321,7 +351,11 @@ mod tests {
                      X-Originating-IP X-Remote-Addr X-Remote-IP Remote-Addr X-Scheme X-Url-Scheme Front-End-Https \
                      Fastly-Client-IP X-Envoy-External-Address X-Azure-ClientIP X-Azure-SocketIP X-ProxyUser-Ip \
                      Proxy-Client-IP WL-Proxy-Client-IP X-Host X-Original-Host X-Appengine-User-IP \
-                     X-NF-Client-Connection-IP";
+                     X-NF-Client-Connection-IP X-RealIP X-Real-Port X-Real-Proto ClientIP X-ClientIP \
+                     X-Source-IP X-Peer-IP X-User-IP X-IP X-Client-Addr X-Client-Address X-Client-Port \
+                     Fly-Client-IP Incap-Client-IP EO-Connecting-IP X-Envoy-Downstream-Service-Cluster \
+                     X-Azure-FDID X-Appengine-Cron CF-Visitor CF-IPCountry Fastly-SSL X-SSL X-HTTPS \
+                     X-Original-Proto Remote-Host X-Remote-Host";
         for name in names.split_whitespace() {
             assert_eq!(FieldName::of(name.as_bytes()), FieldName::ClientHint, "{name}");
             let variable = name.replace('-', "_");
@@ -332,7 +366,8 @@ mod tests {
     #[test]
     fn whatever_origins_take_for_a_clients_certificate_is_ours_to_say() {
         let names = "Client-Cert Client-Cert-Chain X-SSL-Client-S-DN SSL-Client-Verify X-Client-Cert X-Client-Certificate \
-                     X-Client-Verify X-ARR-ClientCert";
+                     X-Client-Verify X-ARR-ClientCert SSLClientCertStatus X-Client-Subject-DN \
+                     X-MTLS-Client-Cert CF-Cert-Verified CF-Client-Cert-DER-Base64 X-Client-CN";
         for name in names.split_whitespace() {
             assert_eq!(FieldName::of(name.as_bytes()), FieldName::ClientCert, "{name}");
         }

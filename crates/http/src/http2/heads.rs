@@ -163,6 +163,7 @@ pub(super) struct RequestReader<'a> {
     pseudo: Pseudo,
     has_fields: bool,
     has_host: bool,
+    has_cookies: bool,
     /// Why the request is answered with an error, unless something is worse.
     refused: Option<HeadError>,
     pub(super) priority: Priority,
@@ -184,6 +185,7 @@ impl<'a> RequestReader<'a> {
             pseudo: Pseudo::default(),
             has_fields: false,
             has_host: false,
+            has_cookies: false,
             refused: None,
             priority: Priority::default(),
             taken,
@@ -264,10 +266,12 @@ impl<'a> RequestReader<'a> {
 
     /// RFC 9113 8.2.3: cookies may come as several fields. HTTP/1.1 has one.
     fn cookie(&mut self, value: &[u8]) -> Taken {
-        if self.cookies.is_empty() {
-            self.left.take("cookie".len() + FIELD_BYTES, 1)?;
-        } else {
+        if std::mem::replace(&mut self.has_cookies, true) {
             self.left.take(BETWEEN_COOKIES.len(), 0)?;
+        } else {
+            self.left.take("cookie".len() + FIELD_BYTES, 1)?;
+        }
+        if !(self.cookies.is_empty() || value.is_empty()) {
             self.cookies.extend_from_slice(BETWEEN_COOKIES);
         }
         self.left.take(value.len(), 0)?;
@@ -483,6 +487,15 @@ mod tests {
         }
         let late = [with(&[("a", "b")]), vec![(":path", "/y")]].concat();
         assert_eq!(request(&late, true, HttpLimits::default()).unwrap_err(), None);
+    }
+
+    #[test]
+    fn many_cookies_are_one_field_also_if_they_are_empty() {
+        let mut fields = with(&[]);
+        fields.extend([("cookie", ""); 300]);
+        fields.push(("cookie", "a=b"));
+        let head = request(&fields, true, HttpLimits::default()).unwrap();
+        assert_eq!(head.fields.values(FieldName::Guarded).collect::<Vec<_>>(), [b"a=b"]);
     }
 
     #[test]

@@ -69,6 +69,9 @@ fn only_responses_may_pad_their_sizes() {
         assert_eq!(chunked(whole), Err(BodyError::ChunkSize), "{whole:?}");
         (0..whole.len()).for_each(|cut| assert_eq!(padded(&whole[..cut]), Ok(None), "{cut}"));
     }
+    let zeros = format!("{0}5\r\nhello\r\n{0}\r\n\r\n", "0".repeat(30));
+    assert_eq!(padded(&zeros), Ok(Some(("hello".to_owned(), zeros.len()))));
+    assert_eq!(padded(&format!("{}5\r\n", "0".repeat(5000))), Err(BodyError::ChunkExtensionsTooLong));
     for input in [" 5\r\n", "5 5\r\n", "5 \n", "5\u{b}\r\n", " \r\n", "5 \rx", "5 x\r\n", "5\u{a0}\r\n"] {
         assert_eq!(padded(input), Err(BodyError::ChunkSize), "{input:?}");
     }

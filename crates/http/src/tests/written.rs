@@ -19,6 +19,22 @@ fn what_is_written_is_what_was_read_with_framing_of_our_own() {
     assert_eq!(String::from_utf8(out).unwrap(), "HTTP/1.1 200 Fine\r\nA: b\r\nContent-Length: 3\r\n\r\n");
 }
 
+/// RFC 9110 15.5.22.
+#[test]
+fn only_426_says_which_protocol_is_required() {
+    for (status, says) in [("426 Upgrade Required", true), ("200 OK", false)] {
+        let head = response(&format!(
+            "HTTP/1.1 {status}\r\nUpgrade: x/1\r\nConnection: upgrade\r\nContent-Length: 0\r\n\r\n"
+        ));
+        let mut out = Vec::new();
+        let answer =
+            write::ResponseFraming { length: head.length, version: HttpVersion::Http11, keep_alive: true };
+        write::response(&mut out, &head, answer);
+        let written = String::from_utf8(out).unwrap();
+        assert_eq!(written.contains("\r\nConnection: upgrade\r\nUpgrade: x/1\r\n"), says, "{written}");
+    }
+}
+
 fn written(fields: &str) -> String {
     let forwarding = fields::forwarded::Forwarding {
         client: "192.0.2.1".parse().unwrap(),

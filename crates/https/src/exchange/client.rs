@@ -44,6 +44,11 @@ impl<'a, S: Connection> Http1Body<'a, S> {
         Self { stream, buffer, settings, time_limit, decoder, used: 0, received: 0, pace }
     }
 
+    /// Whether nothing more of it can come.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.decoder.has_ended()
+    }
+
     async fn fill(&mut self) -> Result<(), Failure> {
         let limit = self.settings.timeouts.body;
         if self.buffer.is_full() {
@@ -304,20 +309,20 @@ pub(crate) fn words(status: u16) -> &'static str {
 
 /// Closes a connection so that the client can read the response: reads and discards what the client still
 /// sends. Many clients read no response until they have sent everything. The kernel resets a connection that
-/// is closed with unread bytes, and the client would lose the response. `total`: how long a client may send
-/// at [`LINGER_RATE`] or faster.
+/// is closed with unread bytes, and the client would lose the response. `silence`: how long a client may
+/// pause; `total`: how long it may send at [`LINGER_RATE`] or faster.
 pub(crate) async fn linger<S: Connection>(
     stream: &SharedStream<S>,
     buffer: &mut Buffer,
     timeouts: &HttpTimeouts,
-    total: Duration,
+    (silence, total): (Duration, Duration),
     time_limit: &TimeLimit,
 ) {
     if !matches!(time_limit.limit(timeouts.linger, stream.shutdown()).await, Ok(Ok(()))) {
         return;
     }
     stream.discard();
-    let mut rest = Remainder::new(timeouts, total, time_limit);
+    let mut rest = Remainder::new(silence, total, time_limit);
     loop {
         buffer.consume(usize::MAX);
         match rest.next(stream.fill(buffer)).await {
@@ -339,9 +344,9 @@ pub(crate) struct Remainder<'a> {
 }
 
 impl<'a> Remainder<'a> {
-    pub(crate) fn new(timeouts: &HttpTimeouts, total: Duration, time_limit: &'a TimeLimit) -> Self {
+    pub(crate) fn new(silence: Duration, total: Duration, time_limit: &'a TimeLimit) -> Self {
         let since = time_limit.now();
-        Self { time_limit, silence: timeouts.linger, end: since + total, since, pace: Pace::default() }
+        Self { time_limit, silence, end: since + total, since, pace: Pace::default() }
     }
 
     /// Awaits `more`. `None`: the client is silent, or its time is over.

@@ -63,8 +63,9 @@ struct Http1Connection<'a, C, O: Dial> {
 enum Next {
     /// Another request.
     Request,
-    /// Close it so that the client can still read the response (see [`linger`]).
-    Linger,
+    /// Close it so that the client can still read the response (see [`linger`]). `pauses`: it may send the
+    /// rest of its request, with pauses.
+    Linger { pauses: bool },
     /// Close it with FIN, at once.
     Close,
     /// Reset it, so that the client knows that the response is incomplete.
@@ -83,18 +84,19 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
                 Ok(true) => Box::pin(self.exchange(&request, &mut response)).await,
                 // A close with FIN alone would become a reset if the client sent something more, and the
                 // reset would discard them.
-                Ok(false) if self.stream.unacknowledged() > 0 => Next::Linger,
+                Ok(false) if self.stream.unacknowledged() > 0 => Next::Linger { pauses: false },
                 Ok(false) => Next::Close,
                 Err(failure) => self.refuse(&failure).await,
             };
             // A reset could overtake the alert.
-            let next = if self.stream.is_broken() { Next::Linger } else { next };
+            let next = if self.stream.is_broken() { Next::Linger { pauses: false } } else { next };
             match next {
                 Next::Request => {}
-                Next::Linger => {
+                Next::Linger { pauses } => {
                     let timeouts = &self.service.settings.timeouts;
-                    let total = timeouts.linger_total;
-                    return linger(self.stream, self.buffer, timeouts, total, &self.time_limit.0).await;
+                    let silence = if pauses { timeouts.linger_pause } else { timeouts.linger };
+                    let limits = (silence, timeouts.linger_total);
+                    return linger(self.stream, self.buffer, timeouts, limits, &self.time_limit.0).await;
                 }
                 Next::Close => {
                     let limit = self.service.settings.timeouts.linger;
@@ -217,6 +219,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         }
         let (stage, keep_alive, status) = (reply.stage, reply.keep_alive, reply.status);
         let (mut bytes_up, mut bytes_down) = (body.received, reply.sent);
+        let was_slow = matches!(served, Err(Failure::BodyTimeout(_) | Failure::BodyTooSlow(_)));
+        let pauses = !(was_slow || body.is_whole());
         drop(body);
         let client_info = self.requester.client_info;
         service.journal.add_bytes(client_info, bytes_up, bytes_down);
@@ -242,7 +246,7 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
             (ReplyStage::Ended, true) => Next::Request,
             (ReplyStage::Ended, false) if !is_in_order => Next::Abort,
             (ReplyStage::Ended, false) if status == 101 => Next::Close,
-            (ReplyStage::Ended, false) => Next::Linger,
+            (ReplyStage::Ended, false) => Next::Linger { pauses },
             (ReplyStage::Waiting | ReplyStage::Begun, _) => Next::Abort,
         }
     }
@@ -259,7 +263,8 @@ impl<C: Connection, O: Dial> Http1Connection<'_, C, O> {
         // The head is invalid, but a client that sent HEAD still expects no body.
         reply.is_head = self.buffer.data().trim_ascii_start().starts_with(b"HEAD ");
         reply.refuse(failure).await;
-        if reply.stage == ReplyStage::Ended { Next::Linger } else { Next::Abort }
+        let pauses = !matches!(failure, Failure::HeadTimeout(_));
+        if reply.stage == ReplyStage::Ended { Next::Linger { pauses } } else { Next::Abort }
     }
 }
 

@@ -197,7 +197,8 @@ impl<C: Connection, O: Dial> ClientConnection<'_, C, O> {
             // Closing with unread bytes would reset the connection, and the client would lose the GOAWAY, or
             // TLS' alert.
             let time_limit = TimeLimit::new(reactor);
-            linger(&stream, &mut Buffer::default(), timeouts, timeouts.linger, &time_limit).await;
+            let limits = (timeouts.linger, timeouts.linger);
+            linger(&stream, &mut Buffer::default(), timeouts, limits, &time_limit).await;
         }
     }
 }

@@ -65,7 +65,7 @@ impl<'a> Http2Body<'a> {
     pub(super) async fn discard(mut self) {
         let (stream, data, timeouts) = (self.stream, &mut *self.data, &self.settings.timeouts);
         stream.release(data.len() - self.taken);
-        let mut rest = Remainder::new(timeouts, timeouts.linger_total, self.time_limit);
+        let mut rest = Remainder::new(timeouts.linger_pause, timeouts.linger_total, self.time_limit);
         while let Some(Ok(true)) = rest.next(poll_fn(|cx| stream.poll_data(cx, data))).await {
             stream.release(data.len());
             if !rest.may_go_on(data.len()) {

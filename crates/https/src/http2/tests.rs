@@ -93,7 +93,8 @@ async fn upload(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Result<(), h
 }
 
 fn quick(linger: u64) -> HttpSettings {
-    let timeouts = HttpTimeouts { linger: Duration::from_millis(linger), ..HttpTimeouts::default() };
+    let linger = Duration::from_millis(linger);
+    let timeouts = HttpTimeouts { linger, linger_pause: linger, ..HttpTimeouts::default() };
     HttpSettings { timeouts, ..HttpSettings::default() }
 }
 

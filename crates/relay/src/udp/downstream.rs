@@ -99,8 +99,9 @@ fn bind(settings: &ListenerSettings, address: SocketAddr, is_further: bool) -> R
     if is_further {
         sockopt::set_socket_reuseport(&socket, true).named("setsockopt(SO_REUSEPORT)")?;
     }
-    if settings.v6_only && address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true).named("setsockopt(IPV6_V6ONLY)")?;
+    // `[::]` takes IPv4, too, whatever net.ipv6.bindv6only says.
+    if address.is_ipv6() && (settings.v6_only || address.ip().is_unspecified()) {
+        sockopt::set_ipv6_v6only(&socket, settings.v6_only).named("setsockopt(IPV6_V6ONLY)")?;
     }
     if settings.transparent {
         set_transparent(socket.as_fd(), address)?;

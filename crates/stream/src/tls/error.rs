@@ -13,6 +13,9 @@ use super::words;
 
 /// rustls' words for a server that has no certificate.
 const NO_CERTIFICATE: &str = "no server certificate chain resolved";
+/// rustls' words for a key that fits the client's cipher suites but not its signature algorithms (Ed25519 in
+/// TLS 1.2). It sends no alert.
+const NO_FITTING_KEY: &str = "incompatible signing key";
 /// How a TLS handshake begins: a record of that type, and a version's first byte.
 const TLS_HANDSHAKE: &[u8] = b"\x16\x03";
 
@@ -122,6 +125,7 @@ impl HandshakeError {
                 Error::InvalidCertificate(_) | Error::NoCertificatesPresented => Reason::TlsCertificate,
                 Error::NoApplicationProtocol => Reason::TlsAlpn,
                 Error::General(problem) if problem == NO_CERTIFICATE => Reason::TlsNoCertificate,
+                Error::General(problem) if problem == NO_FITTING_KEY => Reason::TlsIncompatible,
                 _ => Reason::TlsFailed,
             },
         }
@@ -129,6 +133,11 @@ impl HandshakeError {
 }
 
 impl HandshakeError {
+    /// Whether rustls has sent no alert.
+    pub(super) fn lacks_an_alert(&self) -> bool {
+        matches!(self, Self::Tls { error: Error::General(problem), .. } if problem == NO_FITTING_KEY)
+    }
+
     /// Whether the other end closed or reset the connection before it sent anything.
     #[must_use]
     pub fn is_a_closed_connection(&self) -> bool {
@@ -211,6 +220,9 @@ fn explain(error: &Error, first: &[u8]) -> String {
         }
         Error::General(problem) if problem == NO_CERTIFICATE => {
             "truepeer has no certificate yet: the authority has issued none".to_owned()
+        }
+        Error::General(problem) if problem == NO_FITTING_KEY => {
+            "the client knows no signature algorithm of the certificate's key".to_owned()
         }
         Error::NoCertificatesPresented => "a client certificate is required, and none was sent".to_owned(),
         Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon) => {

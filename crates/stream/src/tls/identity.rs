@@ -104,9 +104,9 @@ impl Held {
 /// All certificates of a listener.
 #[derive(Debug)]
 pub(super) struct Identities {
-    /// For clients without SNI or with an unknown name: the first on the command line, and those that share
-    /// a name with it or have no host name (but an IP address, say). These have other types of keys,
-    /// which such a client may need.
+    /// For clients without SNI or with an unknown name: the first on the command line, then those that share
+    /// a name with it or have no host name (but an IP address, say), then all others. These have other types
+    /// of keys, which such a client may need.
     default: Vec<Held>,
     /// Keys are in lower case. Certificates of the same name have different key types.
     by_name: HashMap<String, Vec<Held>>,
@@ -133,9 +133,12 @@ impl Identities {
             by_parent: HashMap::new(),
             names: Vec::new(),
         };
+        let mut others = Vec::new();
         for (number, (identity, names)) in std::iter::once(first).chain(loaded).enumerate() {
-            if number > 0 && (names.is_empty() || names.iter().any(|name| first_names.contains(name))) {
-                identities.default.push(identity.clone());
+            if number > 0 {
+                let is_alike = names.is_empty() || names.iter().any(|name| first_names.contains(name));
+                let list = if is_alike { &mut identities.default } else { &mut others };
+                list.push(identity.clone());
             }
             for name in names {
                 if !identities.names.contains(&name) {
@@ -148,6 +151,7 @@ impl Identities {
                 map.entry(name).or_default().push(identity.clone());
             }
         }
+        identities.default.extend(others);
         Ok(identities)
     }
 

@@ -26,6 +26,9 @@ pub const OUTGOING_BYTES: usize = WRITE_BYTES + 1024;
 /// How many of the first bytes are kept to identify a protocol other than TLS.
 const FIRST_BYTES: usize = 16;
 
+/// The alert of TLS 1.2, before anything is encrypted.
+const HANDSHAKE_FAILURE: [u8; 7] = [21, 3, 3, 0, 2, 2, 40];
+
 /// What TLS runs over.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin {
     /// Whether a write may be tried now; otherwise as after a pending write. A write that is tried in vain
@@ -144,10 +147,14 @@ impl<S: Transport> TlsStream<S> {
     /// Those of [`Self::accept`].
     pub async fn handshake(&mut self) -> Result<(), HandshakeError> {
         let shaken = std::future::poll_fn(|cx| self.poll_handshake(cx)).await;
-        if shaken.is_err() {
+        if let Err(error) = &shaken {
             // Tell the other end why: at the end of the turn, or once it reads, if that is within the
             // handshake's timeout.
             let _ = std::future::poll_fn(|cx| self.poll_send(cx)).await;
+            if error.lacks_an_alert() {
+                let alert = &HANDSHAKE_FAILURE;
+                let _ = std::future::poll_fn(|cx| Pin::new(&mut self.io).poll_write(cx, alert)).await;
+            }
         }
         self.first = Vec::new();
         shaken

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use anyhow::ensure;
 use rustix::process::Signal;
 use truepeer_testbed::servers::{Haproxy, Nginx};
-use truepeer_testbed::{Bed, Program, Running, Test, client, ip_here, tests};
+use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, client, ip_here, tests};
 
 use crate::authority::{Authority, Validity};
 use crate::kit::start_site;
@@ -30,6 +30,7 @@ pub(crate) fn tests() -> Vec<Test> {
         openssl_resumes_again_and_again,
         certificates_are_chosen_by_the_types_of_keys_that_a_client_knows,
         a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key,
+        a_client_that_knows_no_algorithm_of_the_key_gets_an_alert,
         a_first_try_needs_no_certificate,
         early_data_for_another_server_is_skipped,
     ];
@@ -292,23 +293,48 @@ fn certificates_are_chosen_by_the_types_of_keys_that_a_client_knows(bed: &Bed) -
     lines(&expected, &said, &stand.truepeer)
 }
 
-/// Clients of an IP address send no name, and no host name leads to this certificate.
+/// Clients of an IP address send no name, and no host name leads to the first certificate. One for another
+/// host is better than none: its clients may send no name, either.
 fn a_certificate_for_an_address_serves_clients_that_know_only_its_type_of_key(
     bed: &Bed,
 ) -> anyhow::Result<()> {
-    let stand = Stand::with(bed, "fine", |_| {
-        Program::new("openssl")
-            .args(["req", "-x509", "-nodes", "-days", "2", "-newkey", "rsa:2048", "-subj", "/CN=by-address"])
-            .args(["-keyout", "rsa.key", "-out", "rsa.pem", "-addext", "subjectAltName=IP:127.0.0.1"])
-            .run(bed)?;
-        Ok(["--cert", "rsa.pem", "--key", "rsa.key"].map(str::to_owned).to_vec())
-    })?;
-    let client = Program::new("openssl")
-        .args(["s_client", "-connect", HERE, "-tls1_2", "-noservername", "-sigalgs", "RSA+SHA256"])
-        .input("Q\n")
+    for name in ["IP:127.0.0.1", "DNS:elsewhere.test"] {
+        let stand = Stand::with(bed, "fine", |_| {
+            let new = ["req", "-x509", "-nodes", "-days", "2", "-newkey", "rsa:2048", "-subj", "/CN=rsa"];
+            let files = ["-keyout", "rsa.key", "-out", "rsa.pem", "-addext"];
+            let name = format!("subjectAltName={name}");
+            Program::new("openssl").args(new).args(files).arg(name).run(bed)?;
+            Ok(["--cert", "rsa.pem", "--key", "rsa.key"].map(str::to_owned).to_vec())
+        })?;
+        let client = Program::new("openssl")
+            .args(["s_client", "-connect", HERE, "-tls1_2", "-noservername", "-sigalgs", "RSA+SHA256"])
+            .input("Q\n")
+            .start(bed)?;
+        client.wait_end()?;
+        ensure!(client.stdout().contains("CN = rsa"), "{name}: {}; {}", client.log(), stand.truepeer.log());
+    }
+    Ok(())
+}
+
+/// In TLS 1.2 rustls ends such a handshake without an alert of its own.
+fn a_client_that_knows_no_algorithm_of_the_key_gets_an_alert(bed: &Bed) -> anyhow::Result<()> {
+    let new = ["req", "-x509", "-nodes", "-days", "2", "-newkey", "ed25519", "-subj", "/CN=ed"];
+    Program::new("openssl").args(new).args(["-keyout", "ed.key", "-out", "ed.pem"]).run(bed)?;
+    let truepeer = Truepeer::of(Program::new(env!("CARGO_BIN_EXE_truepeer")).arg("https"))
+        .listen(HERE)
+        .option("--cert", "ed.pem")
+        .option("--key", "ed.key")
+        .option("--origin", URL)
         .start(bed)?;
-    client.wait_end()?;
-    ensure!(client.stdout().contains("CN = by-address"), "{}; {}", client.log(), stand.truepeer.log());
+    for version in ["-tls1_2", "-tls1_3"] {
+        let client = Program::new("openssl")
+            .args(["s_client", "-connect", HERE, version, "-sigalgs", "ECDSA+SHA256"])
+            .input("Q\n")
+            .start(bed)?;
+        client.wait_end()?;
+        ensure!(client.log().contains("alert handshake failure"), "{version}: {}", client.log());
+    }
+    truepeer.wait_for_log("the client knows no signature algorithm of the certificate's key")?;
     Ok(())
 }
 

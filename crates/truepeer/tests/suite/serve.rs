@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
     tests![
         one_process_serves_tcp_udp_and_https,
         listeners_of_both_families_share_a_port,
+        the_wildcard_of_ipv6_takes_ipv4_whatever_the_kernel_does_by_default,
         a_reload_opens_and_closes_listeners_and_sessions_go_on,
         a_reload_that_fails_leaves_everything_as_it_was,
         a_header_never_leads_to_a_listener_that_a_reload_has_opened,
@@ -155,6 +156,22 @@ fn listeners_of_both_families_share_a_port(bed: &Bed) -> anyhow::Result<()> {
     truepeer.signal(Signal::HUP)?;
     bed.wait_for("a second reload", || truepeer.log().matches("listening on 0.0.0.0:8443").count() == 2)?;
     serves(&[DOOR_V4, "[::1]:8443"])
+}
+
+/// `:PORT` is every address, as the options say.
+fn the_wildcard_of_ipv6_takes_ipv4_whatever_the_kernel_does_by_default(bed: &Bed) -> anyhow::Result<()> {
+    let _echo = Behaviour::Echo.start(bed, &[BACKEND_V4, BACKEND_V6])?;
+    let _dns = Backend::echo(&[DNS])?;
+    std::fs::write("/proc/sys/net/ipv6/bindv6only", "1")?;
+    let tcp = TCP.replace("127.0.0.1:8443", ":8443");
+    let udp = UDP.replace("127.0.0.1:5300", ":5300");
+    let truepeer = serve(bed, &[TEXT_LOG, &tcp, &udp])?;
+    truepeer.wait_for_log("listening on [::]:5300")?;
+    for listener in [DOOR_V4, "[::1]:8443"] {
+        truepeer.wait_listening(listener)?;
+        session_at(listener, CLIENT_V4)?;
+    }
+    ask_by_udp("203.0.113.7:4000", b"question")
 }
 
 fn a_reload_opens_and_closes_listeners_and_sessions_go_on(bed: &Bed) -> anyhow::Result<()> {

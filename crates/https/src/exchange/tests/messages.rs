@@ -184,15 +184,47 @@ fn a_response_with_padded_chunk_sizes_is_served() {
     });
 }
 
+/// RFC 9110 7.8: its client can't switch in the middle of a message.
 #[test]
-fn an_origin_that_switches_before_the_whole_request_is_refused() {
+fn a_switch_before_the_whole_request_waits_for_the_rest() {
+    const SWITCH: &str = "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\nhi";
+    for (fields, begun, body) in [
+        ("Content-Length: 5", "12", "345"),
+        ("Transfer-Encoding: chunked", "2\r\n12\r\n", "3\r\n345\r\n0\r\n\r\n"),
+        ("Content-Length: 5\r\nExpect: 100-continue", "", "12345"),
+        ("Content-Length: 0\r\nExpect: 100-continue", "", ""),
+    ] {
+        let bed = bed(HttpSettings::default());
+        let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
+        bed.run(async move {
+            let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: tcp";
+            say(&mut client, &format!("{head}\r\n{fields}\r\n\r\n{begun}")).await;
+            until(&mut origin, &format!("\r\n\r\n{begun}")).await;
+            say(&mut origin, SWITCH).await;
+            if fields.contains("Expect") {
+                until(&mut client, "HTTP/1.1 100 Continue\r\n\r\n").await;
+            }
+            say(&mut client, body).await;
+            until(&mut origin, body).await;
+            until(&mut client, "\r\n\r\nhi").await;
+            say(&mut client, "hello").await;
+            assert_eq!(until(&mut origin, "hello").await, "hello");
+        });
+    }
+}
+
+/// Its rest can't be sent, and the connection is of no use.
+#[test]
+fn an_origin_that_switches_early_and_leaves_is_refused() {
     let bed = bed(HttpSettings::default());
     let (mut client, mut origin) = (bed.client(), bed.origin.next_connection());
     bed.run(async move {
         let head = "POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: tcp\r\nContent-Length: 5";
         say(&mut client, &format!("{head}\r\n\r\n12")).await;
         until(&mut origin, "\r\n\r\n12").await;
-        say(&mut origin, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\nhi").await;
+        say(&mut origin, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n").await;
+        drop(origin);
+        say(&mut client, "345").await;
         let response = until(&mut client, "\r\n\r\n").await;
         assert!(response.starts_with("HTTP/1.1 502 "), "{response}");
     });

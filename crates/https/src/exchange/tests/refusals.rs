@@ -62,12 +62,31 @@ fn a_client_that_sends_everything_first_reads_an_early_answer() {
     }
 }
 
+/// As long as NGINX waits for it. The time to close a connection is shorter.
+#[test]
+fn a_client_may_pause_before_it_sends_the_rest() {
+    for head in [UPLOAD, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"] {
+        let linger = Duration::from_millis(20);
+        let timeouts =
+            HttpTimeouts { linger, linger_pause: Duration::from_secs(60), ..HttpTimeouts::default() };
+        let bed = bed(HttpSettings { max_body: Some(1), timeouts, ..HttpSettings::default() });
+        let (mut client, reactor) = (bed.client(), bed.reactor.clone());
+        bed.run(async move {
+            say(&mut client, head).await;
+            reactor.sleep(linger * 10).await;
+            client.write_all(&vec![b'x'; 200_000]).await.expect("the connection stays open");
+            client.shutdown().await.unwrap();
+            assert!(rest(&mut client).await.starts_with("HTTP/1.1 413 "));
+        });
+    }
+}
+
 /// The first sends too slowly, the second for too long.
 #[test]
 fn a_client_that_goes_on_after_an_early_answer_is_cut_off() {
-    for (linger, linger_total, piece) in [(50, 60_000, 1), (60_000, 50, 4096)] {
-        let (linger, linger_total) = (Duration::from_millis(linger), Duration::from_millis(linger_total));
-        let timeouts = HttpTimeouts { linger, linger_total, ..HttpTimeouts::default() };
+    for (pause, total, piece) in [(50, 60_000, 1), (60_000, 50, 4096)] {
+        let (linger_pause, linger_total) = (Duration::from_millis(pause), Duration::from_millis(total));
+        let timeouts = HttpTimeouts { linger_pause, linger_total, ..HttpTimeouts::default() };
         let bed = bed(HttpSettings { max_body: Some(1), timeouts, ..HttpSettings::default() });
         let (mut client, reactor) = (bed.client(), bed.reactor.clone());
         bed.run(async move {

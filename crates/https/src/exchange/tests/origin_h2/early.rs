@@ -48,7 +48,8 @@ fn early_answers(stream: u32) -> Vec<Answer> {
 }
 
 fn lingering_bed() -> Bed {
-    bed_of(HttpTimeouts { linger: Duration::from_millis(50), ..HttpTimeouts::default() })
+    let linger = Duration::from_millis(50);
+    bed_of(HttpTimeouts { linger, linger_pause: linger, ..HttpTimeouts::default() })
 }
 
 /// Sends as long as anybody takes it.
