@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use truepeer_policy::{Ban, Bans, ClientAddr, KEPT_BANS};
 
 /// How long a change of the list may go unnoticed.
-const PERIOD: Duration = Duration::from_millis(250);
+pub const PERIOD: Duration = Duration::from_millis(250);
 
 thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };

@@ -1,12 +1,13 @@
 //! Ends the open connections of banned clients, in all programs that `truepeer run` has started in this
 //! network namespace. `truepeer ban` does that, as root: the programs may not end connections themselves.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::thread;
 
-use truepeer_handover::{Name, Names};
+use truepeer_handover::{BANS_PERIOD, Name, Names};
 use truepeer_policy::{Bans, ClientAddr};
 use truepeer_sys::CallError;
 use truepeer_sys::sock_diag::{SockDiag, SocketId};
@@ -15,21 +16,29 @@ use crate::NAMES;
 
 /// Ends the connections of clients that headers named. Returns how many there were. Programs that can't be
 /// looked into are passed over: other than root's, they need CAP_SYS_ADMIN and CAP_NET_ADMIN.
+///
+/// If there are programs, it first waits until all have read the list: what one accepts by the list of before
+/// would stay open.
 pub fn end_open(bans: &Bans) -> usize {
     let (Ok(all), Some(device)) = (fs::read_dir("/proc"), device_of_memory()) else { return 0 };
     let Some(here) = network_of("self") else { return 0 };
-    let mut seen = BTreeSet::new();
     let names = all.flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let processes = names.filter(|name| name.parse::<u32>().is_ok() && network_of(name) == Some(here));
-    processes.map(|process| end_those_of(&process, &device, bans, &mut seen).unwrap_or_default()).sum()
+    let mut tables = BTreeMap::new();
+    for process in processes {
+        let Some(memory) = table_of(&process, &device) else { continue };
+        let Ok(inode) = memory.metadata().map(|found| found.ino()) else { continue };
+        // Its first process: the others may have become other users.
+        tables.entry(inode).or_insert((process, memory));
+    }
+    if !tables.is_empty() {
+        thread::sleep(2 * BANS_PERIOD);
+    }
+    tables.values().map(|(process, memory)| end_those_of(process, memory, bans).unwrap_or_default()).sum()
 }
 
-/// The connections in the table of a process, if that has not been `seen`.
-fn end_those_of(process: &str, device: &str, bans: &Bans, seen: &mut BTreeSet<u64>) -> Option<usize> {
-    let memory = table_of(process, device)?;
-    if !seen.insert(memory.metadata().ok()?.ino()) {
-        return None;
-    }
+/// The connections in the table of a process.
+fn end_those_of(process: &str, memory: &File, bans: &Bans) -> Option<usize> {
     let is_banned = |name: &Name| {
         let (client, ends) = (name.client.ip().to_canonical(), name.tuple);
         client != ends.sender.ip() && bans.has(ClientAddr::new(name.client), ends.local.port())

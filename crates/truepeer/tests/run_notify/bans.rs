@@ -3,6 +3,8 @@
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -61,8 +63,22 @@ fn a_ban_that_is_kept_reaches_a_program_that_runs(bed: &Bed) -> anyhow::Result<(
         ensure!(ask(client)? == client, "{client}");
     }
     let (mut banned, mut other) = ([open(CLIENT4)?, open(CLIENT6)?], open("203.0.113.8:5000")?);
-    truepeer(&["ban", "203.0.113.7", "2001:db8::/32", "--keep", "--for", "1h"]).run(bed)?;
-    for stream in &mut banned {
+    // One that keeps connecting while it is banned.
+    let is_banned = AtomicBool::new(false);
+    let mut kept = thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            let mut kept = Vec::new();
+            while !is_banned.load(Ordering::Relaxed) {
+                kept.extend(open(CLIENT4));
+            }
+            kept
+        });
+        let ban = truepeer(&["ban", "203.0.113.7", "2001:db8::/32", "--keep", "--for", "1h"]).run(bed);
+        is_banned.store(true, Ordering::Relaxed);
+        ban.map(|_| connecting.join().expect("it does not panic"))
+    })?;
+    ensure!(!kept.is_empty(), "it has not connected");
+    for stream in banned.iter_mut().chain(&mut kept) {
         let ended = stream.read(&mut [0]);
         ensure!(ended.as_ref().is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "{ended:?}");
     }
