@@ -226,7 +226,7 @@ pub(crate) const OPTIONS: &[Row] = &[
     row(RUN, PROGRAM, "listen", "ADDR:PORT", "Only listeners on this address and port; repeatable").means("all listeners"),
     row(ATTACH, PROGRAM, "port", "[FROM:]PORT[/udp]", "Port that the server listens on: 443, 80,443, 8000-8010, https or 53/udp; FROM:PORT/udp if datagrams are sent to another port; repeatable").common(),
 
-    row(RECEIVERS, SENDERS, "sender", "NAME", "What the senders are: aws-nlb, dnsdist, edgeone, frp, haproxy, nginx or spectrum. Sets --header require, the versions of the header that it writes, and its --udp-dialect, and says so; an option that is given itself wins").means("any program"),
+    row(RECEIVERS, SENDERS, "sender", "NAME", "What the senders are: aws-nlb, dnsdist, edgeone, frp, haproxy, nginx, playit or spectrum. Sets --header require, the versions of the header that it writes, and its --udp-dialect, and says so; an option that is given itself wins").means("any program"),
     row(PROXY.or(ATTACH).or(RUN), SENDERS, "allow", "PREFIX|FILE", "Who may send headers: loopback, private, any, a prefix, or a file of prefixes (beginning with / or .); repeatable")
         .is(|| "loopback".to_owned()).common(),
     row(HTTPS, SENDERS, "allow", "PREFIX|FILE", "Who may connect: loopback, private, any, a prefix, or a file of prefixes (beginning with / or .); repeatable")

@@ -167,11 +167,14 @@ impl Words {
             }
             // `protocol = "udp"`, whose port is an example
             if is_other && values.iter().any(|value| value == "\"53/udp\"") {
+                let own = self.mended(&grammar.command, &name);
+                let (examples, others): (Vec<_>, Vec<_>) =
+                    values.iter().cloned().partition(|value| value.starts_with("\"53"));
                 let each = |port: &String| {
                     let port = port.trim_matches('"').to_owned();
-                    values.iter().map(move |value| value.replace("53", &port))
+                    examples.iter().map(move |value| value.replace("53", &port))
                 };
-                let ports: Vec<String> = self.mended(&grammar.command, &name).iter().flat_map(each).collect();
+                let ports: Vec<String> = own.iter().chain(&others).flat_map(each).collect();
                 values = if ports.is_empty() { values } else { ports };
             }
             // `localIP` and `localPort`

@@ -71,13 +71,13 @@ pub(super) fn tip(
                 argv.iter().filter(|one| line.split(' ').any(|word| word == one.as_os_str())).count()
             };
             let example = examples.iter().filter(has_it).rev().max_by_key(alike);
-            match (example, error.kind()) {
-                (None, ErrorKind::InvalidValue) => {
-                    let usual = any_value(command, option.trim_start_matches('-'));
-                    let usual = usual.map(|value| format!("type {option} {value}"));
-                    usual.or_else(|| Some(format!("type {}", text(error, ContextKind::InvalidArg)?)))
+            let usual = any_value(command, option.trim_start_matches('-'));
+            match (usual, example, error.kind()) {
+                (Some(usual), _, ErrorKind::InvalidValue) => Some(format!("type {option} {usual}")),
+                (None, None, ErrorKind::InvalidValue) => {
+                    Some(format!("type {}", text(error, ContextKind::InvalidArg)?))
                 }
-                (example, _) => Some(format!("for example: {}", example.or(examples.first())?)),
+                (_, example, _) => Some(format!("for example: {}", example.or(examples.first())?)),
             }
         }
         ErrorKind::ArgumentConflict => {
@@ -124,6 +124,9 @@ fn in_words(command: &Command, option: &str, name: &str, typed: &str) -> Option<
             "type {option} :25577 --listen-transparent, to which TPROXY leads these ports (docs/proxy.md)"
         )),
         "listen" if is_path => Some(NO_UNIX_HERE.to_owned()),
+        "udp-dialect" if typed == "playit" => {
+            Some("type --sender playit, which sets --close-after".to_owned())
+        }
         "ipv4" | "ipv6" | "origin" if is_path && !typed.contains('=') => Some(NO_UNIX.to_owned()),
         _ if ["auto", "default", "unset"].contains(&typed) && option.starts_with('-') => {
             Some(format!("leave {option} out: its default is taken"))

@@ -242,7 +242,8 @@ fn one_too_many(argv: &[OsString], command: &Command, typed: &str, examples: &[S
             Ok(ip) => format!("{ip}:{port}"),
             Err(_) => typed.to_owned(),
         };
-        let listen = meant(command, name, value).map_or_else(|| value.to_owned(), |words| words.join(" "));
+        let other = meant(command, name, value).filter(|_| !takes(command, name, value));
+        let listen = other.map_or_else(|| value.to_owned(), |words| words.join(" "));
         let backend = super::to(way, &backend);
         return Some(format!("{typed}: expected an option before it; type: {option} {listen} {backend}"));
     }

@@ -229,10 +229,8 @@ fn spliced(words: &[&str], typed: &str, instead: &[&str]) -> Vec<Vec<String>> {
     let (alone, value) = ((place, place + 1), (place, place + 2));
     // `--port PORT` in a message, where a port was typed.
     let is_given = |option: &str| words[..end].iter().any(|word| is_same(word, option));
-    let instead = match instead {
-        [own @ .., option, name] if is_name(name) && is_given(option) => own,
-        all => all,
-    };
+    let is_example = |pair: &&[&str]| is_name(pair.last().unwrap_or(&"")) && is_given(pair[0]);
+    let instead = &instead.chunks(2).filter(|pair| !is_example(pair)).collect::<Vec<_>>().concat()[..];
     let is_sign = ["-", "="].contains(&typed);
     let ranges = match begin {
         Some(begin) if !is_option || is_sign => vec![(begin, place + 1 + used)],

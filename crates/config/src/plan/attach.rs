@@ -11,7 +11,7 @@ use super::listener::HeaderLimits;
 use super::problem::{Problem, Problems};
 use super::senders::{self, ClaimsConfig, SendersConfig};
 use super::speaks_first;
-use crate::spec::{AttachSpec, Port, Unshowable, defaults};
+use crate::spec::{AttachSpec, Port, SenderName, Unshowable, defaults};
 
 /// The rules, with files read, and warnings about risky or ineffective options.
 pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems> {
@@ -61,8 +61,15 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
         header_wait: header.wait,
         header_max: header.max_bytes,
         refuse_unshowable: spec.unshowable == Some(Unshowable::Refuse),
+<<<<<<< ours
         shows_destination: spec.destination == Some(Destination::Header),
         udp_silence: spec.close_after.unwrap_or(dialect.default_silence()),
+=======
+        udp_silence: spec
+            .close_after
+            .or(spec.senders.sender.and_then(SenderName::silence))
+            .unwrap_or(dialect.default_silence()),
+>>>>>>> theirs
         max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
         max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),
     };

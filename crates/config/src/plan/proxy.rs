@@ -12,7 +12,7 @@ use super::problem::{Problem, Problems};
 use super::senders::{self, ClaimsConfig, SendersConfig};
 use super::tls::{OriginTlsConfig, TlsConfig, certificate};
 use super::{AcmeConfig, AdminConfig, Config, LogConfig, RoutesConfig, resolve};
-use crate::spec::{Carried, ConfineMode, HostPort, ListenAddr, Protocol, ProxySpec, defaults};
+use crate::spec::{Carried, ConfineMode, HostPort, ListenAddr, Protocol, ProxySpec, SenderName, defaults};
 
 /// The defaults of options. They differ for the programs that truepeer replaces.
 pub struct Defaults {
@@ -133,7 +133,11 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
         },
         udp: UdpConfig {
             dialect: problems.note(dialect(spec)).unwrap_or_default(),
-            close_after: spec.close_after,
+            close_after: spec.close_after.or(spec
+                .senders
+                .sender
+                .filter(|_| has_udp(spec))
+                .and_then(SenderName::silence)),
         },
         max_per_client: spec.tls.max_per_client,
         tls_timeout: spec.tls.tls_timeout.unwrap_or(common.tls_timeout),
@@ -143,12 +147,15 @@ fn listener(spec: &ProxySpec, defaults: &Defaults, problems: &mut Problems) -> L
     }
 }
 
+fn has_udp(spec: &ProxySpec) -> bool {
+    spec.protocol.unwrap_or_default().protocols().contains(&Protocol::Udp)
+}
+
 /// Where datagrams have the header: as it was said, or as the named sender writes it.
 fn dialect(spec: &ProxySpec) -> Result<Dialect, Problem> {
-    let has_udp = spec.protocol.unwrap_or_default().protocols().contains(&Protocol::Udp);
     match (spec.udp_dialect, spec.senders.sender) {
         (Some(dialect), _) => Ok(dialect),
-        (None, Some(sender)) if has_udp => sender.dialect().ok_or_else(|| senders::no_dialect(sender)),
+        (None, Some(sender)) if has_udp(spec) => sender.dialect().ok_or_else(|| senders::no_dialect(sender)),
         _ => Ok(Dialect::default()),
     }
 }

@@ -1,7 +1,9 @@
 //! `--sender`: what is known about a program or service that writes headers.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
 use truepeer_policy::{Dialect, ParseDialectError};
 use truepeer_proto::Versions;
@@ -15,12 +17,21 @@ pub enum SenderName {
     Frp,
     Haproxy,
     Nginx,
+    Playit,
     Spectrum,
 }
 
 impl SenderName {
-    const ALL: [Self; 7] =
-        [Self::AwsNlb, Self::Dnsdist, Self::EdgeOne, Self::Frp, Self::Haproxy, Self::Nginx, Self::Spectrum];
+    const ALL: [Self; 8] = [
+        Self::AwsNlb,
+        Self::Dnsdist,
+        Self::EdgeOne,
+        Self::Frp,
+        Self::Haproxy,
+        Self::Nginx,
+        Self::Playit,
+        Self::Spectrum,
+    ];
 
     /// As it is typed.
     pub const fn as_str(self) -> &'static str {
@@ -31,6 +42,7 @@ impl SenderName {
             Self::Frp => "frp",
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
+            Self::Playit => "playit",
             Self::Spectrum => "spectrum",
         }
     }
@@ -40,9 +52,18 @@ impl SenderName {
         match self {
             Self::Dnsdist => Some(Dialect::Every),
             Self::Frp | Self::Nginx => Some(Dialect::First),
-            Self::Spectrum => Some(Dialect::Standalone),
+            Self::Playit | Self::Spectrum => Some(Dialect::Standalone),
             Self::EdgeOne => Some(Dialect::Spp),
             Self::AwsNlb | Self::Haproxy => None,
+        }
+    }
+
+    /// After which silence a flow is forgotten, where that differs from the dialect's usual senders: just below
+    /// its own time-out.
+    pub(crate) const fn silence(self) -> Option<Duration> {
+        match self {
+            Self::Playit => Some(Duration::from_secs(59)),
+            _ => None,
         }
     }
 
@@ -67,16 +88,18 @@ impl SenderName {
                 "; its health checks bring a header that names no client, and are served as the sender"
             }
             Self::Frp => "; its healthCheck brings no header: of type http it needs --header optional",
-            Self::EdgeOne | Self::Nginx | Self::Spectrum => "",
+            Self::EdgeOne | Self::Nginx | Self::Playit | Self::Spectrum => "",
         }
     }
 
     /// What the name stands for, in options.
     pub(crate) fn sets(self, header: impl fmt::Display, dialect: Option<Dialect>) -> String {
         let versions = if self.versions() == Versions::V2 { "version 2 only" } else { "version 1 or 2" };
+        let silence = self.silence().filter(|_| dialect.is_some());
+        let silence = silence.map(|time| format!(", --close-after {}s", time.as_secs())).unwrap_or_default();
         let dialect = dialect.map(|dialect| format!(", --udp-dialect {dialect}")).unwrap_or_default();
         let health_checks = self.health_checks();
-        format!("--sender {self} means --header {header} ({versions}){dialect}{health_checks}")
+        format!("--sender {self} means --header {header} ({versions}){dialect}{silence}{health_checks}")
     }
 }
 
@@ -92,6 +115,9 @@ impl FromStr for SenderName {
     fn from_str(text: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|sender| sender.as_str().eq_ignore_ascii_case(text));
         named.ok_or_else(|| {
+            if let Ok(address) = text.parse::<IpAddr>() {
+                return format!("expected a program's name; a sender's address: --allow {address}");
+            }
             let names = Self::ALL.map(Self::as_str);
             let [names @ .., last] = names;
             format!("expected {} or {last}; others need no name: leave it out", names.join(", "))
@@ -99,7 +125,7 @@ impl FromStr for SenderName {
     }
 }
 
-/// `--udp-dialect`: a dialect, or the name of a sender that writes it.
+/// `--udp-dialect`: a dialect, or the name of a sender that writes it. Not of one that needs more than a dialect.
 pub(super) fn dialect(text: &str) -> Result<Dialect, ParseDialectError> {
     let text = text.to_ascii_lowercase();
     match text.as_str() {
@@ -107,7 +133,8 @@ pub(super) fn dialect(text: &str) -> Result<Dialect, ParseDialectError> {
         "spectrum-simple" => return Ok(Dialect::Spp),
         _ => {}
     }
-    let sender = text.parse().ok().and_then(SenderName::dialect);
+    let sender = text.parse().ok().filter(|sender: &SenderName| sender.silence().is_none());
+    let sender = sender.and_then(SenderName::dialect);
     sender.map_or_else(|| text.parse(), Ok)
 }
 
@@ -130,7 +157,9 @@ mod tests {
         ] {
             assert_eq!(dialect(typed), Ok(meant), "{typed}");
         }
-        assert!(dialect("haproxy").is_err() && dialect("aws-nlb").is_err() && dialect("").is_err());
+        for typed in ["haproxy", "aws-nlb", "playit", ""] {
+            assert!(dialect(typed).is_err(), "{typed}");
+        }
     }
 
     #[test]
@@ -140,5 +169,7 @@ mod tests {
         }
         let said = "f5".parse::<SenderName>().unwrap_err();
         assert!(said.contains("aws-nlb, dnsdist") && said.contains("or spectrum;"), "{said}");
+        let said = "10.0.0.7".parse::<SenderName>().unwrap_err();
+        assert!(said.ends_with("--allow 10.0.0.7"), "{said}");
     }
 }
