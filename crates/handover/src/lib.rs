@@ -26,11 +26,8 @@ mod settings;
 mod show;
 mod wake;
 
-<<<<<<< ours
 pub use after_wait::{AfterWait, Watched, is_exposed, is_guarded};
-=======
 pub use bans::PERIOD as BANS_PERIOD;
->>>>>>> theirs
 pub use complaints::LockFreeComplaints;
 pub use late::{Decided, Late};
 pub use listener::{ListenerAddr, NotAListener};

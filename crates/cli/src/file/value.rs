@@ -77,17 +77,14 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
             return Err(wrong("expected a string, in quotes"));
         }
         DeValue::Float(number) => {
-            return Err(wrong(&format!(
-                "expected a string or a whole number; type: \"{}\"",
-                number.as_str()
-            )));
+            let number = number.as_str();
+            return Err(wrong(&format!("expected a string or a whole number; type: \"{number}\"")));
         }
         DeValue::Boolean(is_on) => {
             let finding = wrong(&format!("{}; got true or false", expected(arg)));
             let typed = if *is_on { "true" } else { "false" };
-            let command = alone(arg);
             let meant = one_of(arg, typed).filter(|_| !takes_names(arg));
-            return Err(match meant.or_else(|| any_value(&command, key(arg)).filter(|_| *is_on)) {
+            return Err(match meant.or_else(|| any_value(&alone(arg), key(arg)).filter(|_| *is_on)) {
                 Some(usual) => finding.help(format!("type {} = {}", key(arg), written(arg, &usual))),
                 None if *is_on => finding,
                 None => finding.help("leave it out"),
@@ -114,8 +111,7 @@ fn word(arg: &Arg, value: &Spanned<DeValue<'_>>, dir: &Path) -> Result<Word, Fin
                 true => finding,
                 false => {
                     let joined = texts.join(":");
-                    let is_taken = is_taken(arg, &joined);
-                    let word = one_of(arg, &joined).filter(|_| !is_taken).unwrap_or(joined);
+                    let word = one_of(arg, &joined).filter(|_| !is_taken(arg, &joined)).unwrap_or(joined);
                     finding.help(format!("type {} = {}", key(arg), written(arg, &word)))
                 }
             });

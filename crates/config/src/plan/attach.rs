@@ -61,15 +61,11 @@ pub fn attach_rules(spec: &AttachSpec) -> Result<(Rules, Vec<String>), Problems>
         header_wait: header.wait,
         header_max: header.max_bytes,
         refuse_unshowable: spec.unshowable == Some(Unshowable::Refuse),
-<<<<<<< ours
         shows_destination: spec.destination == Some(Destination::Header),
-        udp_silence: spec.close_after.unwrap_or(dialect.default_silence()),
-=======
         udp_silence: spec
             .close_after
             .or(spec.senders.sender.and_then(SenderName::silence))
             .unwrap_or(dialect.default_silence()),
->>>>>>> theirs
         max_flows: spec.max_flows.unwrap_or(defaults::ATTACH_MAX_FLOWS),
         max_udp_flows: spec.max_udp_flows.unwrap_or(defaults::ATTACH_MAX_UDP_FLOWS),
     };
