@@ -86,4 +86,5 @@ fn value_after(text: &str) -> Option<(&str, &str)> {
 
 /// Words that are values where they follow an option.
 const VALUES: &str = "any auto aws-nlb dnsdist edgeone ephemeral every first forbid frp haproxy loopback \
-    manual nginx none optional playit private proxy refuse require self spectrum spp standalone tcp udp v1 v2";
+    manual nginx none optional playit private proxy refuse require self spectrum spp standalone tcp udp v1 \
+    v2";

@@ -58,8 +58,8 @@ impl SenderName {
         }
     }
 
-    /// After which silence a flow is forgotten, where that differs from the dialect's usual senders: just below
-    /// its own time-out.
+    /// After which silence a flow is forgotten, where that differs from the dialect's usual senders: just
+    /// below its own time-out.
     pub(crate) const fn silence(self) -> Option<Duration> {
         match self {
             Self::Playit => Some(Duration::from_secs(59)),
@@ -125,7 +125,7 @@ impl FromStr for SenderName {
     }
 }
 
-/// `--udp-dialect`: a dialect, or the name of a sender that writes it. Not of one that needs more than a dialect.
+/// `--udp-dialect`: a dialect, or the name of a sender that writes it and needs nothing else.
 pub(super) fn dialect(text: &str) -> Result<Dialect, ParseDialectError> {
     let text = text.to_ascii_lowercase();
     match text.as_str() {
