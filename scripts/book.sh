@@ -1,5 +1,4 @@
 #!/bin/bash
-bash /tmp/s35/job.sh >/tmp/s35/job.log 2>&1 || true
 # Builds docs/ as a site under target/book, by the installed mdBook or one that is built from source (once, minutes).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
