@@ -106,6 +106,8 @@ without_helm() {
   is_done $kubernetes "kubectl apply -f deploy/kubernetes/agent.yaml"
   k wait --for=condition=truepeer.dev/attached --timeout=60s pod -l app=web >/dev/null
   client_is "$kubernetes: without helm the pod sees its client" "${client[*]}"
+  # The kubelet asks for the first time when it may, and the job changes nothing where an agent is not ready.
+  k rollout status -n $namespace daemonset/truepeer-agent --timeout=60s >/dev/null
   is_done $kubernetes "kubectl apply -f deploy/kubernetes/detach.yaml"
   is_done $kubernetes "kubectl wait"
   check_is "$kubernetes: after the wait nothing is attached" "$(node_run truepeer attach status --all | head -1)" "nothing is attached"

@@ -2,7 +2,7 @@
 """Prints the commands of kubectl and helm in pages, one a line behind its page and a tab: commands.py PAGE...
 
 They are in blocks of `shell`, in running text between backquotes, in comments of values.yaml, and indented in NOTES.txt. Two words
-alone name a command and are none: `helm uninstall`."""
+alone name a command and are none: `helm uninstall`, `helm install …`."""
 import re
 import sys
 from pathlib import Path
@@ -25,5 +25,5 @@ def commands(path):
 
 for name in sys.argv[1:]:
     for command in commands(Path(name)):
-        if len(command.split()) > 2:
+        if len(command.removesuffix(" …").split()) > 2:
             print(f"{name}\t{command}")
