@@ -7,7 +7,7 @@
 //!                         a header: its sender repeats it                 └ a drop: shut down, refused
 //! ```
 //! The guard knows by its sequence number which segment has the connection's first bytes: their SYN was saved
-//! ([`save_syn`]). Later ones pass. A signature that is cut in two is recognised by its second part, together
+//! (TCP_SAVE_SYN). Later ones pass. A signature that is cut in two is recognised by its second part, together
 //! with what follows it in every header; the first part, 11 bytes at most, has passed as data by then.
 //!
 //! The connection belongs to the program: a duplicate of its descriptor, held for long, would keep it open

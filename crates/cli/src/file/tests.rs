@@ -76,6 +76,7 @@ const LINES: &[&str] = &[
     "https --acme a.test --origin http://a:1 --acme-state /s --acme-eab-id 7 --acme-eab-key /k",
     "proxy --max-per-client 3",
     "attach --port 443",
+    "attach --port 443 --destination header",
     "attach --port 80,443 --port 53:5353/udp --udp-dialect spp --allow 10.0.0.7 --header optional --header-wait 3",
     "proxy -l :8443 -4 127.0.0.1:80 --splice auto --splice-after 1MiB,2s --splice-linger leave",
     "attach --port 8000-8010 --header-timeout 7 --header-max 300 --allow-claims loopback --deny-clients 192.0.2.1",

@@ -358,6 +358,8 @@ mod tests {
                      X-Original-Proto Remote-Host X-Remote-Host";
         for name in names.split_whitespace() {
             assert_eq!(FieldName::of(name.as_bytes()), FieldName::ClientHint, "{name}");
+        }
+        for name in names.split_whitespace().filter(|name| name.contains('-')) {
             let variable = name.replace('-', "_");
             assert_eq!(FieldName::of(variable.as_bytes()), FieldName::LookAlike, "{variable}");
         }

@@ -67,29 +67,34 @@ fn a_header_counts_only_with_its_senders_secret(bed: &Bed, by: &dyn Deliver) -> 
 fn haproxy_proves_itself_by_a_tlv(bed: &Bed, by: &dyn Deliver) -> anyhow::Result<()> {
     let file = bed.write("secrets", [OLD, b"\n", NEW, b"\n"].concat())?;
     let required = format!("0xE0=@{}", file.display());
-    let who =
-        by.put_behind(bed, Behaviour::Who, &["--require-tlv", &required, "--allow-claims", "loopback"])?;
-    let sending = |kind: &str, secret: &[u8]| {
-        format!("send-proxy-v2 set-proxy-v2-tlv-fmt({kind}) %[str({})]", secret.escape_ascii())
-    };
-    let haproxy = Haproxy::default()
-        .relay("127.0.0.1:7001", who.v4, &sending("0xE0", NEW))
-        .relay("127.0.0.1:7002", who.v4, &sending("0xE0", OLD))
-        .relay("127.0.0.1:7003", who.v4, &sending("0xE0", &NEW[..NEW.len() - 1]))
-        .relay("127.0.0.1:7004", who.v4, &sending("0xE1", NEW))
-        .relay("127.0.0.1:7005", who.v4, "send-proxy-v2");
-    let _haproxy = haproxy.newer().start(bed)?;
-    for refused in ["127.0.0.1:7003", "127.0.0.1:7004", "127.0.0.1:7005"] {
-        let mut stream = client::connect(refused)?;
-        stream.write_all(b"data")?;
+    let who = by.put_behind(bed, Behaviour::Who, &["--require-tlv", &required])?;
+    let with =
+        |kind: &str, secret: &[u8]| format!("set-proxy-v2-tlv-fmt({kind}) %[str({})]", secret.escape_ascii());
+    let (believed, refused) =
+        (["127.0.0.1:7001", "127.0.0.1:7002"], ["127.0.0.1:7003", "127.0.0.1:7004", "127.0.0.1:7005"]);
+    let listeners = [&believed[..], &refused].concat();
+    let options =
+        [with("0xE0", NEW), with("0xE0", OLD), with("0xE0", &NEW[1..]), with("0xE1", NEW), String::new()];
+    let config: Vec<_> = listeners
+        .iter()
+        .zip(options)
+        .map(|(at, options)| {
+            format!("listen {at}\n  bind {at} accept-proxy\n  server s {} send-proxy-v2 {options}", who.v4)
+        })
+        .collect();
+    let _haproxy = Haproxy::with_config(&config.join("\n"), &listeners).newer().start(bed)?;
+    let header = client::v1(CLIENT4, DESTINATION4)?;
+    for address in refused {
+        let mut stream = client::connect(address)?;
+        stream.write_all(&[&header[..], b"data"].concat())?;
         client::read_end(&mut stream)?;
     }
     ensure!(!who.backend.log().contains("accepted"), "the backend was reached:\n{}", who.backend.log());
-    for believed in ["127.0.0.1:7001", "127.0.0.1:7002"] {
-        let mut stream = client::connect(believed)?;
-        let client = stream.local_addr()?;
+    for address in believed {
+        let mut stream = client::connect(address)?;
+        stream.write_all(&header)?;
         let saw = client::ask(&mut stream, b"data")?;
-        ensure!(saw.trim() == client.to_string(), "{client} was seen as {saw:?}");
+        ensure!(saw.trim() == CLIENT4, "{address}: the client was seen as {saw:?}");
     }
     Ok(())
 }

@@ -43,7 +43,7 @@ const CHANGES: [(&str, Change); 7] = [
     ("down_for_a_moment", |_| ip_here(&["link set near down", "link set near up"])),
     ("made_a_port_of_a_bridge", |_| becomes_a_port(Duration::ZERO)),
     // The first question leaves by the port, which no route leads by afterwards.
-    ("made_a_port_of_a_bridge_without_addresses", |_| becomes_a_port(Duration::from_millis(2500))),
+    ("made_a_port_too_early", |_| becomes_a_port(Duration::from_millis(2500))),
     ("made_anew", |far| {
         ip_here(&["link del near"])?;
         link(far)

@@ -76,7 +76,8 @@ fn a_client_may_pause_before_it_sends_the_rest() {
             reactor.sleep(linger * 10).await;
             client.write_all(&vec![b'x'; 200_000]).await.expect("the connection stays open");
             client.shutdown().await.unwrap();
-            assert!(rest(&mut client).await.starts_with("HTTP/1.1 413 "));
+            let said = rest(&mut client).await;
+            assert!(said.starts_with("HTTP/1.1 413 "), "{head}{said}");
         });
     }
 }
