@@ -355,7 +355,7 @@ mod tests {
                      X-Source-IP X-Peer-IP X-User-IP X-IP X-Client-Addr X-Client-Address X-Client-Port \
                      Fly-Client-IP Incap-Client-IP EO-Connecting-IP X-Envoy-Downstream-Service-Cluster \
                      X-Azure-FDID X-Appengine-Cron CF-Visitor CF-IPCountry Fastly-SSL X-SSL X-HTTPS \
-                     X-Original-Proto Remote-Host X-Remote-Host";
+                     X-Original-Proto";
         for name in names.split_whitespace() {
             assert_eq!(FieldName::of(name.as_bytes()), FieldName::ClientHint, "{name}");
         }

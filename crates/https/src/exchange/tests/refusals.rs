@@ -71,6 +71,7 @@ fn a_client_may_pause_before_it_sends_the_rest() {
             HttpTimeouts { linger, linger_pause: Duration::from_secs(60), ..HttpTimeouts::default() };
         let bed = bed(HttpSettings { max_body: Some(1), timeouts, ..HttpSettings::default() });
         let (mut client, reactor) = (bed.client(), bed.reactor.clone());
+        let _origin = bed.origin.next_connection();
         bed.run(async move {
             say(&mut client, head).await;
             reactor.sleep(linger * 10).await;
