@@ -121,8 +121,7 @@ fn postfix_sees_the_client(bed: &Bed) -> anyhow::Result<()> {
 fn postfix_is_not_reached_by_a_sender_that_is_not_allowed(bed: &Bed) -> anyhow::Result<()> {
     let postfix = postfix(bed, &["--allow", "192.0.2.1"])?;
     let mut stream = client::connect(SMTP)?;
-    stream.write_all(&client::v2(CLIENT, DESTINATION)?)?;
-    stream.write_all(b"EHLO client.example\r\n")?;
+    stream.write_all(&[&client::v2(CLIENT, DESTINATION)?[..], b"EHLO client.example\r\n"].concat())?;
     ensure!(matches!(client::read_end(&mut stream)?, End::Reset | End::Eof));
     postfix.wait_for_log("add --allow 127.0.0.1")?;
     ensure!(!postfix.log().contains("connect from"), "{}", postfix.log());
