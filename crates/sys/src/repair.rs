@@ -280,7 +280,7 @@ fn set_bytes(socket: BorrowedFd<'_>, option: libc::c_int, bytes: &[u8]) -> std::
     result(answer)
 }
 
-fn set_int(
+pub(crate) fn set_int(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
     option: libc::c_int,

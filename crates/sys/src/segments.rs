@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use rustix::io::Errno;
+use crate::repair::set_int;
 
 /// An instruction of classic BPF (linux/filter.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,40 +30,33 @@ const _: () = assert!(size_of::<Instruction>() == size_of::<libc::sock_filter>()
 const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
 
 /// Lets the kernel run `program` for each segment, from its TCP header on. Where it returns 0 the segment is
-/// dropped before TCP sees it, so its sender repeats it. No privilege is needed. It replaces the socket's
-/// filter (SO_ATTACH_FILTER).
+/// dropped before TCP sees it, so its sender repeats it. It replaces the socket's filter (SO_ATTACH_FILTER).
 ///
 /// # Errors
-/// EPERM if the program has locked its filter; ENOMEM.
-pub fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> Result<(), Errno> {
-    let len = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
+/// EPERM if the program has locked its filter, and without CAP_NET_ADMIN on kernels since August 2026;
+/// ENOMEM.
+pub fn attach_filter(socket: BorrowedFd<'_>, program: &[Instruction]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(io::Error::other)?;
     let program = Program { len, first: program.as_ptr() };
+    let size = libc::socklen_t::try_from(size_of::<Program>()).map_err(io::Error::other)?;
     // SAFETY: the kernel reads a sock_fprog, which Program equals, and the `len` instructions it points to;
     // both outlive the call.
-    unsafe {
-        set(
-            socket,
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_ATTACH_FILTER,
             (&raw const program).cast(),
-            size_of::<Program>(),
+            size,
         )
-    }
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Removes the socket's filter.
 pub fn detach_filter(socket: BorrowedFd<'_>) {
-    let unused: libc::c_int = 0;
-    // SAFETY: the option reads one c_int at most; the local outlives the call. ENOENT: there is none.
-    let _ = unsafe {
-        set(
-            socket,
-            libc::SOL_SOCKET,
-            libc::SO_DETACH_FILTER,
-            (&raw const unused).cast(),
-            size_of_val(&unused),
-        )
-    };
+    // ENOENT: there is none.
+    let _ = set_int(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0);
 }
 
 /// The number of instructions of the socket's filter; 0 without one.
@@ -87,10 +80,8 @@ pub fn filter_len(socket: BorrowedFd<'_>) -> usize {
 ///
 /// # Errors
 /// EOPNOTSUPP for an MPTCP listener.
-pub fn save_syn(listener: BorrowedFd<'_>) -> Result<(), Errno> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option reads one c_int; the local outlives the call.
-    unsafe { set(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, (&raw const on).cast(), size_of_val(&on)) }
+pub fn save_syn(listener: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(listener, libc::IPPROTO_TCP, libc::TCP_SAVE_SYN, 1)
 }
 
 /// The sequence number of the first byte that a connection's peer sends, by the saved SYN, which the kernel
@@ -125,23 +116,6 @@ fn first_byte_after(headers: &[u8]) -> Option<u32> {
     };
     let number = u32::from_be_bytes(headers.get(tcp + 4..tcp + 8)?.try_into().ok()?);
     Some(number.wrapping_add(1))
-}
-
-/// # Safety
-/// `value` points to `len` readable bytes, of the form that the option requires.
-unsafe fn set(
-    socket: BorrowedFd<'_>,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: *const libc::c_void,
-    len: usize,
-) -> Result<(), Errno> {
-    let len = libc::socklen_t::try_from(len).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the caller guarantees what setsockopt(2) requires.
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len) } {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
 }
 
 #[cfg(test)]
