@@ -143,11 +143,11 @@ impl<P> Watched<P> {
     pub fn end(&self, connection: Option<BorrowedFd<'_>>, rules: &RunRules) -> Option<Refused> {
         let is_ended = connection.is_some_and(|connection| self.end_here(connection));
         if self.is_header && !is_ended {
-            // Another process has it.
-            let found = self.socket.anywhere();
-            if !found.is_some_and(|connection| self.end_here(connection.as_fd())) {
-                // Without the privilege it stays open. Its header is no data all the same.
-                let _ = SockDiag::open().and_then(|mut kernel| kernel.destroy(&self.id));
+            // Another process has it. Without CAP_NET_ADMIN the kernel does not end it, and that process has
+            // to be found. If it can't, the connection stays open, and its header is no data all the same.
+            let ended = SockDiag::open().and_then(|mut kernel| kernel.destroy(&self.id));
+            if ended.is_err() {
+                let _ = self.socket.anywhere().map(|connection| self.end_here(connection.as_fd()));
             }
         }
         let waited = rules.deadline(self.sender, 0);
@@ -172,9 +172,9 @@ impl<P> Watched<P> {
 /// A mask of four bytes, and their value.
 type Four = (u32, u32);
 
-/// What follows each signature, so that the end of one can be recognised without its beginning. Version 1:
-/// TCP4 or TCP6, UNKN(OWN). Version 2: version and command, a family and a protocol that exist, a length
-/// below 2,048.
+/// The four bytes after each signature. By them the guard recognises a signature whose first part came
+/// before. Version 1: TCP4 or TCP6, UNKN(OWN). Version 2: version and command, a family and a protocol that
+/// exist, a length below 2,048.
 const V1_FOLLOWS: [Four; 2] = [(0xFFFF_FFFD, 0x5443_5034), (u32::MAX, 0x554E_4B4E)];
 const V2_FOLLOWS: [Four; 1] = [(0xFECC_F800, 0x2000_0000)];
 
@@ -210,7 +210,7 @@ fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Goes on with the next instruction if the condition is true, otherwise `over` it.
+/// Passes over so many instructions if the condition is false.
 fn unless(code: u16, k: u32, over: u8) -> Instruction {
     Instruction { code, jt: 0, jf: over, k }
 }
@@ -252,8 +252,8 @@ fn program(first: Option<u32>, accepted: Versions) -> Vec<Instruction> {
     program
 }
 
-/// Drops a segment that stands at `place`, if that is known, and begins with these bytes and what follows
-/// them. Otherwise the program continues behind.
+/// Drops a segment that begins with these bytes and then `follows`, at this place of the stream (anywhere if
+/// there is none). Others go on to the next part.
 fn part(bytes: &[u8], place: Option<u32>, follows: Option<Four>) -> Vec<Instruction> {
     let mut tests = Vec::new();
     let mut test = |load: Instruction, mask: Option<u32>, code: u16, value: u32| {
