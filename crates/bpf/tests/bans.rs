@@ -171,8 +171,8 @@ fn a_ban_among_many_is_found(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A look-up in the table of 100,000 addresses takes some 700 ns, and the filter keeps nearly all clients
-/// from it. The times are printed: they depend on what else the machine does.
+/// The filter keeps nearly all clients from the table of addresses, however many there are. The times are
+/// only printed: they depend on what else the machine does.
 fn a_look_up_is_as_short_with_many_bans(bed: &Bed) -> Result<()> {
     const LOOK_UPS: u32 = 1_000_000;
     let (mut check, mut table) = open(bed)?;

@@ -275,7 +275,7 @@ impl<L> Late<L> {
         let (socket, sender) = (waiting.socket.as_fd(), waiting.sender);
         let (mut look, mut until) = on_timeout(socket, sender, rules, wake, waited);
         if is_silent(socket, sender, &look, rules) && guard(socket, rules.limits.versions) {
-            // What came before the guard has not passed it.
+            // Bytes that came before the filter was there have not been examined.
             (look, until) = on_timeout(socket, sender, rules, wake, waited);
             if !is_silent(socket, sender, &look, rules) {
                 detach_filter(socket);

@@ -249,7 +249,7 @@ fn guarded(adjust: impl FnOnce(&mut RunSettings)) -> (Pair, RunRules) {
     (pair, rules)
 }
 
-/// What arrives before the kernel's guard drops a segment, and whether one was dropped.
+/// The bytes that the program can read, and whether the connection was refused.
 fn arrived(pair: &mut Pair, rules: &RunRules) -> (Vec<u8>, bool) {
     let mut watch = AfterWait::default();
     watch.watch(pair.accepted.as_fd(), pair.sender.get(), None::<()>);

@@ -17,8 +17,8 @@ use crate::NAMES;
 /// Ends the connections of clients that headers named. Returns how many there were. Programs that can't be
 /// looked into are passed over: other than root's, they need CAP_SYS_ADMIN and CAP_NET_ADMIN.
 ///
-/// If there are programs, it first waits until all have read the list: what one accepts by the list of before
-/// would stay open.
+/// If there are programs, it first waits until all have read the new list. Until then they accept the banned
+/// clients' connections, which would stay open.
 pub fn end_open(bans: &Bans) -> usize {
     let (Ok(all), Some(device)) = (fs::read_dir("/proc"), device_of_memory()) else { return 0 };
     let Some(here) = network_of("self") else { return 0 };
@@ -28,7 +28,7 @@ pub fn end_open(bans: &Bans) -> usize {
     for process in processes {
         let Some(memory) = table_of(&process, &device) else { continue };
         let Ok(inode) = memory.metadata().map(|found| found.ino()) else { continue };
-        // Its first process: the others may have become other users.
+        // The table's first process has its user; others may have changed theirs.
         tables.entry(inode).or_insert((process, memory));
     }
     if !tables.is_empty() {

@@ -19,12 +19,12 @@ pub(crate) fn is_on() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// What starts a pod's server, with the name that containerd gives its profile.
+/// The command before a pod's server: it sets the profile that containerd gives containers.
 pub(crate) fn container() -> &'static [&'static str] {
     if is_on() { &["setpriv", "--apparmor-profile=cri-containerd.apparmor.d"] } else { &[] }
 }
 
-/// What starts an agent, or a probe.
+/// The command before an agent or a probe: it leaves them the agent's capabilities, under its profile.
 pub(crate) fn launcher() -> Vec<String> {
     if is_on() { needs::launcher(&needs::NEEDED) } else { Vec::new() }
 }

@@ -15,5 +15,5 @@ struct name {
 /* The entry is removed with the socket. */
 TABLE(tp_names, SK_STORAGE, 0, int, struct name, BPF_F_NO_PREALLOC);
 
-/* What getsockname() answers, where that is not the socket's own address. */
+/* With --destination header: the header's destination, which getsockname() answers. */
 TABLE(tp_destinations, SK_STORAGE, 0, int, struct endpoint, BPF_F_NO_PREALLOC);

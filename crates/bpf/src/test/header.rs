@@ -137,7 +137,7 @@ impl HeaderCheck {
         Ok(false)
     }
 
-    /// What all headers must have.
+    /// Sets the secret that all headers must have.
     ///
     /// # Errors
     /// The table can't be written.
