@@ -129,6 +129,8 @@ pub enum Progress {
 pub struct Handover {
     positions: [Option<Position>; 2],
     held: Option<Mapping>,
+    /// Where each side's received stream stood at the cut.
+    heard: [Option<Position>; 2],
     progress: Progress,
     pending_bytes: u64,
     waits_for_windows: bool,
@@ -150,6 +152,7 @@ impl Handover {
         Self {
             positions,
             held: None,
+            heard: [None; 2],
             progress: Progress::Armed,
             pending_bytes: 0,
             waits_for_windows: false,
@@ -251,6 +254,7 @@ impl Handover {
         connections.reset_when_closed();
         connections.cut(&mapping, bytes);
         connections.ask_peers();
+        self.heard = [0, 1].map(|side| Some(Position::new(mapping.cuts[side], bytes[side])));
         self.progress = Progress::Tail;
         Ok(Turn::Wait)
     }
@@ -308,8 +312,26 @@ impl Handover {
     fn has_work(&mut self, connections: &mut impl Connections, streams: &Streams) -> Result<bool, Broken> {
         self.pending_bytes =
             self.pending(connections, streams, 0)? + self.pending(connections, streams, 1)?;
-        let ends_wait = streams.ended != streams.end_written;
+        let ends_wait = streams.ended != streams.end_written
+            || self.has_unread_end(connections, streams, 0)?
+            || self.has_unread_end(connections, streams, 1)?;
         Ok(ends_wait || streams.held != [0, 0] || self.pending_bytes > 0)
+    }
+
+    /// An end that the relay has not read counts as a received byte, but not as an unread one. It has been
+    /// acknowledged: once the socket is closed, nobody would pass it on.
+    fn has_unread_end(
+        &self,
+        connections: &mut impl Connections,
+        streams: &Streams,
+        side: usize,
+    ) -> Result<bool, Broken> {
+        if streams.ended[side] {
+            return Ok(false);
+        }
+        let Received { next, unread } = connections.received(side)?;
+        let bytes = streams.written[1 - side] + streams.held[1 - side] + u64::from(unread);
+        Ok(self.heard[side].is_some_and(|heard| heard.after(bytes) != next))
     }
 
     /// The bytes that the socket of this side still has to deliver. Acknowledgements that the programs have
