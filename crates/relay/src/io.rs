@@ -3,13 +3,12 @@
 //! No method blocks. After [`Errno::AGAIN`], wait for an event. Dropping a socket closes it.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_session::connect_as::{ConnectError, Upstream};
-use truepeer_splice::{Broken, Question, Reason, Streams, Turn, Watched};
+use truepeer_splice::Reason;
 
-use crate::leaving::Leaving;
+use crate::offload::Offload;
 
 /// A socket's user data in its readiness events.
 pub type Token = u64;
@@ -20,6 +19,8 @@ pub trait Io {
     type Socket;
     /// A kernel pipe, which moves bytes without copying them.
     type Pipe;
+    /// What moves its sessions out of user space.
+    type Offload: Offload<Socket = Self::Socket>;
 
     /// Reads into `buffer`; 0 is the end of the stream.
     ///
@@ -103,36 +104,11 @@ pub trait Io {
         None
     }
 
-    /// Begins to hand a session over to the kernel's programs: downstream, upstream.
+    /// What moves sessions out of user space.
     ///
     /// # Errors
-    /// Why it stays here.
-    fn begin_leaving(&mut self, sockets: [&Self::Socket; 2], age: Duration) -> Result<Leaving, Reason>;
-
-    /// A turn of a session that leaves.
-    ///
-    /// # Errors
-    /// A connection broke after the cut.
-    fn leave(
-        &mut self,
-        leaving: &mut Leaving,
-        sockets: [&Self::Socket; 2],
-        streams: &Streams,
-        now: Instant,
-    ) -> Result<Turn, Broken>;
-
-    /// The session stays here after all.
-    fn stay(&mut self, leaving: Leaving, sockets: [&Self::Socket; 2]);
-
-    /// The session has left: closes its sockets silently.
-    fn offload(&mut self, leaving: Leaving, sockets: [Self::Socket; 2]) -> Watched;
-
-    /// Asks a peer of a session that has left user space whether it is still there. `mark`: that of packets
-    /// to backends.
-    fn ask_unattended(&mut self, question: Question, mark: u32);
-
-    /// Resets both peers of a session that has left.
-    fn reset_unattended(&mut self, watched: Watched);
+    /// Why none leaves.
+    fn offload(&self) -> Result<&Self::Offload, Reason>;
 }
 
 /// The readiness of a socket between events. Events are edge-triggered: only a new edge sets a flag again.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -10,11 +10,11 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use rustix::pipe::{self, PipeFlags, SpliceFlags};
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
-use truepeer_splice::{Broken, Question, Reason, Streams, Turn, Watched};
+use truepeer_splice::Reason;
 use truepeer_sys::{repair, socket};
 
 use crate::io::{Io, Readiness, Token};
-use crate::leaving::{Leaving, Splicing};
+use crate::leaving::Splicing;
 
 /// The capacity of a pipe: 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
@@ -107,6 +107,7 @@ pub fn readiness(flags: EventFlags) -> Readiness {
 impl Io for Kernel {
     type Socket = KernelSocket;
     type Pipe = Pipe;
+    type Offload = Splicing;
 
     fn recv(&mut self, socket: &KernelSocket, buffer: &mut [u8]) -> Result<usize, Errno> {
         let length = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty()).map(|(length, _)| length)?;
@@ -204,39 +205,8 @@ impl Io for Kernel {
         repair::connection(socket.as_fd()).ok().map(|connection| connection.path_mtu)
     }
 
-    fn begin_leaving(&mut self, sockets: [&KernelSocket; 2], age: Duration) -> Result<Leaving, Reason> {
-        let splicing = self.splicing.as_ref().map_err(|reason| *reason)?;
-        splicing.begin(sockets.map(AsFd::as_fd), age)
-    }
-
-    fn leave(
-        &mut self,
-        leaving: &mut Leaving,
-        sockets: [&KernelSocket; 2],
-        streams: &Streams,
-        now: Instant,
-    ) -> Result<Turn, Broken> {
-        leaving.turn(sockets.map(AsFd::as_fd), streams, now)
-    }
-
-    fn stay(&mut self, leaving: Leaving, sockets: [&KernelSocket; 2]) {
-        leaving.give_up(sockets.map(AsFd::as_fd));
-    }
-
-    fn offload(&mut self, leaving: Leaving, sockets: [KernelSocket; 2]) -> Watched {
-        leaving.finish(sockets)
-    }
-
-    fn ask_unattended(&mut self, question: Question, mark: u32) {
-        if let Ok(splicing) = &self.splicing {
-            splicing.ask(question, mark);
-        }
-    }
-
-    fn reset_unattended(&mut self, watched: Watched) {
-        if let Ok(splicing) = &self.splicing {
-            splicing.reset(watched);
-        }
+    fn offload(&self) -> Result<&Splicing, Reason> {
+        self.splicing.as_ref().map_err(|reason| *reason)
     }
 }
 

@@ -1,17 +1,19 @@
 //! Sessions that leave user space: their packets are translated in the kernel between their two connections,
 //! and both sockets are closed silently. docs/internals/splice.md tells how.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use truepeer_session::connect_as::{ConnectError, Upstream, connect_as};
 use truepeer_splice::{
-    Broken, Grace, Handover, Progress, Question, Reason, Sockets, Splices, Streams, Sweeper, Turn, Watched,
-    Ways, arm,
+    Broken, Connections, Grace, Handover, Progress, Reason, Sockets, Splices, Stage, Streams, Sweeper, Turn,
+    Watched, Ways, arm,
 };
 use truepeer_sys::{repair, socket};
 
+use crate::kernel::KernelSocket;
+use crate::offload::{Flow, Offload};
 use crate::udp::FlowOffload;
 
 /// How long a session waits for what a peer has to do before the cut: take what was written to it, or use up
@@ -122,56 +124,102 @@ impl Splicing {
         }
         Err(ConnectError::TupleInUse)
     }
+}
 
-    /// Asks a peer of a session that has left user space whether it is still there. `mark`: that of packets
-    /// to backends.
-    pub(crate) fn ask(&self, question: Question, mark: u32) {
-        if let Some(sweeper) = self.sweeper.get() {
-            let is_for_backend = question.place & 1 == 1;
-            sweeper.ask(question, if is_for_backend { mark } else { 0 });
-        }
-    }
+impl Offload for Splicing {
+    type Socket = KernelSocket;
+    type Armed = Sockets;
+    type Flow = Watched;
 
-    /// Ends a session that has left user space, and resets both peers.
-    pub(crate) fn reset(&self, watched: Watched) {
-        let removed = watched.remove();
-        if let Some(sweeper) = self.sweeper.get() {
-            sweeper.reset(removed);
-        }
-    }
-
-    /// Begins a hand-over. Err: the session stays in user space, for this reason.
-    pub(crate) fn begin(&self, sockets: [BorrowedFd<'_>; 2], age: Duration) -> Result<Leaving, Reason> {
+    fn arm(&self, sockets: [&KernelSocket; 2], age: Duration) -> Result<Sockets, Reason> {
         if self.splices.is_guest() {
             return Err(self.while_guest);
         }
         if !repair::is_possible() {
             return Err(Reason::KeeperGone);
         }
+        let sockets = sockets.map(AsFd::as_fd);
         let armed = arm(&self.splices, &self.grace, &self.ways, sockets).map_err(|stays| stays.reason())?;
         armed.set_age(age);
         for socket in sockets {
             // Before Linux 5.14: the window may widen, and the cut waits longer.
             let _ = repair::set_receive_buffer_fixed(socket, true);
         }
-        Ok(Leaving {
-            steps: Handover::default(),
-            sockets: armed,
-            waits_since: None,
-            began: Instant::now(),
-            turns: 0,
-            state: State::default(),
-            moved_at: Instant::now(),
-            quiet_turns: 0,
-        })
+        Ok(armed)
+    }
+
+    fn connections<'a>(armed: &'a mut Sockets, sockets: [&'a KernelSocket; 2]) -> impl Connections + 'a {
+        armed.with(sockets.map(AsFd::as_fd))
+    }
+
+    fn stream_bytes(armed: &Sockets) -> u64 {
+        armed.stream_bytes()
+    }
+
+    /// While offers were held, a peer may have been told of a narrower window than its socket remembers, so
+    /// the socket would not tell it of the wider one.
+    fn give_up(armed: Sockets, sockets: [&KernelSocket; 2], was_held: bool) {
+        let sockets = sockets.map(AsFd::as_fd);
+        for socket in sockets {
+            // As before.
+            let _ = repair::set_receive_buffer_fixed(socket, false);
+        }
+        drop(armed);
+        if was_held {
+            // If it fails, the peers ask by themselves, only later.
+            let _ = repair::ask_peers(sockets);
+        }
+    }
+
+    fn release(armed: Sockets, sockets: [KernelSocket; 2]) -> Watched {
+        armed.offload(sockets.each_ref().map(AsFd::as_fd))
+    }
+
+    fn can_ask(&self) -> bool {
+        repair::is_possible()
+    }
+
+    fn ask(&self, flow: &Watched, side: usize, mark: u32) {
+        if let Some(sweeper) = self.sweeper.get() {
+            sweeper.ask(flow.question(side), if side == 1 { mark } else { 0 });
+        }
+    }
+
+    fn reset(&self, flow: Watched) {
+        let removed = flow.remove();
+        if let Some(sweeper) = self.sweeper.get() {
+            sweeper.reset(removed);
+        }
+    }
+}
+
+impl Flow for Watched {
+    fn stage(&self) -> Stage {
+        self.stage()
+    }
+
+    fn bytes(&self) -> [u64; 2] {
+        self.bytes()
+    }
+
+    fn segments(&self) -> [u64; 2] {
+        self.segments()
+    }
+
+    fn reset_by(&self) -> Option<usize> {
+        self.reset_by()
+    }
+
+    fn has_lost_its_way(&self) -> bool {
+        self.has_lost_its_way()
     }
 }
 
 /// A session on its way.
 #[derive(Debug)]
-pub struct Leaving {
+pub(crate) struct Leaving<O: Offload> {
     steps: Handover,
-    sockets: Sockets,
+    armed: O::Armed,
     /// When the session began to wait for a peer ([`PATIENCE`]), and how often it has looked since.
     waits_since: Option<(Instant, u32)>,
     began: Instant,
@@ -193,34 +241,52 @@ struct State {
     carried: u64,
 }
 
-impl Leaving {
+impl<O: Offload> Leaving<O> {
+    /// Begins.
+    ///
+    /// # Errors
+    /// Why the session stays in user space.
+    pub(crate) fn begin(
+        offload: &O,
+        sockets: [&O::Socket; 2],
+        age: Duration,
+        now: Instant,
+    ) -> Result<Self, Reason> {
+        Ok(Self {
+            steps: Handover::default(),
+            armed: offload.arm(sockets, age)?,
+            waits_since: None,
+            began: now,
+            turns: 0,
+            state: State::default(),
+            moved_at: now,
+            quiet_turns: 0,
+        })
+    }
+
     /// Whether the peers have to be heard first: nothing is to be done until one of them speaks.
-    #[must_use]
-    pub fn is_listening(&self) -> bool {
+    pub(crate) fn is_listening(&self) -> bool {
         self.steps.progress() == Progress::Armed
     }
 
     /// Whether the cut was made: the session can't stay.
-    #[must_use]
-    pub fn is_cut(&self) -> bool {
+    pub(crate) fn is_cut(&self) -> bool {
         matches!(self.steps.progress(), Progress::Tail | Progress::Settling)
     }
 
     /// The number of the next [check](CHECKS), which comes ever later while nothing moves.
-    #[must_use]
     pub(crate) fn next_check(&self) -> u8 {
         check_after(self.quiet_turns, self.waits_since.is_some() && !self.is_cut())
     }
 
     /// How long nothing has moved.
-    #[must_use]
     pub(crate) fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.moved_at)
     }
 
     pub(crate) fn turn(
         &mut self,
-        sockets: [BorrowedFd<'_>; 2],
+        sockets: [&O::Socket; 2],
         streams: &Streams,
         now: Instant,
     ) -> Result<Turn, Broken> {
@@ -235,7 +301,7 @@ impl Leaving {
                 if self.steps.waits_for_windows() { Reason::WindowScale } else { Reason::PacketsNotSeen };
             return Ok(Turn::StayHere(reason));
         }
-        let turn = self.steps.turn(&mut self.sockets.with(sockets), streams)?;
+        let turn = self.steps.turn(&mut O::connections(&mut self.armed, sockets), streams)?;
         if matches!(turn, Turn::Hold(_)) || self.steps.progress() == Progress::Held {
             self.waits_since.get_or_insert((now, 0)).1 += 1;
         }
@@ -258,7 +324,7 @@ impl Leaving {
             written: streams.written,
             held: streams.held,
             pending: self.steps.pending_bytes(),
-            carried: self.sockets.stream_bytes(),
+            carried: O::stream_bytes(&self.armed),
         };
         if state == self.state {
             self.quiet_turns = self.quiet_turns.saturating_add(1);
@@ -267,25 +333,14 @@ impl Leaving {
         }
     }
 
-    /// The session stays: its sockets are as they were. While offers were held, a peer may have been told of
-    /// a narrower window than its socket remembers, so the socket would not tell it of the wider one.
-    pub(crate) fn give_up(self, sockets: [BorrowedFd<'_>; 2]) {
-        for socket in sockets {
-            // As before.
-            let _ = repair::set_receive_buffer_fixed(socket, false);
-        }
-        let was_held = self.steps.progress() == Progress::Held;
-        drop(self.sockets);
-        if was_held {
-            // If it fails, the peers ask by themselves, only later.
-            let _ = repair::ask_peers(sockets);
-        }
+    /// The session stays: its sockets are as they were.
+    pub(crate) fn give_up(self, sockets: [&O::Socket; 2]) {
+        O::give_up(self.armed, sockets, self.steps.progress() == Progress::Held);
     }
 
-    /// The caller closes the sockets now.
-    pub(crate) fn finish(self, sockets: [impl AsFd; 2]) -> Watched {
-        let [down, up] = &sockets;
-        self.sockets.offload([down.as_fd(), up.as_fd()])
+    /// Closes the sockets silently.
+    pub(crate) fn release(self, sockets: [O::Socket; 2]) -> O::Flow {
+        O::release(self.armed, sockets)
     }
 }
 

@@ -18,6 +18,7 @@ pub mod kernel;
 mod leaving;
 mod listener;
 mod listener_sockets;
+pub mod offload;
 mod relay;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../tests/simulator/mod.rs"]

@@ -34,16 +34,16 @@ enum Attempt<S> {
 }
 
 /// The result of connecting.
-pub(crate) enum Dialling<S, P> {
+pub(crate) enum Dialling<I: Io> {
     /// After this time.
-    Connected(Relaying<S, P>, Box<Route>, Duration),
+    Connected(Relaying<I>, Box<Route>, Duration),
     /// In progress.
-    Waiting(Connecting<S>),
+    Waiting(Connecting<I::Socket>),
     /// Wait until the tuple may be free.
-    InConflict(Connecting<S>),
+    InConflict(Connecting<I::Socket>),
     /// Wait until there may be a route to the backend.
-    WithoutRoute(Connecting<S>),
-    Failed(End<S>, CloseReason),
+    WithoutRoute(Connecting<I::Socket>),
+    Failed(End<I::Socket>, CloseReason),
 }
 
 impl<S> Connecting<S> {
@@ -54,7 +54,7 @@ impl<S> Connecting<S> {
         route: Route,
         header: Option<&Header<'_>>,
         rest: &[u8],
-    ) -> Dialling<S, I::Pipe> {
+    ) -> Dialling<I> {
         let first = match route.send_proxy {
             None => rest.into(),
             Some(_) => {
@@ -78,7 +78,7 @@ impl<S> Connecting<S> {
     }
 
     /// Tries (again) to connect from the client's tuple.
-    pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<S, I::Pipe> {
+    pub(crate) fn attempt<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>) -> Dialling<I> {
         let Attempt::Failed(failures) = self.attempt else { return Dialling::Waiting(self) };
         let may_leave = cx.settings.splice_after.is_some_and(|after| !after.is_marked);
         let path_mtu = may_leave.then(|| cx.io.path_mtu(&self.downstream.socket)).flatten();
@@ -104,7 +104,7 @@ impl<S> Connecting<S> {
         cx: &mut Context<'_, I>,
         upstream: Upstream,
         conflict: ConnectError,
-    ) -> Dialling<S, I::Pipe> {
+    ) -> Dialling<I> {
         match cx.io.connect(&upstream.from_any_port()) {
             Ok(socket) => {
                 cx.journal.on_port_replaced(cx.shard, &self.route, &conflict, cx.now);
@@ -114,7 +114,7 @@ impl<S> Connecting<S> {
         }
     }
 
-    fn on_dialled<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>, socket: S) -> Dialling<S, I::Pipe> {
+    fn on_dialled<I: Io<Socket = S>>(mut self, cx: &mut Context<'_, I>, socket: S) -> Dialling<I> {
         if let Err(errno) = cx.io.watch(&socket, cx.tokens.upstream) {
             return Dialling::Failed(self.downstream, CloseReason::Unwatchable(errno));
         }
@@ -150,7 +150,7 @@ impl<S> Connecting<S> {
         mut self,
         cx: &mut Context<'_, I>,
         event: Readiness,
-    ) -> Dialling<S, I::Pipe> {
+    ) -> Dialling<I> {
         let mut upstream = match std::mem::replace(&mut self.attempt, Attempt::Failed(0)) {
             Attempt::Dialled(upstream) => upstream,
             attempt @ Attempt::Failed(_) => {
@@ -170,7 +170,7 @@ impl<S> Connecting<S> {
     }
 
     /// The backend refuses, is unreachable, or has reset.
-    fn on_error<P>(self, mut upstream: End<S>, errno: Errno, now: Instant) -> Dialling<S, P> {
+    fn on_error<I: Io<Socket = S>>(self, mut upstream: End<S>, errno: Errno, now: Instant) -> Dialling<I> {
         if matches!(errno, Errno::CONNRESET | Errno::PIPE) {
             // Linux's tcp_reset(): RESET means that the connection was established, REFUSED that it was not.
             // The bytes that the backend sent before the reset can still be read.
@@ -180,13 +180,13 @@ impl<S> Connecting<S> {
         self.fail(CallError { call: "connect", errno }.into())
     }
 
-    fn connected<P>(self, mut upstream: End<S>, now: Instant) -> Dialling<S, P> {
+    fn connected<I: Io<Socket = S>>(self, mut upstream: End<S>, now: Instant) -> Dialling<I> {
         upstream.ready.writable = true;
         let took = now.saturating_duration_since(self.began);
         Dialling::Connected(Relaying::new(self.downstream, upstream, self.first), self.route, took)
     }
 
-    fn fail<P>(self, error: ConnectError) -> Dialling<S, P> {
+    fn fail<I: Io<Socket = S>>(self, error: ConnectError) -> Dialling<I> {
         Dialling::Failed(self.downstream, CloseReason::ConnectFailed { route: self.route, error })
     }
 
@@ -199,7 +199,7 @@ impl<S> Connecting<S> {
     }
 
     /// The backend did not answer in time.
-    pub(crate) fn time_out<P>(self, waited: Duration) -> Dialling<S, P> {
+    pub(crate) fn time_out<I: Io<Socket = S>>(self, waited: Duration) -> Dialling<I> {
         Dialling::Failed(self.downstream, CloseReason::ConnectTimeout { route: self.route, waited })
     }
 }

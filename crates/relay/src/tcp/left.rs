@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use truepeer_session::CloseReason;
-use truepeer_splice::{Attention, Care, Question, Stage, Watched};
-use truepeer_sys::repair;
+use truepeer_splice::{Attention, Care, Stage};
+
+use crate::offload::Flow;
 
 /// The time between two looks at the flow. An end is logged at the next look, a reset at the second one
 /// ([`Left::look_at_reset`]).
@@ -14,9 +15,8 @@ pub(crate) const LEFT_CHECK: Duration = Duration::from_secs(1);
 pub(crate) const MOVING_CHECK: Duration = Duration::from_millis(250);
 
 /// The session.
-#[derive(Debug)]
-pub(crate) struct Left {
-    watched: Watched,
+pub(crate) struct Left<F> {
+    flow: F,
     /// Bytes that the counters include already: up, down.
     counted: (u64, u64),
     /// Bytes at the last look.
@@ -30,11 +30,11 @@ pub(crate) struct Left {
     pub(crate) is_abandoned: bool,
 }
 
-impl Left {
+impl<F: Flow> Left<F> {
     /// `counted`: bytes up and down that the counters include already.
-    pub(crate) fn new(watched: Watched, counted: (u64, u64), now: Instant) -> Self {
+    pub(crate) fn new(flow: F, counted: (u64, u64), now: Instant) -> Self {
         Self {
-            watched,
+            flow,
             counted,
             bytes: [0, 0],
             moved_at: now,
@@ -46,7 +46,7 @@ impl Left {
 
     /// The number of bytes delivered up and down.
     pub(crate) fn delivered_bytes(&self) -> (u64, u64) {
-        let [up, down] = self.watched.bytes();
+        let [up, down] = self.flow.bytes();
         (up, down)
     }
 
@@ -59,17 +59,17 @@ impl Left {
 
     /// Why it has ended, if it has.
     pub(crate) fn look(&mut self, idle_timeout: Option<Duration>, now: Instant) -> Option<CloseReason> {
-        match self.watched.stage() {
+        match self.flow.stage() {
             Stage::Dead => return self.look_at_reset(),
             // A new connection has the addresses already.
-            Stage::Gone if self.watched.reset_by().is_some() => return Some(self.reset_by()),
+            Stage::Gone if self.flow.reset_by().is_some() => return Some(self.reset_by()),
             Stage::Closing | Stage::Gone | Stage::Free => return Some(CloseReason::Finished),
             Stage::Armed | Stage::Tail | Stage::Spliced => self.reset_at = None,
         }
-        if self.watched.has_lost_its_way() {
+        if self.flow.has_lost_its_way() {
             return Some(CloseReason::WayLost);
         }
-        let bytes = self.watched.bytes();
+        let bytes = self.flow.bytes();
         if bytes != self.bytes {
             (self.bytes, self.moved_at) = (bytes, now);
         }
@@ -86,19 +86,18 @@ impl Left {
         now.saturating_duration_since(self.moved_at)
     }
 
-    pub(crate) fn question_for_backend(&self) -> Question {
-        self.watched.question(1)
-    }
-
-    /// A question for a peer that is silent. Err: a peer is gone.
-    pub(crate) fn attend(&mut self, now: Instant) -> Result<Option<Question>, CloseReason> {
-        if !repair::is_possible() {
-            // Without the repair keeper no peer can be asked. So one that is silent may still be there.
+    /// The side whose peer is to be asked, because it is silent. `can_ask`: whether it can be; if not, a
+    /// silent peer may still be there.
+    ///
+    /// # Errors
+    /// A peer is gone.
+    pub(crate) fn attend(&mut self, can_ask: bool, now: Instant) -> Result<Option<usize>, CloseReason> {
+        if !can_ask {
             self.attention = Attention::new(now);
         }
-        match self.attention.look(self.watched.segments(), now) {
+        match self.attention.look(self.flow.segments(), now) {
             Care::Nothing => Ok(None),
-            Care::Ask(side) => Ok(Some(self.watched.question(side))),
+            Care::Ask(side) => Ok(Some(side)),
             Care::Gone(side) => {
                 self.is_abandoned = true;
                 Err(if side == 1 { CloseReason::ResetByBackend } else { CloseReason::ResetByClient })
@@ -109,20 +108,20 @@ impl Left {
     /// The other peer may not believe the reset and go on. So the session has ended only if nothing more has
     /// come at the next look.
     fn look_at_reset(&mut self) -> Option<CloseReason> {
-        let segments = self.watched.segments();
+        let segments = self.flow.segments();
         let is_over = self.reset_at.replace(segments) == Some(segments);
         is_over.then(|| self.reset_by())
     }
 
     fn reset_by(&self) -> CloseReason {
-        if self.watched.reset_by() == Some(1) {
-            CloseReason::ResetByBackend
-        } else {
-            CloseReason::ResetByClient
-        }
+        if self.flow.reset_by() == Some(1) { CloseReason::ResetByBackend } else { CloseReason::ResetByClient }
     }
 
-    pub(crate) fn into_watched(self) -> Watched {
-        self.watched
+    pub(crate) fn flow(&self) -> &F {
+        &self.flow
+    }
+
+    pub(crate) fn into_flow(self) -> F {
+        self.flow
     }
 }

@@ -9,11 +9,12 @@ use rustix::io::Errno;
 use truepeer_policy::{HeaderError, HeaderRule, LATE_BYTES, Opening};
 use truepeer_session::CloseReason;
 use truepeer_session::settings::{ListenerSettings, SpliceAfter};
-use truepeer_splice::{Reason, Streams, Turn, Watched};
+use truepeer_splice::{Reason, Streams, Turn};
 
 use super::half::{Backlog, End, Half, PumpContext, Pumped};
 use crate::io::{Io, Readiness};
 use crate::leaving::Leaving;
+use crate::offload::FlowOf;
 
 /// How long a reset waits for the other end to acknowledge the bytes before it.
 const RESET_GRACE: Duration = Duration::from_secs(1);
@@ -46,18 +47,17 @@ pub(crate) enum Progress {
 }
 
 /// A session that relays.
-#[derive(Debug)]
-pub(crate) struct Relaying<S, P> {
-    downstream: End<S>,
-    upstream: End<S>,
-    up: Half<P>,
-    down: Half<P>,
+pub(crate) struct Relaying<I: Io> {
+    downstream: End<I::Socket>,
+    upstream: End<I::Socket>,
+    up: Half<I::Pipe>,
+    down: Half<I::Pipe>,
     /// The end whose connection broke first.
     broken: Option<Side>,
     /// Checks for the acknowledgement, each [`RESET_CHECK`] after the one before.
     reset_checks: u32,
     reset_check_due: bool,
-    leaving: Option<Box<Leaving>>,
+    leaving: Option<Box<Leaving<I::Offload>>>,
     /// Why it stays, if it has tried to leave, and its age then.
     stays: Option<(Reason, Duration)>,
     /// Nothing is written to this end: what it has must be sent first.
@@ -67,9 +67,9 @@ pub(crate) struct Relaying<S, P> {
     awaits_late_bytes: bool,
 }
 
-impl<S, P> Relaying<S, P> {
+impl<I: Io> Relaying<I> {
     /// Starts; `first` holds the bytes after the header.
-    pub(crate) fn new(downstream: End<S>, upstream: End<S>, first: Backlog) -> Self {
+    pub(crate) fn new(downstream: End<I::Socket>, upstream: End<I::Socket>, first: Backlog) -> Self {
         let up = Half::starting_with(first);
         Self {
             downstream,
@@ -95,7 +95,7 @@ impl<S, P> Relaying<S, P> {
     ///
     /// # Errors
     /// They are a header, which would reach the backend as data.
-    pub(crate) fn judge_late_bytes<I: Io<Socket = S>>(
+    pub(crate) fn judge_late_bytes(
         &mut self,
         io: &mut I,
         settings: &ListenerSettings,
@@ -133,7 +133,7 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// The connection to the backend.
-    pub(crate) fn upstream(&self) -> &S {
+    pub(crate) fn upstream(&self) -> &I::Socket {
         &self.upstream.socket
     }
 
@@ -145,7 +145,7 @@ impl<S, P> Relaying<S, P> {
         }
     }
 
-    fn end(&mut self, side: Side) -> &mut End<S> {
+    fn end(&mut self, side: Side) -> &mut End<I::Socket> {
         match side {
             Side::Downstream => &mut self.downstream,
             Side::Upstream => &mut self.upstream,
@@ -153,10 +153,7 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// Moves the bytes that can be moved.
-    pub(crate) fn run<I: Io<Socket = S, Pipe = P>>(
-        &mut self,
-        cx: &mut PumpContext<'_, I>,
-    ) -> Result<Progress, CloseReason> {
+    pub(crate) fn run(&mut self, cx: &mut PumpContext<'_, I>) -> Result<Progress, CloseReason> {
         // After the cut close() says nothing, so the last end must be passed on before.
         let is_cut = self.is_cut();
         let up = match self.hold {
@@ -208,9 +205,9 @@ impl<S, P> Relaying<S, P> {
     ///
     /// # Errors
     /// A connection broke after the cut: the bytes on their way are lost, so both are reset.
-    pub(crate) fn leave<I: Io<Socket = S>>(
+    pub(crate) fn leave(
         &mut self,
-        io: &mut I,
+        io: &I,
         after: Option<SpliceAfter>,
         age: Duration,
         now: Instant,
@@ -229,7 +226,8 @@ impl<S, P> Relaying<S, P> {
                 self.stays = (!ends.iter().any(|ready| ready.error)).then_some((Reason::Urgent, age));
                 return Ok(None);
             }
-            match io.begin_leaving([&self.downstream.socket, &self.upstream.socket], age) {
+            let sockets = [&self.downstream.socket, &self.upstream.socket];
+            match io.offload().and_then(|offload| Leaving::begin(offload, sockets, age, now)) {
                 Ok(leaving) => self.leaving = Some(Box::new(leaving)),
                 Err(reason) => self.stays = Some((reason, age)),
             }
@@ -238,7 +236,7 @@ impl<S, P> Relaying<S, P> {
         let sockets = [&self.downstream.socket, &self.upstream.socket];
         let Some(leaving) = &mut self.leaving else { return Ok(None) };
         let held = self.hold.take();
-        let turn = match io.leave(leaving, sockets, &streams, now) {
+        let turn = match leaving.turn(sockets, &streams, now) {
             Ok(turn) => turn,
             Err(_) => return Err(CloseReason::ResetByBackend),
         };
@@ -246,7 +244,7 @@ impl<S, P> Relaying<S, P> {
             Turn::Offload => Some(Progress::Left),
             Turn::StayHere(reason) => {
                 if let Some(leaving) = self.leaving.take() {
-                    io.stay(*leaving, sockets);
+                    leaving.give_up(sockets);
                 }
                 self.stays = Some((reason, age));
                 held.map(|_| Progress::TurnOver)
@@ -284,9 +282,9 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// Closes the sockets silently. `None`: it does not leave.
-    pub(crate) fn offload<I: Io<Socket = S>>(self, io: &mut I) -> Option<Watched> {
+    pub(crate) fn release(self) -> Option<FlowOf<I>> {
         let leaving = self.leaving?;
-        Some(io.offload(*leaving, [self.downstream.socket, self.upstream.socket]))
+        Some(leaving.release([self.downstream.socket, self.upstream.socket]))
     }
 
     fn broken_by(&mut self, up: Pumped, down: Pumped) -> Option<Side> {
@@ -300,7 +298,7 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// One end is gone. Deliver what it sent before, and discard what was meant for it.
-    fn pass_the_reset_on<I: Io<Socket = S, Pipe = P>>(
+    fn pass_the_reset_on(
         &mut self,
         cx: &mut PumpContext<'_, I>,
         broken: Side,
@@ -331,10 +329,7 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// [`RESET_CHECK`] has passed: checks again, unless the grace is over.
-    pub(crate) fn check_reset<I: Io<Socket = S, Pipe = P>>(
-        &mut self,
-        cx: &mut PumpContext<'_, I>,
-    ) -> Result<Progress, CloseReason> {
+    pub(crate) fn check_reset(&mut self, cx: &mut PumpContext<'_, I>) -> Result<Progress, CloseReason> {
         self.reset_checks += 1;
         self.reset_check_due = false;
         if RESET_CHECK * self.reset_checks < RESET_GRACE {
@@ -348,7 +343,7 @@ impl<S, P> Relaying<S, P> {
 
     /// Makes the close of a connection a reset if bytes for it are left: FIN would claim that the data is
     /// complete.
-    pub(crate) fn cut<I: Io<Socket = S>>(&self, io: &mut I) {
+    pub(crate) fn cut(&self, io: &mut I) {
         if self.up.owes(&self.downstream) {
             io.reset_when_closed(&self.upstream.socket);
         }
@@ -358,7 +353,7 @@ impl<S, P> Relaying<S, P> {
     }
 
     /// Makes the close of both connections a reset.
-    pub(crate) fn reset<I: Io<Socket = S>>(&self, io: &mut I) {
+    pub(crate) fn reset(&self, io: &mut I) {
         io.reset_when_closed(&self.downstream.socket);
         io.reset_when_closed(&self.upstream.socket);
     }

@@ -20,7 +20,6 @@ use truepeer_session::clients::Counted;
 use truepeer_session::deadlines::{Link, Linked};
 use truepeer_session::registry::SessionStage;
 use truepeer_session::{CloseReason, ListenerId, OpenSession, SessionFilter, SessionId, Tags};
-use truepeer_splice::Question;
 
 use super::connecting::Connecting;
 use super::context::Context;
@@ -29,6 +28,7 @@ use super::header::FirstBytes;
 use super::left::Left;
 use super::relaying::{Progress, Relaying, Side};
 use crate::io::{Io, Readiness};
+use crate::offload::{FlowOf, Offload as _};
 
 /// What a session needs after its turn.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,9 +68,8 @@ pub(crate) enum Deadline {
 }
 
 /// A session, at any stage.
-#[derive(Debug)]
-pub(crate) struct Session<S, P> {
-    stage: Stage<S, P>,
+pub(crate) struct Session<I: Io> {
+    stage: Stage<I>,
     sender: SenderAddr,
     /// Boxed because it is used only twice in a session's life.
     route: Option<Box<Route>>,
@@ -89,35 +88,34 @@ pub(crate) struct Session<S, P> {
     counted: Option<Box<Counted>>,
 }
 
-#[derive(Debug)]
-enum Stage<S, P> {
+enum Stage<I: Io> {
     AwaitHeader {
-        downstream: End<S>,
+        downstream: End<I::Socket>,
         first: FirstBytes,
     },
-    Connecting(Connecting<S>),
-    Relaying(Relaying<S, P>),
+    Connecting(Connecting<I::Socket>),
+    Relaying(Relaying<I>),
     /// Boxed: it is smaller than the others.
-    Left(Box<Left>),
+    Left(Box<Left<FlowOf<I>>>),
     Over,
 }
 
-impl<S, P> Linked for Session<S, P> {
+impl<I: Io> Linked for Session<I> {
     fn link(&mut self) -> &mut Link {
         &mut self.link
     }
 }
 
-impl<S, P> Session<S, P> {
+impl<I: Io> Session<I> {
     /// A session that starts with an accepted connection.
-    pub(crate) fn new(socket: S, sender: SenderAddr, now: Instant, permit: Permit) -> Self {
+    pub(crate) fn new(socket: I::Socket, sender: SenderAddr, now: Instant, permit: Permit) -> Self {
         let downstream = End { socket, ready: Readiness::FRESH };
         let stage = Stage::AwaitHeader { downstream, first: FirstBytes::default() };
         Self::at(stage, sender, now, Some(permit))
     }
 
     /// A session of which only the sender is known.
-    fn at(stage: Stage<S, P>, sender: SenderAddr, began: Instant, permit: Option<Permit>) -> Self {
+    fn at(stage: Stage<I>, sender: SenderAddr, began: Instant, permit: Option<Permit>) -> Self {
         let link = Link::default();
         let (turn_due, was_silent) = (false, false);
         let (route, tags, counted) = (None, None, None);
@@ -140,17 +138,18 @@ impl<S, P> Session<S, P> {
     }
 
     /// Its connection to the backend, while bytes pass through this process.
-    pub(crate) fn upstream(&self) -> Option<&S> {
+    pub(crate) fn upstream(&self) -> Option<&I::Socket> {
         match &self.stage {
             Stage::Relaying(relaying) if !relaying.is_cut() => Some(relaying.upstream()),
             _ => None,
         }
     }
 
-    /// The question for its backend, if it has left user space and has been silent for so long.
-    pub(crate) fn question_for_backend(&self, silence: Duration, now: Instant) -> Option<Question> {
+    /// The flow that its backend has to be asked about, if it has left user space and has been silent for so
+    /// long.
+    pub(crate) fn silent_flow(&self, silence: Duration, now: Instant) -> Option<&FlowOf<I>> {
         match &self.stage {
-            Stage::Left(left) if left.silence(now) >= silence => Some(left.question_for_backend()),
+            Stage::Left(left) if left.silence(now) >= silence => Some(left.flow()),
             _ => None,
         }
     }
@@ -194,10 +193,7 @@ impl<S, P> Session<S, P> {
     }
 
     /// The first turn: reads what has arrived with the connection.
-    pub(crate) fn begin<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    pub(crate) fn begin(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict {
         let Stage::AwaitHeader { downstream, .. } = &self.stage else {
             return Verdict::Wait(Deadline::Unchanged);
         };
@@ -211,16 +207,13 @@ impl<S, P> Session<S, P> {
     }
 
     /// A turn after an event of one of the two sockets.
-    pub(crate) fn on_event<I>(
+    pub(crate) fn on_event(
         &mut self,
         cx: &mut Context<'_, I>,
         scratch: &mut [u8],
         side: Side,
         event: Readiness,
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    ) -> Verdict {
         match &mut self.stage {
             Stage::Relaying(relaying) => relaying.note(side, event),
             Stage::AwaitHeader { downstream, .. } => downstream.ready.merge(event),
@@ -238,19 +231,13 @@ impl<S, P> Session<S, P> {
     }
 
     /// The further turn that [`Verdict::Again`] asked for.
-    pub(crate) fn turn<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    pub(crate) fn turn(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict {
         self.turn_due = false;
         self.work(cx, scratch)
     }
 
     /// Processes what is known to be ready.
-    fn work<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    fn work(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict {
         match &mut self.stage {
             Stage::Relaying(relaying) => {
                 if let Err(error) = relaying.judge_late_bytes(cx.io, cx.settings) {
@@ -266,7 +253,7 @@ impl<S, P> Session<S, P> {
                     }
                     progress = leaving.map(|leaving| leaving.unwrap_or(Progress::Waiting));
                 }
-                if progress == Ok(Progress::Left) { self.offload(cx) } else { self.verdict(progress) }
+                if progress == Ok(Progress::Left) { self.release(cx) } else { self.verdict(progress) }
             }
             Stage::AwaitHeader { .. } => self.read_header(cx, scratch),
             Stage::Connecting(_) | Stage::Left(_) | Stage::Over => Verdict::Wait(Deadline::Unchanged),
@@ -274,15 +261,12 @@ impl<S, P> Session<S, P> {
     }
 
     /// Handles a deadline that has passed.
-    pub(crate) fn on_deadline<I>(
+    pub(crate) fn on_deadline(
         &mut self,
         cx: &mut Context<'_, I>,
         scratch: &mut [u8],
         deadline: Deadline,
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    ) -> Verdict {
         if self.turn_due {
             // Not silent: its turn is due, but the worker is busy with other sessions.
             return Verdict::Wait(deadline);
@@ -317,17 +301,20 @@ impl<S, P> Session<S, P> {
                 let bytes = left.uncounted_bytes();
                 cx.shard.add_bytes(bytes.0, bytes.1);
                 let ended = left.look(cx.settings.idle_timeout, cx.now);
-                let ended = ended.map_or_else(|| left.attend(cx.now), Err);
-                let moves = left.moves(bytes);
-                self.stage = Stage::Left(left);
-                match ended {
-                    Ok(question) => {
-                        let mark = cx.settings.mark;
-                        question.into_iter().for_each(|question| cx.io.ask_unattended(question, mark));
-                        Verdict::Wait(Deadline::Left { moves })
+                let offload = cx.io.offload();
+                let can_ask = offload.is_ok_and(|offload| offload.can_ask());
+                let ended = ended.map_or_else(|| left.attend(can_ask, cx.now), Err);
+                let verdict = match ended {
+                    Ok(silent) => {
+                        if let (Some(side), Ok(offload)) = (silent, offload) {
+                            offload.ask(left.flow(), side, cx.settings.mark);
+                        }
+                        Verdict::Wait(Deadline::Left { moves: left.moves(bytes) })
                     }
                     Err(reason) => Verdict::Close(reason),
-                }
+                };
+                self.stage = Stage::Left(left);
+                verdict
             }
             (stage @ Stage::Relaying(_), Deadline::Idle) => {
                 self.stage = stage;
@@ -358,11 +345,11 @@ impl<S, P> Session<S, P> {
 }
 
 /// Lets bytes move, and counts them at once: a session may last for days.
-fn counted<I, S, P, T>(
+fn counted<I: Io, T>(
     cx: &mut Context<'_, I>,
     scratch: &mut [u8],
-    relaying: &mut Relaying<S, P>,
-    turn: impl FnOnce(&mut Relaying<S, P>, &mut PumpContext<'_, I>) -> T,
+    relaying: &mut Relaying<I>,
+    turn: impl FnOnce(&mut Relaying<I>, &mut PumpContext<'_, I>) -> T,
 ) -> T {
     let (up, down) = relaying.delivered_bytes();
     let mut pump = PumpContext { io: cx.io, scratch, backlog_bytes: &cx.budgets.backlog_bytes };

@@ -44,7 +44,7 @@ use self::event::EventSource;
 use self::listening::{Accepted, ListeningSocket, ListeningSockets, accept};
 pub(crate) use self::order::{AcceptedConnection, FlowsOrder, Order};
 pub(crate) use self::team::Team;
-use crate::kernel::{Kernel, KernelSocket, Pipe, readiness};
+use crate::kernel::{Kernel, KernelSocket, readiness};
 use crate::leaving::{self, Offloads};
 use crate::listener::{Listener, Waits};
 use crate::listener_sockets::ListenerSockets;
@@ -93,9 +93,8 @@ impl Seat {
 }
 
 /// A session, and the listener whose rules it started with.
-#[derive(Debug)]
 struct Entry {
-    session: Session<KernelSocket, Pipe>,
+    session: Session<Kernel>,
     listener: Rc<Listener>,
 }
 
@@ -476,7 +475,7 @@ impl Worker {
     /// Gives the session of `key` a turn, if it still exists, and carries out its verdict.
     fn give_turn<F>(&mut self, key: Key, now: Instant, turn: F)
     where
-        F: FnOnce(&mut Session<KernelSocket, Pipe>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
+        F: FnOnce(&mut Session<Kernel>, &mut Context<'_, Kernel>, &mut [u8]) -> Verdict,
     {
         let Some(Entry { session, listener }) = self.sessions.get_mut(key) else { return };
         let mut cx = Context {

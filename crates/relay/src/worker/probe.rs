@@ -10,6 +10,8 @@ use rustix::net::sockopt;
 use super::Worker;
 use crate::io::Io as _;
 use crate::kernel::KernelSocket;
+use crate::offload::Offload as _;
+use crate::tcp::relaying::Side;
 
 /// How long a connection must be silent to be probed, while probes last: the shortest that TCP_KEEPIDLE
 /// takes.
@@ -39,9 +41,10 @@ impl Worker {
     /// Asks the silent backends of sessions that have left user space. The answer goes to the sender: a reset
     /// if the backend has forgotten the connection.
     fn ask_backends(&mut self, now: Instant) {
+        let Ok(offload) = self.kernel.offload() else { return };
         for (_, entry) in self.sessions.between(0, self.sessions.places()) {
-            if let Some(question) = entry.session.question_for_backend(SILENCE, now) {
-                self.kernel.ask_unattended(question, entry.listener.rules.settings.mark);
+            if let Some(flow) = entry.session.silent_flow(SILENCE, now) {
+                offload.ask(flow, Side::Upstream as usize, entry.listener.rules.settings.mark);
             }
         }
     }

@@ -38,6 +38,34 @@ pub(super) struct Rooms {
     pub(super) arrived: usize,
 }
 
+/// What the other end has sent since the cut and no socket gets, in flight to the session's other connection.
+#[derive(Debug, Default)]
+pub(super) struct Translated {
+    pub(super) bytes: VecDeque<u8>,
+    pub(super) end: Option<End>,
+    /// The end has reached the other connection.
+    pub(super) has_ended: bool,
+    /// All bytes since the cut.
+    pub(super) total: usize,
+    /// How many more the other connection's far end takes.
+    pub(super) room: usize,
+    /// What is sent now reaches the socket: it was under way, or a program saw an older stage. Not after
+    /// something was translated.
+    pub(super) slips: bool,
+    /// How often that happened.
+    pub(super) slipped: usize,
+}
+
+impl Translated {
+    fn has_begun(&self) -> bool {
+        self.total > 0 || self.end.is_some()
+    }
+
+    fn takes_it(&self) -> bool {
+        !self.slips || self.has_begun()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     state: State,
@@ -67,6 +95,10 @@ pub(super) struct Connection {
     /// The number of calls that found nothing to read, or no room, since the last event that reported it.
     reads_in_vain: usize,
     writes_in_vain: usize,
+    /// From the cut on: what the other end sends past the relay's socket.
+    pub(super) translated: Option<Translated>,
+    /// close() says nothing.
+    pub(super) is_silent: bool,
     /// The number of all bytes that were read or dropped, and of all that were written.
     pub(super) read_bytes: usize,
     pub(super) written_bytes: usize,
@@ -94,6 +126,8 @@ impl Connection {
             their_socket_closed: false,
             reads_in_vain: 0,
             writes_in_vain: 0,
+            translated: None,
+            is_silent: false,
             read_bytes: 0,
             written_bytes: 0,
         }
@@ -233,7 +267,7 @@ impl Connection {
         self.closed = true;
         self.watch = None;
         self.edge = false;
-        if self.state != State::Open {
+        if self.state != State::Open || self.is_silent {
             return;
         }
         if self.linger_zero || !self.inbound.is_empty() {
@@ -343,13 +377,73 @@ impl Connection {
 
     /// Room for the other end's bytes.
     pub(super) fn room_for_them(&self) -> usize {
-        let may =
-            self.state == State::Open && !self.their_socket_closed && self.their_end != Some(End::Reset);
-        if may { self.rooms.inbound - self.inbound.len() } else { 0 }
+        if self.their_socket_closed || self.their_end == Some(End::Reset) {
+            return 0;
+        }
+        match &self.translated {
+            Some(translated) if translated.takes_it() => translated.room,
+            _ if self.state != State::Open => 0,
+            translated => {
+                let room = self.rooms.inbound - self.inbound.len();
+                translated.as_ref().map_or(room, |translated| room.min(translated.room))
+            }
+        }
+    }
+
+    /// How many bytes the other end takes now.
+    pub(super) fn room_at_their_end(&self) -> usize {
+        self.rooms.arrived.saturating_sub(self.arrived.len())
+    }
+
+    /// The bytes that the relay's socket has received, read or not.
+    pub(super) fn received_bytes(&self) -> usize {
+        self.read_bytes + self.inbound.len()
+    }
+
+    /// How the relay's socket stands: unread bytes, unacknowledged ones, an end that was received.
+    pub(super) fn stand(&self) -> (usize, usize, bool) {
+        (self.inbound.len(), self.outbound.len(), self.fin_received)
+    }
+
+    /// Neither end has come.
+    pub(super) fn is_established(&self) -> bool {
+        self.state == State::Open && !self.fin_received && !self.fin_sent
+    }
+
+    /// Translated bytes reach the other end. False: its socket is closed, so it answers with a reset.
+    pub(super) fn arrive(&mut self, bytes: impl IntoIterator<Item = u8>) -> bool {
+        if !self.their_socket_closed {
+            self.arrived.extend(bytes);
+        }
+        !self.their_socket_closed
+    }
+
+    /// A translated end reaches the other end.
+    pub(super) fn arrive_at_end(&mut self, end: End) {
+        self.their_end.get_or_insert(end);
+    }
+
+    /// The other end knows the connection no more, and answers what is in flight to it.
+    pub(super) fn answer_with_reset(&mut self) {
+        if !self.closed && !self.outbound.is_empty() {
+            self.break_with(Errno::CONNRESET);
+        }
+    }
+
+    /// Where something goes that the other end sends, if not to the socket.
+    fn past_the_socket(&mut self) -> Option<&mut Translated> {
+        let translated = self.translated.as_mut()?;
+        translated.slipped += usize::from(!translated.takes_it());
+        translated.takes_it().then_some(translated)
     }
 
     /// The other end sends.
     pub(super) fn receive(&mut self, bytes: &[u8]) {
+        if let Some(translated) = self.past_the_socket() {
+            translated.total += bytes.len();
+            translated.bytes.extend(bytes);
+            return;
+        }
         if self.closed {
             // The relay won't read it: its kernel answers with a reset.
             self.state = State::Broken;
@@ -371,6 +465,10 @@ impl Connection {
 
     /// The other end ends its sending direction.
     pub(super) fn receive_fin(&mut self) {
+        if let Some(translated) = self.past_the_socket() {
+            translated.end = translated.end.or(Some(End::Fin));
+            return;
+        }
         if self.state == State::Open && !self.fin_received {
             self.fin_received = true;
             self.raise_edge();
@@ -380,6 +478,10 @@ impl Connection {
     /// The other end resets.
     pub(super) fn receive_reset(&mut self) {
         self.their_socket_closed = true;
+        if let Some(translated) = self.past_the_socket() {
+            translated.end = Some(End::Reset);
+            return;
+        }
         let errno = if self.fin_received { Errno::PIPE } else { Errno::CONNRESET };
         self.break_with(errno);
     }

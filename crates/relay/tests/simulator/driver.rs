@@ -17,12 +17,14 @@ use truepeer_session::table::{Key, Table};
 use truepeer_session::{CloseReason, Journal, ListenerId};
 
 use super::connection::Rooms;
-use super::io::{Hardships, SimIo, SimPipe, SimSocket};
+use super::io::{Hardships, SimIo};
 use super::party::Script;
 use super::world::{Backend, World};
 use crate::io::Token;
 use crate::kernel::readiness;
+use crate::leaving::{CHECKS, check};
 use crate::tcp::context::{Context, Tokens};
+use crate::tcp::left::{LEFT_CHECK, MOVING_CHECK};
 use crate::tcp::relaying::{RESET_CHECK, Side};
 use crate::tcp::session::{Deadline, Session, Verdict};
 use truepeer_session::connect_as::{CONFLICT_RETRY, ROUTE_RETRY};
@@ -51,7 +53,7 @@ pub(super) struct Driver {
     pub(super) closed: Vec<Closed>,
     /// The largest number of bytes held after any turn.
     pub(super) most_backlog: usize,
-    sessions: Table<Session<SimSocket, SimPipe>>,
+    sessions: Table<Session<SimIo>>,
     clients: Vec<(Key, usize)>,
     deadlines: Deadlines<Deadline>,
     queues: Vec<(Deadline, QueueId)>,
@@ -105,6 +107,12 @@ impl Driver {
             ),
             (Deadline::Connect, deadlines.queue(Deadline::Connect, settings.connect_timeout)),
         ];
+        queues.extend((0..CHECKS).map(|number| {
+            (Deadline::Leaving(number), deadlines.queue(Deadline::Leaving(number), check(number)))
+        }));
+        for (moves, after) in [(false, LEFT_CHECK), (true, MOVING_CHECK)] {
+            queues.push((Deadline::Left { moves }, deadlines.queue(Deadline::Left { moves }, after)));
+        }
         queues.extend(
             settings.idle_timeout.map(|idle| (Deadline::Idle, deadlines.queue(Deadline::Idle, idle))),
         );
@@ -148,6 +156,19 @@ impl Driver {
             match self.deadlines.next(&mut self.sessions) {
                 Some(next) => self.expire(next),
                 None => return,
+            }
+        }
+        panic!("there is always one more deadline");
+    }
+
+    /// Runs everything that can happen until this time since the start.
+    pub(super) fn run_until(&mut self, after: Duration) {
+        let until = self.start + after;
+        for _ in 0..MOST_ROUNDS {
+            self.settle();
+            match self.deadlines.next(&mut self.sessions) {
+                Some(next) if next <= until => self.expire(next),
+                _ => return self.now = until,
             }
         }
         panic!("there is always one more deadline");
@@ -204,6 +225,11 @@ impl Driver {
             (dice.percent(60), dice.up_to(4))
         };
         if slow {
+            // A look at a session that leaves may come before the worker has read the events.
+            if self.io.offload.is_ok() && self.io.world().dice.percent(5) {
+                self.expire(self.now + check(0));
+                return true;
+            }
             return false;
         }
         let events = self.io.world().take_events(most);
@@ -233,7 +259,7 @@ impl Driver {
 
     fn give_turn<F>(&mut self, key: Key, turn: F)
     where
-        F: FnOnce(&mut Session<SimSocket, SimPipe>, &mut Context<'_, SimIo>, &mut [u8]) -> Verdict,
+        F: FnOnce(&mut Session<SimIo>, &mut Context<'_, SimIo>, &mut [u8]) -> Verdict,
     {
         let before = self.io.world().calls;
         let Some(session) = self.sessions.get_mut(key) else { return };
@@ -257,7 +283,10 @@ impl Driver {
                 assert!(!self.again.contains(&key), "two further turns are asked for at once");
                 self.again.push(key);
             }
-            Verdict::Offloaded => unreachable!("no session begins to leave"),
+            Verdict::Offloaded => {
+                self.deadlines.cancel(&mut self.sessions, key);
+                self.sessions.remove(key);
+            }
             Verdict::Close(reason) => {
                 session.close(&mut cx, &reason);
                 self.deadlines.cancel(&mut self.sessions, key);
@@ -275,6 +304,15 @@ impl Driver {
         match self.queues.iter().find(|(known, _)| *known == deadline) {
             Some((_, queue)) => self.deadlines.start(&mut self.sessions, key, *queue, self.now),
             None => self.deadlines.cancel(&mut self.sessions, key),
+        }
+    }
+
+    /// The operator's or another process's orders for all sessions that have left user space.
+    pub(super) fn order_left(&mut self, verdict: impl Fn() -> Verdict) {
+        for key in self.sessions.keys() {
+            if self.sessions.get_mut(key).is_some_and(|session| session.has_left()) {
+                self.give_turn(key, |_, _, _| verdict());
+            }
         }
     }
 

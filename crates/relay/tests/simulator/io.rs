@@ -4,16 +4,15 @@ use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use truepeer_session::budget::{Budget, Permit};
 use truepeer_session::connect_as::{ConnectError, Upstream};
-use truepeer_splice::{Broken, Question, Reason, Streams, Turn, Watched};
+use truepeer_splice::Reason;
 
+use super::offload::SimOffload;
 use super::world::World;
 use crate::io::{Io, Token};
-use crate::leaving::Leaving;
 
 /// How often the kernel causes difficulties, in percent unless stated otherwise.
 #[derive(Debug, Clone, Copy)]
@@ -48,11 +47,13 @@ pub(super) struct SimIo {
     pub(super) world: Rc<RefCell<World>>,
     pub(super) hardships: Hardships,
     pub(super) pipes: Budget,
+    /// Err: why no session leaves user space.
+    pub(super) offload: Result<SimOffload, Reason>,
     pool: Vec<SimPipe>,
 }
 
 pub(super) struct SimSocket {
-    id: usize,
+    pub(super) id: usize,
     world: Rc<RefCell<World>>,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct SimPipe {
 
 impl SimIo {
     pub(super) fn new(world: Rc<RefCell<World>>, hardships: Hardships, pipes: Budget) -> Self {
-        Self { world, hardships, pipes, pool: Vec::new() }
+        Self { world, hardships, pipes, offload: Err(Reason::NotLoaded), pool: Vec::new() }
     }
 
     pub(super) fn socket(&self, id: usize) -> SimSocket {
@@ -123,6 +124,7 @@ impl SimIo {
 impl Io for SimIo {
     type Socket = SimSocket;
     type Pipe = SimPipe;
+    type Offload = SimOffload;
 
     fn recv(&mut self, socket: &SimSocket, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.call(|world| {
@@ -233,27 +235,7 @@ impl Io for SimIo {
         Some(SocketAddr::from(([192, 0, 2, 200], 8443)))
     }
 
-    fn begin_leaving(&mut self, _: [&SimSocket; 2], _: Duration) -> Result<Leaving, Reason> {
-        Err(Reason::NotLoaded)
+    fn offload(&self) -> Result<&SimOffload, Reason> {
+        self.offload.as_ref().map_err(|reason| *reason)
     }
-
-    fn leave(
-        &mut self,
-        _: &mut Leaving,
-        _: [&SimSocket; 2],
-        _: &Streams,
-        _: Instant,
-    ) -> Result<Turn, Broken> {
-        unreachable!("no session begins to leave")
-    }
-
-    fn stay(&mut self, _: Leaving, _: [&SimSocket; 2]) {}
-
-    fn offload(&mut self, _: Leaving, _: [SimSocket; 2]) -> Watched {
-        unreachable!("no session begins to leave")
-    }
-
-    fn ask_unattended(&mut self, _: Question, _: u32) {}
-
-    fn reset_unattended(&mut self, _: Watched) {}
 }

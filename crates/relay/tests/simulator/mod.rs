@@ -18,6 +18,9 @@ mod dice;
 mod driver;
 mod fuzzed;
 mod io;
+#[cfg(test)]
+mod leaving;
+mod offload;
 mod party;
 #[cfg(test)]
 mod relaying;

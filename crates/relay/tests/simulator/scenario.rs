@@ -1,12 +1,14 @@
 //! Several sessions on one worker, and the properties of each when it has ended.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use truepeer_session::settings::ListenerSettings;
+use truepeer_session::settings::{ListenerSettings, SpliceAfter};
 
 use super::connection::{End, Rooms};
 use super::driver::{Driver, budgets, open_policy};
 use super::io::Hardships;
+use super::offload::{Obstacles, SimOffload};
 use super::party::{Ending, Party, Script};
 use super::world::{Backend, Dial};
 
@@ -28,6 +30,8 @@ pub(super) struct Scenario {
     pub(super) hardships: Hardships,
     pub(super) pipes: usize,
     pub(super) backlog_bytes: usize,
+    /// After how many bytes sessions leave user space, and what stands in their way. `None`: they stay.
+    pub(super) leaving: Option<(u64, Obstacles)>,
 }
 
 /// The header that session `number`'s sender writes.
@@ -38,9 +42,15 @@ pub(super) fn header(number: u8) -> Vec<u8> {
 impl Scenario {
     /// Runs it to the end. Returns the indices of the clients' connections.
     pub(super) fn play(&self) -> (Driver, Vec<usize>) {
-        let settings = ListenerSettings::on(([192, 0, 2, 200], 8443).into());
+        let mut settings = ListenerSettings::on(([192, 0, 2, 200], 8443).into());
+        if let Some((bytes, _)) = self.leaving {
+            settings.splice_after = Some(SpliceAfter { is_marked: false, bytes, age: Duration::MAX });
+        }
         let budgets = budgets(self.pipes, self.backlog_bytes, 1 << 20);
         let mut driver = Driver::new(self.seed, settings, open_policy(), budgets, self.hardships);
+        if let Some((_, obstacles)) = self.leaving {
+            driver.io.offload = Ok(SimOffload::new(&driver.io.world, obstacles));
+        }
         let clients = (1..).zip(&self.plans).map(|(number, plan)| plan.begin(&mut driver, number)).collect();
         driver.run();
         (driver, clients)

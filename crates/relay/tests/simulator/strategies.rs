@@ -99,6 +99,7 @@ pub(super) fn scenario(most: usize, resets: bool) -> impl Strategy<Value = Scena
             hardships,
             pipes,
             backlog_bytes,
+            leaving: None,
         },
     )
 }

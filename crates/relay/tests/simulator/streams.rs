@@ -96,6 +96,7 @@ fn an_end_behind_first_bytes_that_fill_the_socket_is_passed_on() {
             hardships: Hardships::NONE,
             pipes: 3,
             backlog_bytes: 0,
+            leaving: None,
         };
         let (driver, clients) = scenario.play();
         assert_eq!(driver.reason(clients[0]), Some(&CloseReason::Finished), "seed {seed}");

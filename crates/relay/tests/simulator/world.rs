@@ -9,6 +9,7 @@ use truepeer_sys::CallError;
 
 use super::connection::{Connection, Rooms};
 use super::dice::Dice;
+use super::offload::FlowState;
 use super::party::{Party, Script};
 use crate::io::Token;
 
@@ -46,7 +47,9 @@ pub(super) struct Place {
     answer: Option<Result<(), Errno>>,
     /// The session's other connection, and how many more bytes are read here than written there when none
     /// are held.
-    pair: Option<(usize, usize)>,
+    pub(super) pair: Option<(usize, usize)>,
+    /// Its flow, and its side of it, once the session is handed over.
+    pub(super) flow: Option<(usize, usize)>,
 }
 
 #[derive(Debug)]
@@ -60,6 +63,10 @@ pub(super) struct World {
     /// The number of calls that did something.
     pub(super) calls: usize,
     pub(super) spliced_bytes: usize,
+    /// The sessions that the programs know or knew.
+    pub(super) flows: Vec<FlowState>,
+    /// How often what a peer sends after the cut reaches the socket, in percent.
+    pub(super) slips: usize,
 }
 
 /// The end of a client's address for a session number.
@@ -79,6 +86,8 @@ impl World {
             attempts: Vec::new(),
             calls: 0,
             spliced_bytes: 0,
+            flows: Vec::new(),
+            slips: 0,
         }
     }
 
@@ -88,7 +97,13 @@ impl World {
         let id = self.places.len();
         let streams = (u64::from(number) * 2, u64::from(number) * 2 + 1);
         let party = Party::new(client, streams.0, backend.script.opening.clone(), streams.1);
-        self.places.push(Place { connection: Connection::new(rooms, true), party, answer: None, pair: None });
+        self.places.push(Place {
+            connection: Connection::new(rooms, true),
+            party,
+            answer: None,
+            pair: None,
+            flow: None,
+        });
         self.backends.insert(number, (backend, id));
         id
     }
@@ -132,7 +147,7 @@ impl World {
         let connection = Connection::new(backend.rooms, false);
         let opening = backend.expected_opening.len();
         let party = Party::new(backend.script, streams.1, backend.expected_opening, streams.0);
-        self.places.push(Place { connection, party, answer, pair: Some((client, 0)) });
+        self.places.push(Place { connection, party, answer, pair: Some((client, 0)), flow: None });
         // With --send-proxy more bytes may be written than were read.
         self.places[client].pair = (opening == 0).then_some((id, header));
         id
@@ -156,7 +171,7 @@ impl World {
 
     /// Makes something happen, if anything can.
     pub(super) fn step(&mut self) -> bool {
-        const KINDS: usize = 5;
+        const KINDS: usize = 6;
         let events = self.places.len() * KINDS;
         if events == 0 {
             return false;
@@ -169,8 +184,10 @@ impl World {
     }
 
     fn happen(&mut self, id: usize, kind: usize) -> bool {
-        if kind == 0 {
-            return self.answer(id);
+        match kind {
+            0 => return self.answer(id),
+            5 => return self.carry(id),
+            _ => self.prepare_translation(id),
         }
         let Place { connection, party, .. } = &mut self.places[id];
         if connection.is_dialling() {

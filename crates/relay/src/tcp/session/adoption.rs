@@ -7,8 +7,9 @@ use truepeer_splice::Watched;
 
 use super::super::left::Left;
 use super::{Session, Stage};
+use crate::kernel::Kernel;
 
-impl<S, P> Session<S, P> {
+impl Session<Kernel> {
     /// A session that has left user space in another process, which is gone or hands over.
     pub(crate) fn adopt_left(watched: Watched, now: Instant) -> Self {
         let [down, up] = watched.connections();

@@ -8,10 +8,11 @@ use super::super::context::Context;
 use super::super::left::Left;
 use super::{Deadline, Session, Stage, Verdict};
 use crate::io::Io;
+use crate::offload::{Flow as _, FlowOf, Offload as _};
 
-impl<S, P> Session<S, P> {
+impl<I: Io> Session<I> {
     /// Makes the close of all connections before relaying a reset.
-    fn reset_early<I: Io<Socket = S>>(&self, io: &mut I) {
+    fn reset_early(&self, io: &mut I) {
         match &self.stage {
             Stage::AwaitHeader { downstream, .. } => io.reset_when_closed(&downstream.socket),
             Stage::Connecting(connecting) => connecting.reset(io),
@@ -20,17 +21,14 @@ impl<S, P> Session<S, P> {
     }
 
     /// The session's sockets close silently; the kernel translates its packets.
-    pub(super) fn offload<I>(&mut self, cx: &mut Context<'_, I>) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    pub(super) fn release(&mut self, cx: &mut Context<'_, I>) -> Verdict {
         if let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) {
             let before = relaying.delivered_bytes();
-            if let Some(watched) = relaying.offload(cx.io) {
+            if let Some(flow) = relaying.release() {
                 cx.shard.count(Counter::Spliced);
                 let client = self.client().map(tracing::field::display);
                 debug!(client, "a session has left user space");
-                self.stage = Stage::Left(Box::new(Left::new(watched, before, cx.now)));
+                self.stage = Stage::Left(Box::new(Left::new(flow, before, cx.now)));
                 self.permit = None;
             }
         }
@@ -38,7 +36,7 @@ impl<S, P> Session<S, P> {
     }
 
     /// Ends the flow of a session that has left user space, unless it has ended by itself. Returns its bytes.
-    fn end_left<I: Io<Socket = S>>(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) -> (u64, u64) {
+    fn end_left(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) -> (u64, u64) {
         let Stage::Left(mut left) = std::mem::replace(&mut self.stage, Stage::Over) else { return (0, 0) };
         let (up, down) = left.uncounted_bytes();
         cx.shard.add_bytes(up, down);
@@ -48,31 +46,27 @@ impl<S, P> Session<S, P> {
             CloseReason::Finished | CloseReason::ResetByClient | CloseReason::ResetByBackend
         );
         if !by_itself || left.is_abandoned {
-            cx.io.reset_unattended(left.into_watched());
+            reset(cx.io, left.into_flow());
         }
         bytes
     }
 
     /// Ends a session after its cut. The sockets don't know the numbers that their peers expect, so these
     /// would not believe their resets: the sweeper sends them. Returns the session's bytes.
-    fn end_cut<I: Io<Socket = S, Pipe = P>>(&mut self, io: &mut I) -> (u64, u64) {
+    fn end_cut(&mut self, io: &I) -> (u64, u64) {
         let Stage::Relaying(relaying) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return (0, 0);
         };
         let bytes = relaying.delivered_bytes();
-        let Some(watched) = relaying.offload(io) else { return bytes };
-        let [up, down] = watched.bytes();
-        io.reset_unattended(watched);
+        let Some(flow) = relaying.release() else { return bytes };
+        let [up, down] = flow.bytes();
+        reset(io, flow);
         (up, down)
     }
 
     /// The last turn: resets or cuts the connections, counts and logs. The sockets close when the session is
     /// dropped.
-    pub(crate) fn close<I: Io<Socket = S, Pipe = P>>(
-        &mut self,
-        cx: &mut Context<'_, I>,
-        reason: &CloseReason,
-    ) {
+    pub(crate) fn close(&mut self, cx: &mut Context<'_, I>, reason: &CloseReason) {
         let (mut bytes_up, mut bytes_down) = (0, 0);
         if matches!(self.stage, Stage::Left(_)) {
             (bytes_up, bytes_down) = self.end_left(cx, reason);
@@ -110,5 +104,12 @@ impl<S, P> Session<S, P> {
             tags: self.tags.as_deref(),
         };
         cx.journal.on_close(cx.shard, &ended, reason, cx.now);
+    }
+}
+
+/// Resets the peers of a session that has left. Without an offload there is none.
+fn reset<I: Io>(io: &I, flow: FlowOf<I>) {
+    if let Ok(offload) = io.offload() {
+        offload.reset(flow);
     }
 }

@@ -11,23 +11,20 @@ use super::super::header::{FirstBytes, HeaderRules, Read};
 use super::{Deadline, Session, Stage, Verdict};
 use crate::io::{Io, Readiness};
 
-impl<S, P> Session<S, P> {
+impl<I: Io> Session<I> {
     /// The first deadline: for silence, or for the header.
-    pub(super) fn header_deadline<I>(&self, cx: &Context<'_, I>) -> Deadline {
+    pub(super) fn header_deadline(&self, cx: &Context<'_, I>) -> Deadline {
         let times = cx.settings.header_times;
         let may_be_silent = cx.policy.admit(self.sender) == Ok(HeaderRule::Optional);
         if may_be_silent && times.wait < times.timeout { Deadline::HeaderWait } else { Deadline::Header }
     }
 
-    pub(super) fn on_header_timeout<I>(
+    pub(super) fn on_header_timeout(
         &mut self,
         cx: &mut Context<'_, I>,
-        downstream: End<S>,
+        downstream: End<I::Socket>,
         first: FirstBytes,
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    ) -> Verdict {
         let reader = match cx.policy.admit(self.sender) {
             Ok(rule) => cx.settings.header_reader(rule),
             Err(refusal) => return Verdict::Close(refusal.into()),
@@ -46,10 +43,7 @@ impl<S, P> Session<S, P> {
         }
     }
 
-    pub(super) fn read_header<I>(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    pub(super) fn read_header(&mut self, cx: &mut Context<'_, I>, scratch: &mut [u8]) -> Verdict {
         let Stage::AwaitHeader { mut downstream, mut first } =
             std::mem::replace(&mut self.stage, Stage::Over)
         else {
@@ -81,16 +75,13 @@ impl<S, P> Session<S, P> {
     }
 
     /// Asks the policy for the destination, and connects.
-    fn open<I>(
+    fn open(
         &mut self,
         cx: &mut Context<'_, I>,
-        downstream: End<S>,
+        downstream: End<I::Socket>,
         header: Option<&Header<'_>>,
         rest: &[u8],
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    ) -> Verdict {
         let came_to = || Some(cx.io.local_address(&downstream.socket)?.port());
         let route = match cx.policy.route_at(self.sender, header, came_to) {
             Ok(route) => route,
@@ -113,15 +104,12 @@ impl<S, P> Session<S, P> {
         self.adopt(cx, dialling)
     }
 
-    pub(super) fn on_backend_event<I>(
+    pub(super) fn on_backend_event(
         &mut self,
         cx: &mut Context<'_, I>,
         scratch: &mut [u8],
         event: Readiness,
-    ) -> Verdict
-    where
-        I: Io<Socket = S, Pipe = P>,
-    {
+    ) -> Verdict {
         let Stage::Connecting(connecting) = std::mem::replace(&mut self.stage, Stage::Over) else {
             return Verdict::Wait(Deadline::Unchanged);
         };
@@ -133,11 +121,7 @@ impl<S, P> Session<S, P> {
     }
 
     /// Enters the stage that connecting led to.
-    pub(super) fn adopt<I: Io<Socket = S, Pipe = P>>(
-        &mut self,
-        cx: &mut Context<'_, I>,
-        dialling: Dialling<S, P>,
-    ) -> Verdict {
+    pub(super) fn adopt(&mut self, cx: &mut Context<'_, I>, dialling: Dialling<I>) -> Verdict {
         match dialling {
             Dialling::Connected(mut relaying, route, took) => {
                 if self.was_silent {
