@@ -159,6 +159,23 @@ impl Wire {
         }
     }
 
+    /// The host's counters of IPv6 and UDP, and of the packets of its devices, that are not 0: for the
+    /// message of a test that hears nothing.
+    pub fn counters(&self) -> Result<String> {
+        self.host.run(|| {
+            let mut all = String::new();
+            for file in ["snmp6", "snmp", "softnet_stat", "dev"] {
+                let text = std::fs::read_to_string(format!("/proc/thread-self/net/{file}"))?;
+                let is_told = |line: &&str| {
+                    let last = line.split_whitespace().next_back();
+                    file == "dev" || file != "snmp6" || last != Some("0")
+                };
+                text.lines().filter(is_told).for_each(|line| all.extend([line, "\n"]));
+            }
+            Ok(all)
+        })?
+    }
+
     /// Discards all segments received so far.
     pub fn forget(&self) -> Result<()> {
         self.hear_within(Duration::ZERO, |_| false)?;

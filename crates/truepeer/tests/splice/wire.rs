@@ -61,6 +61,11 @@ pub(crate) fn linked() -> Result<NetNs> {
 /// The wire between this host and the sender's.
 pub(crate) fn link(far: &NetNs) -> Result<()> {
     let there = format!("/proc/{}/fd/{}", std::process::id(), far.as_fd().as_raw_fd());
+    far.run(|| {
+        // As a source of its own address is elsewhere, it asks for neighbours by its link-local address: not
+        // before that is checked, and three questions later there is "no route to host".
+        fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0").context("accept_dad")
+    })??;
     ip_here(&[
         &format!("link add near type veth peer name wire netns {there}"),
         "addr add 10.78.9.1/24 dev near",

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use truepeer_sys::packet::PacketSocket;
 use truepeer_testbed::packets::{Datagram, Packet, Wire};
@@ -119,7 +119,9 @@ impl Hand {
     }
 
     fn expect(&self, from: &str, to: &str, payload: &[u8]) -> Result<Vec<u8>> {
-        let (heard, packet) = self.hear(STALL)?.context("nothing was heard")?;
+        let Some((heard, packet)) = self.hear(STALL)? else {
+            bail!("nothing was heard\n{}", self.wire.counters()?);
+        };
         let expected = Datagram { from: address(from), to: address(to), payload: payload.to_vec() };
         ensure!(heard == expected, "{heard:?} instead of {expected:?}");
         Ok(packet)
