@@ -271,6 +271,12 @@ impl Counters {
         self.sum(|of| of == listener, |shard| shard.open.load(Ordering::Relaxed))
     }
 
+    /// The number of open connections and flows, also of those that have left user space.
+    #[must_use]
+    pub fn all_open(&self) -> usize {
+        self.sum(|_| true, |shard| shard.open.load(Ordering::Relaxed))
+    }
+
     fn sum<T: std::iter::Sum>(&self, which: impl Fn(ListenerId) -> bool, of: impl Fn(&Shard) -> T) -> T {
         let shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         shards.iter().filter(|(listener, _)| which(*listener)).map(|(_, shard)| of(shard)).sum()

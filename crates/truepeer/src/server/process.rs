@@ -303,10 +303,10 @@ impl Process {
         Ok(self.engines.have_ended()? && self.attachments.have_ended())
     }
 
-    /// Describes what is open. A place that a worker holds while it tries accept() counts, too.
+    /// Describes what is open.
     pub(super) fn open(&self) -> String {
-        let budgets = &self.engines.budgets;
-        match (budgets.sessions.used(), budgets.flows.used()) {
+        let flows = self.engines.budgets.flows.used();
+        match (self.engines.journal.counters.all_open().saturating_sub(flows), flows) {
             (sessions, 0) => format!("{sessions} sessions open"),
             (sessions, flows) => format!("{sessions} sessions and {flows} flows open"),
         }
