@@ -242,6 +242,28 @@ fn the_flow_is_told_of_an_end_that_slips_to_a_socket_and_is_passed_on_at_once() 
 }
 
 #[test]
+fn an_end_that_the_relay_has_not_read_keeps_the_sockets_open() {
+    for side in [0, 1] {
+        let (mut handover, mut connections) = held();
+        (connections.is_grace_over, connections.offers_fit) = (true, true);
+        turn(&mut handover, &mut connections, &Streams::default());
+        turn(&mut handover, &mut connections, &Streams::default());
+        assert_eq!(handover.progress(), Progress::Settling);
+        // The kernel counts the end as a received byte, and nothing is unread.
+        (connections.is_grace_over, connections.received[side]) = (true, 1);
+        for _ in 0..3 {
+            assert_eq!(turn(&mut handover, &mut connections, &Streams::default()), Turn::Wait);
+            assert_eq!(handover.progress(), Progress::Tail);
+        }
+        let mut streams = Streams::default();
+        (streams.ended[side], streams.end_written[side]) = (true, true);
+        assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Wait);
+        connections.is_grace_over = true;
+        assert_eq!(turn(&mut handover, &mut connections, &streams), Turn::Offload);
+    }
+}
+
+#[test]
 fn without_the_keeper_a_session_stays_here_before_the_cut() {
     let mut connections = MadeUp { is_heard: true, can_not_repair: true, ..MadeUp::default() };
     let turned = turn(&mut Handover::default(), &mut connections, &Streams::default());
@@ -291,6 +313,8 @@ fn an_end_that_its_peer_has_not_acknowledged_is_not_delivered() {
         turn(&mut handover, &mut connections, &Streams::default());
         let mut streams = Streams { written: [5, 7], ..Streams::default() };
         (streams.ended[from], streams.end_written[from]) = (true, true);
+        connections.received = [7, 5];
+        connections.received[from] += 1;
         connections.has_work = true;
         // Every byte, not the end.
         connections.acknowledged = [Some(1005), Some(2007)];
