@@ -2,7 +2,8 @@
 # Uses truepeer in whole machines of a processor, emulated or under KVM, with Debian's kernels: machine.sh aarch64|x86_64 [RELEASE...]
 # (bookworm: 6.1, trixie: 6.12). In each, apt installs it from target/repository (scripts/repository.sh), it is used in each way (use.py)
 # and purged, and dnf does the same in a root with nothing but a shell; what is left then fails. Then the static binary of the tarball
-# and the small program are used, if target/packages has them. Needs root and some minutes for each kernel.
+# and the small program are used, if target/packages has them. With MACHINE_SUITES=1 also `make demo`'s program, and some tests of each
+# kind, built for this processor. Needs root and, emulated, a quarter of an hour for each kernel.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 guest_machine=${1:?the processor: aarch64 or x86_64}
@@ -10,13 +11,14 @@ shift
 say() { echo "machine: $*"; }
 fail() { say "$*"; exit 1; }
 . scripts/guest.sh
+. scripts/cross.sh
 ls target/repository/apt/pool/truepeer_*_"$guest_debian".deb >/dev/null 2>&1 || fail "scripts/package.sh $guest_machine and make repository first"
-packages=(dnf haproxy iproute2 kmod libpython3-stdlib mount python3-minimal)
+packages=(dnf dnsdist ethtool haproxy iproute2 kmod libnginx-mod-stream libpython3-stdlib mount nftables nginx-light python3-minimal unbound)
 for need in mmdebstrap:mmdebstrap qemu-aarch64-static:qemu-user-static rpmbuild:rpm createrepo_c:createrepo-c; do
   command -v "${need%:*}" >/dev/null || apt_install "${need#*:}" || fail "missing: ${need#*:}"
 done
 guest_qemu || fail "apt can't provide qemu of $qemu_release"
-root=$guests/root-dnf.tar
+root=$guests/root-demo.tar
 [ -e "$root" ] || scripts/tried/foreign-root.sh "$guest_debian" bookworm "$root" "${packages[@]}" >"$guests/root.log" 2>&1 || fail "see $guests/root.log"
 
 tree=$guests/tree
@@ -38,6 +40,41 @@ done
 . scripts/tried/shell-package.sh
 shell_package "$tree/shell" "$guest_machine"
 cp scripts/tried/use.py "$tree/"
+
+# Tests that need no network card; a processor could fail them by its order of memory, its page size, or its numbers of system calls.
+attach=(detach_waits_for_open_connections flows_end_with_their_sockets udp::a_backend_on_the_senders_host_sees_the_client udp::ports_are_mapped_both_ways)
+packets=(handshake::)
+run=(pollers::a_late_header_ends edges::late_headers)
+proxy_splice=(a_session_leaves_user_space_and_its_bytes_are_counted)
+models=(splice_in_does_what_its_model_says errors_go)
+suites() {
+  local json triple=$guest_machine-unknown-linux-gnu name test crate file
+  cross_to "$triple" || return 1
+  say "building the tests"
+  env "${cross[@]}" cargo build -q --target "$triple" -p truepeer-testbed --bin demo
+  json=$(env "${cross[@]}" cargo test --target "$triple" -p truepeer -p truepeer-bpf --test attach --test packets --test run_notify --test splice --no-run \
+    --message-format=json 2>"$guests/build.log") || { tail -20 "$guests/build.log"; return 1; }
+  file=$target/$triple/debug/truepeer
+  mkdir -p "$tree$(dirname "$file")" "$tree/suites"
+  "$cross_strip" -o "$tree$file" "$file"
+  "$cross_strip" -o "$tree/suites/demo" "$target/$triple/debug/demo"
+  while read -r name test crate; do
+    file=$(grep "crates/$crate[/#]" <<<"$json" | grep -o '"executable":"[^"]*/'"$test"'-[^"]*"' | tail -1 | cut -d'"' -f4)
+    "$cross_strip" -o "$tree/suites/$name" "$file"
+  done <<<"attach attach truepeer
+packets packets truepeer
+run run_notify truepeer
+proxy-splice splice truepeer
+models splice bpf"
+  { echo "/suites/demo $target/$triple/debug/truepeer || fail demo"
+    echo "export MODEL_SEGMENTS=5000"
+    for name in attach packets run proxy-splice models; do
+      local -n tests=${name//-/_}
+      for test in "${tests[@]}"; do echo "/suites/$name --color never --test-threads 1 $test || fail '$name $test'"; done
+    done
+  } >"$tree/suites/work"
+}
+[ -z "${MACHINE_SUITES-}" ] || suites || fail "the tests can't be built"
 cat >"$tree/init" <<'END'
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ NO_COLOR=1 LC_ALL=C PYTHONDONTWRITEBYTECODE=1
@@ -97,6 +134,7 @@ diff /run/before /run/after || fail "dnf: files are left"
 
 [ ! -e /static ] || use "tarball, static" /static/usr/bin/truepeer
 [ ! -e /static-small ] || use "small program" --only attach,attach-udp,notify,proxy,splice,udp /static-small/usr/bin/truepeer
+[ ! -e /suites ] || . /suites/work
 [ $failed = 0 ] && echo "machine: all ok"
 END
 releases=("$@")
