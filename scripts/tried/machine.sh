@@ -103,8 +103,9 @@ use() { # HOW, more arguments of use.py
   ip -all netns del
   ip link del here 2>/dev/null
   python3 /use.py --where "$emulated,$how" "$@" || fail "$how"
-  [ -z "$(ls /sys/fs/bpf)" ] || { find /sys/fs/bpf; fail "$how: pins"; }
+  [ -z "$(pins ! -type d)" ] || { pins; fail "$how: pins"; }
 }
+pins() { find /sys/fs/bpf -mindepth 1 ! -name '*.debug' "$@"; } # these are the kernel's
 files >/run/before
 (apt-get update && apt-get install -y truepeer) >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail apt; }
 tail -3 /run/dpkg.log
@@ -114,6 +115,7 @@ use "apt repository"
 apt-get purge -y truepeer >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail purge; }
 files >/run/after
 diff /run/before /run/after || fail "apt: files are left"
+[ -z "$(pins)" ] || { pins; fail "apt: directories of pins are left"; }
 
 root=/dnf
 dnf="dnf -y --releasever=1 --installroot=$root --setopt=reposdir=$root/etc/yum.repos.d"
@@ -126,13 +128,14 @@ cp /repository/truepeer.repo $root/etc/yum.repos.d/
 $dnf install truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail dnf; }
 for place in proc sys dev run tmp; do mount --rbind /$place $root/$place; done
 use "rpm repository, by dnf" --only attach,attach-udp,proxy,splice,udp,https chroot $root /usr/bin/truepeer
-for place in proc sys dev run tmp; do umount -Rl $root/$place; done
 $dnf remove truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail "dnf remove"; }
+for place in proc sys dev run tmp; do umount -Rl $root/$place; done
 rm -f $root/etc/yum.repos.d/truepeer.repo
 inside >/run/after
 diff /run/before /run/after || fail "dnf: files are left"
+[ -z "$(pins)" ] || { pins; fail "dnf: directories of pins are left"; }
 
-[ ! -e /static ] || use "tarball, static" /static/usr/bin/truepeer
+[ ! -e /static ] || use "static tarball" /static/usr/bin/truepeer
 [ ! -e /static-small ] || use "small program" --only attach,attach-udp,notify,proxy,splice,udp /static-small/usr/bin/truepeer
 [ ! -e /suites ] || . /suites/work
 [ $failed = 0 ] && echo "machine: all ok"

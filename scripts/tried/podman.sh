@@ -27,6 +27,6 @@ node_run env HAPROXY="$haproxy" python3 scripts/tried/use.py --where "$(. /etc/o
 node_run podman rmi "$name" >/dev/null
 check_is "no image is left" "$(node_run podman images -q | wc -l)" 0
 check_is "no container is left" "$(node_run podman ps -aq | wc -l)" 0
-check_is "no pin is left" "$(node_run find /sys/fs/bpf -mindepth 1 | wc -l)" 0
+check_is "no pin is left" "$(node_run find /sys/fs/bpf ! -type d ! -name "*.debug" | wc -l)" 0
 check_is "no rule is left" "$(node_run ip rule | grep -vc -e 'lookup local' -e 'lookup main' -e 'lookup default')" 0
 checks_end
