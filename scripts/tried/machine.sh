@@ -1,8 +1,8 @@
 #!/bin/bash
 # Uses truepeer in whole machines of a processor, emulated or under KVM, with Debian's kernels: machine.sh aarch64|x86_64 [RELEASE...]
 # (bookworm: 6.1, trixie: 6.12). In each, apt installs it from target/repository (scripts/repository.sh), it is used in each way (use.py)
-# and purged, and dnf does the same in a root with nothing but a shell; what is left then fails. Then the static binary of the tarball
-# and the small program are used, if target/packages has them. With MACHINE_SUITES=1 also `make demo`'s program, and some tests of each
+# and purged, and dnf does the same in a root with nothing but a shell; what is left then fails. Then the static binary of the tarball,
+# the image's files alone and the small program are used, if target/packages has them. With MACHINE_SUITES=1 also `make demo`'s program, and some tests of each
 # kind, built for this processor. Needs root and, emulated, a quarter of an hour for each kernel.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
@@ -14,7 +14,7 @@ fail() { say "$*"; exit 1; }
 . scripts/cross.sh
 ls target/repository/apt/pool/truepeer_*_"$guest_debian".deb >/dev/null 2>&1 || fail "scripts/package.sh $guest_machine and make repository first"
 packages=(dnf dnsdist ethtool haproxy iproute2 kmod libnginx-mod-stream libpython3-stdlib mount nftables nginx-light python3-minimal unbound)
-for need in mmdebstrap:mmdebstrap qemu-aarch64-static:qemu-user-static rpmbuild:rpm createrepo_c:createrepo-c; do
+for need in mmdebstrap:mmdebstrap skopeo:skopeo qemu-aarch64-static:qemu-user-static rpmbuild:rpm createrepo_c:createrepo-c; do
   command -v "${need%:*}" >/dev/null || apt_install "${need#*:}" || fail "missing: ${need#*:}"
 done
 guest_qemu || fail "apt can't provide qemu of $qemu_release"
@@ -37,6 +37,13 @@ for name in '' -small; do
   file=$(ls target/packages/truepeer"$name"-[0-9]*-"$guest_machine"-linux-musl.tar.gz 2>/dev/null | tail -1)
   [ -z "$file" ] || tar -C "$tree" --strip-components=1 --wildcards --one-top-level="static$name" -xf "$file" '*/usr/bin/truepeer'
 done
+file=$(ls target/packages/truepeer-[0-9]*-image.tar 2>/dev/null | tail -1)
+if [ -n "$file" ]; then
+  rm -rf "$guests/image"
+  skopeo copy -q --override-arch "$guest_debian" "oci-archive:$file" "dir:$guests/image"
+  mkdir -p "$tree"/image/{proc,sys,dev,run,tmp}
+  for layer in $(skopeo inspect --format '{{range .Layers}}{{.}} {{end}}' "dir:$guests/image"); do tar -C "$tree/image" -xzf "$guests/image/${layer#*:}"; done
+fi
 . scripts/tried/shell-package.sh
 shell_package "$tree/shell" "$guest_machine"
 cp scripts/tried/use.py "$tree/"
@@ -106,6 +113,7 @@ use() { # HOW, more arguments of use.py
   [ -z "$(pins ! -type d)" ] || { pins; fail "$how: pins"; }
 }
 pins() { find /sys/fs/bpf -mindepth 1 ! -name '*.debug' "$@"; } # these are the kernel's
+mounts() { for place in proc sys dev run tmp; do mount --rbind /$place $1/$place; done; }
 files >/run/before
 (apt-get update && apt-get install -y truepeer) >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail apt; }
 tail -3 /run/dpkg.log
@@ -126,7 +134,7 @@ inside() { find $root -xdev | grep -v -e $root/var -e $root/tmp | sort; }
 inside >/run/before
 cp /repository/truepeer.repo $root/etc/yum.repos.d/
 $dnf install truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail dnf; }
-for place in proc sys dev run tmp; do mount --rbind /$place $root/$place; done
+mounts $root
 use "rpm repository, by dnf" --only attach,attach-udp,proxy,splice,udp,https chroot $root /usr/bin/truepeer
 $dnf remove truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail "dnf remove"; }
 for place in proc sys dev run tmp; do umount -Rl $root/$place; done
@@ -136,6 +144,10 @@ diff /run/before /run/after || fail "dnf: files are left"
 [ -z "$(pins)" ] || { pins; fail "dnf: directories of pins are left"; }
 
 [ ! -e /static ] || use "static tarball" /static/usr/bin/truepeer
+if [ -e /image ]; then
+  mounts /image
+  use "files of the image" --only attach,attach-udp,proxy,splice,udp,https chroot /image /usr/bin/truepeer
+fi
 [ ! -e /static-small ] || use "small program" --only attach,attach-udp,notify,proxy,splice,udp /static-small/usr/bin/truepeer
 [ ! -e /suites ] || . /suites/work
 [ $failed = 0 ] && echo "machine: all ok"
