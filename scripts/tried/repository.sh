@@ -38,7 +38,7 @@ apt_root() { # directory, release
   rm -f "$1"/etc/systemd/system/multi-user.target.wants/haproxy.service "$1/usr/sbin/policy-rc.d" "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1/etc/resolv.conf"
 }
 
-distribution() { (. "$1/etc/os-release"; echo "Debian $VERSION_ID, $(basename "$(ls "$1"/usr/lib/systemd/libsystemd-shared-*.so | head -1)" | sed 's/libsystemd-shared-\([0-9]*\).*/systemd \1/')"); } # root
+distribution() { (. "$1/etc/os-release"; echo "Debian $VERSION_ID, $(chroot "$1" systemctl --version | awk '{ print $1, $2; exit }')"); } # root
 
 try_apt() { # release
   local root=$target/tried-$1 log=$target/logs/tried-$1.log web status=0
