@@ -30,9 +30,9 @@ cross_to() { # TRIPLE
   case $triple in
     *-musl)
       musl_gcc "$machine" "$gcc" || return 1
-      cross+=("CC_$name=$musl")
+      cross+=("CC_$name=$musl_cc")
       # rustup's target brings musl, Debian's compiler does not.
-      if [ ${#cross_cargo[@]} -gt 0 ]; then cross+=("CARGO_TARGET_${name^^}_LINKER=$musl")
+      if [ ${#cross_cargo[@]} -gt 0 ]; then cross+=("CARGO_TARGET_${name^^}_LINKER=$musl_cc")
       elif [ "$gcc" != cc ]; then cross+=("CARGO_TARGET_${name^^}_LINKER=$gcc"); fi ;;
     *) [ "$gcc" = cc ] || cross+=("CC_$name=$gcc" "CARGO_TARGET_${name^^}_LINKER=$gcc") ;;
   esac
@@ -85,23 +85,23 @@ debian_rustc() { # TRIPLE
   esac
 }
 
-# A gcc for musl, `$musl`: this machine's musl-gcc, or one made of the specs of Debian's package, for another processor and for
+# A gcc for musl, `$musl_cc`: this machine's musl-gcc, or one made of the specs of Debian's package, for another processor and for
 # Debian's compiler: older specs than sid's don't know static programs that run at any address.
 musl_gcc() { # MACHINE GCC
   local home=$cross_home/musl-$1 deb unwind=$cross_home/unwind-$1-unknown-linux-musl
-  musl=$home/gcc
+  musl_cc=$home/gcc
   if [ "$1" = "$host_machine" ] && [ ${#cross_cargo[@]} = 0 ]; then
-    musl=musl-gcc
+    musl_cc=musl-gcc
     command -v musl-gcc >/dev/null || apt_install musl-tools || { say "musl-gcc is missing: apt-get install musl-tools"; return 1; }
-  elif [ ! -x "$musl" ]; then
+  elif [ ! -x "$musl_cc" ]; then
     rm -rf "$home"
     debian_packages "$home" sid "musl-dev:$(debian_name "$1")" || return 1
     for deb in "$home"/debs/musl*.deb; do dpkg-deb -x "$deb" "$home"; done
     rm -r "$home/debs"
     sed "s|/usr/|$home/usr/|g" "$home/usr/lib/$1-linux-musl/musl-gcc.specs" >"$home/specs"
-    printf '#!/bin/sh\nexec %s "$@" -specs %s\n' "$2" "$home/specs" >"$musl.new"
-    chmod +x "$musl.new"
-    mv "$musl.new" "$musl"
+    printf '#!/bin/sh\nexec %s "$@" -specs %s\n' "$2" "$home/specs" >"$musl_cc.new"
+    chmod +x "$musl_cc.new"
+    mv "$musl_cc.new" "$musl_cc"
   fi
   # Rust's name of the library that unwinds is LLVM's; gcc's has the same functions.
   [ ! -d "$unwind" ] || ln -sf "$("$2" -print-file-name=libgcc_eh.a)" "$unwind/libunwind.a"

@@ -125,7 +125,7 @@ def image(packages, name, version, machines):
         (packages / f"{name}-{version}-image-{machine}.cdx.json").write_text(json.dumps(sbom, indent=2) + "\n")
 
     content = as_json({"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": manifests})
-    index = blob(content, OCI + "index.v1+json", annotations={"org.opencontainers.image.ref.name": version})
+    index = blob(content, OCI + "index.v1+json", annotations={"org.opencontainers.image.ref.name": f"{name}:{version}"})
     layout = {f"blobs/sha256/{key.split(':')[1]}": (data, 0o644) for key, data in blobs.items()}
     layout["oci-layout"] = (as_json({"imageLayoutVersion": "1.0.0"}), 0o644)
     layout["index.json"] = (as_json({"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": [index]}), 0o644)

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Uses truepeer in whole machines of a processor, emulated or under KVM, with Debian's kernels: machine.sh aarch64|x86_64 [RELEASE...]
 # (bookworm: 6.1, trixie: 6.12). In each, apt installs it from target/repository (scripts/repository.sh), it is used in each way (use.py)
-# and purged, and dnf does the same in a root with nothing but a shell; what is left then fails. Then the static binary of the tarball
-# and the small program are used, if target/packages has them. Needs root and some minutes for each kernel.
+# and purged, and dnf does the same in a root with nothing but a shell; what is left then fails. Then the static binary of the tarball,
+# the image's files alone and the small program are used, if target/packages has them. With MACHINE_SUITES=1 also `make demo`'s program, and some tests of each
+# kind, built for this processor. Needs root and, emulated, a quarter of an hour for each kernel.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 guest_machine=${1:?the processor: aarch64 or x86_64}
@@ -10,13 +11,14 @@ shift
 say() { echo "machine: $*"; }
 fail() { say "$*"; exit 1; }
 . scripts/guest.sh
+. scripts/cross.sh
 ls target/repository/apt/pool/truepeer_*_"$guest_debian".deb >/dev/null 2>&1 || fail "scripts/package.sh $guest_machine and make repository first"
-packages=(dnf haproxy iproute2 kmod libpython3-stdlib mount python3-minimal)
-for need in mmdebstrap:mmdebstrap qemu-aarch64-static:qemu-user-static rpmbuild:rpm createrepo_c:createrepo-c; do
+packages=(dnf dnsdist ethtool haproxy iproute2 kmod libnginx-mod-stream libpython3-stdlib mount nftables nginx-light python3-minimal unbound)
+for need in mmdebstrap:mmdebstrap skopeo:skopeo qemu-aarch64-static:qemu-user-static rpmbuild:rpm createrepo_c:createrepo-c; do
   command -v "${need%:*}" >/dev/null || apt_install "${need#*:}" || fail "missing: ${need#*:}"
 done
 guest_qemu || fail "apt can't provide qemu of $qemu_release"
-root=$guests/root-dnf.tar
+root=$guests/root-demo.tar
 [ -e "$root" ] || scripts/tried/foreign-root.sh "$guest_debian" bookworm "$root" "${packages[@]}" >"$guests/root.log" 2>&1 || fail "see $guests/root.log"
 
 tree=$guests/tree
@@ -35,9 +37,51 @@ for name in '' -small; do
   file=$(ls target/packages/truepeer"$name"-[0-9]*-"$guest_machine"-linux-musl.tar.gz 2>/dev/null | tail -1)
   [ -z "$file" ] || tar -C "$tree" --strip-components=1 --wildcards --one-top-level="static$name" -xf "$file" '*/usr/bin/truepeer'
 done
+file=$(ls target/packages/truepeer-[0-9]*-image.tar 2>/dev/null | tail -1)
+if [ -n "$file" ]; then
+  rm -rf "$guests/image"
+  skopeo copy -q --override-arch "$guest_debian" "oci-archive:$file" "dir:$guests/image"
+  mkdir -p "$tree"/image/{proc,sys,dev,run,tmp}
+  for layer in $(skopeo inspect --format '{{range .Layers}}{{.}} {{end}}' "dir:$guests/image"); do tar -C "$tree/image" -xzf "$guests/image/${layer#*:}"; done
+fi
 . scripts/tried/shell-package.sh
 shell_package "$tree/shell" "$guest_machine"
 cp scripts/tried/use.py "$tree/"
+
+# Tests that need no network card; a processor could fail them by its order of memory, its page size, or its numbers of system calls.
+attach=(detach_waits_for_open_connections flows_end_with_their_sockets udp::a_backend_on_the_senders_host_sees_the_client udp::ports_are_mapped_both_ways)
+packets=(handshake::)
+run=(pollers::a_late_header_ends edges::late_headers)
+proxy_splice=(a_session_leaves_user_space_and_its_bytes_are_counted)
+models=(splice_in_does_what_its_model_says errors_go)
+suites() {
+  local json triple=$guest_machine-unknown-linux-gnu name test crate file
+  cross_to "$triple" || return 1
+  say "building the tests"
+  env "${cross[@]}" cargo build -q --target "$triple" -p truepeer-testbed --bin demo
+  json=$(env "${cross[@]}" cargo test --target "$triple" -p truepeer -p truepeer-bpf --test attach --test packets --test run_notify --test splice --no-run \
+    --message-format=json 2>"$guests/build.log") || { tail -20 "$guests/build.log"; return 1; }
+  file=$target/$triple/debug/truepeer
+  mkdir -p "$tree$(dirname "$file")" "$tree/suites"
+  "$cross_strip" -o "$tree$file" "$file"
+  "$cross_strip" -o "$tree/suites/demo" "$target/$triple/debug/demo"
+  while read -r name test crate; do
+    file=$(grep "crates/$crate[/#]" <<<"$json" | grep -o '"executable":"[^"]*/'"$test"'-[^"]*"' | tail -1 | cut -d'"' -f4)
+    "$cross_strip" -o "$tree/suites/$name" "$file"
+  done <<<"attach attach truepeer
+packets packets truepeer
+run run_notify truepeer
+proxy-splice splice truepeer
+models splice bpf"
+  { echo "/suites/demo $target/$triple/debug/truepeer || fail demo"
+    echo "export MODEL_SEGMENTS=5000"
+    for name in attach packets run proxy-splice models; do
+      local -n tests=${name//-/_}
+      for test in "${tests[@]}"; do echo "/suites/$name --color never --test-threads 1 $test || fail '$name $test'"; done
+    done
+  } >"$tree/suites/work"
+}
+[ -z "${MACHINE_SUITES-}" ] || suites || fail "the tests can't be built"
 cat >"$tree/init" <<'END'
 #!/bin/sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ NO_COLOR=1 LC_ALL=C PYTHONDONTWRITEBYTECODE=1
@@ -66,8 +110,10 @@ use() { # HOW, more arguments of use.py
   ip -all netns del
   ip link del here 2>/dev/null
   python3 /use.py --where "$emulated,$how" "$@" || fail "$how"
-  [ -z "$(ls /sys/fs/bpf)" ] || { find /sys/fs/bpf; fail "$how: pins"; }
+  [ -z "$(pins ! -type d)" ] || { pins; fail "$how: pins"; }
 }
+pins() { find /sys/fs/bpf -mindepth 1 ! -name '*.debug' "$@"; } # these are the kernel's
+mounts() { for place in proc sys dev run tmp; do mount --rbind /$place $1/$place; done; }
 files >/run/before
 (apt-get update && apt-get install -y truepeer) >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail apt; }
 tail -3 /run/dpkg.log
@@ -77,6 +123,7 @@ use "apt repository"
 apt-get purge -y truepeer >/run/dpkg.log 2>&1 || { cat /run/dpkg.log; fail purge; }
 files >/run/after
 diff /run/before /run/after || fail "apt: files are left"
+[ -z "$(pins)" ] || { pins; fail "apt: directories of pins are left"; }
 
 root=/dnf
 dnf="dnf -y --releasever=1 --installroot=$root --setopt=reposdir=$root/etc/yum.repos.d"
@@ -87,16 +134,22 @@ inside() { find $root -xdev | grep -v -e $root/var -e $root/tmp | sort; }
 inside >/run/before
 cp /repository/truepeer.repo $root/etc/yum.repos.d/
 $dnf install truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail dnf; }
-for place in proc sys dev run tmp; do mount --rbind /$place $root/$place; done
+mounts $root
 use "rpm repository, by dnf" --only attach,attach-udp,proxy,splice,udp,https chroot $root /usr/bin/truepeer
-for place in proc sys dev run tmp; do umount -Rl $root/$place; done
 $dnf remove truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail "dnf remove"; }
+for place in proc sys dev run tmp; do umount -Rl $root/$place; done
 rm -f $root/etc/yum.repos.d/truepeer.repo
 inside >/run/after
 diff /run/before /run/after || fail "dnf: files are left"
+[ -z "$(pins)" ] || { pins; fail "dnf: directories of pins are left"; }
 
-[ ! -e /static ] || use "tarball, static" /static/usr/bin/truepeer
+[ ! -e /static ] || use "static tarball" /static/usr/bin/truepeer
+if [ -e /image ]; then
+  mounts /image
+  use "files of the image" --only attach,attach-udp,proxy,splice,udp,https chroot /image /usr/bin/truepeer
+fi
 [ ! -e /static-small ] || use "small program" --only attach,attach-udp,notify,proxy,splice,udp /static-small/usr/bin/truepeer
+[ ! -e /suites ] || . /suites/work
 [ $failed = 0 ] && echo "machine: all ok"
 END
 releases=("$@")

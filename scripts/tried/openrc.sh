@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs the tarball's static binary as deploy/openrc/truepeer does it, in a root with busybox and OpenRC, as Alpine has them:
-# openrc.sh TREE [FILE of the static binary]. Started, asked, reloaded, stopped, removed. TREE is OpenRC as its own build installs it
+# openrc.sh TREE [FILE of the static binary]. Started, asked, reloaded, stopped, used in each way (use.py), removed. TREE is OpenRC as its own build installs it
 # (meson setup BUILD -Dprefix=/usr; meson install -C BUILD --destdir TREE): Debian's lacks start-stop-daemon. Needs root.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
@@ -29,10 +29,14 @@ fi
 install -D "$binary" "$root/usr/bin/truepeer"
 install -D deploy/openrc/truepeer "$root/etc/init.d/truepeer"
 install -Dm644 deploy/truepeer.toml "$root/etc/truepeer/truepeer.toml"
-unshare --mount --pid --fork --net --kill-child bash -ec '
+version=$(sed -n "s/^Version: //p" "$(find "$openrc" -name openrc.pc)")
+servers=$target/servers/root
+export HAPROXY="${HAPROXY:-env LD_LIBRARY_PATH=$servers/usr/lib/$(uname -m)-linux-gnu:$servers/lib/$(uname -m)-linux-gnu $servers/usr/sbin/haproxy}"
+unshare --mount --pid --fork --net --kill-child --propagation private bash -ec '
   scripts/new-network.sh openrc
   root=$1
   ip link set lo up
+  scripts/tried/own-mounts.sh
   mount -t proc proc "$root/proc"
   mount --rbind /sys "$root/sys"
   mount --rbind /dev "$root/dev"
@@ -54,7 +58,14 @@ unshare --mount --pid --fork --net --kill-child bash -ec '
   cp deploy/truepeer.toml "$root/etc/truepeer/truepeer.toml"
   inside /sbin/rc-service truepeer stop
   ! inside /bin/ps | grep "[t]ruepeer serve" || exit 1
-' bash "$root" || { say "FAILED"; exit 1; }
+  # use.py asks the admin socket by its path.
+  umount "$root/tmp"
+  mount --bind /tmp "$root/tmp"
+  # It has no Python for `run`.
+  python3 scripts/tried/use.py --where "$2,static tarball" --only attach,attach-udp,proxy,splice,udp,https chroot "$root" /usr/bin/truepeer
+  pins=$(find /sys/fs/bpf ! -type d ! -name "*.debug")
+  [ -z "$pins" ] || { echo "$pins"; exit 1; }
+' bash "$root" "a root with busybox and OpenRC $version" || { say "FAILED"; exit 1; }
 rm -rf "$root"/{usr/bin/truepeer,etc/init.d/truepeer,etc/init.d/net.lo,etc/truepeer,var/log/truepeer.log}
 (cd "$root" && find . -xdev | sort) >"$target/logs/openrc.after"
 diff "$target/logs/openrc.before" "$target/logs/openrc.after" || { say "FAILED: files are left"; exit 1; }

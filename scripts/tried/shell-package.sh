@@ -23,7 +23,7 @@ Provides: /bin/sh
 busybox
 %install
 install -D $tree/usr/bin/busybox %{buildroot}/bin/busybox
-for name in sh ls rm; do ln -s busybox %{buildroot}/bin/\$name; done
+for name in sh ls rm find; do ln -s busybox %{buildroot}/bin/\$name; done
 %files
 /bin/*
 END
