@@ -1,6 +1,6 @@
 # On a fresh Debian or Ubuntu with Rust: `make demo` and `make demo-https` demonstrate truepeer, `make test` tests
 # it, and `make bench` measures it. All first install or unpack what is missing, and print that.
-.PHONY: demo demo-https test test-all vpp bench proof-timing coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check release repository small conformance book setup servers engines browser kube frp h2spec pebble fmt lint doc clean
+.PHONY: demo demo-https test test-all vpp bench proof-timing coverage fuzz mutants miri sanitize soak situations kernels old-kernel package package-check release repository small conformance book setup servers engines browser mdbook kube frp h2spec pebble fmt lint doc clean
 .DEFAULT_GOAL := demo
 
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
@@ -38,7 +38,7 @@ test: setup
 	scripts/test.sh
 
 # Runs the long tests and the whole matrix as well.
-test-all: setup engines kube frp h2spec pebble browser
+test-all: setup engines kube frp h2spec pebble browser mdbook
 	TRUEPEER_TEST_ALL=1 scripts/test.sh
 
 # Compares truepeer with its peers in a few minutes; rewrites the measured parts of docs/benchmarks*.md, and their
@@ -74,6 +74,10 @@ engines:
 # The browser that opens the status page in a test, likewise: under ~/.cache/truepeer, or where TRUEPEER_BROWSER says. 300 MiB.
 browser:
 	@scripts/servers.sh scripts/browser.txt "$${TRUEPEER_BROWSER:-$${XDG_CACHE_HOME:-$$HOME/.cache}/truepeer/browser}"
+
+# mdBook, built from source under target/tools: a test opens the documentation's site in that browser.
+mdbook:
+	@scripts/book.sh --program
 
 # VPP for its tests: an installed one, or make vpp TRUEPEER_VPP_SOURCE=CHECKOUT for one that was built there.
 vpp:

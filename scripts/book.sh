@@ -1,5 +1,8 @@
 #!/bin/bash
 # Builds docs/ as a site under target/book, by the installed mdBook or one that is built from source (once, minutes).
+#
+#   scripts/book.sh [DIRECTORY]   under this directory instead
+#   scripts/book.sh --program     mdBook alone, for the test that opens the site in a browser
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 tools=$PWD/target/tools
@@ -10,9 +13,15 @@ else
   mdbook=$tools/bin/mdbook
   if [ ! -x "$mdbook" ]; then
     echo "book: building mdBook $version from source (once, minutes)"
-    env -u CARGO_TARGET_DIR cargo install -q --locked --no-default-features --features search --root "$tools" "mdbook@$version"
+    env -u CARGO_TARGET_DIR cargo install -q --locked --no-default-features --features search --root "$tools" "mdbook@$version" || {
+      echo "book: can't build mdBook"
+      [ "${1-}" = --program ]
+      exit
+    }
   fi
 fi
+[ "${1-}" != --program ] || exit 0
+site=${1:-$target/book}
 # Two books: for users (docs/SUMMARY.md), and Inside (docs/INSIDE.md) in the folder inside/ of the first. mdBook takes
 # its chapters from SUMMARY.md alone, so each is built from a copy, with the links between the two changed.
 work=$(mktemp -d)
@@ -52,7 +61,7 @@ for book, own, summary, other in (("users", users, "SUMMARY.md", "inside"), ("in
 config = work / "inside" / "book.toml"
 config.write_text(config.read_text().replace('title = "truepeer"', 'title = "Inside truepeer"'))
 PYTHON
-rm -rf "$target/book"
-"$mdbook" build "$work/users" --dest-dir "$target/book"
-"$mdbook" build "$work/inside" --dest-dir "$target/book/inside"
-echo "book: open $target/book/index.html; inside: $target/book/inside/index.html"
+rm -rf "$site"
+"$mdbook" build "$work/users" --dest-dir "$site"
+"$mdbook" build "$work/inside" --dest-dir "$site/inside"
+echo "book: open $site/index.html; inside: $site/inside/index.html"

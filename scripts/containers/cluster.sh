@@ -13,7 +13,7 @@ cluster_up() {
   node_start etcd etcd --data-dir /run/node/etcd --listen-client-urls http://127.0.0.1:2379 \
     --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380 --unsafe-no-fsync
   cluster_containerd
-  node_run openssl genrsa -out /run/node/accounts.key 2048 2>/dev/null
+  node_run test -e /run/node/accounts.key || node_run openssl genrsa -out /run/node/accounts.key 2048 2>/dev/null
   node_run sh -c 'cat >/run/node/tokens' <<'TOKENS'
 admin-token,admin,1,"system:masters"
 node-token,system:node:node,2,"system:nodes"

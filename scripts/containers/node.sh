@@ -7,6 +7,9 @@ engines=${TRUEPEER_ENGINES:-$cache/engines}
 kube_version=1.34.4
 kube=${TRUEPEER_KUBE:-$cache/kube-$kube_version}
 
+# Directory on a tmpfs that outlives a node, as a machine's disk does a reboot; without one it ends with the node.
+node_disk=${node_disk-}
+
 # Starts it with one of two layouts of the cgroups. v2: the cgroup2 hierarchy alone, with the controllers that v1 leaves
 # to it; hybrid: as on this machine. Another machine, `lb`, is beside it: 10.0.0.7 and fd00:200::7; the node is .1 and ::1.
 node_up() { # layout
@@ -26,7 +29,10 @@ node_up() { # layout
     mount -t bpf bpf /sys/fs/bpf
     grep -o " /run/[^ ]*" /proc/self/mounts | sort -r | while read -r mount; do umount -l "$mount"; done
     mount -t tmpfs -o mode=755 tmpfs /run
-    mkdir -p /run/netns /run/lock /run/node/home/.config/containers
+    mkdir -p /run/netns /run/lock /run/node
+    [ -z "$2" ] || mount --bind "$2" /run/node
+    rm -f /run/node/up
+    mkdir -p /run/node/home/.config/containers
     mount -t tmpfs -o mode=755 tmpfs /var/log
     mount --make-rshared /
     sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
@@ -47,7 +53,7 @@ node_up() { # layout
     ip route add default via fd00:200::7
     touch /run/node/up
     trap "exit 0" TERM
-    while :; do sleep 1000 & wait $!; done' node "$1" >"$target/logs/node.log" 2>&1 </dev/null &
+    while :; do sleep 1000 & wait $!; done' node "$1" "$node_disk" >"$target/logs/node.log" 2>&1 </dev/null &
   node_unshare=$!
   for _ in $(seq 100); do
     node_pid=$(cat "/proc/$node_unshare/task/$node_unshare/children" 2>/dev/null | tr -d ' ')

@@ -107,7 +107,7 @@ for source, another, sender in ADDRESSES:
         if time.monotonic() > begin + LIMIT:
             sys.exit(f"{source} is not refused {LIMIT:.0f} s after five wrong passwords")
         time.sleep(0.05)
-    print(f"{source} is refused {time.monotonic() - begin:.1f} s after five wrong passwords")
+    print(f"{source} is refused {time.monotonic() - begin:.1f} s after five wrong passwords", flush=True)
     if not ended(mine):
         sys.exit(f"the open connection of {source} has not ended")
     if not refused(source, sender):
@@ -118,5 +118,5 @@ for source, another, sender in ADDRESSES:
         others.recv(1)
         sys.exit(f"the open connection of {another} has ended")
     except (BlockingIOError, ssl.SSLWantReadError):
-        print(f"{another} is served, and its open connection goes on")
+        print(f"{another} is served, and its open connection goes on", flush=True)
     subprocess.run(["ip", "address", "delete", f"{another}/{length}", "dev", "eth0"], check=True)

@@ -192,19 +192,26 @@ class Host:
             *ENVIRONMENT,
         ]
 
-    def run(self, text: str, seconds: int = 60) -> subprocess.CompletedProcess:
-        """Runs shell commands as root, as one who pastes them, but stops at the first that fails."""
+    def run(self, text: str) -> subprocess.CompletedProcess:
+        """Runs shell commands as root, as one who pastes them, but stops at the first that fails.
+
+        The time-out is for commands that hang: on a busy machine others take minutes.
+        """
         command = [*self.enter(), "bash", "-euo", "pipefail", "-c", text]
         out = WORK / "output"
         with out.open("w+") as output:
-            done = subprocess.run(
-                command,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-            )
+            try:
+                done = subprocess.run(
+                    command,
+                    text=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=600,
+                )
+            except subprocess.TimeoutExpired as error:
+                said = out.read_text(errors="replace")
+                raise RuntimeError(f"hangs on the {self.name}: {text}--- output:\n{said}") from error
         return subprocess.CompletedProcess(command, done.returncode, out.read_text(errors="replace"))
 
     def write(self, path: str, text: str, mode: int = 0o644):

@@ -167,6 +167,12 @@ fn files_that_the_pages_name_are_those_of_the_manifests() {
 }
 
 #[test]
+fn the_pages_deployment_is_that_of_the_file() {
+    let file = read("deploy/kubernetes/web.yaml");
+    assert!(read("docs/kubernetes.md").contains(&format!("```yaml\n{file}```\n")));
+}
+
+#[test]
 fn values_that_the_pages_name_are_the_charts() {
     let values: Value = serde_saphyr::from_str(&read("deploy/helm/truepeer/values.yaml")).expect("YAML");
     let mut count = 0;

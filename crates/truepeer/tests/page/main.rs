@@ -1,7 +1,9 @@
-//! The status page in a real browser: wide and narrow, light and dark, with hostile text in every field.
+//! The status page in a real browser: wide and narrow, light and dark, with hostile text in every field. And
+//! the documentation as a site.
 
 mod browser;
 mod hostile;
+mod site;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -24,11 +26,12 @@ const URL: &str = "http://127.0.0.1:9144/";
 const POLLS: &str = "Number(document.querySelector('#news').dataset.polls ?? 0)";
 
 fn main() -> ExitCode {
-    let all: Vec<Test> = tests![
+    let mut all: Vec<Test> = tests![
         hostile_text_in_every_field_is_shown_and_runs_nothing,
         rates_of_the_last_minutes_are_drawn,
         a_client_is_found_by_its_address,
     ];
+    all.push(Test::new("each_page_of_the_site_fits_a_phone", site::fits_a_phone).long());
     truepeer_testbed::main(all)
 }
 
