@@ -4,7 +4,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 export PATH="$PATH:/usr/local/go/bin"
-home=$PWD/target/tools/pebble version=v2.7.0
+home=$PWD/target/tools/pebble version=v2.10.3
 
 if ! command -v go >/dev/null; then
   echo "pebble: Go is missing: the tests that need an ACME authority will be skipped"

@@ -20,18 +20,29 @@ pub(crate) struct Failure {
     pub(crate) lost_account: bool,
     /// The authority has refused the nonces of a request and of its repetitions.
     pub(crate) bad_nonce: bool,
+    /// The authority can't be reached, or does not answer.
+    pub(crate) is_of_connection: bool,
 }
 
 impl Failure {
     pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), pause: None, lost_account: false, bad_nonce: false }
+        Self {
+            text: text.into(),
+            pause: None,
+            lost_account: false,
+            bad_nonce: false,
+            is_of_connection: false,
+        }
     }
 
     /// An error of a request. `pause`: what its answer asks for.
     pub(crate) fn of(doing: &str, error: &instant_acme::Error, pause: Option<Duration>) -> Self {
         match error {
             instant_acme::Error::Api(problem) => Self::told(doing, problem, pause),
-            instant_acme::Error::Other(error) => Self::new(format!("{doing}: {}", causes(&**error))),
+            instant_acme::Error::Other(error) => {
+                let failure = Self::new(format!("{doing}: {}", causes(&**error)));
+                Self { is_of_connection: error.is::<std::io::Error>(), ..failure }
+            }
             other => Self::new(format!("{doing}: {}", causes(other))),
         }
     }
@@ -41,7 +52,7 @@ impl Failure {
         let pause = pause.or((kind == "rateLimited").then_some(RATE_LIMITED));
         let text = format!("{doing}: the authority refuses it: {}", told(problem));
         let (lost_account, bad_nonce) = (kind == "accountDoesNotExist", kind == "badNonce");
-        Self { text, pause, lost_account, bad_nonce }
+        Self { text, pause, lost_account, bad_nonce, is_of_connection: false }
     }
 
     /// A name that the authority could not check.

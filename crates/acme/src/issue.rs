@@ -7,8 +7,8 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use instant_acme::{
-    Account, AccountCredentials, AuthorizationStatus, ChallengeType, ExternalAccountKey, Identifier,
-    NewAccount, NewOrder, Order, OrderStatus,
+    Account, AccountCredentials, AuthorizationStatus, CertificateIdentifier, ChallengeType,
+    ExternalAccountKey, Identifier, NewAccount, NewOrder, Order, OrderStatus,
 };
 
 use crate::authority::Authority;
@@ -36,16 +36,18 @@ impl Drop for Answers<'_> {
 }
 
 /// Orders a certificate. Returns it with its key, as PEM. `by_http`: http-01, otherwise tls-alpn-01.
+/// `replaces`: the certificate that the authority has suggested to renew.
 pub(crate) fn issue(
     settings: &Settings,
     wanted: &Wanted,
     by_http: bool,
+    replaces: Option<&CertificateIdentifier<'_>>,
     server: &dyn Server,
 ) -> Result<Vec<u8>, Failure> {
     let once = || {
         let authority = Authority::new(settings).map_err(Failure::new)?;
         let account = account(settings, &authority)?;
-        Issuing { authority, by_http, server }.run(&account, wanted)
+        Issuing { authority, by_http, replaces, server }.run(&account, wanted)
     };
     for _ in 1..ORDERS {
         match once() {
@@ -59,6 +61,7 @@ pub(crate) fn issue(
 struct Issuing<'a> {
     authority: Authority,
     by_http: bool,
+    replaces: Option<&'a CertificateIdentifier<'a>>,
     server: &'a dyn Server,
 }
 
@@ -69,7 +72,11 @@ impl Issuing<'_> {
 
     fn run(&self, account: &Account, wanted: &Wanted) -> Result<Vec<u8>, Failure> {
         let names: Vec<_> = wanted.names.iter().cloned().map(Identifier::Dns).collect();
-        let mut order = wait(account.new_order(&NewOrder::new(&names))).map_err(self.failed("new order"))?;
+        let mut new = NewOrder::new(&names);
+        if let Some(replaces) = self.replaces {
+            new = new.replaces(replaces.clone());
+        }
+        let mut order = wait(account.new_order(&new)).map_err(self.failed("new order"))?;
         {
             let mut answers = Answers { server: self.server, given: Vec::new() };
             self.answer(&mut order, &mut answers)?;
@@ -166,20 +173,26 @@ fn request(names: &[String], key: &rcgen::KeyPair) -> Result<Vec<u8>, rcgen::Err
     Ok(params.serialize_request(key)?.der().to_vec())
 }
 
+/// The account that is kept.
+pub(crate) fn kept_account(settings: &Settings, authority: &Authority) -> Result<Option<Account>, Failure> {
+    let kept = state::account(settings).map_err(|error| Failure::new(format!("account: {error}")))?;
+    let Some(json) = kept else { return Ok(None) };
+    let credentials: AccountCredentials = serde_json::from_slice(&json).map_err(|error| {
+        let file = state::account_file(settings);
+        Failure::new(format!(
+            "account: {} is damaged ({error}): remove it, and truepeer makes a new account",
+            file.display()
+        ))
+    })?;
+    let builder = Account::builder_with_http(Box::new(authority.clone()));
+    let account = wait(builder.from_credentials(credentials));
+    account.map(Some).map_err(|error| Failure::of("account", &error, authority.pause()))
+}
+
 /// The account that is kept, or a new one.
 fn account(settings: &Settings, authority: &Authority) -> Result<Account, Failure> {
-    let failed = |error| Failure::of("account", &error, authority.pause());
-    let kept = state::account(settings).map_err(|error| Failure::new(format!("account: {error}")))?;
-    if let Some(json) = kept {
-        let credentials: AccountCredentials = serde_json::from_slice(&json).map_err(|error| {
-            let file = state::account_file(settings);
-            Failure::new(format!(
-                "account: {} is damaged ({error}): remove it, and truepeer makes a new account",
-                file.display()
-            ))
-        })?;
-        let builder = Account::builder_with_http(Box::new(authority.clone()));
-        return wait(builder.from_credentials(credentials)).map_err(failed);
+    if let Some(account) = kept_account(settings, authority)? {
+        return Ok(account);
     }
     let contact = settings.email.as_ref().map(|email| format!("mailto:{email}"));
     let contact: Vec<_> = contact.iter().map(String::as_str).collect();
@@ -187,7 +200,7 @@ fn account(settings: &Settings, authority: &Authority) -> Result<Account, Failur
     let external = external(settings)?;
     let builder = Account::builder_with_http(Box::new(authority.clone()));
     let made = wait(builder.create(&new, settings.directory.clone(), external.as_ref()));
-    let (account, credentials) = made.map_err(failed)?;
+    let (account, credentials) = made.map_err(|error| Failure::of("account", &error, authority.pause()))?;
     let kept = serde_json::to_vec(&credentials).map_err(std::io::Error::other);
     let kept = kept.and_then(|json| state::store_account(settings, &json));
     kept.map_err(|error| Failure::new(format!("account: can't keep it: {error}")))?;
@@ -226,7 +239,7 @@ fn base64url(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Runs a future of the library to its end. Its requests block, so it hardly ever waits.
-fn wait<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {

@@ -3,8 +3,9 @@
 //! One thread does everything, with blocking calls: no connection ever waits for the authority.
 //!
 //! ```text
-//! Acme::start ─▶ worker: what is due? (schedule) ─▶ issue: account, order, answers, certificate ─▶ state
-//!                                                      │ Server::answer, Server::withdraw          │ Server::install
+//! Acme::start ─▶ worker: what is due? (schedule, suggested)
+//!                ─▶ issue: account, order, answers, certificate ─▶ state
+//!                            │ Server::answer, Server::withdraw          │ Server::install
 //! ```
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod explain;
 mod issue;
 mod schedule;
 mod state;
+mod suggested;
 mod validity;
 mod worker;
 

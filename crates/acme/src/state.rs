@@ -8,11 +8,12 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustls::pki_types::CertificateDer;
+use instant_acme::CertificateIdentifier;
 use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, Der};
 
 use crate::Settings;
-use crate::validity::Validity;
+use crate::validity::{Validity, issuer_and_serial};
 
 /// A certificate with its key, as it is kept.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,6 +34,13 @@ impl Stored {
         let parsed = webpki::EndEntityCert::try_from(&leaf).ok()?;
         let names = parsed.valid_dns_names().map(str::to_ascii_lowercase).collect();
         Some(Self { pem, validity, names })
+    }
+
+    /// Its name at the authority (RFC 9773, 4.1).
+    pub(crate) fn id(&self) -> Option<CertificateIdentifier<'static>> {
+        let leaf = CertificateDer::pem_slice_iter(&self.pem).next()?.ok()?;
+        let (issuer, serial) = issuer_and_serial(&leaf)?;
+        Some(CertificateIdentifier::new(Der::from_slice(issuer), Der::from_slice(serial)))
     }
 
     /// Whether it is for all of these names.

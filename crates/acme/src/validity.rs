@@ -1,4 +1,4 @@
-//! When a certificate is valid: read from its DER, because webpki keeps that for itself.
+//! A certificate's validity and issuer's key, read from its DER, because webpki keeps them for itself.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,28 +11,69 @@ pub struct Validity {
     pub until: SystemTime,
 }
 
+const BOOLEAN: u8 = 0x01;
 const INTEGER: u8 = 0x02;
+const OCTETS: u8 = 0x04;
+const OBJECT: u8 = 0x06;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 const SEQUENCE: u8 = 0x30;
 /// The version of a certificate: `[0] EXPLICIT`.
 const VERSION: u8 = 0xa0;
+/// The unique identifiers of the issuer and the subject: `[1]`, `[2] IMPLICIT`.
+const IDENTIFIERS: [u8; 2] = [0x81, 0x82];
+/// The extensions of a certificate: `[3] EXPLICIT`.
+const EXTENSIONS: u8 = 0xa3;
+/// id-ce-authorityKeyIdentifier (RFC 5280, 4.2.1.1).
+const AUTHORITY_KEY: &[u8] = &[0x55, 0x1d, 0x23];
+/// Its first field: `[0] IMPLICIT OCTET STRING`.
+const KEY_IDENTIFIER: u8 = 0x80;
 
 impl Validity {
     /// Of a certificate (RFC 5280, 4.1). `None`: it is none.
     pub fn of(der: &[u8]) -> Option<Self> {
-        let (certificate, _) = element(SEQUENCE, der)?;
-        let (mut fields, _) = element(SEQUENCE, certificate)?;
-        if let Some((_, rest)) = element(VERSION, fields) {
-            fields = rest;
-        }
-        for before in [INTEGER, SEQUENCE, SEQUENCE] {
-            fields = element(before, fields)?.1;
-        }
-        let (validity, _) = element(SEQUENCE, fields)?;
+        let (validity, _) = element(SEQUENCE, after(&[INTEGER, SEQUENCE, SEQUENCE], fields(der)?)?)?;
         let (from, rest) = time(validity)?;
         Some(Self { from, until: time(rest)?.0 })
     }
+
+    pub(crate) fn length(&self) -> Duration {
+        self.until.duration_since(self.from).unwrap_or_default()
+    }
+}
+
+/// The issuer's key identifier and the serial number, as in DER. `None`: the certificate lacks them.
+pub(crate) fn issuer_and_serial(der: &[u8]) -> Option<(&[u8], &[u8])> {
+    let fields = fields(der)?;
+    let (serial, _) = element(INTEGER, fields)?;
+    // Up to the subject's public key.
+    let mut rest = after(&[INTEGER, SEQUENCE, SEQUENCE, SEQUENCE, SEQUENCE, SEQUENCE], fields)?;
+    for identifier in IDENTIFIERS {
+        rest = element(identifier, rest).map_or(rest, |(_, rest)| rest);
+    }
+    let (mut extensions, _) = element(SEQUENCE, element(EXTENSIONS, rest)?.0)?;
+    loop {
+        let (extension, more) = element(SEQUENCE, extensions)?;
+        extensions = more;
+        let (object, rest) = element(OBJECT, extension)?;
+        if object == AUTHORITY_KEY {
+            let rest = element(BOOLEAN, rest).map_or(rest, |(_, rest)| rest);
+            let (value, _) = element(SEQUENCE, element(OCTETS, rest)?.0)?;
+            return Some((element(KEY_IDENTIFIER, value)?.0, serial));
+        }
+    }
+}
+
+/// A certificate's fields after the version.
+fn fields(der: &[u8]) -> Option<&[u8]> {
+    let (certificate, _) = element(SEQUENCE, der)?;
+    let (fields, _) = element(SEQUENCE, certificate)?;
+    Some(element(VERSION, fields).map_or(fields, |(_, rest)| rest))
+}
+
+/// What follows the elements of these tags.
+fn after<'a>(tags: &[u8], der: &'a [u8]) -> Option<&'a [u8]> {
+    tags.iter().try_fold(der, |der, &tag| Some(element(tag, der)?.1))
 }
 
 /// The contents of the element of this tag at the start, and what follows it.
@@ -120,6 +161,30 @@ mod tests {
             for end in 0..der.len().min(300) {
                 assert_ne!(Validity::of(&der[..end]), Some(validity), "{end}");
             }
+        }
+    }
+
+    #[test]
+    fn a_certificate_names_its_issuers_key_and_its_number() {
+        let of = |params: rcgen::CertificateParams| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let mut issuer = rcgen::CertificateParams::new(Vec::new()).unwrap();
+            issuer.key_identifier_method = rcgen::KeyIdMethod::PreSpecified(vec![7, 8, 9]);
+            let issuer = rcgen::Issuer::new(issuer, rcgen::KeyPair::generate().unwrap());
+            params.signed_by(&key, &issuer).unwrap()
+        };
+        let mut params = rcgen::CertificateParams::new(vec!["a.test".to_owned()]).unwrap();
+        params.serial_number = Some(rcgen::SerialNumber::from_slice(&[0x87, 0x65, 0x43, 0x21]));
+        params.key_usages = vec![rcgen::KeyUsagePurpose::DigitalSignature];
+        let without = of(params.clone());
+        assert_eq!(issuer_and_serial(without.der()), None);
+        params.use_authority_key_identifier_extension = true;
+        let certificate = of(params);
+        // RFC 9773, 4.1: with the leading zero that the sign wants.
+        let expected = (&[7, 8, 9][..], &[0, 0x87, 0x65, 0x43, 0x21][..]);
+        assert_eq!(issuer_and_serial(certificate.der()), Some(expected));
+        for end in 0..certificate.der().len() {
+            assert_eq!(issuer_and_serial(&certificate.der()[..end]), None, "{end}");
         }
     }
 }

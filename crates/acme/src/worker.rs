@@ -5,10 +5,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::schedule::{DUE_AGAIN, Failures, due};
 use crate::state::{self, Stored, stored};
+use crate::suggested::Suggested;
 use crate::{Server, Settings, Wanted, issue};
 
 /// The longest sleep: the clock may be set meanwhile.
@@ -33,6 +34,7 @@ struct Work {
 struct Managed {
     wanted: Wanted,
     certificate: Option<Stored>,
+    suggested: Suggested,
     failures: Failures,
 }
 
@@ -79,8 +81,8 @@ fn take_up(all: &mut Vec<Managed>, work: &Work, server: &dyn Server) {
     all.retain(|managed| work.wanted.contains(&managed.wanted));
     for wanted in &work.wanted {
         if all.iter().all(|managed| managed.wanted != *wanted) {
-            let mut managed =
-                Managed { wanted: wanted.clone(), certificate: None, failures: Failures::default() };
+            let (suggested, failures) = (Suggested::default(), Failures::default());
+            let mut managed = Managed { wanted: wanted.clone(), certificate: None, suggested, failures };
             managed.load(&work.settings, server);
             all.push(managed);
         }
@@ -89,6 +91,7 @@ fn take_up(all: &mut Vec<Managed>, work: &Work, server: &dyn Server) {
 
 /// Orders what is due. Returns how long nothing will be.
 fn turn(settings: &Settings, all: &mut [Managed], server: &dyn Server) -> Duration {
+    ask(settings, all);
     if !all.iter().any(Managed::is_due) {
         return pause(all);
     }
@@ -115,9 +118,40 @@ fn turn(settings: &Settings, all: &mut [Managed], server: &dyn Server) -> Durati
     pause(all)
 }
 
+/// Asks when the authority suggests to renew. A certificate that is due is not asked for.
+fn ask(settings: &Settings, all: &mut [Managed]) {
+    for at in 0..all.len() {
+        let managed = &mut all[at];
+        let now = SystemTime::now();
+        if managed.ask_at(now).is_none_or(|ask_at| ask_at > now) {
+            continue;
+        }
+        let Some(certificate) = &managed.certificate else { continue };
+        let asked = managed.suggested.ask(settings, certificate);
+        match asked {
+            Ok(is_new) if is_new => {
+                let hours = managed.due().duration_since(now).unwrap_or_default().as_secs() / 3600;
+                info!(
+                    hours,
+                    "acme: the authority suggests when to renew the certificate for {}",
+                    managed.name()
+                );
+            }
+            Ok(_) => {}
+            Err(failure) => {
+                debug!("acme: the authority does not suggest when to renew {}: {failure}", managed.name());
+                if failure.is_of_connection {
+                    // It would let the thread wait for each of the others, too.
+                    return all.iter_mut().for_each(|managed| managed.suggested.put_off(now));
+                }
+            }
+        }
+    }
+}
+
 fn pause(all: &[Managed]) -> Duration {
     let now = SystemTime::now();
-    let next = all.iter().map(|managed| managed.due().duration_since(now).unwrap_or_default()).min();
+    let next = all.iter().map(|managed| managed.next(now).duration_since(now).unwrap_or_default()).min();
     next.map_or(LOOK, |next| next.clamp(Duration::from_millis(10), LOOK))
 }
 
@@ -128,7 +162,18 @@ impl Managed {
 
     fn due_after(&self, failures: Failures) -> SystemTime {
         let validity = self.certificate.as_ref().filter(|stored| stored.has(&self.wanted.names));
-        due(validity.map(|stored| stored.validity), failures, SystemTime::now())
+        due(validity.map(|stored| stored.validity), self.suggested.at, failures, SystemTime::now())
+    }
+
+    /// When to ask what the authority suggests. `None`: not before there is another certificate.
+    fn ask_at(&self, now: SystemTime) -> Option<SystemTime> {
+        (self.certificate.is_some() && self.due() > now).then(|| self.suggested.ask_at(now))
+    }
+
+    /// When there is something to do.
+    fn next(&self, now: SystemTime) -> SystemTime {
+        let due = self.due();
+        self.ask_at(now).map_or(due, |ask_at| due.min(ask_at))
     }
 
     fn is_due(&self) -> bool {
@@ -166,16 +211,22 @@ impl Managed {
     fn install(&mut self, new: Stored, server: &dyn Server) -> Result<(), String> {
         server.install(&self.wanted.names, &new)?;
         self.certificate = Some(new);
+        self.suggested = Suggested::default();
         Ok(())
     }
 
     fn renew(&mut self, settings: &Settings, server: &dyn Server) {
         // A way that has failed is not the only one.
         let by_http = self.wanted.has_http && self.failures.count.is_multiple_of(2);
-        let issued = issue::issue(settings, &self.wanted, by_http, server);
+        let is_known = self.suggested.is_known();
+        let replaces = self.certificate.as_ref().filter(|_| is_known).and_then(Stored::id);
+        let issued = issue::issue(settings, &self.wanted, by_http, replaces.as_ref(), server);
         let pem = match issued {
             Ok(pem) => pem,
             Err(failure) => {
+                if !failure.is_of_connection {
+                    self.suggested.forget();
+                }
                 if failure.lost_account {
                     let forgotten = state::forget_account(settings);
                     info!(forgotten = forgotten.is_ok(), "acme: the authority does not know the account");
@@ -198,6 +249,7 @@ impl Managed {
         if let Err(problem) = self.install(new, server) {
             return self.fail(&format!("the new one can't be used: {problem}"), None);
         }
+        self.suggested = Suggested::of_new(SystemTime::now());
         if self.due_after(Failures::default()) <= SystemTime::now() {
             // It counts as a failure: otherwise orders would follow each other without a pause.
             let pause = self.failures.add(SystemTime::now(), Some(DUE_AGAIN), self.left());

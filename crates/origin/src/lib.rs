@@ -2,8 +2,8 @@
 //! its response over one connection, by either version of HTTP.
 //!
 //! ```text
-//! a request ─▶ origins: which one ─▶ access: a kept connection ─┬─▶ http1 ─▶ both directions at once ─▶ failure
-//!                                    │ none                     └─▶ http2 ─▶        (both_ways)
+//! a request ─▶ origins: which one ─▶ access: a kept connection ─┬─▶ http1 ─┬─▶ exchange: both directions at once ─▶ failure
+//!                                    │ none                     └─▶ http2 ─┘
 //!                                    └▶ dial, by the engine ──────▲
 //! ```
 //! Neither side of it is known here: the client is [`Incoming`] and [`Outgoing`], connections are any
@@ -14,6 +14,7 @@ mod access;
 mod both_ways;
 mod client_info;
 mod dial;
+mod exchange;
 mod failure;
 mod health;
 pub mod host;
@@ -31,6 +32,7 @@ pub use access::{Access, Accesses, Upstream};
 pub use both_ways::{Progress, both};
 pub use client_info::ClientInfo;
 pub use dial::{Dial, DialError, Dialled, Offer, OriginProtocol};
+pub use exchange::Answered;
 pub use failure::Failure;
 pub use health::{CHECK_LIMIT, Check, Health, HealthChange, HealthRule, HealthTable, OriginHealth};
 pub use http2_wire::{Http2Wire, SharedState};

@@ -13,11 +13,12 @@ use truepeer_http::fields::forwarded::Forwarding;
 use truepeer_http::fields::{Field, FieldName};
 use truepeer_http::http2::encode;
 use truepeer_http::{BodyLength, Expectation, RequestHead, ResponseHead, write};
-use truepeer_origin::http1::{Answered, OriginLink, run};
-use truepeer_origin::http2::{self, Exchange, Joined};
+use truepeer_origin::http1::{OriginLink, run};
+use truepeer_origin::http2::{self, Joined, StreamLink};
 use truepeer_origin::{
-    Access, Accesses, BodyStart, ClientInfo, Dial, DialError, Dialled, Failure, HttpSettings, Incoming,
-    KeptBody, KeptBy, Offer, Origin, OriginConnection, Origins, Outgoing, TimeLimit, Upstream, left,
+    Access, Accesses, Answered, BodyStart, ClientInfo, Dial, DialError, Dialled, Failure, HttpSettings,
+    Incoming, KeptBody, KeptBy, Offer, Origin, OriginConnection, Origins, Outgoing, TimeLimit, Upstream,
+    left,
 };
 use truepeer_policy::{BackendAddr, ClientAddr};
 use truepeer_session::budget::Budget;
@@ -239,7 +240,7 @@ impl<O: Dial> Service<O> {
                     }
                 }
                 Upstream::Http2(lease) => {
-                    let exchange = Exchange {
+                    let link = StreamLink {
                         lease: &lease,
                         forwarding: self.forwarding(target.client_info, request),
                         uses_tls: target.origin.dialler.uses_tls(),
@@ -248,8 +249,8 @@ impl<O: Dial> Service<O> {
                         start: &start,
                     };
                     // Boxed: requests by HTTP/1.1 need none of its memory.
-                    match Box::pin(http2::run(exchange, request, response, &mut body, outgoing)).await {
-                        Ok(()) => return Ok(ServeEnd::Answered),
+                    match Box::pin(http2::run(link, request, response, &mut body, outgoing)).await {
+                        Ok(_) => return Ok(ServeEnd::Answered),
                         Err(failure) => failure,
                     }
                 }

@@ -24,7 +24,7 @@ mod pool;
 use truepeer_http::http2::Preface;
 
 pub use connection::Lease;
-pub use exchange::{Exchange, run};
+pub use exchange::{StreamLink, run};
 pub use pool::Http2Pool;
 pub use pool::Joined;
 

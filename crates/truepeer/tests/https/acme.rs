@@ -1,9 +1,12 @@
 //! Certificates from an ACME authority: Let's Encrypt's own test server, with its faults.
 
+use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
 use truepeer_testbed::servers::Nginx;
 use truepeer_testbed::{Bed, Program, Running, Test, Truepeer, skip, workspace_dir};
@@ -23,6 +26,9 @@ pub(crate) fn tests() -> Vec<Test> {
         test("a_certificate_is_issued_by_tls", |bed| issued(bed, false)),
         test("a_certificate_is_renewed_without_a_failed_handshake", renewed),
         test("an_authority_that_is_down_is_asked_again_and_the_certificate_stays", down),
+        test("an_authority_that_is_down_for_a_day_or_limits_orders_costs_no_handshake", day)
+            .needs_program("cc"),
+        test("a_clock_that_is_wrong_costs_no_handshake_and_few_orders", wrong_clock).needs_program("cc"),
         test("an_external_account_is_bound", external),
         test("what_the_authority_refuses_is_explained", explained),
         test("sites_get_certificates_of_their_own_by_reload", reloaded),
@@ -61,7 +67,7 @@ impl<'a> Stand<'a> {
             identity.cert, identity.key
         );
         let names = Program::new(tool("pebble-challtestsrv"))
-            .args(["-defaultIPv4", "127.0.0.1", "-defaultIPv6", "", "-dns01", "127.0.0.1:8053"])
+            .args(["-defaultIPv4", "127.0.0.1", "-defaultIPv6", "", "-dnsserver", "127.0.0.1:8053"])
             .args([
                 "-http01",
                 "",
@@ -83,6 +89,10 @@ impl<'a> Stand<'a> {
 
     /// Starts Pebble. `rejects`: of a hundred nonces that are good.
     fn pebble(&self, rejects: usize) -> anyhow::Result<Running> {
+        self.pebble_at("127.0.0.1:14000", rejects)
+    }
+
+    fn pebble_at(&self, address: &str, rejects: usize) -> anyhow::Result<Running> {
         let file = self.bed.write("pebble.json", &self.config)?;
         let pebble = Program::new("env")
             .arg(format!("PEBBLE_WFE_NONCEREJECT={rejects}"))
@@ -91,14 +101,24 @@ impl<'a> Stand<'a> {
             .args(["-dnsserver", "127.0.0.1:8053", "-config"])
             .arg(file)
             .start(self.bed)?;
-        pebble.wait_listening("127.0.0.1:14000")?;
+        pebble.wait_listening(address)?;
         pebble.wait_listening("127.0.0.1:15000")?;
         Ok(pebble)
     }
 
     fn truepeer(&self, names: &str, options: &[&str]) -> anyhow::Result<Running> {
+        self.truepeer_with(names, options, |program| program)
+    }
+
+    fn truepeer_with(
+        &self,
+        names: &str,
+        options: &[&str],
+        adjust: impl FnOnce(Program) -> Program,
+    ) -> anyhow::Result<Running> {
         let program = Program::new(env!("CARGO_BIN_EXE_truepeer")).args(["https", "--workers", "1"]);
         Truepeer::of(program)
+            .with(adjust)
             .listen(HERE)
             .option("--origin", "http://127.0.0.1:8080")
             .option("--acme", names)
@@ -269,4 +289,279 @@ fn reloaded(bed: &Bed) -> anyhow::Result<()> {
     }
     ensure!(truepeer.log().matches("a new certificate for a.test").count() == 1, "{}", truepeer.log());
     Ok(())
+}
+
+const HOUR: u64 = 60 * 60;
+const DAY: u64 = 24 * HOUR;
+
+/// Adds the seconds in $CLOCK to the clock of its program. The thread `acme` sleeps by that clock, too: it
+/// looks every 20 ms whether its time is over.
+const CLOCK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static volatile long *ahead;
+static int (*real_clock)(clockid_t, struct timespec *);
+static long (*real_syscall)(long, ...);
+static __thread int is_acme;
+/// The steady clock of that thread never goes back.
+static __thread long seen, steady;
+__attribute__((constructor)) static void start(void) {
+  real_clock = dlsym(RTLD_NEXT, "clock_gettime");
+  real_syscall = dlsym(RTLD_NEXT, "syscall");
+  int file = open(getenv("CLOCK"), O_RDONLY | O_CLOEXEC);
+  ahead = mmap(NULL, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+  close(file);
+}
+int pthread_setname_np(pthread_t thread, const char *name) {
+  int (*real)(pthread_t, const char *) = dlsym(RTLD_NEXT, "pthread_setname_np");
+  is_acme = strcmp(name, "acme") == 0;
+  return real(thread, name);
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+  if (!real_clock) return syscall(SYS_clock_gettime, clock, now);
+  int result = real_clock(clock, now);
+  long to = *ahead;
+  if (to > seen) steady += to - seen;
+  seen = to;
+  if (result == 0 && clock == CLOCK_REALTIME) now->tv_sec += to;
+  if (result == 0 && clock == CLOCK_MONOTONIC && is_acme) now->tv_sec += steady;
+  return result;
+}
+long syscall(long number, ...) {
+  va_list list;
+  va_start(list, number);
+  long a[6];
+  for (int i = 0; i < 6; i++) a[i] = va_arg(list, long);
+  va_end(list);
+  if (!real_syscall) real_syscall = dlsym(RTLD_NEXT, "syscall");
+  const struct timespec *until = (void *)a[3];
+  if (number != SYS_futex || !is_acme || (a[1] & 127) != FUTEX_WAIT_BITSET || !until)
+    return real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  for (;;) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec)) {
+      errno = ETIMEDOUT;
+      return -1;
+    }
+    real_clock(CLOCK_MONOTONIC, &now);
+    if ((now.tv_nsec += 20000000) >= 1000000000) { now.tv_nsec -= 1000000000; now.tv_sec++; }
+    long result = real_syscall(SYS_futex, a[0], a[1], a[2], (long)&now, a[4], a[5]);
+    if (result == 0 || errno != ETIMEDOUT) return result;
+  }
+}
+"#;
+
+/// The clock of a program that is started with [`Clock::of`].
+struct Clock {
+    library: PathBuf,
+    path: PathBuf,
+    file: fs::File,
+}
+
+impl Clock {
+    fn new(bed: &Bed) -> anyhow::Result<Self> {
+        let (source, library) = (bed.write("clock.c", CLOCK)?, bed.dir().join("clock.so"));
+        let compiler = Program::new("cc").args(["-shared", "-fPIC", "-O", "-o"]).arg(&library);
+        compiler.arg(&source).args(["-ldl", "-pthread"]).run(bed)?;
+        let path = bed.write("clock", 0i64.to_ne_bytes())?;
+        let file = fs::OpenOptions::new().write(true).open(&path)?;
+        Ok(Self { library, path, file })
+    }
+
+    fn of(&self, program: Program) -> Program {
+        program.env("LD_PRELOAD", &self.library).env("CLOCK", &self.path)
+    }
+
+    /// Sets it: so many seconds from the host's clock.
+    fn set(&self, ahead: i64) -> anyhow::Result<()> {
+        Ok(self.file.write_all_at(&ahead.to_ne_bytes(), 0)?)
+    }
+}
+
+/// Pebble behind NGINX, which can be away and refuses orders on demand; truepeer, whose clock is ours; and a
+/// client that asks again and again.
+struct Trial<'a> {
+    stand: Stand<'a>,
+    clock: Clock,
+    pebble: Running,
+    front: Nginx,
+    truepeer: Running,
+    root: String,
+}
+
+impl<'a> Trial<'a> {
+    fn new(bed: &'a Bed) -> anyhow::Result<(Self, Running)> {
+        let mut stand = Stand::new(bed, "")?;
+        stand.config = stand.config.replace("127.0.0.1:14000", "127.0.0.1:14010");
+        let pebble = stand.pebble_at("127.0.0.1:14010", 20)?;
+        let identity = stand.authority.certify(bed, "front", &["127.0.0.1"])?;
+        let pass = "proxy_pass https://127.0.0.1:14010; proxy_set_header Host $http_host;";
+        let refused = r#"{"type": "urn:ietf:params:acme:error:rateLimited", "detail": "so many"}"#;
+        let front = Nginx::default().server(
+            "127.0.0.1:14000",
+            "ssl",
+            &format!(
+                "ssl_certificate {}; ssl_certificate_key {}; default_type application/problem+json;
+                location / {{ {pass} }}
+                location = /order-plz {{
+                    if (-f {}) {{ add_header Retry-After 7200 always; return 429 '{refused}'; }}
+                    {pass}
+                }}",
+                identity.cert,
+                identity.key,
+                bed.dir().join("limited").display()
+            ),
+        );
+        let running = front.start(bed)?;
+        let clock = Clock::new(bed)?;
+        let http = ["--listen-http", "127.0.0.1:80"];
+        let truepeer = stand.truepeer_with("a.test", &http, |program| clock.of(program))?;
+        truepeer.wait_for_log("acme: a new certificate")?;
+        let root = stand.root()?;
+        Ok((Self { stand, clock, pebble, front, truepeer, root }, running))
+    }
+
+    /// Does `work` while a client asks. No request fails.
+    fn with_client(&self, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let (is_over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| -> anyhow::Result<()> {
+                while !is_over.load(Ordering::Relaxed) {
+                    let said = self.stand.ask(&self.root, "a.test")?;
+                    ensure!(said == "fine", "{said}");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            });
+            let done = work();
+            is_over.store(true, Ordering::Relaxed);
+            let asked = client.join().map_err(|_| anyhow::anyhow!("the client has ended"))?;
+            done.and(asked).with_context(|| self.truepeer.log())
+        })?;
+        println!("{} requests, none failed", answered.load(Ordering::Relaxed));
+        ensure!(answered.load(Ordering::Relaxed) > 10);
+        Ok(())
+    }
+
+    fn orders(&self) -> usize {
+        self.truepeer.log().matches("acme: a new certificate").count()
+    }
+
+    fn failures(&self) -> usize {
+        self.truepeer.log().matches("acme: no new certificate").count()
+    }
+
+    /// Pebble answers so when it is asked for the window of the certificate that is kept: hours from the
+    /// host's clock.
+    fn suggest(&self, from: i64, until: i64) -> anyhow::Result<()> {
+        let state = fs::read_dir(self.stand.state())?.filter_map(Result::ok).map(|entry| entry.path());
+        let path = state.into_iter().find(|path| path.extension().is_some_and(|end| end == "pem"));
+        let pem = fs::read_to_string(path.context("no certificate is kept")?)?;
+        let leaf = pem.split_once("-----BEGIN CERTIFICATE").context("no certificate")?.1;
+        let leaf = leaf.split_once("-----END").context("no end")?.0;
+        let leaf = format!("-----BEGIN CERTIFICATE{leaf}-----END CERTIFICATE-----\n");
+        let time = |hours: i64| {
+            let date =
+                Program::new("date").args(["-u", "-d", &format!("{hours} hours"), "+%Y-%m-%dT%H:%M:%SZ"]);
+            date.run(self.stand.bed).map(|date| date.trim().to_owned())
+        };
+        let window =
+            format!(r#"{{"suggestedWindow": {{"start": "{}", "end": "{}"}}}}"#, time(from)?, time(until)?);
+        let body = serde_json::json!({ "certificate": leaf, "ariResponse": window }).to_string();
+        Program::new("curl")
+            .args(["--silent", "--fail", "--cacert", &self.stand.authority.ca, "--data", &body])
+            .arg("https://127.0.0.1:15000/set-renewal-info/")
+            .run(self.stand.bed)
+            .map(drop)
+    }
+
+    /// The certificate that is served is valid by truepeer's clock.
+    fn is_valid(&self, ahead: u64) -> anyhow::Result<()> {
+        let shown = Program::new("openssl").args(["s_client", "-connect", HERE, "-servername", "a.test"]);
+        let shown = shown.input("").run(self.stand.bed)?;
+        let check = Program::new("openssl").args(["x509", "-noout", "-checkend", &ahead.to_string()]);
+        check.input(shown).run(self.stand.bed).map(drop)
+    }
+}
+
+fn day(bed: &Bed) -> anyhow::Result<()> {
+    let (trial, front) = Trial::new(bed)?;
+    let Trial { clock, truepeer, .. } = &trial;
+    let ahead = |hours: u64| clock.set((hours * HOUR).cast_signed());
+    trial.with_client(|| {
+        // The authority wants it to be renewed tomorrow, long before two thirds of its life.
+        trial.suggest(24, 25)?;
+        ahead(7)?;
+        truepeer.wait_for_log("the authority suggests when to renew the certificate for a.test")?;
+        drop(front);
+        ahead(26)?;
+        truepeer.wait_state("a failure", || trial.failures() > 0)?;
+        for hours in 27..=50 {
+            ahead(hours)?;
+            trial.is_valid(hours * HOUR)?;
+        }
+        let failures = trial.failures();
+        ensure!((2..12).contains(&failures), "{failures} attempts in a day");
+        let front = trial.front.start(bed)?;
+        ahead(57)?;
+        truepeer.wait_state("the second certificate", || trial.orders() == 2)?;
+        ensure!(trial.pebble.log().contains("is a replacement of"), "{}", trial.pebble.log());
+        // It is to be renewed at once, and the authority has had too many orders.
+        let limited = bed.write("limited", "")?;
+        trial.suggest(-2, -1)?;
+        ahead(64)?;
+        truepeer.wait_for_log("rateLimited")?;
+        truepeer.wait_for_log("tried again in 7200 s")?;
+        fs::remove_file(limited)?;
+        let failures = trial.failures();
+        ahead(65)?;
+        trial.is_valid(65 * HOUR)?;
+        ensure!((trial.orders(), trial.failures()) == (2, failures), "it was asked to wait");
+        ahead(67)?;
+        truepeer.wait_state("the third certificate", || trial.orders() == 3)?;
+        trial.is_valid(67 * HOUR)?;
+        drop(front);
+        Ok(())
+    })
+}
+
+fn wrong_clock(bed: &Bed) -> anyhow::Result<()> {
+    let (trial, _front) = Trial::new(bed)?;
+    let Trial { clock, truepeer, .. } = &trial;
+    let ahead = |days: i64| clock.set(days * DAY.cast_signed());
+    let ordered = || trial.pebble.log().matches("POST /order-plz").count();
+    trial.with_client(|| {
+        let before = ordered();
+        // By that clock it is due, and so is each new one.
+        ahead(80)?;
+        truepeer.wait_for_log("is due for renewal at once: check this host's clock")?;
+        ahead(100)?;
+        truepeer.wait_state("another attempt", || {
+            truepeer.log().matches("check this host's clock").count() >= 2
+        })?;
+        ahead(-40)?;
+        trial.is_valid(0)?;
+        ahead(0)?;
+        trial.is_valid(0)?;
+        let attempts = ordered() - before;
+        ensure!(attempts < 12, "{attempts} orders, nonces that were refused among them");
+        // All is well again.
+        let orders = trial.orders();
+        trial.suggest(-2, -1)?;
+        clock.set(7 * HOUR.cast_signed())?;
+        truepeer.wait_state("one more certificate", || trial.orders() > orders)?;
+        Ok(())
+    })
 }
