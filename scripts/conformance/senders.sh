@@ -73,6 +73,41 @@ END
   judged
 }
 
+envoy_sends() { # what follows the cluster's PROXY protocol
+  local its
+  its=$(has envoy) || return 1
+  await "Envoy $its, \`$1\`"
+  envoy 7000 <<END
+static_resources:
+  listeners:
+  - address: { socket_address: { address: 127.0.0.1, port_value: 7000 } }
+    filter_chains:
+    - filters:
+      - name: tcp
+        typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy, stat_prefix: t, cluster: b }
+  clusters:
+  - name: b
+    connect_timeout: 5s
+    load_assignment:
+      cluster_name: b
+      endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 7100 } } } }] }]
+    transport_socket:
+      name: envoy.transport_sockets.upstream_proxy_protocol
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.transport_sockets.proxy_protocol.v3.ProxyProtocolUpstreamTransport
+        config: { $1 }
+        transport_socket:
+          name: raw
+          typed_config: { "@type": type.googleapis.com/envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer }
+END
+  request
+  judged
+}
+sender_envoy_v1() { envoy_sends "version: V1"; }
+sender_envoy_v2() { envoy_sends "version: V2"; }
+# The value is base64 of sixteen characters or more.
+sender_envoy_tlv() { envoy_sends "version: V2, added_tlvs: [{ type: 0xE5, value: MDEyMzQ1Njc4OWFiY2RlZg== }]"; }
+
 sender_stunnel() {
   await "stunnel $(version stunnel4), \`protocol = proxy\`"
   openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout "$dir/key" -out "$dir/cert" 2>/dev/null

@@ -1,6 +1,6 @@
 """Five wrong passwords, then: new connections are refused within 2 s, the open ones end, others are served.
 
-Arguments: imaps or ssh, and the port at the sender. Runs on the client, for IPv4 and for IPv6. Another client of
+Arguments: imaps, ssh, smtp (a relay that is refused) or http, and the port at the sender. Runs on the client, for IPv4 and for IPv6. Another client of
 the same load balancer is one more address of this one.
 """
 
@@ -28,16 +28,34 @@ def connect(source: str, sender: str) -> socket.socket:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = context.wrap_socket(connection)
-    if not connection.recv(256):
+    if KIND == "http":
+        connection.sendall(b"GET /open HTTP/1.1\r\nHost: server\r\n\r\n")
+    said = connection.recv(256)
+    while KIND == "http" and said and b"\r\n\r\nopen" not in said:
+        said += connection.recv(256)
+    if not said:
         raise ConnectionRefusedError
     return connection
 
 
+WRONG = {
+    "imaps": b"a LOGIN nobody wrong\r\nb LOGOUT\r\n",
+    "http": b"GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\nAuthorization: Basic bm9ib2R5Ondyb25n\r\n\r\n",
+}
+
+
 def wrong_password(source: str, sender: str):
-    if KIND == "imaps":
+    if KIND == "smtp":
         connection = connect(source, sender)
         connection.settimeout(30)
-        connection.sendall(b"a LOGIN nobody wrong\r\nb LOGOUT\r\n")
+        for line in ("EHLO client.example", "MAIL FROM:<a@client.example>", "RCPT TO:<b@elsewhere.example>", "QUIT"):
+            connection.sendall(line.encode() + b"\r\n")
+            if not connection.recv(4096):
+                return
+    elif KIND in WRONG:
+        connection = connect(source, sender)
+        connection.settimeout(30)
+        connection.sendall(WRONG[KIND])
         while connection.recv(4096):
             pass
     else:
