@@ -111,6 +111,9 @@ pub trait Io {
     fn offload(&self) -> Result<&Self::Offload, Reason>;
 }
 
+/// A session of `I` that has left user space.
+pub(crate) type FlowOf<I> = <<I as Io>::Offload as Offload>::Flow;
+
 /// The readiness of a socket between events. Events are edge-triggered: only a new edge sets a flag again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Readiness {

@@ -1,8 +1,7 @@
 //! [`Io`] on real sockets.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -14,7 +13,9 @@ use truepeer_splice::Reason;
 use truepeer_sys::{repair, socket};
 
 use crate::io::{Io, Readiness, Token};
-use crate::leaving::Splicing;
+pub use crate::kernel_socket::KernelSocket;
+use crate::kernel_socket::reset_when_closed;
+use crate::splicing::Splicing;
 
 /// The capacity of a pipe: 64 pages of the unprivileged quota of 16 384 (`fs.pipe-user-pages-soft`).
 pub const PIPE_BYTES: usize = 256 << 10;
@@ -35,30 +36,6 @@ pub struct Kernel {
     without_pipe: u32,
     /// Err: why no session leaves user space.
     splicing: Result<Splicing, Reason>,
-}
-
-/// A session's socket. A panic that drops it resets the connection: FIN would mean that everything was sent.
-#[derive(Debug)]
-pub struct KernelSocket(OwnedFd);
-
-impl From<OwnedFd> for KernelSocket {
-    fn from(socket: OwnedFd) -> Self {
-        Self(socket)
-    }
-}
-
-impl AsFd for KernelSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Drop for KernelSocket {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            reset_when_closed(&self.0);
-        }
-    }
 }
 
 /// A kernel pipe that counts in the budget.
@@ -143,7 +120,7 @@ impl Io for Kernel {
     }
 
     fn reset_when_closed(&mut self, socket: &KernelSocket) {
-        reset_when_closed(&socket.0);
+        reset_when_closed(socket);
     }
 
     fn unacknowledged(&mut self, socket: &KernelSocket) -> usize {
@@ -184,7 +161,7 @@ impl Io for Kernel {
             Ok(splicing) => splicing.connect(upstream),
             Err(_) => connect_as(upstream),
         };
-        connected.map(KernelSocket)
+        connected.map(KernelSocket::from)
     }
 
     fn connect_result(&mut self, socket: &KernelSocket) -> Result<(), Errno> {
@@ -208,11 +185,6 @@ impl Io for Kernel {
     fn offload(&self) -> Result<&Splicing, Reason> {
         self.splicing.as_ref().map_err(|reason| *reason)
     }
-}
-
-fn reset_when_closed(socket: &OwnedFd) {
-    // With a linger of 0 s, close() sends a reset (tcp(7)). If setting it fails, it sends FIN.
-    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 fn open_pipe(budget: &Budget) -> Option<Pipe> {

@@ -15,6 +15,7 @@
 
 pub mod io;
 pub mod kernel;
+mod kernel_socket;
 mod leaving;
 mod listener;
 mod listener_sockets;
@@ -23,12 +24,13 @@ mod relay;
 #[cfg(any(test, feature = "fuzzing"))]
 #[path = "../tests/simulator/mod.rs"]
 mod sim;
+mod splicing;
 pub mod tcp;
 pub mod udp;
 mod worker;
 
-pub use leaving::{Offloads, Splicing};
 pub use relay::Relay;
+pub use splicing::{Offloads, Splicing};
 pub use truepeer_splice::{Reason as StaysReason, Ways};
 pub use udp::FlowOffload;
 

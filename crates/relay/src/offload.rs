@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use truepeer_splice::{Connections, Reason, Stage};
 
-use crate::io::Io;
-
 /// Moves sessions out of user space. Index 0 of an array is downstream, 1 is upstream.
 pub trait Offload {
     /// A session's socket.
@@ -58,6 +56,3 @@ pub trait Flow {
     /// Whether a peer can't be reached any more.
     fn has_lost_its_way(&self) -> bool;
 }
-
-/// A session of `I` that has left user space.
-pub(crate) type FlowOf<I> = <<I as Io>::Offload as Offload>::Flow;

@@ -16,8 +16,8 @@ use truepeer_session::{
 use truepeer_splice::Watched;
 use truepeer_sys::{CallError, Named as _};
 
-use crate::leaving::{Offloads, Splicing};
 use crate::listener_sockets;
+use crate::splicing::{Offloads, Splicing};
 use crate::udp::moving::MovingFlow;
 use crate::udp::tuples::Tuples;
 use crate::worker::{FlowsOrder, Order, Seat, Team, Worker};

@@ -12,9 +12,8 @@ use truepeer_session::settings::{ListenerSettings, SpliceAfter};
 use truepeer_splice::{Reason, Streams, Turn};
 
 use super::half::{Backlog, End, Half, PumpContext, Pumped};
-use crate::io::{Io, Readiness};
+use crate::io::{FlowOf, Io, Readiness};
 use crate::leaving::Leaving;
-use crate::offload::FlowOf;
 
 /// How long a reset waits for the other end to acknowledge the bytes before it.
 const RESET_GRACE: Duration = Duration::from_secs(1);

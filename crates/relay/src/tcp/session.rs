@@ -27,8 +27,8 @@ use super::half::{End, PumpContext};
 use super::header::FirstBytes;
 use super::left::Left;
 use super::relaying::{Progress, Relaying, Side};
-use crate::io::{Io, Readiness};
-use crate::offload::{FlowOf, Offload as _};
+use crate::io::{FlowOf, Io, Readiness};
+use crate::offload::Offload as _;
 
 /// What a session needs after its turn.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use truepeer_session::{CloseReason, Ended};
 use super::super::context::Context;
 use super::super::left::Left;
 use super::{Deadline, Session, Stage, Verdict};
-use crate::io::Io;
-use crate::offload::{Flow as _, FlowOf, Offload as _};
+use crate::io::{FlowOf, Io};
+use crate::offload::{Flow as _, Offload as _};
 
 impl<I: Io> Session<I> {
     /// Makes the close of all connections before relaying a reset.
