@@ -13,7 +13,7 @@ fail() { say "$*"; exit 1; }
 . scripts/guest.sh
 . scripts/cross.sh
 ls target/repository/apt/pool/truepeer_*_"$guest_debian".deb >/dev/null 2>&1 || fail "scripts/package.sh $guest_machine and make repository first"
-packages=(dnf dnsdist ethtool haproxy iproute2 kmod libnginx-mod-stream libpython3-stdlib mount nftables nginx-light python3-minimal unbound)
+packages=(dnf dnsdist ethtool haproxy iproute2 kmod libnginx-mod-stream libpython3-stdlib mount nftables nginx-light python3-minimal rpm unbound)
 for need in mmdebstrap:mmdebstrap skopeo:skopeo qemu-aarch64-static:qemu-user-static rpmbuild:rpm createrepo_c:createrepo-c; do
   command -v "${need%:*}" >/dev/null || apt_install "${need#*:}" || fail "missing: ${need#*:}"
 done
@@ -34,10 +34,10 @@ sed -i -e 's|^baseurl=.*|baseurl=file:///repository/rpm|' -e 's|^gpgkey=.*|gpgke
 rm -f "$tree"/etc/apt/sources.list.d/*
 echo "deb [signed-by=/repository/truepeer.asc] file:/repository/apt stable main" >"$tree/etc/apt/sources.list"
 for name in '' -small; do
-  file=$(ls target/packages/truepeer"$name"-[0-9]*-"$guest_machine"-linux-musl.tar.gz 2>/dev/null | tail -1)
+  file=$(ls target/packages/truepeer"$name"-[0-9]*-"$guest_machine"-linux-musl.tar.gz 2>/dev/null | tail -1) || true
   [ -z "$file" ] || tar -C "$tree" --strip-components=1 --wildcards --one-top-level="static$name" -xf "$file" '*/usr/bin/truepeer'
 done
-file=$(ls target/packages/truepeer-[0-9]*-image.tar 2>/dev/null | tail -1)
+file=$(ls target/packages/truepeer-[0-9]*-image.tar 2>/dev/null | tail -1) || true
 if [ -n "$file" ]; then
   rm -rf "$guests/image"
   skopeo copy -q --override-arch "$guest_debian" "oci-archive:$file" "dir:$guests/image"
@@ -135,7 +135,7 @@ inside >/run/before
 cp /repository/truepeer.repo $root/etc/yum.repos.d/
 $dnf install truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail dnf; }
 mounts $root
-use "rpm repository, by dnf" --only attach,attach-udp,proxy,splice,udp,https chroot $root /usr/bin/truepeer
+use "rpm repository" --only attach,attach-udp,proxy,splice,udp,https chroot $root /usr/bin/truepeer
 $dnf remove truepeer >/run/dnf.log 2>&1 || { cat /run/dnf.log; fail "dnf remove"; }
 for place in proc sys dev run tmp; do umount -Rl $root/$place; done
 rm -f $root/etc/yum.repos.d/truepeer.repo
