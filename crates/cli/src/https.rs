@@ -27,7 +27,7 @@ const PAGE: Page = Page {
         ),
         example(
             "Browsers that ask by http:// are sent to https://",
-            "truepeer https -l :443 --listen-http :80 --tls-cert site.pem --tls-key site.key \\\n  --origin http://127.0.0.1:8080",
+            "truepeer https -l :443 --listen-http :80 --acme www.site.example \\\n  --origin http://127.0.0.1:8080",
         ),
         example(
             "Read only (403 for every method but GET and HEAD)",

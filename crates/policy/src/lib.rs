@@ -37,7 +37,7 @@ pub use destination::{Destinations, DestinationsError, Dynamic};
 pub use dialect::{Dialect, ParseDialectError};
 pub use family::{Nat64Prefix, Nat64PrefixError, pseudo_ipv4};
 pub use kept::KEPT_BANS;
-pub use notation::prefixes_meant;
+pub use notation::{above_255, prefixes_meant};
 pub use opening::{HeaderError, HeaderReader, HeaderTimes, LATE_BYTES, Opening};
 pub use policy::{Policy, speaks_for_itself};
 pub use prefixes::{PrefixError, PrefixFileError, PrefixSet};

@@ -36,9 +36,33 @@ pub fn prefixes_meant(text: &str) -> Option<String> {
     Some(format!("{}/{}", octets.join("."), length.unwrap_or(&whole)))
 }
 
+/// What is wrong with an address such as `10.0.0.300`.
+#[must_use]
+pub fn above_255(text: &str) -> Option<String> {
+    let parts = |word: &str| word.split('.').map(str::to_owned).collect::<Vec<_>>();
+    let is_number = |part: &String| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || ".-_".contains(c)));
+    let mut addresses = words.map(parts).filter(|parts| parts.len() == 4 && parts.iter().all(is_number));
+    addresses.find_map(|numbers| {
+        let large = numbers.iter().find(|part| part.parse::<u8>().is_err())?;
+        Some(format!("{}: {large} is above 255, the most in an IPv4 address", numbers.join(".")))
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::prefixes_meant;
+    use super::{above_255, prefixes_meant};
+
+    #[test]
+    fn a_number_above_255_is_named() {
+        for text in ["10.0.0.300", "10.0.0.300:80", "10.0.0.7,10.0.0.300", "10.0.0.300/24=optional"] {
+            let said = "10.0.0.300: 300 is above 255, the most in an IPv4 address";
+            assert_eq!(above_255(text).as_deref(), Some(said), "{text}");
+        }
+        for text in ["10.0.0.255", "10.0.0.7/300", "10.0.0", "300.example", "10.0.0.300.example", "::300"] {
+            assert_eq!(above_255(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn prefixes_of_other_programs_are_understood() {

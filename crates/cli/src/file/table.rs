@@ -11,6 +11,7 @@ use super::finding::{Finding, Findings, Span};
 use super::keys::{self, Grammar};
 use super::value;
 use crate::guess::{meant, takes};
+use truepeer_policy::above_255;
 
 /// The words of a table.
 #[derive(Debug, Default)]
@@ -116,7 +117,8 @@ impl Words {
                     .map(|_| format!("type {}", keys::assigned(&word.key, &self.mended(command, &word.key))));
                 let other = match typed {
                     "auto" | "default" => Some(format!("leave {} out: its default is taken", word.key)),
-                    _ => typed.contains('$').then(|| "write the value: no variable is replaced".to_owned()),
+                    _ if typed.contains('$') => Some("write the value: no variable is replaced".to_owned()),
+                    _ => above_255(typed),
                 };
                 wrong.push(match help.or(other) {
                     Some(help) => finding.help(help),

@@ -76,7 +76,7 @@ const MANAGERS: [&str; 5] = ["systemctl", "service", "docker", "docker-compose",
 /// What to type where the first word is no program that would be covered.
 fn no_program(before: &[OsString], program: &[OsString]) -> Option<String> {
     let line = shown(before.strip_suffix(&["--".into()]).unwrap_or(before));
-    let (first, rest) = program.split_first()?;
+    let (first, rest) = program.strip_prefix(&["sudo".into()]).unwrap_or(program).split_first()?;
     let first = first.to_str()?;
     let is_name =
         |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');

@@ -55,12 +55,16 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
             let instead = format!("truepeer vpp up --ethernet {devices}");
             return refused(device, "expected an option before it", &instead);
         }
+        ("enable" | "disable" | "start" | "stop" | "restart" | "status", _)
+            if let Some(unit) =
+                rest.iter().find(|word| word.starts_with("truepeer-") || word.ends_with(".service")) =>
+        {
+            let instead = format!("systemctl {first} {}", line(rest));
+            return refused(unit, "a unit of systemd", &instead);
+        }
         ("detach" | "unattach" | "remove", [port, ..]) if begins_as_number(port) => {
-            return refused(
-                first,
-                "no command of truepeer",
-                &format!("truepeer attach remove --port {port}"),
-            );
+            let instead = format!("truepeer attach remove --port {port}");
+            return refused(first, "no command of truepeer", &instead);
         }
         _ => {}
     }
@@ -69,7 +73,7 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
     // `get sessions`, `443 doctor`
     if let [command, more @ ..] = rest
         && !first.starts_with('-')
-        && first != "help"
+        && !["help", "docker", "podman"].contains(&first)
         && !is_command(&&first)
         && is_command(&command)
     {
@@ -92,11 +96,8 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
     }
     let lower = first.to_lowercase();
     if !is_command(&&first) && is_command(&&lower.as_str()) {
-        return refused(
-            first,
-            "no command of truepeer",
-            format!("truepeer {lower} {}", line(rest)).trim_end(),
-        );
+        let instead = format!("truepeer {lower} {}", line(rest));
+        return refused(first, "no command of truepeer", instead.trim_end());
     }
     // The words of `run` and `connect` may be programs.
     if let (Some(way), Some(second)) = (all.find_subcommand(first), rest.first())
@@ -117,11 +118,8 @@ pub(super) fn refuse(argv: &[OsString], is_valid: bool) -> Result<(), UsageError
             return refused(first, "expected after the command", instead.trim_end());
         }
         if let Some(command) = named::with_most(&all, &words) {
-            return refused(
-                first,
-                "expected a command before it",
-                &format!("truepeer {command} {}", line(&words)),
-            );
+            let instead = format!("truepeer {command} {}", line(&words));
+            return refused(first, "expected a command before it", &instead);
         }
     }
     if is_address(first) {

@@ -76,11 +76,8 @@ pub(super) fn misshapen<'a>(command: &str, rest: &[&'a str]) -> Option<(&'a str,
         ("attach", &["--container", container]) => {
             let (name, port) = container.rsplit_once(':')?;
             if !is_number(port) {
-                return Some((
-                    container,
-                    "expected a container's name, not an image",
-                    format!("--container {name}"),
-                ));
+                let named = format!("--container {name}");
+                return Some((container, "expected a container's name, not an image", named));
             }
             let port = if rest.contains(&"--port") { String::new() } else { format!(" --port {port}") };
             Some((container, "expected a name, without a port", format!("--container {name}{port}")))

@@ -10,6 +10,7 @@ use super::address::{MOST_LISTENERS, range};
 use super::behind::quoted;
 use super::named::{has, main_name};
 use super::value::{any_value, meant, takes};
+use truepeer_policy::above_255;
 
 const BACKENDS: [&str; 3] = ["ipv4", "ipv6", "origin"];
 const NO_UNIX: &str =
@@ -35,7 +36,7 @@ pub(super) fn tip(
             if !option.starts_with('-') && main_name(command, typed).is_some() {
                 return Some(format!("type --{typed}"));
             }
-            if let Some(tip) = in_words(command, option, name, typed) {
+            if let Some(tip) = in_words(command, option, name, typed).or_else(|| above_255(typed)) {
                 return Some(tip);
             }
             let Some(words) = meant(command, name, typed) else {

@@ -65,7 +65,8 @@ pub(crate) fn any_value(command: &Command, name: &str) -> Option<String> {
     let words = form.split('|').filter(|word| word.starts_with(|c: char| c.is_ascii_lowercase()));
     let examples = [("TIME", "5s"), ("SIZE", "16KiB"), ("N", "4"), ("PREFIX", "10.0.0.7")];
     let example = examples.into_iter().find(|(start, _)| form.split(['|', '[']).next() == Some(*start));
-    let all = default.into_iter().chain(words).chain(example.map(|(_, example)| example));
+    let site = ["acme", "host"].contains(&name).then_some("www.site.example");
+    let all = default.into_iter().chain(words).chain(example.map(|(_, example)| example)).chain(site);
     all.map(str::to_owned).find(|word| takes(command, name, word))
 }
 
