@@ -129,7 +129,7 @@ fn ask(settings: &Settings, all: &mut [Managed]) {
         let Some(certificate) = &managed.certificate else { continue };
         let asked = managed.suggested.ask(settings, certificate);
         match asked {
-            Ok(is_new) if is_new => {
+            Ok(true) => {
                 let hours = managed.due().duration_since(now).unwrap_or_default().as_secs() / 3600;
                 info!(
                     hours,
@@ -137,7 +137,7 @@ fn ask(settings: &Settings, all: &mut [Managed]) {
                     managed.name()
                 );
             }
-            Ok(_) => {}
+            Ok(false) => {}
             Err(failure) => {
                 debug!("acme: the authority does not suggest when to renew {}: {failure}", managed.name());
                 if failure.is_of_connection {

@@ -141,12 +141,17 @@ impl<'a> Stand<'a> {
         Ok(self.bed.write("root.pem", root)?.to_string_lossy().into_owned())
     }
 
-    /// Asks as a client that trusts this root.
+    /// See [`ask`].
     fn ask(&self, root: &str, name: &str) -> anyhow::Result<String> {
-        let to = format!("{name}:443:127.0.0.1");
-        let args = ["--silent", "--show-error", "--max-time", "20", "--cacert", root, "--resolve", &to];
-        Program::new("curl").args(args).arg(format!("https://{name}/")).run(self.bed)
+        ask(self.bed, root, name)
     }
+}
+
+/// Asks as a client that trusts this root.
+fn ask(bed: &Bed, root: &str, name: &str) -> anyhow::Result<String> {
+    let to = format!("{name}:443:127.0.0.1");
+    let args = ["--silent", "--show-error", "--max-time", "20", "--cacert", root, "--resolve", &to];
+    Program::new("curl").args(args).arg(format!("https://{name}/")).run(bed)
 }
 
 fn issued(bed: &Bed, by_http: bool) -> anyhow::Result<()> {
@@ -314,7 +319,8 @@ static volatile long *ahead;
 static int (*real_clock)(clockid_t, struct timespec *);
 static long (*real_syscall)(long, ...);
 static __thread int is_acme;
-/// The steady clock of that thread never goes back.
+/// The steady clock of that thread never goes back, and moves only while the thread sleeps: a request that is
+/// under way must not run out of time.
 static __thread long seen, steady;
 __attribute__((constructor)) static void start(void) {
   real_clock = dlsym(RTLD_NEXT, "clock_gettime");
@@ -331,10 +337,7 @@ int pthread_setname_np(pthread_t thread, const char *name) {
 int clock_gettime(clockid_t clock, struct timespec *now) {
   if (!real_clock) return syscall(SYS_clock_gettime, clock, now);
   int result = real_clock(clock, now);
-  long to = *ahead;
-  if (to > seen) steady += to - seen;
-  seen = to;
-  if (result == 0 && clock == CLOCK_REALTIME) now->tv_sec += to;
+  if (result == 0 && clock == CLOCK_REALTIME) now->tv_sec += *ahead;
   if (result == 0 && clock == CLOCK_MONOTONIC && is_acme) now->tv_sec += steady;
   return result;
 }
@@ -350,6 +353,9 @@ long syscall(long number, ...) {
     return real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
   for (;;) {
     struct timespec now;
+    long to = *ahead;
+    if (to > seen) steady += to - seen;
+    seen = to;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (now.tv_sec > until->tv_sec || (now.tv_sec == until->tv_sec && now.tv_nsec >= until->tv_nsec)) {
       errno = ETIMEDOUT;
@@ -436,10 +442,11 @@ impl<'a> Trial<'a> {
     /// Does `work` while a client asks. No request fails.
     fn with_client(&self, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
         let (is_over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (bed, root) = (self.stand.bed, &*self.root);
         std::thread::scope(|scope| {
             let client = scope.spawn(|| -> anyhow::Result<()> {
                 while !is_over.load(Ordering::Relaxed) {
-                    let said = self.stand.ask(&self.root, "a.test")?;
+                    let said = ask(bed, root, "a.test")?;
                     ensure!(said == "fine", "{said}");
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
