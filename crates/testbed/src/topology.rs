@@ -234,7 +234,14 @@ pub fn device_here() -> anyhow::Result<()> {
         "route add default dev here",
         "route add ::/0 dev here metric 1",
     ])?;
-    await_own("fd00:9::1".parse()?)
+    await_own("fd00:9::1".parse()?)?;
+    // The end that came up first gets its route later (see `await_device`).
+    let is_multicast_of_there =
+        |line: &str| line.starts_with("ff00") && line.split_whitespace().next_back() == Some("there");
+    wait_for("the other end to be ready", || {
+        let routes = std::fs::read_to_string("/proc/thread-self/net/ipv6_route");
+        routes.is_ok_and(|routes| routes.lines().any(is_multicast_of_there))
+    })
 }
 
 /// Waits until packets for an IPv6 address of the calling thread's network stay there. The kernel adds the
