@@ -2,8 +2,9 @@
 # Uses truepeer in whole machines of a processor, emulated or under KVM, with Debian's kernels: machine.sh aarch64|x86_64 [RELEASE...]
 # (bookworm: 6.1, trixie: 6.12). In each, apt installs it from target/repository (scripts/repository.sh), it is used in each way (use.py)
 # and purged, and dnf does the same in a root with nothing but a shell; what is left then fails. Then the static binary of the tarball,
-# the image's files alone and the small program are used, if target/packages has them. With MACHINE_SUITES=1 also `make demo`'s program, and some tests of each
-# kind, built for this processor. Needs root and, emulated, a quarter of an hour for each kernel.
+# the image's files alone and the small program are used, if target/packages has them. MACHINE_SUITES=demo also runs the program of `make demo`
+# with the static binary, MACHINE_SUITES=all some tests of each kind as well, all built for this processor. Needs root and, emulated,
+# a quarter of an hour for each kernel.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 guest_machine=${1:?the processor: aarch64 or x86_64}
@@ -57,14 +58,18 @@ models=(splice_in_does_what_its_model_says errors_go)
 suites() {
   local json triple=$guest_machine-unknown-linux-gnu name test crate file
   cross_to "$triple" || return 1
+  say "building the demo"
+  env "${cross[@]}" cargo build -q --target "$triple" -p truepeer-testbed --bin demo || return 1
+  mkdir -p "$tree/suites"
+  "$cross_strip" -o "$tree/suites/demo" "$target/$triple/debug/demo"
+  echo "/suites/demo /static/usr/bin/truepeer || fail demo" >"$tree/suites/work"
+  [ "$MACHINE_SUITES" = all ] || return 0
   say "building the tests"
-  env "${cross[@]}" cargo build -q --target "$triple" -p truepeer-testbed --bin demo
   json=$(env "${cross[@]}" cargo test --target "$triple" -p truepeer -p truepeer-bpf --test attach --test packets --test run_notify --test splice --no-run \
     --message-format=json 2>"$guests/build.log") || { tail -20 "$guests/build.log"; return 1; }
   file=$target/$triple/debug/truepeer
-  mkdir -p "$tree$(dirname "$file")" "$tree/suites"
+  mkdir -p "$tree$(dirname "$file")"
   "$cross_strip" -o "$tree$file" "$file"
-  "$cross_strip" -o "$tree/suites/demo" "$target/$triple/debug/demo"
   while read -r name test crate; do
     file=$(grep "crates/$crate[/#]" <<<"$json" | grep -o '"executable":"[^"]*/'"$test"'-[^"]*"' | tail -1 | cut -d'"' -f4)
     "$cross_strip" -o "$tree/suites/$name" "$file"
@@ -73,13 +78,12 @@ packets packets truepeer
 run run_notify truepeer
 proxy-splice splice truepeer
 models splice bpf"
-  { echo "/suites/demo $target/$triple/debug/truepeer || fail demo"
-    echo "export MODEL_SEGMENTS=5000"
+  { echo "export MODEL_SEGMENTS=5000"
     for name in attach packets run proxy-splice models; do
       local -n tests=${name//-/_}
       for test in "${tests[@]}"; do echo "/suites/$name --color never --test-threads 1 $test || fail '$name $test'"; done
     done
-  } >"$tree/suites/work"
+  } >>"$tree/suites/work"
 }
 [ -z "${MACHINE_SUITES-}" ] || suites || fail "the tests can't be built"
 cat >"$tree/init" <<'END'

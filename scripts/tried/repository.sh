@@ -90,7 +90,7 @@ try_rpm() {
     eval "$lines"
     for place in proc sys dev tmp; do mount --rbind "/$place" "$root/$place"; done
     mount -t tmpfs tmpfs "$root/run" # the package removes /run/truepeer
-    python3 scripts/tried/use.py --where 'a root filled by dnf 4.14,rpm repository over HTTP' --only attach,attach-udp,proxy,splice,udp,https chroot "$root" /usr/bin/truepeer
+    python3 scripts/tried/use.py --where "a root filled by dnf 4.14,rpm repository over HTTP" --only attach,attach-udp,proxy,splice,udp,https chroot "$root" /usr/bin/truepeer
     dnf remove truepeer
     pins=$(find /sys/fs/bpf -mindepth 1 ! -name "*.debug")
     [ -z "$pins" ] || { echo "$pins"; exit 1; }

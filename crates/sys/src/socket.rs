@@ -53,6 +53,31 @@ pub fn is_v6_only(number: RawFd) -> bool {
     answer == 0 && is_only != 0
 }
 
+/// The user at the other end of a unix socket (SO_PEERCRED). The number of a process outside this PID
+/// namespace is 0, which rustix's type for these credentials can't hold.
+///
+/// # Errors
+/// If getsockopt(2) fails.
+pub fn peer_user(socket: BorrowedFd<'_>) -> Result<u32, CallError> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length: libc::socklen_t = 12;
+    // SAFETY: the option is one `ucred`, three numbers of four bytes; the kernel writes at most `length`
+    // bytes, which is the size of the local.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    if answer != 0 {
+        return Err(std::io::Error::last_os_error()).named("getsockopt(SO_PEERCRED)");
+    }
+    Ok(peer.uid)
+}
+
 /// Puts firewall mark `mark` on everything `socket` sends (SO_MARK).
 ///
 /// # Errors
@@ -299,4 +324,42 @@ fn read_option(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut [u8]) ->
         )
     };
     answer == 0 && length == wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::Command;
+
+    use super::peer_user;
+
+    /// The variable that makes the test's other process connect to this path.
+    const CONNECT: &str = "PEER_USER_CONNECTS";
+
+    /// The other process is in a PID namespace that does not see this one.
+    #[test]
+    fn the_user_of_a_peer_in_another_pid_namespace_is_known() {
+        if let Some(path) = std::env::var_os(CONNECT) {
+            let stream = UnixStream::connect(path).unwrap();
+            assert_eq!(peer_user(stream.as_fd()), Ok(0));
+            return;
+        }
+        let path = std::env::temp_dir().join(format!("peer-user-{}", std::process::id()));
+        let _listener = UnixListener::bind(&path).unwrap();
+        let done = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--pid", "--fork"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "socket::tests::the_user_of_a_peer_in_another_pid_namespace_is_known"])
+            .env(CONNECT, &path)
+            .output()
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(
+            done.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    }
 }

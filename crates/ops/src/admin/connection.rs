@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use rustix::net::sockopt::socket_peercred;
 use truepeer_http::{HeadEnd, HttpLimits, HttpVersion, RequestHead, write};
+use truepeer_sys::socket::peer_user;
 
 pub(super) use super::answer::Orders;
 use super::answer::{Action, Body, Response, Right, answer};
@@ -76,7 +76,7 @@ impl Connection {
         let right = match &stream {
             _ if is_whois => Right::Whois,
             Stream::Tcp(_) => Right::Read,
-            Stream::Unix(stream) => Right::Change(socket_peercred(stream).ok()?.uid.as_raw()),
+            Stream::Unix(stream) => Right::Change(peer_user(stream.as_fd()).ok()?),
         };
         let stage = Stage::Head { bytes: Vec::new(), end: HeadEnd::default() };
         Some(Self { stream, holder, right, stage, deadline: now + HEAD_TIMEOUT })

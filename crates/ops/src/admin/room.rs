@@ -3,10 +3,11 @@
 //! deadline. So nobody waits for a place that another peer has.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
-use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
+use truepeer_sys::socket::peer_user;
 
 use super::stream::Stream;
 
@@ -27,12 +28,9 @@ impl Holder {
         match stream {
             Stream::Tcp(stream) => Some(Self::Host(prefix(stream.peer_addr().ok()?.ip().to_canonical()))),
             Stream::Unix(stream) => {
-                let user = socket_peercred(stream).ok()?.uid;
-                Some(if user.is_root() || user == geteuid() {
-                    Self::Operator
-                } else {
-                    Self::User(user.as_raw())
-                })
+                let user = peer_user(stream.as_fd()).ok()?;
+                let is_operator = user == 0 || user == geteuid().as_raw();
+                Some(if is_operator { Self::Operator } else { Self::User(user) })
             }
         }
     }
