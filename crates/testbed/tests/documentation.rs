@@ -135,7 +135,7 @@ fn every_page_is_in_the_book() {
 fn the_pages_have_at_most_45000_words() {
     let mut pages = Vec::new();
     markdown_below(&repository().join("docs"), &mut pages);
-    let of_runs = ["conformance.md", "conformance-tls.md", "kernels.md", "tried.md"];
+    let of_runs = ["attach-cost.md", "conformance.md", "conformance-tls.md", "kernels.md", "tried.md"];
     pages.retain(|page| !of_runs.iter().any(|name| page.ends_with(name)));
     let mut words: Vec<_> = pages
         .iter()
