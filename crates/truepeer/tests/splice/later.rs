@@ -102,6 +102,12 @@ fn after_the_start(
     mount_bpf_in_place()?;
     let stand = started(bed, family, options)?;
     let far = come(&stand)?;
+    // On a busy machine the kernel notices seconds later that there is a carrier. Questions for neighbours
+    // that are lost until then end in "no route to host".
+    bed.wait_for("the sender's device to be up", || {
+        let shown = Program::new("ip").args(["link", "show", "wire"]).in_netns(&far).run(bed);
+        shown.is_ok_and(|shown| shown.contains("state UP"))
+    })?;
     leaves(bed, &stand, far.run(|| open_at(family.listener(), 0))??)
 }
 
