@@ -348,9 +348,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("peer-user-{}", std::process::id()));
         let _listener = UnixListener::bind(&path).unwrap();
         let done = Command::new("unshare")
-            .args(["--user", "--map-root-user", "--pid", "--fork"])
+            .args(["-U", "-r", "-p", "-f"])
             .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "socket::tests::the_user_of_a_peer_in_another_pid_namespace_is_known"])
+            .arg("socket::tests::the_user_of_a_peer_in_another_pid_namespace_is_known")
             .env(CONNECT, &path)
             .output()
             .unwrap();
